@@ -1,0 +1,71 @@
+# Every command a person types. `make help` lists them.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# An active conda environment is used as it is; otherwise everything goes into .venv.
+ifdef CONDA_PREFIX
+PYTHON := $(CONDA_PREFIX)/bin/python
+STAMP := .venv-conda/$(notdir $(CONDA_PREFIX)).stamp
+else
+PYTHON := .venv/bin/python
+STAMP := .venv/.stamp
+endif
+
+DATASET ?= synthetic
+PRESET ?= l
+GPUS ?= 1
+SIZE ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo paper || echo tiny)
+SEEDS ?= 0 1 2
+ROWS ?= a e l
+ARGS ?=
+# empty variables leave the program's own default
+flag = $(if $(2),$(1) "$(2)")
+SHARDS := data/shards/$(DATASET)
+
+.PHONY: help setup demo test lint preprocess pretrain ablation eval show-batch bench clean
+.SUFFIXES:
+
+help: ## this list
+	@echo "make <target> [VARIABLE=value ...]"; echo
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@echo; echo "python -m preprocess|train|eval --help shows every option; pass them as ARGS=\"--option value\"."
+
+setup: $(STAMP) ## install everything into .venv (or the active conda environment)
+
+$(STAMP): pyproject.toml constraints.txt setup.sh
+	@bash setup.sh "$(PYTHON)" "$@"
+
+demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in minutes
+	@$(PYTHON) -m preprocess --dataset synthetic
+	@$(PYTHON) -m eval ablation --dataset synthetic --size tiny --steps 600 --gallery-per-class 100 --out runs/demo
+	@$(PYTHON) -m eval show-batch --dataset synthetic --size tiny --out runs/demo/batch.png
+
+preprocess: $(STAMP) ## videos to shards: DATASET=kinetics|folder|synthetic SOURCE=/videos
+	@$(PYTHON) -m preprocess --dataset $(DATASET) $(call flag,--source,$(SOURCE)) $(ARGS)
+
+pretrain: $(STAMP) ## shards to a checkpoint: [DATASET=] [PRESET=l] [SIZE=paper|tiny] [GPUS=1]; again: resumes
+	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \
+	  -m train $(SIZE) --dataset $(DATASET) --preset $(PRESET) $(ARGS)
+
+eval: $(STAMP) ## frozen features: retrieval and few-shot: CKPT=runs/.../checkpoint.pt [DATASET=]
+	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) --dataset $(DATASET) $(ARGS)
+
+ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
+	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) $(ARGS)
+
+show-batch: $(STAMP) ## a picture of every leaf of one video: [DATASET=] [PRESET=l]
+	@$(PYTHON) -m eval show-batch --dataset $(DATASET) --preset $(PRESET) --size $(SIZE) $(ARGS)
+
+bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
+	@$(PYTHON) -m benchmarks.preprocess $(call flag,--source,$(SOURCE))
+	@$(PYTHON) -m benchmarks.loader $(call flag,--source,$(SOURCE))
+
+lint: $(STAMP) ## style and types
+	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
+
+test: $(STAMP) lint ## set up, then style, types and the whole test suite
+	@$(PYTHON) -m pytest
+
+clean: ## remove the environment; data and runs stay
+	rm -rf .venv .venv-conda

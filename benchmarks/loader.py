@@ -1,0 +1,147 @@
+"""Loading: decoded clips/s at the paper's clip size, beside decoding alone and DALI's own colour operators."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import nvidia.dali.fn as fn
+import nvidia.dali.types as types
+import torch
+import tyro
+from nvidia.dali import pipeline_def
+
+from benchmarks.common import machine, scratch, videos
+from pipeline import presets
+from pipeline.errors import exit_with_message
+from pipeline.loader import Clip, Loader, Loading
+from pipeline.shards import Index, ShardReader
+from pipeline.tree import Augmentation, Tree
+from preprocess.stage import Preprocess, run
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Measure the loader on the shards of some videos."""
+
+    source: Path | None = None
+    """Folder of videos; by default some are made."""
+    shards: Path | None = None
+    """Folder of shards, instead of videos."""
+    rows: tuple[str, ...] = ("e", "l")
+    """Rows of table 1."""
+    clips: int = 16
+    """Decoded clips per batch."""
+    seconds: float = 15.0
+    """Length of each measurement."""
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    """cpu or cuda."""
+    loading: Loading = Loading()
+    """Threads and buffers."""
+
+
+def rate(items: Iterator[int], seconds: float) -> float:
+    """Items per second over a stretch of time, after two warm-up steps."""
+    for _ in range(2):
+        next(items)
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        count += next(items)
+    return count / (time.perf_counter() - began)
+
+
+def tree(index: Index, row: str, clips: int) -> Tree:
+    """The paper's tree over the videos that are long enough, with a batch of so many decoded clips."""
+    clip = Clip()
+    starts = index.starts(clip.frames, clip.stride, clip.mel_frames)
+    usable = np.flatnonzero(starts >= 2)
+    shifts = 1 if presets.row(row).time_shift == "." else 2
+    k = min(clips // shifts, len(usable))
+    return Tree(presets.factors(row, usable, starts, k), Augmentation(), (clip.mel_frames, index.bands), len(usable))
+
+
+def loader(index: Index, row: str, settings: Benchmark) -> Iterator[int]:
+    """Decoded clips of every batch."""
+    plans = tree(index, row, settings.clips)
+    shifts = 1 if presets.row(row).time_shift == "." else 2
+    endless = (plans.plan(*divmod(step, plans.batches_per_epoch)) for step in itertools.count())
+    with Loader(index, endless, Clip(), torch.device(settings.device), settings.loading) as batches:
+        for batch in batches:
+            if batch.video.is_cuda:
+                torch.cuda.synchronize()
+            yield len(np.unique(batch.plan.columns["video"])) * shifts
+
+
+@pipeline_def
+def plain(branches: int, device: str) -> Any:
+    """Decoding, and per branch the same work with DALI's own operators, one after another."""
+    jpeg = fn.external_source(name="jpeg", batch=True)
+    frames = fn.decoders.image(jpeg, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
+    if not branches:
+        return frames
+    outputs = []
+    for branch in range(branches):
+        begin, end, jitter = (fn.external_source(name=f"{name}{branch}", batch=True) for name in ("b", "e", "j"))
+        crop = fn.resize(frames, size=(112, 112), roi_start=begin, roi_end=end, antialias=False)
+        twisted = fn.color_twist(
+            crop, brightness=jitter, contrast=jitter, saturation=jitter, hue=jitter, dtype=types.FLOAT
+        )
+        outputs.append(fn.crop_mirror_normalize(twisted, mean=[100.0] * 3, std=[50.0] * 3, output_layout="HWC"))
+    return tuple(outputs)
+
+
+def dali_alone(index: Index, branches: int, settings: Benchmark) -> Iterator[int]:
+    """Clips per run of a plain DALI graph fed from memory."""
+    clip, n = Clip(), settings.clips
+    starts = index.starts(clip.frames, clip.stride)
+    rng = np.random.default_rng(0)
+    reader = ShardReader(index)
+    chosen = rng.choice(np.flatnonzero(starts >= 2), 4 * n)
+    stock = [reader.frames(int(v), int(rng.integers(starts[v])), clip.frames, 1) for v in chosen]
+    device = settings.device
+    graph = plain(
+        branches, device, batch_size=n * clip.frames, num_threads=settings.loading.threads,
+        device_id=0 if device == "cuda" else None, prefetch_queue_depth=1,
+    )  # fmt: skip
+    graph.build()
+    while True:
+        graph.feed_input("jpeg", [frame for k in rng.integers(0, len(stock), n) for frame in stock[k]])
+        for branch in range(branches):
+            begin = np.repeat(rng.uniform(0, 40, (n, 2)).astype(np.float32), clip.frames, 0)
+            graph.feed_input(f"b{branch}", begin)
+            graph.feed_input(f"e{branch}", begin + 112)
+            graph.feed_input(f"j{branch}", np.repeat(rng.uniform(0.6, 1.4, n).astype(np.float32), clip.frames))
+        graph.run()
+        yield n
+
+
+def main() -> None:
+    settings = tyro.cli(Benchmark, prog="python -m benchmarks.loader")
+    with scratch() as name:
+        folder = Path(name)
+        if settings.shards is None:
+            (folder / "videos").mkdir()
+            source = settings.source
+            videos(source, folder / "videos")
+            run(Preprocess("folder", source or folder / "videos", folder / "shards", videos_per_shard=16))
+        index = Index.open(settings.shards or folder / "shards")
+        print(f"{machine()}, {settings.device}; {len(index)} videos, 30 frames of 112x112 per clip")
+        decode = rate(dali_alone(index, 0, settings), settings.seconds)
+        print(f"decoding alone                          {decode:6.0f} clips/s")
+        for row in settings.rows:
+            leaves = presets.clips_per_video(row) // (1 if presets.row(row).time_shift == "." else 2)
+            mine = rate(loader(index, row, settings), settings.seconds)
+            plain_rate = rate(dali_alone(index, leaves, settings), settings.seconds)
+            print(
+                f"loader, row {row} ({leaves} video leaves a clip)     {mine:6.0f} clips/s   {mine / decode:.2f} of decoding "
+                f"alone, {mine / plain_rate:.2f} times DALI's own colour operators ({plain_rate:.0f})"
+            )
+
+
+if __name__ == "__main__":
+    exit_with_message(main)

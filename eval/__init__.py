@@ -1,0 +1,1 @@
+"""Checkpoints to numbers and pictures."""

@@ -1,0 +1,190 @@
+"""Rows of the paper's table 1 side by side: pretrain each, evaluate its frozen features, one table and one plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eval.frozen import KS, layout
+from pipeline.errors import UserError
+from pipeline.presets import clips_per_video, row
+from pipeline.shards import Index, write_text
+
+RANDOM = "random weights"
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """Pretrain rows of table 1 at equal clips per step, evaluate them frozen, and compare."""
+
+    dataset: str = "synthetic"
+    """Preprocessed data set with labels, a train and a test split."""
+    shards: Path | None = None
+    """Folder of its shards; default data/shards/<dataset>."""
+    rows: tuple[str, ...] = ("a", "e", "l")
+    """Rows of the paper's table 1."""
+    seeds: tuple[int, ...] = (0,)
+    """One run of every row for each seed."""
+    size: str = "tiny"
+    """Size of networks, clips and schedule: tiny or paper."""
+    clips_per_step: int = 64
+    """Video clips in a batch, the same for every row: rows with more leaves per video take fewer videos."""
+    steps: int = 0
+    """Training steps of every run; 0 takes the size's own."""
+    query_split: str = "test"
+    """Videos that are evaluated; use val while choosing settings."""
+    gallery_per_class: int = 0
+    """Search only the first so many training videos of each class; 0 for all."""
+    side_by_side: int = field(default_factory=lambda: torch.cuda.device_count() or len(os.sched_getaffinity(0)))
+    """Runs at a time; one per GPU, or one single-threaded run per core."""
+    out: Path | None = None
+    """Folder of the runs and the table; default runs/ablation-<dataset>."""
+
+    def __post_init__(self) -> None:
+        for name in self.rows:
+            if self.clips_per_step % clips_per_video(name):
+                raise UserError(
+                    f"--clips-per-step {self.clips_per_step} is no multiple of the {clips_per_video(name)} clips "
+                    f"that row {name} takes of a video"
+                )
+
+
+def ablation(settings: Ablation) -> str:
+    """Run everything that is not there yet; returns the table. Raises UserError if a run fails, naming its log."""
+    shards = settings.shards or Path("data/shards") / settings.dataset
+    index = Index.open(shards)
+    out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
+    out.mkdir(parents=True, exist_ok=True)
+    jobs = [(name, seed) for seed in settings.seeds for name in settings.rows]
+    print(
+        f"{len(jobs)} runs, {settings.side_by_side} at a time, {settings.clips_per_step} video clips per step each; "
+        f"logs in {out}/<row>-<seed>/log.txt"
+    )
+    began = time.monotonic()
+
+    def job(number: int) -> list[dict[str, Any]]:
+        name, seed = jobs[number]
+        folder = out / f"{name}-{seed}"
+        results = _run(settings, shards, folder, name, seed, number, with_random=name == settings.rows[0])
+        print(f"[{time.monotonic() - began:4.0f} s] {_label(name)}, seed {seed}: R@1 {results[0]['recall']['1']:.1f} %")
+        return results
+
+    with ThreadPoolExecutor(settings.side_by_side) as pool:
+        results = [result for found in pool.map(job, range(len(jobs))) for result in found]
+    write_text(out / "results.json", json.dumps(results, indent=2) + "\n")
+    text = summary(results, settings)
+    write_text(out / "table.txt", text + "\n")
+    plot(results, out / "table.png")
+    searched = f"{results[0]['queries']} queries against {results[0]['gallery']} gallery videos"
+    return (
+        f"\n{text}\n\n{len(index)} videos, {searched}, "
+        f"{settings.clips_per_step} video clips per step, {results[-1]['step']} steps, seeds "
+        f"{', '.join(map(str, settings.seeds))}\ntable, plot, numbers and checkpoints: {out}/"
+    )
+
+
+def _run(
+    settings: Ablation, shards: Path, folder: Path, name: str, seed: int, number: int, with_random: bool
+) -> list[dict[str, Any]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    train = [
+        "train", settings.size, "--dataset", settings.dataset, "--shards", str(shards), "--preset", name,
+        "--seed", str(seed), "--run", str(folder),
+        "--videos-per-batch", str(settings.clips_per_step // clips_per_video(name)),
+    ]  # fmt: skip
+    if settings.steps:
+        train += ["--steps", str(settings.steps)]
+    evaluate = [
+        "eval", "frozen", "--ckpt", str(folder / "checkpoint.pt"), "--shards", str(shards), "--dataset",
+        settings.dataset, "--query-split", settings.query_split, "--gallery-per-class", str(settings.gallery_per_class),
+    ]  # fmt: skip
+    environment = dict(os.environ)
+    if torch.cuda.is_available():
+        environment["CUDA_VISIBLE_DEVICES"] = str(number % torch.cuda.device_count())
+    else:
+        train += ["--threads", "1"]
+        evaluate += ["--threads", "1"]
+        environment["OMP_NUM_THREADS"] = "1"
+    commands = [(train, None), (evaluate, folder / "frozen.json")]
+    if with_random:
+        commands.append(([*evaluate, "--random-weights"], folder / "frozen-random.json"))
+    results = []
+    with (folder / "log.txt").open("a") as log:
+        for command, output in commands:
+            arguments = [*command, "--out", str(output)] if output else command
+            done = subprocess.run(
+                [sys.executable, "-m", *arguments], stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
+            )
+            if done.returncode:
+                lines = (folder / "log.txt").read_text().strip().splitlines()
+                raise UserError(f"run {folder.name} failed ({lines[-1]}); see {folder / 'log.txt'}")
+            if output:
+                results.append(json.loads(output.read_text()))
+    return results
+
+
+def _label(preset: str) -> str:
+    if preset == RANDOM:
+        return preset
+    spec = row(preset)
+    return f"row {preset}: {spec.modalities}, TR {spec.time_reversal}, TS {spec.time_shift}"
+
+
+def _by_preset(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for result in sorted(results, key=lambda result: (result["preset"] != RANDOM, result["preset"])):
+        groups.setdefault(result["preset"], []).append(result)
+    return groups
+
+
+def summary(results: list[dict[str, Any]], settings: Ablation) -> str:
+    """One line per row: mean over seeds, and lowest to highest where there are several; chance level last."""
+    shots = list(results[0]["few_shot"])
+
+    def cell(values: list[float]) -> str:
+        mean = f"{np.mean(values):.1f}"
+        return f"{mean} ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 else mean
+
+    lines = [["% on " + settings.query_split, *(f"R@{k}" for k in KS), *(f"{n}-shot" for n in shots)]]
+    for preset, group in _by_preset(results).items():
+        recalls = [cell([result["recall"][str(k)] for result in group]) for k in KS]
+        lines.append([_label(preset), *recalls, *(cell([result["few_shot"][n][0] for result in group]) for n in shots)])
+    first = results[0]
+    lines.append(
+        ["chance", *(f"{first['chance'][str(k)]:.1f}" for k in KS), *(f"{100 / first['classes']:.1f}" for _ in shots)]
+    )
+    return layout(lines)
+
+
+def plot(results: list[dict[str, Any]], path: Path) -> None:
+    """R@1 of every run as a dot, their mean as a bar, chance as a line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = _by_preset(results)
+    figure, axes = pyplot.subplots(figsize=(1.5 + 1.2 * len(groups), 3.2), layout="constrained")
+    for x, group in enumerate(groups.values()):
+        values = [result["recall"]["1"] for result in group]
+        axes.bar(x, np.mean(values), 0.6, color="#8fb8de")
+        axes.plot([x] * len(values), values, "o", color="#1f4e79", markersize=4)
+    axes.axhline(results[0]["chance"]["1"], color="grey", linestyle="--", linewidth=1)
+    axes.set_xticks(
+        range(len(groups)), [_label(preset).replace(": ", "\n").replace(", ", " ") for preset in groups], fontsize=7
+    )
+    axes.set_ylabel("retrieval R@1, %")
+    axes.set_ylim(0, 100)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

@@ -1,0 +1,132 @@
+"""One checkpoint's frozen features, evaluated by retrieval and few-shot classification: JSON and a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from eval.features import clip_of, extract
+from eval.retrieval import chance, few_shot, recall
+from pipeline.errors import UserError
+from pipeline.shards import Index, write_text
+from train.checkpoint import load_model, untrained
+
+KS = (1, 5, 20)
+SHOTS = (1, 5, 20)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Evaluate frozen features of a checkpoint by retrieval and few-shot classification."""
+
+    ckpt: Path
+    """Checkpoint of a pretrained model."""
+    dataset: str = ""
+    """Preprocessed data set with labels and a train and a test split; default the one it was pretrained on."""
+    shards: Path | None = None
+    """Folder of its shards; default data/shards/<dataset>."""
+    gallery_split: str = "train"
+    """Videos that are searched, and from which shots are drawn."""
+    query_split: str = "test"
+    """Videos that are classified."""
+    clips: int = 10
+    """Uniform clips per video, whose features are averaged."""
+    gallery_per_class: int = 0
+    """Use only the first so many gallery videos of each class, to save time; 0 for all."""
+    random_weights: bool = False
+    """Evaluate a network of the same size with random weights instead, as a baseline."""
+    seed: int = 0
+    """Decides which videos are the shots."""
+    threads: int = 0
+    """CPU threads; 0 leaves it to torch."""
+    out: Path | None = None
+    """Where the JSON goes; default beside the checkpoint."""
+
+
+def frozen(settings: Frozen) -> dict[str, Any]:
+    """R@k and few-shot accuracy, in percent, beside their chance levels; also written as JSON.
+
+    Raises UserError where the shards, their labels, a split or the checkpoint are missing or do not fit.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    model, trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
+    dataset = settings.dataset or trained["dataset"]
+    stored = None if settings.dataset else trained["shards"]
+    index = Index.open(settings.shards or Path(stored or Path("data/shards") / dataset))
+    clip, scale = clip_of(trained)
+    gallery, queries = (_labelled(index, split) for split in (settings.gallery_split, settings.query_split))
+    if settings.gallery_per_class:
+        groups = [gallery[index.label[gallery] == label] for label in np.unique(index.label[gallery].astype(str))]
+        gallery = np.sort(np.concatenate([group[: settings.gallery_per_class] for group in groups]))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    features = extract(model, index, np.concatenate([gallery, queries]), clip, scale, settings.clips, device)
+    n = len(gallery)
+    train_label, test_label = index.label[gallery].astype(str), index.label[queries].astype(str)
+    smallest = min(int((train_label == label).sum()) for label in np.unique(train_label))
+    result = {
+        "checkpoint": str(settings.ckpt),
+        "dataset": dataset,
+        "preset": "random weights" if settings.random_weights else trained["preset"],
+        "step": trained["step"],
+        "seed": trained["seed"],
+        "gallery": n,
+        "queries": len(queries),
+        "query_split": settings.query_split,
+        "classes": len(np.unique(train_label)),
+        "clips": settings.clips,
+        "recall": recall(features.maximum[n:], test_label, features.maximum[:n], train_label, KS),
+        "chance": chance(test_label, train_label, KS),
+        "few_shot": {
+            shots: few_shot(
+                features.average[n:], test_label, features.average[:n], train_label, shots, 20, settings.seed
+            )
+            for shots in SHOTS
+            if shots <= smallest
+        },
+    }
+    name = f"frozen-{dataset}{'-random' if settings.random_weights else ''}.json"
+    write_text(settings.out or settings.ckpt.parent / name, json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def _labelled(index: Index, split: str) -> np.ndarray:
+    videos = np.flatnonzero((index.split == split) & (index.label != ""))
+    if not len(videos):
+        raise UserError(
+            f"{index.folder} has no labelled videos in the split '{split}'; evaluation needs a train and a test split "
+            "(folders train/ and test/ with one folder per class)"
+        )
+    return videos
+
+
+def table(results: list[dict[str, Any]], names: list[str]) -> str:
+    """Results as text, one row each, chance level last."""
+    shots = list(results[0]["few_shot"])
+    head = ["", *(f"R@{k}" for k in KS), *(f"{n}-shot" for n in shots)]
+    rows = [
+        [name, *(f"{result['recall'][k]:.1f}" for k in KS), *(f"{result['few_shot'][n][0]:.1f}" for n in shots)]
+        for name, result in zip(names, results, strict=True)
+    ]
+    first = results[0]
+    rows.append(
+        ["chance", *(f"{first['chance'][k]:.1f}" for k in KS), *(f"{100 / first['classes']:.1f}" for _ in shots)]
+    )
+    return layout([head, *rows])
+
+
+def layout(rows: list[list[str]]) -> str:
+    """Cells as a text table with a rule under the first row."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

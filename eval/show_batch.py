@@ -1,0 +1,86 @@
+"""A picture of what the loader makes: every leaf of one video, frames and spectrograms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipeline.factors import MODALITIES, REVERSED, VIDEO
+from pipeline.loader import Loader
+from pipeline.shards import Index
+from train.pretrain import sampling_tree
+from train.settings import SIZES, Pretrain
+
+
+@dataclass(frozen=True)
+class ShowBatch:
+    """Draw every leaf of one video of a batch as a PNG."""
+
+    dataset: str = "synthetic"
+    """Preprocessed data set."""
+    shards: Path | None = None
+    """Folder of its shards; default data/shards/<dataset>."""
+    preset: str = "l"
+    """Row of the paper's table 1."""
+    size: str = "tiny"
+    """Size of the clips: tiny or paper."""
+    batch: int = 0
+    """Which batch of the first epoch."""
+    seed: int = 0
+    """Seed of the plan."""
+    frames: int = 8
+    """Frames drawn of each video leaf."""
+    out: Path | None = None
+    """The picture; default runs/batch-<dataset>-<preset>.png."""
+
+
+def show_batch(settings: ShowBatch) -> Path:
+    """Draw the leaves of the first video of a batch, as the network gets them but for the normalisation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    base = SIZES[settings.size][1]
+    train = Pretrain(
+        dataset=settings.dataset, shards=settings.shards, preset=settings.preset, seed=settings.seed,
+        videos_per_batch=2, clip=base.clip, augmentation=base.augmentation, loading=base.loading,
+    )  # fmt: skip
+    index = Index.open(train.shard_folder)
+    tree = sampling_tree(index, train)
+    with Loader(index, [tree.plan(0, settings.batch)], train.clip, torch.device("cpu"), train.loading) as loader:
+        batch = next(iter(loader))
+        columns = batch.plan.columns
+        leaves = np.flatnonzero(columns["video"] == columns["video"][0])
+        shown = np.linspace(0, train.clip.frames - 1, min(settings.frames, train.clip.frames)).round().astype(int)
+        figure, axes = pyplot.subplots(
+            len(leaves), 1, figsize=(8, 1.35 * len(leaves)), layout="constrained", squeeze=False
+        )
+        statistics = index.statistics
+        for row, leaf in enumerate(leaves):
+            axis = axes[row, 0]
+            if columns["modality"][leaf] == VIDEO:
+                frames = batch.video[leaf].permute(1, 2, 3, 0).numpy()[shown]
+                pixels = frames * statistics.pixel_std + statistics.pixel_mean
+                strip = np.concatenate(list(np.pad(pixels, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
+                axis.imshow(np.clip(strip, 0, 255).astype(np.uint8))
+            else:
+                bank = batch.audio[leaf - len(batch.video), 0].numpy()
+                axis.imshow(bank, origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)
+            direction = "reversed" if columns["time_reversal"][leaf] == REVERSED else "forward"
+            modality, seconds = MODALITIES[columns["modality"][leaf]], columns["time_shift"][leaf] / index.fps
+            axis.set_title(
+                f"{modality}, from {seconds:.2f} s, {direction}",
+                fontsize=8, loc="left", pad=2,
+            )  # fmt: skip
+            axis.set_axis_off()
+        video = columns["video"][0]
+        figure.suptitle(f"preset {settings.preset}: the leaves of video '{index.id[video]}'", fontsize=9)
+        path = settings.out or Path("runs") / f"batch-{settings.dataset}-{settings.preset}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130)
+        pyplot.close(figure)
+    return path

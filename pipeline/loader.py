@@ -1,0 +1,412 @@
+"""BatchPlan stream -> DALI -> tensors. Every number comes from the plan; DALI draws nothing.
+
+Each clip (i, tau) is decoded once, however many leaves share it. Per leaf, one resize of a region of interest is the
+scale jitter, the crop and the flip in one; time reversal is a permutation of the frames; colour jitter and
+normalisation together are one affine map of RGB, applied while the crops are copied into the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import nvidia.dali.fn as fn
+import nvidia.dali.types as types
+import torch
+from nvidia.dali import pipeline_def
+
+from pipeline.colour import affine, apply
+from pipeline.errors import UserError
+from pipeline.factors import AUDIO, REVERSED, VIDEO
+from pipeline.shards import MEL_FLOOR, Index, ShardReader
+from pipeline.tree import BatchPlan
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The size of what one leaf holds."""
+
+    frames: int = 30
+    """Frames of a video clip; the paper takes 30 consecutive ones at 30 fps."""
+    stride: int = 1
+    """Every how many stored frames one is taken."""
+    size: int = 112
+    """Side of the square crop, pixels."""
+    mel_frames: int = 99
+    """Log-mel frames of an audio clip: 99 windows of 20 ms every 10 ms fill one second."""
+
+    def __post_init__(self) -> None:
+        for name in ("frames", "stride", "size", "mel_frames"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--clip.{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How loading is spread over threads and buffers; no value changes what is loaded."""
+
+    threads: int = 2
+    """DALI worker threads."""
+    readers: int = 4
+    """Threads that read shards; more hide the latency of slow or remote disks."""
+    clips_at_once: int = 16
+    """Decoded clips per DALI run; larger ones suit a GPU, smaller ones a small cache."""
+    prefetch: int = 2
+    """Batches made ahead of the training step."""
+
+
+@dataclass
+class Batch:
+    """One training batch on the device. Its tensors are reused: they hold until the next batch is taken."""
+
+    video: torch.Tensor
+    """float32 [n_video, 3, frames, size, size], channels-last in memory."""
+    audio: torch.Tensor
+    """float32 [n_audio, 1, bands, mel_frames]."""
+    table: dict[str, torch.Tensor]
+    """Factor name -> int64 [n_video + n_audio]: the factor table, video leaves first, in the order of the tensors."""
+    plan: BatchPlan
+    """The plan of these leaves, in the same order."""
+
+
+class Loader:
+    """Executes plans, ahead of the consumer and in their order; iterate once.
+
+    Raises UserError if a shard turns out damaged. Close it, or use it as a context manager, to end early.
+    """
+
+    def __init__(
+        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, loading: Loading = Loading()
+    ) -> None:
+        self._plans = plans
+        self._loading = loading
+        self._device = device
+        self._executor = Executor(index, clip, device, loading)
+        self._ready: queue.Queue[Any] = queue.Queue(loading.prefetch)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._thread.start()
+        while True:
+            item = self._ready.get()
+            if item is None:
+                return
+            if isinstance(item, BaseException):
+                raise item
+            batch, buffer, done = item
+            if done is not None:
+                done.wait()  # the training stream waits for the copies, not the CPU
+            yield batch
+            if done is not None:
+                buffer.released = torch.cuda.current_stream(self._device).record_event()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the background work; safe to call more than once."""
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.05)  # make room, so that the thread sees the stop
+            except queue.Empty:
+                continue
+        self._executor.close()
+
+    def _produce(self) -> None:
+        # as many as wait in the queue, one that is filled and one that the consumer holds; the one in use comes first
+        buffers = deque(_Buffer() for _ in range(self._loading.prefetch + 2))
+        try:
+            stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
+
+            def next_buffer() -> _Buffer:
+                buffers.rotate(1)
+                if stream is not None and buffers[0].released is not None:
+                    stream.wait_event(buffers[0].released)
+                return buffers[0]
+
+            with torch.cuda.stream(stream):
+                for batch in self._executor.execute(self._plans, next_buffer):
+                    done = stream.record_event() if stream is not None else None
+                    self._put((batch, buffers[0], done))
+                    if self._stop.is_set():
+                        return
+            self._put(None)
+        except BaseException as error:
+            self._put(error)
+
+    def _put(self, item: object) -> None:
+        while not self._stop.is_set():
+            try:
+                self._ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+
+class _Buffer:
+    """Memory of one batch, kept from step to step."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        self.released: torch.cuda.Event | None = None
+        """On a GPU, when the training stream has read the batch that lay here before."""
+
+    def get(self, name: str, shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        if name not in self._tensors or self._tensors[name].shape != shape:
+            self._tensors[name] = torch.empty(shape, device=device)
+        return self._tensors[name]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A plan made ready: its leaves video first, and which of them share a decoded clip."""
+
+    plan: BatchPlan
+    video: BatchPlan
+    shared: np.ndarray
+    """Video leaf rows by decoded clip, int64 [clips, branches]."""
+
+
+class Executor:
+    """Turns a stream of plans into a stream of batches; decoding runs ahead across the plans' borders."""
+
+    def __init__(self, index: Index, clip: Clip, device: torch.device, loading: Loading) -> None:
+        self.index = index
+        self.clip = clip
+        self.device = device
+        self.loading = loading
+        self._reader = ShardReader(index)
+        self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
+        self._pipelines: dict[tuple[str, int], _Pipeline] = {}
+
+    def close(self) -> None:
+        """Drop what is still to be read, and the DALI graphs."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pipelines.clear()
+
+    def execute(self, plans: Iterable[BatchPlan], buffers: Callable[[], _Buffer] = _Buffer) -> Iterator[Batch]:
+        """Decode and augment every leaf of every plan; `buffers` gives the memory of the next batch."""
+        works = (_prepare(plan) for plan in plans)
+        for branches, run in itertools.groupby(works, key=lambda work: work.shared.shape[1]):
+            ahead: deque[tuple[_Work, np.ndarray]] = deque()
+            outputs = self._pipeline("video", branches).run(self._feed(run, ahead))
+            for crops in outputs:
+                work, rows = ahead.popleft()
+                if rows[0, 0] == work.shared[0, 0]:
+                    batch = self._begin(work, buffers())
+                    matrix, offset = affine(
+                        work.video.draws, self.index.statistics.pixel_mean, self.index.statistics.pixel_std
+                    )
+                for branch, frames in enumerate(crops):  # uint8 [clips * frames, size, size, 3]
+                    leaves = rows[:, branch]
+                    pixels = frames.view(len(leaves), -1, 3)
+                    apply(pixels, matrix[leaves], offset[leaves], batch.video.permute(0, 2, 3, 4, 1), leaves)
+                if rows[-1, 0] == work.shared[-1, 0]:
+                    yield batch
+
+    def _feed(self, works: Iterable[_Work], ahead: deque[tuple[_Work, np.ndarray]]) -> Iterator[dict[str, Any]]:
+        for work in works:
+            begin, end = self._regions(work.video)
+            for first in range(0, len(work.shared), self.loading.clips_at_once):
+                rows = work.shared[first : first + self.loading.clips_at_once]
+                inputs = self._feed_video(work.video, rows, begin, end)
+                ahead.append((work, rows))
+                yield inputs
+
+    def _begin(self, work: _Work, buffer: _Buffer) -> Batch:
+        """A batch whose video tensor is still to be filled."""
+        clip = self.clip
+        table = {name: torch.from_numpy(values).to(self.device) for name, values in work.plan.columns.items()}
+        video = buffer.get("video", (len(work.video), clip.frames, clip.size, clip.size, 3), self.device)
+        audio = self._audio(work.plan.modality(AUDIO), buffer)
+        return Batch(video.permute(0, 4, 1, 2, 3), audio, table, work.plan)
+
+    def _audio(self, plan: BatchPlan, buffer: _Buffer) -> torch.Tensor:
+        n = len(plan)
+        out = buffer.get("audio", (n, self.index.bands, self.clip.mel_frames), self.device)
+        if n:
+            chunks = [np.arange(first, min(first + _AUDIO_CLIPS, n)) for first in range(0, n, _AUDIO_CLIPS)]
+            feed = (self._feed_audio(plan.take(rows)) for rows in chunks)
+            for rows, (bank,) in zip(chunks, self._pipeline("audio", 1).run(feed), strict=True):
+                out[rows[0] : rows[-1] + 1].copy_(bank)
+        return out[:, None]
+
+    def _feed_video(self, plan: BatchPlan, rows: np.ndarray, begin: np.ndarray, end: np.ndarray) -> dict[str, Any]:
+        """Inputs of one DALI run over clips [n, branches] of leaf rows: the frames, then per branch its arguments."""
+        frames = self.clip.frames
+        firsts = rows[:, 0]
+        jobs = zip(plan.columns["video"][firsts], plan.columns["time_shift"][firsts], strict=True)
+        read = self._pool.map(lambda job: self._reader.frames(job[0], job[1], frames, self.clip.stride), jobs)
+        inputs: dict[str, Any] = {"jpeg": [frame for clip in read for frame in clip]}
+        order = np.arange(frames, dtype=np.int32)
+        reverse = plan.columns["time_reversal"] == REVERSED
+        clips = np.arange(len(rows), dtype=np.int32)[:, None] * frames
+        for branch, leaves in enumerate(rows.T):
+            inputs[f"begin{branch}"] = np.repeat(begin[leaves], frames, 0)
+            inputs[f"end{branch}"] = np.repeat(end[leaves], frames, 0)
+            inputs[f"order{branch}"] = (clips + np.where(reverse[leaves, None], order[::-1], order)).reshape(-1)
+        return inputs
+
+    def _feed_audio(self, plan: BatchPlan) -> dict[str, Any]:
+        """Inputs of one DALI run over the audio leaves of a plan."""
+        frames = self.clip.mel_frames
+        start = self.index.mel_position(plan.columns["time_shift"])
+        jobs = zip(plan.columns["video"], start, strict=True)
+        statistics, draws = self.index.statistics, plan.draws
+        masks = {
+            f"{axis}_{part}": draws[f"{axis}_{part}"][:, None]
+            for axis in ("frequency", "time")
+            for part in ("start", "width")
+        }
+        return masks | {
+            "rows": list(self._pool.map(lambda job: self._reader.logmel(int(job[0]), int(job[1]), frames), jobs)),
+            "reverse": (plan.columns["time_reversal"] == REVERSED).astype(np.int32),
+            # a gain a on the waveform is 2 ln a on the log power, exactly
+            "gain": (2 * np.log(draws["volume"])).astype(np.float32),
+            "mean": np.full(len(plan), statistics.mel_mean, np.float32),
+            "scale": np.full(len(plan), 1 / statistics.mel_std, np.float32),
+        }
+
+    def _regions(self, plan: BatchPlan) -> tuple[np.ndarray, np.ndarray]:
+        """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x."""
+        video = plan.columns["video"]
+        size = np.stack([self.index.height[video], self.index.width[video]], 1).astype(np.float64)
+        side = self.clip.size * size.min(1) / plan.draws["scale"]
+        side = np.minimum(side, size.min(1))[:, None]
+        begin = np.stack([plan.draws["top"], plan.draws["left"]], 1) * (size - side)
+        end = begin + side
+        flip = plan.draws["flip"] > 0
+        begin[flip, 1], end[flip, 1] = end[flip, 1], begin[flip, 1]
+        return begin.astype(np.float32), end.astype(np.float32)
+
+    def _pipeline(self, kind: str, branches: int) -> _Pipeline:
+        if (kind, branches) not in self._pipelines:
+            device = "gpu" if self.device.type == "cuda" else "cpu"
+            arguments: dict[str, Any] = {
+                "num_threads": self.loading.threads,
+                "device_id": (self.device.index or 0) if device == "gpu" else None,
+                "prefetch_queue_depth": _Pipeline._AHEAD,
+            }
+            if kind == "video":
+                arguments["batch_size"] = self.loading.clips_at_once * self.clip.frames
+                graph = video_graph(self.clip.size, branches, device, **arguments)
+            else:
+                graph = audio_graph(device, batch_size=_AUDIO_CLIPS, **arguments)
+            self._pipelines[kind, branches] = _Pipeline(graph)
+        return self._pipelines[kind, branches]
+
+
+def _prepare(plan: BatchPlan) -> _Work:
+    modality = plan.columns["modality"]
+    plan = plan.take(np.concatenate([np.flatnonzero(modality == VIDEO), np.flatnonzero(modality == AUDIO)]))
+    video = plan.modality(VIDEO)
+    return _Work(plan, video, _share_decoding(video))
+
+
+def _share_decoding(plan: BatchPlan) -> np.ndarray:
+    """Leaf rows by decoded clip (i, tau): int64 [clips, branches]."""
+    key = np.stack([plan.columns["video"], plan.columns["time_shift"]], 1)
+    _, clip, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
+    branches = int(count.min())
+    # leaves of one clip side by side, in the order of the plan; clips with more leaves than others are split up
+    rows = np.argsort(clip.reshape(-1), kind="stable")
+    if (count % branches).any():
+        return rows[:, None]
+    return rows.reshape(-1, branches)
+
+
+@pipeline_def
+def video_graph(size: int, branches: int, device: str) -> Any:
+    """JPEG frames -> per branch, uint8 crops [size, size, 3] of every frame, in the order of its permutation."""
+    jpeg = fn.external_source(name="jpeg", batch=True)
+    frames = fn.decoders.image(jpeg, device="mixed" if device == "gpu" else "cpu", output_type=types.RGB)
+    outputs = []
+    for branch in range(branches):
+        begin, end, order = (
+            fn.external_source(name=f"{name}{branch}", batch=True, dtype=dtype, ndim=ndim)
+            for name, dtype, ndim in (("begin", types.FLOAT, 1), ("end", types.FLOAT, 1), ("order", types.INT32, 0))
+        )
+        crop = fn.resize(
+            frames, size=(size, size), roi_start=begin, roi_end=end, interp_type=types.INTERP_LINEAR, antialias=False
+        )
+        outputs.append(fn.permute_batch(crop, indices=order))
+    return tuple(outputs)
+
+
+@pipeline_def
+def audio_graph(device: str) -> Any:
+    """Log-mel rows [frames, bands] -> reversed in time, made louder, normalised, masked: float32 [bands, frames]."""
+
+    def source(name: str, dtype: Any, ndim: int) -> Any:
+        node = fn.external_source(name=name, batch=True, dtype=dtype, ndim=ndim)
+        return node.gpu() if device == "gpu" and name in _AUDIO_DATA else node
+
+    rows, gain = source("rows", types.FLOAT, 2), source("gain", types.FLOAT, 0)
+    mean, scale = source("mean", types.FLOAT, 0), source("scale", types.FLOAT, 0)
+    reverse = fn.external_source(name="reverse", batch=True, dtype=types.INT32, ndim=0)
+    louder = rows + gain * (rows > MEL_FLOOR)  # silence stays silent: a gain on zero energy changes nothing
+    image = fn.expand_dims(fn.reinterpret((louder - mean) * scale, layout="HW"), axes=2, new_axis_names="C")
+    bank = fn.transpose(fn.squeeze(fn.flip(image, horizontal=0, vertical=reverse), axes=2), perm=[1, 0])
+    for axis, name in enumerate(("frequency", "time")):
+        start = fn.external_source(name=f"{name}_start", batch=True, dtype=types.FLOAT, ndim=1)
+        width = fn.external_source(name=f"{name}_width", batch=True, dtype=types.FLOAT, ndim=1)
+        bank = fn.erase(bank, anchor=start, shape=width, axes=[axis], fill_value=0.0)
+    return bank
+
+
+_AUDIO_CLIPS = 1024
+_AUDIO_DATA = ("rows", "gain", "mean", "scale")
+
+
+class _Pipeline:
+    """A built DALI graph that is fed by name, a few runs ahead of its outputs."""
+
+    _AHEAD = 2
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+        self._started = False
+        graph.build()
+
+    def run(self, feed: Iterable[dict[str, Any]]) -> Iterator[list[torch.Tensor]]:
+        """Outputs of every run, as tensors that hold until the next one is asked for."""
+        scheduled = 0
+        for inputs in feed:
+            self._schedule(inputs)
+            scheduled += 1
+            if scheduled == self._AHEAD:
+                yield from self._outputs()
+                scheduled -= 1
+        for _ in range(scheduled):
+            yield from self._outputs()
+
+    def _schedule(self, inputs: dict[str, Any]) -> None:
+        # DALI's first schedule_run starts as many runs as its queue is deep; the surplus is thrown away
+        runs = 1 if self._started else self._AHEAD
+        for _ in range(runs):
+            for name, values in inputs.items():
+                self._graph.feed_input(name, values)
+        self._graph.schedule_run()
+        self._started = True
+        for _ in range(runs - 1):
+            self._graph.share_outputs()
+            self._graph.release_outputs()
+
+    def _outputs(self) -> Iterator[list[torch.Tensor]]:
+        tensors = [torch.from_dlpack(output.as_tensor()) for output in self._graph.share_outputs()]
+        yield tensors
+        if tensors[0].is_cuda:
+            torch.cuda.current_stream().synchronize()  # DALI may write over its outputs once they are released
+        self._graph.release_outputs()

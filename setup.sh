@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Installs the dependencies of pyproject.toml and ffmpeg. Called by make when the dependency list has changed.
+#   setup.sh PYTHON STAMP
+set -euo pipefail
+python=$1 stamp=$2
+
+if [[ $python == .venv/* && ! -x $python ]]; then
+  base=$(command -v python3.11 || command -v python3) || { echo "error: Python 3.11 or newer is needed" >&2; exit 2; }
+  "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "error: $base is older than Python 3.11; install Python 3.11, or use conda with environment.yml" >&2; exit 2; }
+  "$base" -m venv .venv
+fi
+
+if ! command -v ffmpeg >/dev/null; then
+  if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+    echo "installing ffmpeg with apt"
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq ffmpeg >/dev/null
+  else
+    echo "error: ffmpeg is missing; 'sudo apt-get install ffmpeg' or 'conda install -c conda-forge ffmpeg'" >&2
+    exit 2
+  fi
+fi
+
+echo "installing the Python packages (a few minutes the first time)"
+"$python" -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints.txt
+
+# torchaudio's wheel links its compiled parts to CUDA. Where torch has none, importing them fails; without them
+# torchaudio uses its pure Python code, which is all that is needed here.
+"$python" - <<'PY'
+import pathlib
+import importlib.util
+import torch
+
+if torch.version.cuda is None:
+    package = pathlib.Path(importlib.util.find_spec("torchaudio").origin).parent
+    for library in package.glob("lib/*.so"):
+        library.unlink()
+PY
+"$python" -c 'import torch, torchaudio, librosa, h5py, dask.distributed, ffmpeg, nvidia.dali'
+mkdir -p "$(dirname "$stamp")"
+touch "$stamp"

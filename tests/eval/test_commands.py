@@ -1,0 +1,127 @@
+"""The documented commands on tiny data, one after the other, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from eval.features import clip_of, extract
+from pipeline.errors import UserError
+from pipeline.loader import Clip
+from pipeline.shards import Index
+from tests.conftest import Run
+from train.checkpoint import load_model
+from train.models.gdt import GDT
+from train.settings import SIZES
+
+
+@pytest.fixture(scope="module")
+def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from train.pretrain import pretrain
+    from train.settings import Pretrain
+
+    tiny = SIZES["tiny"][1]
+    from dataclasses import replace
+
+    settings: Pretrain = replace(
+        tiny, shards=shards, run=tmp_path_factory.mktemp("runs") / "e", preset="e", videos_per_batch=4, steps=3
+    )
+    return pretrain(settings)
+
+
+def test_frozen_features_are_evaluated_and_written(command: Run, checkpoint: Path) -> None:
+    done = command("eval", "frozen", "--ckpt", checkpoint)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"R@1 +R@5 +R@20 +1-shot +5-shot", done.stdout) and "chance" in done.stdout
+    result = json.loads((checkpoint.parent / "frozen-synthetic.json").read_text())
+    assert (result["gallery"], result["queries"], result["classes"], result["clips"]) == (24, 12, 3, 10)
+    assert result["chance"]["1"] == pytest.approx(100 / 3)
+    assert 0 <= result["recall"]["1"] <= result["recall"]["5"] <= result["recall"]["20"] <= 100
+
+
+def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Index, checkpoint: Path) -> None:
+    model, settings = load_model(checkpoint)
+    clip, scale = clip_of(settings)
+    videos, cpu = np.array([0, 30, 7]), torch.device("cpu")
+    together = extract(model, index, videos, clip, scale, 10, cpu)
+    assert together.average.shape == together.maximum.shape == (3, 128)
+    alone = extract(model, index, videos[1:2], clip, scale, 10, cpu, clips_per_batch=10)
+    assert np.allclose(together.average[1], alone.average[0], atol=1e-5)
+    assert np.allclose(together.maximum[1], alone.maximum[0], atol=1e-5)
+    with pytest.raises(UserError, match="videos are shorter than a clip"):
+        extract(model, index, videos, Clip(frames=100), scale, 10, cpu)
+
+
+def test_ablation_gives_a_table_a_plot_and_numbers(command: Run, shards: Path, tmp_path: Path) -> None:
+    arguments = ("eval", "ablation", "--shards", shards, "--rows", "a", "l", "--seeds", "0", "1", "--steps", 2,
+                 "--clips-per-step", 8, "--out", tmp_path / "out")  # fmt: skip
+    done = command(*arguments)
+    assert done.returncode == 0, done.stderr
+    for name in ("random weights", "row a: V, TR ., TS .", "row l: AV, TR i, TS d", "chance"):
+        assert name in done.stdout
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(row["preset"], row["seed"]) for row in results] == [
+        ("a", 0), ("random weights", 0), ("l", 0), ("a", 1), ("random weights", 1), ("l", 1),
+    ]  # fmt: skip
+    settings = [json.loads((tmp_path / "out" / f"{row}-0" / "settings.json").read_text()) for row in "al"]
+    assert [s["videos_per_batch"] for s in settings] == [
+        4,
+        2,
+    ]  # equal clips: 4 x 2 augmentations, 2 x 2 shifts x 2 directions
+    assert Image.open(tmp_path / "out" / "table.png").width > 200
+    assert (tmp_path / "out" / "a-0" / "log.txt").read_text()
+
+
+def test_a_failing_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
+    done = command(
+        "eval", "ablation", "--shards", shards, "--rows", "e", "--clips-per-step", 400, "--out", tmp_path / "o"
+    )
+    assert done.returncode == 2
+    assert "a batch takes 400 videos but only 24 can be used" in done.stderr and "log.txt" in done.stderr
+
+
+def test_show_batch_draws_every_leaf(command: Run, shards: Path, tmp_path: Path) -> None:
+    for preset, leaves in (("a", 2), ("l", 8)):
+        path = tmp_path / f"{preset}.png"
+        done = command("eval", "show-batch", "--shards", shards, "--preset", preset, "--out", path)
+        assert done.returncode == 0, done.stderr
+        picture = np.asarray(Image.open(path).convert("L"))
+        assert picture.shape[0] > leaves * 100 and picture.std() > 20
+
+
+@pytest.mark.parametrize("kind", ["missing", "garbage", "foreign", "other sizes", "pickle"])
+def test_a_wrong_checkpoint_is_one_sentence(
+    command: Run, shards: Path, checkpoint: Path, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "x.pt"
+    if kind == "garbage":
+        path.write_bytes(b"garbage" * 100)
+    elif kind == "foreign":
+        torch.save({"state": torch.zeros(3)}, path)
+    elif kind == "other sizes":
+        state = torch.load(checkpoint, weights_only=True)
+        state["model"] = GDT(SIZES["tiny"][1].network, audio=False).state_dict()
+        del state["model"]["mlp_v.block_forward.5.bias"]
+        torch.save(state, path)
+    elif kind == "pickle":
+        torch.save(Path("/"), path)  # an object, which weights_only must not build
+    expected = {
+        "missing": "there is no checkpoint", "garbage": "cannot be read as a checkpoint",
+        "foreign": "is not a checkpoint of",
+        "other sizes": "holds another model: 1 parameters are missing", "pickle": "cannot be read as a checkpoint",
+    }[kind]  # fmt: skip
+    done = command("eval", "frozen", "--ckpt", path, "--shards", shards, "--dataset", "synthetic")
+    assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_data_set_without_a_test_split_is_one_sentence(command: Run, checkpoint: Path, shards: Path) -> None:
+    done = command(
+        "eval", "frozen", "--ckpt", checkpoint, "--shards", shards, "--dataset", "x", "--query-split", "holdout"
+    )
+    assert done.returncode == 2 and "no labelled videos in the split 'holdout'" in done.stderr

@@ -1,0 +1,248 @@
+"""The DALI loader against a slow NumPy oracle that is given the same plan."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import nvidia.dali.fn as fn
+import nvidia.dali.types as types
+import pytest
+import torch
+from nvidia.dali import pipeline_def
+from PIL import Image
+
+from pipeline import presets
+from pipeline.errors import UserError
+from pipeline.factors import AUDIO, REVERSED, VIDEO
+from pipeline.loader import Batch, Clip, Loader, Loading
+from pipeline.shards import MEL_FLOOR, Index, ShardReader
+from pipeline.tree import Augmentation, BatchPlan, Tree, uniform_clips
+
+CPU = torch.device("cpu")
+CLIP = Clip(frames=6, stride=3, size=40)
+AUGMENTATION = Augmentation(scale=(44, 60))
+NO_COLOUR = replace(AUGMENTATION, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
+
+
+def tree(index: Index, preset: str, augmentation: Augmentation = AUGMENTATION, videos: int = 5) -> Tree:
+    starts = index.starts(CLIP.frames, CLIP.stride, CLIP.mel_frames)
+    factors = presets.factors(preset, np.flatnonzero(starts > 1), starts, videos)
+    return Tree(factors, augmentation, (CLIP.mel_frames, index.bands), int((starts > 1).sum()))
+
+
+def load(index: Index, plans: list[BatchPlan], **loading: int) -> list[Batch]:
+    """All batches, copied out of the loader's buffers."""
+    with Loader(index, plans, CLIP, CPU, Loading(**loading)) as loader:
+        return [replace(batch, video=batch.video.clone(), audio=batch.audio.clone()) for batch in loader]
+
+
+@pipeline_def(batch_size=64, num_threads=1, device_id=None, prefetch_queue_depth=1)
+def decoding():
+    return fn.decoders.image(fn.external_source(name="jpeg", batch=True), device="cpu", output_type=types.RGB)
+
+
+def decode(jpegs: list[np.ndarray]) -> np.ndarray:
+    """Frames [n, height, width, 3], decoded by DALI alone: the tests below are about what comes after."""
+    graph = decoding()
+    graph.build()
+    graph.feed_input("jpeg", jpegs)
+    return graph.run()[0].as_array()
+
+
+def crop_oracle(frame: np.ndarray, scale: float, top: float, left: float, size: int) -> np.ndarray:
+    """Resize so that the shorter side is `scale`, crop at (top, left) of the free margin; bilinear, float64."""
+    height, width = frame.shape[:2]
+    side = size * min(height, width) / scale
+    y0, x0 = top * (height - side), left * (width - side)
+    position = (np.arange(size) + 0.5) * side / size - 0.5
+
+    def taps(start: float, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        at = start + position
+        low = np.floor(at).astype(int)
+        return np.clip(low, 0, length - 1), np.clip(low + 1, 0, length - 1), at - low
+
+    ya, yb, fy = taps(y0, height)
+    xa, xb, fx = taps(x0, width)
+    wide = frame.astype(np.float64)
+    rows = wide[ya] * (1 - fy)[:, None, None] + wide[yb] * fy[:, None, None]
+    return rows[:, xa] * (1 - fx)[None, :, None] + rows[:, xb] * fx[None, :, None]
+
+
+def colour_oracle(rgb: np.ndarray, hue: float, saturation: float, contrast: float, brightness: float) -> np.ndarray:
+    """Hue and saturation in YIQ, contrast about 128, brightness: one step after the other, float64."""
+    to_yiq = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
+    y, i, q = to_yiq @ rgb.reshape(-1, 3).T
+    angle = 2 * np.pi * hue
+    i, q = i * np.cos(angle) + q * np.sin(angle), q * np.cos(angle) - i * np.sin(angle)
+    out = (np.linalg.inv(to_yiq) @ np.stack([y, i * saturation, q * saturation])).T.reshape(rgb.shape)
+    return brightness * (128 + contrast * (out - 128))
+
+
+def leaf_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) -> np.ndarray:
+    """One video leaf, normalised: float64 [frames, size, size, 3]."""
+    draw = {name: float(values[leaf]) for name, values in plan.draws.items()}
+    video, start = int(plan.columns["video"][leaf]), int(plan.columns["time_shift"][leaf])
+    frames = decode(reader.frames(video, start, CLIP.frames, CLIP.stride))
+    crops = [np.round(crop_oracle(frame, draw["scale"], draw["top"], draw["left"], CLIP.size)) for frame in frames]
+    if draw["flip"]:
+        crops = [crop[:, ::-1] for crop in crops]
+    if plan.columns["time_reversal"][leaf] == REVERSED:
+        crops = crops[::-1]
+    jittered = [colour_oracle(c, draw["hue"], draw["saturation"], draw["contrast"], draw["brightness"]) for c in crops]
+    return (np.stack(jittered) - index.statistics.pixel_mean) / index.statistics.pixel_std
+
+
+def audio_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) -> np.ndarray:
+    """One audio leaf: float32 [bands, frames]."""
+    draw = {name: values[leaf] for name, values in plan.draws.items()}
+    tau = plan.columns["time_shift"][leaf] / index.fps
+    rows = reader.logmel(int(plan.columns["video"][leaf]), int(np.floor(100 * tau + 0.5)), CLIP.mel_frames)
+    gain = np.float32(2 * np.log(draw["volume"]))
+    louder = np.where(rows > np.float32(MEL_FLOOR), rows + gain, rows)
+    scale = np.float32(1 / index.statistics.mel_std)
+    bank = ((louder - np.float32(index.statistics.mel_mean)) * scale).T.copy()
+    if plan.columns["time_reversal"][leaf] == REVERSED:
+        bank = bank[:, ::-1].copy()
+    bank[int(draw["frequency_start"]) : int(draw["frequency_start"] + draw["frequency_width"])] = 0
+    bank[:, int(draw["time_start"]) : int(draw["time_start"] + draw["time_width"])] = 0
+    return bank
+
+
+@pytest.mark.parametrize("preset", ["a", "d", "e", "l", "m"])
+def test_crop_scale_flip_and_reversal_equal_the_oracle_within_one_grey_level(index: Index, preset: str) -> None:
+    plan = tree(index, preset, NO_COLOUR).plan(0, 1)
+    (batch,) = load(index, [plan])
+    reader = ShardReader(index)
+    for leaf in range(len(batch.video)):
+        assert batch.plan.columns["modality"][leaf] == VIDEO
+        expected = leaf_oracle(index, reader, batch.plan, leaf)
+        difference = (batch.video[leaf].permute(1, 2, 3, 0).numpy() - expected) * index.statistics.pixel_std
+        assert np.abs(difference).max() < 1 + 1e-3
+        assert np.abs(difference).mean() < 0.02  # a whole level only where a value lies on the edge of rounding
+
+
+def test_colour_equals_the_oracle_within_rounding(index: Index) -> None:
+    plan = tree(index, "a").plan(0, 0)
+    (batch,) = load(index, [plan])
+    reader = ShardReader(index)
+    for leaf in range(len(batch.video)):
+        expected = leaf_oracle(index, reader, batch.plan, leaf)
+        got = batch.video[leaf].permute(1, 2, 3, 0).numpy()
+        # one grey level of the crop, enlarged by the jitter (1.4 x 1.4 x 1.4) at most
+        assert np.abs((got - expected) * index.statistics.pixel_std).max() < 3
+        assert np.abs((got - expected) * index.statistics.pixel_std).mean() < 0.05
+
+
+def test_audio_equals_the_oracle_exactly(index: Index) -> None:
+    plans = [tree(index, "l").plan(0, batch) for batch in range(3)]
+    reader = ShardReader(index)
+    for batch in load(index, plans):
+        first = len(batch.video)
+        for leaf in range(first, len(batch.plan)):
+            assert batch.plan.columns["modality"][leaf] == AUDIO
+            expected = audio_oracle(index, reader, batch.plan, leaf)
+            assert np.array_equal(batch.audio[leaf - first, 0].numpy(), expected)
+
+
+def test_volume_jitter_is_what_a_louder_waveform_gives() -> None:
+    from preprocess.logmel import logmel
+
+    waveform = (3000 * np.sin(np.arange(24_000) / 7) + np.arange(24_000) % 97).astype(np.int16)
+    waveform[:6000] = 0  # silence stays silent
+    quiet, loud = logmel(waveform), logmel(2 * waveform)
+    rows = np.where(quiet > np.float32(MEL_FLOOR), quiet + np.float32(2 * np.log(2)), quiet)
+    assert np.abs(rows - loud).max() < 1e-4
+
+
+def test_batches_do_not_depend_on_threads_chunks_or_prefetching(index: Index) -> None:
+    plans = [tree(index, "l").plan(0, batch) for batch in range(3)]
+    one = load(index, plans, threads=1, readers=1, clips_at_once=3, prefetch=1)
+    other = load(index, plans, threads=2, readers=4, clips_at_once=16, prefetch=3)
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a.video, b.video) and torch.equal(a.audio, b.audio)
+        assert all(torch.equal(a.table[name], b.table[name]) for name in a.table)
+
+
+def test_ranks_load_the_parts_of_the_whole_batch(index: Index) -> None:
+    plan = tree(index, "l", videos=4).plan(0, 1)
+    (whole,) = load(index, [plan])
+    parts = [load(index, [plan.share(rank, 2)])[0] for rank in range(2)]
+    assert torch.equal(torch.cat([part.video for part in parts]), whole.video)
+    assert torch.equal(torch.cat([part.audio for part in parts]), whole.audio)
+
+
+def test_evaluation_clips_of_short_and_long_videos_load_in_one_stream(index: Index) -> None:
+    starts = index.starts(CLIP.frames, CLIP.stride)
+    fixed = replace(NO_COLOUR, scale=(44, 44), flip=0.0, center_crop=True)
+    plans = [uniform_clips(np.array([0, 1]), np.array(s), 4, fixed) for s in ([1, 1], list(starts[:2]), [2, 1])]
+    reader = ShardReader(index)
+    for batch in load(index, plans):
+        for leaf in range(8):
+            expected = leaf_oracle(index, reader, batch.plan, leaf)
+            got = batch.video[leaf].permute(1, 2, 3, 0).numpy()
+            assert np.abs((got - expected) * index.statistics.pixel_std).max() < 1 + 1e-3
+
+
+def test_dali_decodes_like_another_library(index: Index) -> None:
+    jpegs = ShardReader(index).frames(0, 0, 5, 1)
+    other = np.stack([np.asarray(Image.open(io.BytesIO(jpeg.tobytes()))) for jpeg in jpegs])
+    assert np.abs(decode(jpegs).astype(int) - other).mean() < 1
+
+
+@pipeline_def(batch_size=4, num_threads=1, device_id=None, prefetch_queue_depth=1)
+def twisting():
+    image = fn.external_source(name="image", batch=True, layout="HWC")
+    arguments = {
+        name: fn.external_source(name=name, batch=True) for name in ("hue", "saturation", "contrast", "brightness")
+    }
+    return fn.color_twist(image, dtype=types.FLOAT, **arguments)
+
+
+def test_the_affine_colour_map_equals_dalis_colour_jitter() -> None:
+    from pipeline.colour import affine, apply
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    draws = {name: rng.uniform(0.6, 1.4, 4).astype(np.float32) for name in ("saturation", "contrast", "brightness")}
+    draws["hue"] = rng.uniform(-0.1, 0.1, 4).astype(np.float32)
+    graph = twisting()
+    graph.build()
+    graph.feed_input("image", images)
+    for name, values in draws.items():
+        graph.feed_input(name, values * 360 if name == "hue" else values)
+    expected = graph.run()[0].as_array()
+    matrix, offset = affine(draws, np.zeros(3), np.ones(3))
+    out = torch.empty(4, 8, 8, 3)
+    apply(torch.from_numpy(images).view(4, -1, 3), matrix, offset, out, np.arange(4))
+    assert np.abs(out.numpy() - expected).max() < 1  # DALI rounds its YIQ matrices to three digits
+
+
+def test_closing_early_leaves_no_thread_behind(index: Index) -> None:
+    t = tree(index, "e")
+    with Loader(index, (t.plan(0, 0) for _ in range(10_000)), CLIP, CPU) as loader:
+        next(iter(loader))
+    deadline = time.monotonic() + 10
+    while any(thread.name == "loader" for thread in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(thread.name == "loader" for thread in threading.enumerate())
+
+
+def test_an_error_while_loading_reaches_the_consumer(index: Index, tmp_path: Path) -> None:
+    for name in [*index.shard_names, "index.h5"]:
+        (tmp_path / name).write_bytes((index.folder / name).read_bytes())
+    copy = Index.open(tmp_path)
+    for name in copy.shard_names:
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match="damaged|ends early"):
+        load(copy, [tree(index, "e").plan(0, 0)])
+
+
+def test_clip_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(UserError, match="clip.frames is 0"):
+        Clip(frames=0)

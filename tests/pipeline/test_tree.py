@@ -1,0 +1,128 @@
+"""Hierarchical sampling: a pure, balanced function of (seed, epoch, batch)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline import presets
+from pipeline.errors import UserError
+from pipeline.factors import distinct
+from pipeline.tree import EVALUATION, Augmentation, BatchPlan, Tree, uniform_clips
+
+STARTS = np.array([7, 2, 90, 33, 5, 61, 12, 40, 2, 8, 100, 3, 3])
+
+
+def tree(preset: str = "l", k: int = 4, seed: int = 0) -> Tree:
+    factors = presets.factors(preset, np.arange(len(STARTS)), STARTS, k)
+    return Tree(factors, Augmentation(), (99, 40), len(STARTS), seed)
+
+
+def same(one: BatchPlan, other: BatchPlan) -> bool:
+    return all(np.array_equal(one.columns[name], other.columns[name]) for name in one.columns) and all(
+        np.array_equal(one.draws[name], other.draws[name]) for name in one.draws
+    )
+
+
+@pytest.mark.parametrize("preset", presets.TABLE_1)
+def test_a_plan_depends_on_nothing_but_seed_epoch_and_batch(preset: str) -> None:
+    forwards = [tree(preset).plan(epoch, batch) for epoch in range(3) for batch in range(3)]
+    one = tree(preset)
+    backwards = [one.plan(epoch, batch) for epoch in (2, 1, 0) for batch in (2, 1, 0)]
+    assert all(same(a, b) for a, b in zip(forwards, reversed(backwards), strict=True))
+    assert [same(a, b) for a, b in zip(forwards, one.plans(0, 9), strict=True)] == [True] * 9
+    assert not any(same(forwards[0], other) for other in forwards[1:])
+    assert not same(forwards[0], tree(preset, seed=1).plan(0, 0))
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_ranks_share_the_same_global_plan_in_order(world: int) -> None:
+    whole = tree("l").plan(1, 2)
+    shares = [tree("l").plan(1, 2).share(rank, world) for rank in range(world)]
+    for name, values in whole.columns.items():
+        assert np.array_equal(np.concatenate([share.columns[name] for share in shares]), values)
+    for name, values in whole.draws.items():
+        assert np.array_equal(np.concatenate([share.draws[name] for share in shares]), values)
+    videos = [set(share.columns["video"]) for share in shares]
+    assert sum(map(len, videos)) == len(set.union(*videos))  # no video is split between ranks
+
+
+def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
+    with pytest.raises(UserError, match="4 videos per batch cannot be shared by 3 GPUs"):
+        tree().plan(0, 0).share(0, 3)
+
+
+def test_an_epoch_takes_every_video_at_most_once_and_epochs_differ() -> None:
+    t = tree(k=4)
+    epochs = [[t.plan(epoch, batch).columns["video"] for batch in range(t.batches_per_epoch)] for epoch in range(2)]
+    for batches in epochs:
+        chosen = [set(batch) for batch in batches]
+        assert [len(videos) for videos in chosen] == [4, 4, 4]
+        assert len(set.union(*chosen)) == 12
+    assert [list(batch) for batch in epochs[0]] != [list(batch) for batch in epochs[1]]
+    with pytest.raises(IndexError):
+        t.plan(0, t.batches_per_epoch)
+
+
+def test_the_tree_is_balanced_and_branches_differ() -> None:
+    plan = tree("l").plan(0, 0)
+    columns = plan.columns
+    assert len(plan) == 4 * 2 * 2 * 2
+    for video in np.unique(columns["video"]):
+        inside = columns["video"] == video
+        assert inside.sum() == 8
+        shifts = np.unique(columns["time_shift"][inside])
+        assert len(shifts) == 2 and shifts.max() < STARTS[video]  # without replacement, inside the video
+        for shift in shifts:
+            branch = inside & (columns["time_shift"] == shift)
+            pairs = set(zip(columns["modality"][branch], columns["time_reversal"][branch], strict=True))
+            assert pairs == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len(np.unique(columns["augmentation"])) == len(plan)  # g is drawn anew for every leaf
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_distinct_draws_are_uniform_over_ordered_tuples(k: int) -> None:
+    rng = np.random.default_rng(0)
+    sizes = np.full(24_000, 4)
+    drawn = distinct(rng, sizes, k)
+    assert all(len(set(row)) == k for row in drawn[:500].tolist())
+    _, count = np.unique(drawn, axis=0, return_counts=True)
+    tuples = {1: 4, 2: 12, 3: 24}[k]
+    expected = 24_000 / tuples
+    assert len(count) == tuples
+    assert np.abs(count - expected).max() < 5 * np.sqrt(expected)
+
+
+def test_distinct_refuses_too_small_a_set() -> None:
+    with pytest.raises(ValueError, match="3 different values asked of a set of 2"):
+        distinct(np.random.default_rng(0), np.array([5, 2]), 3)
+
+
+def test_draws_stay_in_their_ranges() -> None:
+    a = Augmentation()
+    draws = a.draw(np.random.default_rng(0), 20_000, (99, 40))
+    assert set(np.unique(draws["scale"])) == set(range(128, 161))
+    for name, low, high in [("brightness", 0.6, 1.4), ("hue", -0.1, 0.1), ("volume", 0.9, 1.1), ("top", 0, 1)]:
+        assert low <= draws[name].min() < low + 0.01 and high - 0.01 < draws[name].max() <= high
+    assert abs(draws["flip"].mean() - 0.5) < 0.02
+    assert set(np.unique(draws["frequency_width"])) == {0, 1, 2, 3}
+    assert set(np.unique(draws["time_width"])) == set(range(7))
+    assert (draws["frequency_start"] + draws["frequency_width"]).max() == 40
+    assert (draws["time_start"] + draws["time_width"]).max() == 99
+    fixed = EVALUATION.draw(np.random.default_rng(0), 5, (99, 40))
+    assert all(len(np.unique(values)) == 1 for name, values in fixed.items() if not name.endswith("start"))
+    assert fixed["time_width"].max() == fixed["frequency_width"].max() == 0
+    with pytest.raises(UserError, match="hue is 1.5"):
+        Augmentation(hue=1.5)
+
+
+def test_too_few_videos_for_a_batch_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --videos-per-batch"):
+        tree(k=14)
+
+
+def test_uniform_clips_reach_from_the_first_start_to_the_last() -> None:
+    plan = uniform_clips(np.array([3, 8]), np.array([91, 2]), 10, EVALUATION)
+    assert plan.columns["time_shift"].reshape(2, 10)[0].tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+    assert plan.columns["time_shift"].reshape(2, 10)[1].tolist() == [0] * 5 + [1] * 5
+    assert plan.columns["video"].tolist() == [3] * 10 + [8] * 10

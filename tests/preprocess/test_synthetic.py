@@ -1,0 +1,214 @@
+"""The generated data set: reproducible files, a layout others can rely on, and sound on time with the picture."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from pipeline.errors import UserError
+from preprocess.synthetic import (
+    ACTIONS,
+    GROUP,
+    MARKER,
+    SAMPLE_RATE,
+    SPLITS,
+    UNFINISHED,
+    Synthetic,
+    Video,
+    draw_scene,
+    generate,
+    render,
+    run_ffmpeg,
+)
+
+# More videos than one ffmpeg process takes, so that two workers share them.
+SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0, size=32)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("synthetic") / "set"
+    generate(folder, SMALL, workers=1, progress=False)
+    return folder
+
+
+def decode(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    """What a reader of the file gets: frames uint8 [T, H, W, 3] and samples float32 [N]."""
+    command = ["ffmpeg", "-v", "error", "-i", str(path)]
+    frames = subprocess.run([*command, "-f", "rawvideo", "-pix_fmt", "rgb24", "-"], check=True, capture_output=True)
+    samples = subprocess.run([*command, "-f", "f32le", "-"], check=True, capture_output=True)
+    return np.frombuffer(frames.stdout, np.uint8).reshape(-1, size, size, 3), np.frombuffer(samples.stdout, np.float32)
+
+
+def test_files_do_not_depend_on_workers(made: Path, tmp_path: Path) -> None:
+    assert sum(getattr(SMALL, split) for split in SPLITS) * SMALL.classes > GROUP
+    generate(tmp_path / "set", SMALL, workers=2, progress=False)
+    assert contents(tmp_path / "set") == contents(made)
+
+
+def test_layout(made: Path) -> None:
+    found = {path.parent.relative_to(made).as_posix() for path in made.rglob("*.mp4")}
+    assert found == {f"{split}/{action}" for split in SPLITS for action in ("bounce", "swing", "spin")}
+    assert len(list((made / "train" / "swing").glob("*.mp4"))) == SMALL.train
+    assert sorted(path.name for path in made.iterdir()) == sorted([*SPLITS, "captions.json", MARKER])
+    assert json.loads((made / MARKER).read_text())["seconds"] == SMALL.seconds
+
+
+def test_captions_tell_the_action_when_it_happens(made: Path) -> None:
+    captions = json.loads((made / "captions.json").read_text())
+    videos = list(made.rglob("*.mp4"))
+    assert set(captions) == {path.stem for path in videos} and len(captions) == len(videos)
+    for path in videos:
+        start, end, text = (captions[path.stem][key] for key in ("start", "end", "text"))
+        assert start[0] == 0 and end[-1] == SMALL.seconds and start[1:] == end[:-1]
+        assert len(start) == len(end) == len(text)
+        assert all(ACTIONS[path.parent.name].verb in words for words in text)
+
+
+def test_file_is_h264_and_aac(made: Path) -> None:
+    path = next((made / "val" / "spin").glob("*.mp4"))
+    entries = "stream=codec_name,pix_fmt,width,r_frame_rate,nb_frames,sample_rate,start_time,duration"
+    command = ["ffprobe", "-v", "error", "-show_entries", entries, "-of", "json", str(path)]
+    video, audio = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)["streams"]
+    assert (video["codec_name"], video["pix_fmt"], video["width"]) == ("h264", "yuv420p", SMALL.size)
+    assert (video["r_frame_rate"], int(video["nb_frames"])) == (f"{SMALL.fps}/1", SMALL.fps * SMALL.seconds)
+    assert (audio["codec_name"], int(audio["sample_rate"])) == ("aac", SAMPLE_RATE)
+    for stream in (video, audio):
+        assert float(stream["start_time"]) == 0 and float(stream["duration"]) == SMALL.seconds
+
+
+def test_second_call_does_nothing(made: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
+    generate(made, SMALL, progress=False)
+    assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+
+
+def test_half_made_set_is_completed(made: Path, tmp_path: Path) -> None:
+    half = tmp_path / "set"
+    settings = replace(SMALL, train=2)
+    generate(half, settings, workers=1, progress=False)
+    (half / MARKER).rename(half / (MARKER + UNFINISHED))
+    (half / "captions.json").unlink()
+    kept, *lost = sorted(half.rglob("*.mp4"))
+    for path in lost[::2]:
+        path.rename(path.with_name(path.name + UNFINISHED))
+    lost[0].with_name(lost[0].name + UNFINISHED).write_bytes(b"cut short")
+    before = kept.stat().st_mtime_ns
+    generate(half, settings, workers=1, progress=False)
+    assert kept.stat().st_mtime_ns == before
+    expected = contents(made)
+    videos = {name: data for name, data in contents(half).items() if name.endswith(".mp4")}
+    assert len(videos) == (2 + 1 + 1) * SMALL.classes
+    assert all(expected[name] == data for name, data in videos.items())
+    assert (half / MARKER).exists() and not list(half.rglob("*" + UNFINISHED))
+
+
+def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="seed is 0 there, 1 here"):
+        generate(made, replace(SMALL, seed=1), progress=False)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(UserError, match="not a synthetic data set"):
+        generate(tmp_path, SMALL, progress=False)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(UserError, match=r"size is 33; it must be even.*nuisance is 2"):
+        Synthetic(size=33, nuisance=2)
+    with pytest.raises(UserError, match="classes is 11; it must be 1 to 10"):
+        Synthetic(classes=11)
+
+
+def test_missing_ffmpeg_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="install it"):
+        generate(tmp_path / "set", replace(SMALL, train=1), workers=1, progress=False)
+
+
+def test_failing_ffmpeg_is_quoted() -> None:
+    with pytest.raises(UserError, match=r"(?s)exit status.*nowhere.mp4: No such file"):
+        run_ffmpeg(["ffmpeg", "-v", "error", "-i", "nowhere.mp4"])
+
+
+def test_command_line(made: Path, tmp_path: Path) -> None:
+    sizes = ["--train", "1", "--val", "0", "--test", "0", "--classes", "1", "--seconds", "1", "--size", "32"]
+    command = [sys.executable, "-m", "preprocess.synthetic", "--no-progress", *sizes, "--destination", str(tmp_path)]
+    subprocess.run(command, check=True)
+    name = "train/bounce/train_bounce_0000.mp4"
+    assert contents(tmp_path)[name] == contents(made)[name]
+    again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
+    assert again.returncode == 2 and again.stderr.startswith("error: ") and "seed is 0 there" in again.stderr
+
+
+def test_every_video_has_its_own_stream() -> None:
+    def differ(one: Video, other: Video) -> bool:
+        return not np.array_equal(one.frames, other.frames) and not np.array_equal(one.waveform, other.waveform)
+
+    reference = render(SMALL, "train", "jump", 0)
+    assert differ(reference, render(replace(SMALL, seed=1), "train", "jump", 0))
+    assert differ(reference, render(SMALL, "val", "jump", 0))
+    assert differ(reference, render(SMALL, "train", "jump", 1))
+    again = render(replace(SMALL, train=1000, classes=10), "train", "jump", 0)
+    assert np.array_equal(reference.frames, again.frames) and np.array_equal(reference.waveform, again.waveform)
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_action_moves_and_sounds(action: str) -> None:
+    settings = Synthetic(size=32)
+    video = render(settings, "train", action, 0)
+    assert video.frames.shape == (60, 32, 32, 3) and video.frames.dtype == np.uint8
+    assert video.waveform.shape == (4 * SAMPLE_RATE,) and video.waveform.dtype == np.float32
+    assert 0.02 < np.abs(video.waveform).max() <= 1
+    assert np.abs(np.diff(video.frames.astype(int), axis=0)).max(axis=(1, 2, 3)).mean() > 20
+
+
+def test_nuisance_copies_the_picture() -> None:
+    copied = [draw_scene(Synthetic(nuisance=1), "train", "spin", n) for n in range(20)]
+    assert all((scene.timbre, scene.ambience) == (scene.hue, scene.background) for scene in copied)
+    free = [draw_scene(Synthetic(nuisance=0), "train", "spin", n) for n in range(200)]
+    correlation = np.corrcoef(
+        [[scene.actor.radius, scene.hue, scene.pitch, scene.timbre] for scene in free], rowvar=False
+    )
+    assert np.abs(correlation[:2, 2:]).max() < 0.2
+
+
+@pytest.mark.parametrize("action", ["bounce", "swing", "spin"])
+def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> None:
+    frames, samples = decode(made / "train" / action / f"train_{action}_0003.mp4", SMALL.size)
+    video = render(SMALL, "train", action, 3)
+    assert frames.shape == video.frames.shape
+    shifts = range(-2, 3)
+    differences = [
+        np.abs(np.roll(frames, -shift, axis=0)[2:-2] - video.frames[2:-2].astype(int)).mean() for shift in shifts
+    ]
+    assert shifts[int(np.argmin(differences))] == 0
+    spectrum = np.fft.rfft(samples[: len(video.waveform)]) * np.conj(np.fft.rfft(video.waveform))
+    lag = int(np.fft.irfft(spectrum, len(video.waveform)).argmax())
+    assert min(lag, len(video.waveform) - lag) <= SAMPLE_RATE // 1000
+
+
+def test_flash_and_click_fall_together(tmp_path: Path) -> None:
+    settings = Synthetic(train=3, val=0, test=0, classes=tuple(ACTIONS).index("flash") + 1, size=32)
+    generate(tmp_path, settings, workers=1, progress=False)
+    step = SAMPLE_RATE // 200
+    for path in sorted((tmp_path / "train" / "flash").glob("*.mp4")):
+        frames, samples = decode(path, settings.size)
+        # White is bright in every channel, a click is much faster than hum and noise.
+        brighter = np.diff(frames.min(axis=-1).mean(axis=(1, 2)))
+        flashes = (np.flatnonzero(brighter > 0.5 * brighter.max()) + 1) / settings.fps
+        power = np.square(np.diff(samples))[: len(samples) // step * step - step].reshape(-1, step).mean(axis=1)
+        louder = np.diff(np.log(power))
+        clicks = (np.flatnonzero(louder > 0.5 * louder.max()) + 1) * step / SAMPLE_RATE
+        assert len(clicks) >= 5
+        delays = flashes - clicks[np.abs(flashes[:, None] - clicks).argmin(axis=1)]
+        assert len(flashes) >= 5 and delays.min() >= -0.005 and delays.max() <= 1 / settings.fps + 0.005

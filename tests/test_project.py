@@ -1,0 +1,40 @@
+"""The project itself: one list of dependencies, documented commands that exist."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+
+import yaml
+
+from tests.conftest import ROOT
+
+
+def test_environment_yml_is_the_list_of_pyproject_toml() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    expected = project["dependencies"] + project["optional-dependencies"]["test"]
+    pip = next(
+        item["pip"] for item in yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"] if "pip" in item
+    )
+    assert [line for line in pip if not line.startswith("-c ")] == expected
+    assert all("==" in line for line in expected)
+
+
+def test_make_help_lists_every_target() -> None:
+    text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = set(re.findall(r"^  make ([a-z-]+)", text, re.M))
+    phony = set((ROOT / "Makefile").read_text().split(".PHONY:")[1].splitlines()[0].split())
+    assert listed == phony
+
+
+def test_the_readme_names_only_commands_and_files_that_exist() -> None:
+    readme = (ROOT / "README.md").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake ([a-z][a-z-]+)", readme)):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+    for path in set(re.findall(r"\]\(([^)#]+)\)", readme)):
+        assert path.startswith("http") or (ROOT / path).exists(), path
+    for module in set(re.findall(r"python -m ([a-z_.]+)", readme)):
+        stem = ROOT / module.replace(".", "/")
+        assert stem.is_dir() or stem.with_suffix(".py").is_file(), module

@@ -1,0 +1,142 @@
+"""Equation 1 against a triple loop in float64, forward and gradient; and across ranks."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn import functional
+
+from pipeline import presets
+from pipeline.composition import contrast, weight
+from pipeline.factors import Contrast, Factor
+from pipeline.tree import Augmentation, BatchPlan, Tree
+from train.loss import gdt_loss
+
+RHO = 0.07
+
+
+def planned(preset: str, videos: int) -> tuple[tuple[Factor, ...], BatchPlan]:
+    factors = presets.factors(preset, np.arange(20), np.full(20, 40), videos)
+    return factors, Tree(factors, Augmentation(), (99, 40), 20).plan(0, 0)
+
+
+def tensors(plan: BatchPlan) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(values) for name, values in plan.columns.items()}
+
+
+def embed(n: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = functional.normalize(torch.randn(n, 7, generator=generator, dtype=torch.float64), dim=1)
+    return x.requires_grad_()
+
+
+def triple_loop(z: torch.Tensor, c: np.ndarray, w: np.ndarray) -> torch.Tensor:
+    """Equation 1 as printed, divided by the number of positive pairs."""
+    total, pairs = torch.zeros((), dtype=torch.float64), 0
+    for a in range(len(z)):
+        for b in range(len(z)):
+            if c[a, b] * w[a, b]:
+                denominator = sum(w[a, k] * torch.exp(z[a] @ z[k] / RHO) for k in range(len(z)))
+                total = total - torch.log(torch.exp(z[a] @ z[b] / RHO) / denominator)
+                pairs += 1
+    return total / pairs
+
+
+@pytest.mark.parametrize("videos", [2, 3])
+@pytest.mark.parametrize("preset", presets.TABLE_1)
+def test_equals_the_triple_loop_forward_and_backward(preset: str, videos: int) -> None:
+    factors, plan = planned(preset, videos)
+    c, w = (f(factors, plan.columns, plan.columns).astype(int) for f in (contrast, weight))
+    z, y = embed(len(plan)), embed(len(plan))
+    slow, fast = triple_loop(z, c, w), gdt_loss(y, tensors(plan), factors, RHO)
+    slow.backward()
+    fast.backward()
+    assert math.isclose(slow.item(), fast.item(), rel_tol=1e-12)
+    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("videos", [2, 5, 11])
+def test_simclr_is_the_special_case_in_its_usual_form(videos: int) -> None:
+    factors, plan = planned("a", videos)
+    z = embed(len(plan))
+    similarity = z @ z.T / RHO
+    similarity.fill_diagonal_(-torch.inf)
+    partner = torch.arange(len(z)) ^ 1  # NT-Xent: the two augmentations of a video lie side by side
+    usual = functional.cross_entropy(similarity, partner)
+    assert math.isclose(usual.item(), gdt_loss(z, tensors(plan), factors, RHO).item(), rel_tol=1e-12)
+
+
+def test_the_order_of_the_leaves_does_not_matter() -> None:
+    factors, plan = planned("l", 3)
+    z, order = embed(len(plan)), torch.randperm(len(plan), generator=torch.Generator().manual_seed(1))
+    table = tensors(plan)
+    shuffled = {name: values[order] for name, values in table.items()}
+    one, other = gdt_loss(z, table, factors, RHO), gdt_loss(z[order], shuffled, factors, RHO)
+    assert math.isclose(one.item(), other.item(), rel_tol=1e-12)
+
+
+def test_float32_is_close_to_float64_even_under_autocast() -> None:
+    factors, plan = planned("l", 8)
+    z = embed(len(plan)).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = gdt_loss(z.float(), tensors(plan), factors, RHO)
+    assert narrow.dtype == torch.float32
+    assert math.isclose(narrow.item(), gdt_loss(z, tensors(plan), factors, RHO).item(), rel_tol=1e-5)
+
+
+def test_a_perfect_embedding_has_no_loss_and_a_constant_one_the_entropy() -> None:
+    factors, plan = planned("e", 6)
+    table = tensors(plan)
+    perfect = torch.eye(6, dtype=torch.float64)[torch.unique(table["video"], return_inverse=True)[1]]
+    assert gdt_loss(perfect, table, factors, 0.01).item() < 1e-12
+    constant = torch.ones(len(plan), 1, dtype=torch.float64)
+    assert math.isclose(gdt_loss(constant, table, factors, RHO).item(), math.log(6))
+
+
+def _rank(rank: int, world: int, folder: str, preset: str) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world, timeout=timedelta(seconds=60)
+    )
+    torch.set_num_threads(1)
+    factors, plan = planned(preset, 4)
+    share = plan.share(rank, world)
+    layer = torch.nn.Linear(5, 7, bias=False, dtype=torch.float64)
+    torch.nn.init.constant_(layer.weight, 0.1)
+    layer.weight.data[:, 0] = torch.linspace(-1, 1, 7)
+    replica = torch.nn.parallel.DistributedDataParallel(layer) if world > 1 else layer
+    inputs = torch.randn(len(plan), 5, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    z = functional.normalize(replica(inputs[share.columns["leaf"]]), dim=1)
+    loss = gdt_loss(z, tensors(share), factors, RHO)
+    loss.backward()
+    torch.save({"loss": loss.detach(), "gradient": layer.weight.grad}, f"{folder}/{world}-{rank}.pt")
+    dist.barrier()  # none leaves while another still talks to it
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("preset", ["a", "e", "l"])
+def test_two_ranks_equal_one_process_with_the_joined_batch(tmp_path: Path, preset: str) -> None:
+    for world in (1, 2):
+        folder = tmp_path / str(world)
+        folder.mkdir()
+        mp.spawn(_rank, (world, str(folder), preset), nprocs=world)
+    one = torch.load(tmp_path / "1" / "1-0.pt", weights_only=True)
+    for rank in range(2):
+        part = torch.load(tmp_path / "2" / f"2-{rank}.pt", weights_only=True)
+        assert math.isclose(part["loss"].item(), one["loss"].item(), rel_tol=1e-12)
+        assert torch.allclose(part["gradient"], one["gradient"], rtol=1e-9, atol=1e-13)
+
+
+def test_contrast_of_tensors_equals_contrast_of_arrays() -> None:
+    factors, plan = planned("m", 3)
+    table = tensors(plan)
+    assert any(factor.contrast is Contrast.DISTINCTIVE for factor in factors)
+    for function in (contrast, weight):
+        of_arrays, of_tensors = function(factors, plan.columns, plan.columns), function(factors, table, table)
+        assert np.array_equal(of_arrays, of_tensors.numpy())

@@ -1,0 +1,62 @@
+"""Networks: sizes, shapes and parameter names of the paper and the published weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.errors import UserError
+from train.models.gdt import GDT, Network, load_weights
+from train.settings import SIZES
+
+
+def test_r2plus1d_18_has_the_names_and_size_of_torchvisions() -> None:
+    state = GDT(Network()).video_network.base.state_dict()
+    shapes = {name: tuple(value.shape) for name, value in state.items()}
+    # 31,505,325 parameters with the classifier of 512 * 400 + 400 that this trunk leaves off
+    assert sum(p.numel() for p in GDT(Network()).video_network.parameters()) == 31_505_325 - 205_200
+    assert shapes["stem.0.weight"] == (45, 3, 1, 7, 7)
+    assert shapes["stem.3.weight"] == (64, 45, 3, 1, 1)
+    assert shapes["layer1.0.conv1.0.0.weight"] == (144, 64, 1, 3, 3)
+    assert shapes["layer2.0.conv1.0.0.weight"] == (230, 64, 1, 3, 3)
+    assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1, 1)
+    assert shapes["layer4.1.conv2.0.3.weight"] == (512, 921 + 231, 3, 1, 1)
+    assert len([name for name in shapes if not name.endswith("num_batches_tracked")]) == 5 * 37
+
+
+def test_audio_resnet_has_nine_layers() -> None:
+    model = GDT(Network()).audio_network.base
+    weights = [name for name, p in model.named_parameters() if p.dim() == 4 and "downsample" not in name]
+    assert len(weights) == 9
+    assert model.conv1.weight.shape == (64, 1, 7, 7)
+    assert model(torch.randn(2, 1, 40, 99)).shape == (2, 512)
+
+
+def test_heads_have_the_published_names() -> None:
+    names = {name for name in GDT(Network()).state_dict() if name.startswith("mlp_")}
+    assert {f"mlp_{m}.block_forward.1.weight" for m in "va"} <= names
+    assert "mlp_v.block_forward.1.bias" not in names and "mlp_v.block_forward.5.bias" in names
+
+
+def test_shapes_and_unit_length() -> None:
+    model = GDT(SIZES["tiny"][1].network).eval()
+    clips = torch.randn(3, 3, 8, 32, 32)
+    embeddings = model(clips, torch.randn(2, 1, 40, 99))
+    assert embeddings.shape == (5, 128) and embeddings.dtype == torch.float32
+    assert torch.allclose(embeddings.norm(dim=1), torch.ones(5), atol=1e-5)
+    maps = model.video_network.base.maps(clips)
+    assert torch.allclose(maps.mean((2, 3, 4)), model.video_network(clips), atol=1e-6)
+
+
+def test_weights_of_another_model_are_refused_with_what_differs() -> None:
+    tiny = GDT(SIZES["tiny"][1].network)
+    weights = {f"module.{name}": value for name, value in tiny.state_dict().items()}
+    load_weights(tiny, weights, "x.pt")  # the prefix of data-parallel training is taken off
+    with pytest.raises(UserError, match=r"x.pt holds another model: .* are missing"):
+        load_weights(
+            GDT(SIZES["tiny"][1].network, audio=True), GDT(SIZES["tiny"][1].network, audio=False).state_dict(), "x.pt"
+        )
+    with pytest.raises(UserError, match="have another shape"):
+        load_weights(
+            tiny, GDT(Network(stem=16, stem_middle=16, widths=(16, 32, 64, 256), depth=1, slim=True)).state_dict(), "x"
+        )

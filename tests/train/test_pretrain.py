@@ -1,0 +1,144 @@
+"""The trainer: exact resuming, clean stops, and mistakes that cost one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import ROOT, Run
+
+SMALL = ("--videos-per-batch", "4", "--threads", "1", "--optimization.warmup-epochs", "1")
+
+
+def losses(run: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(len(rows)))
+    return [row["loss"] for row in rows]
+
+
+def arguments(shards: Path, run: Path, *more: object) -> list[str]:
+    return ["train", "tiny", "--shards", str(shards), "--run", str(run), *SMALL, *map(str, more)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 steps, two epochs, with dropout."""
+    run = tmp_path_factory.mktemp("runs") / "undisturbed"
+    command = [sys.executable, "-m", *arguments(shards, run, "--steps", 12, "--network.dropout", 0.3)]
+    subprocess.run(command, cwd=run.parent, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    return run
+
+
+def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    done = command(*arguments(shards, again, "--steps", 12, "--network.dropout", 0.3, "--loading.clips-at-once", 3))
+    assert done.returncode == 0, done.stderr
+    assert losses(again) == losses(undisturbed)
+    other = tmp_path / "other"
+    assert command(*arguments(shards, other, "--steps", 3, "--network.dropout", 0.3, "--seed", 1)).returncode == 0
+    assert losses(other) != losses(undisturbed)[:3]
+
+
+@pytest.mark.parametrize("kill_after", [2, 7])
+def test_a_killed_run_goes_on_with_bitwise_the_same_losses(
+    command: Run, shards: Path, undisturbed: Path, tmp_path: Path, kill_after: int
+) -> None:
+    run = tmp_path / "killed"
+    more = ("--steps", 12, "--network.dropout", 0.3, "--checkpoint-steps", 2)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments(shards, run, *more)],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    metrics = run / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.is_file() and metrics.read_text().count("\n") > kill_after) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert kill_after <= len(losses(run)) < 12
+    done = command(*arguments(shards, run, *more))
+    assert done.returncode == 0, done.stderr
+    assert losses(run) == losses(undisturbed)
+    one, other = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (run, undisturbed))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in other["model"])
+
+
+def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
+    command: Run, shards: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "stopped"
+    more = ("--steps", 12, "--network.dropout", 0.3)
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments(shards, run, *more)],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").read_text():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "the same command goes on from there" in output
+    step = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
+    assert step == len(losses(run)) < 12
+    assert command(*arguments(shards, run, *more)).returncode == 0
+    assert losses(run) == losses(undisturbed)
+
+
+def test_a_run_with_other_settings_is_not_mixed_in(command: Run, shards: Path, undisturbed: Path) -> None:
+    done = command(*arguments(shards, undisturbed, "--steps", 12, "--network.dropout", 0.3, "--temperature", 0.1))
+    assert done.returncode == 2
+    assert "temperature was 0.07, now 0.1" in done.stderr and "set --run to another folder" in done.stderr
+
+
+def test_every_preset_trains(command: Run, shards: Path, tmp_path: Path) -> None:
+    for preset in ("a", "d", "m"):
+        run = tmp_path / preset
+        done = command(*arguments(shards, run, "--steps", 2, "--preset", preset))
+        assert done.returncode == 0, done.stderr
+        assert np.isfinite(losses(run)).all()
+
+
+def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "grid"
+    done = command(
+        "train", "tiny", "--shards", grid_shards, "--run", run, "--preset", "e", "--videos-per-batch", 24, "--steps", 60
+    )
+    assert done.returncode == 0, done.stderr
+    curve = losses(run)
+    assert np.mean(curve[-10:]) < np.mean(curve[:10]) - 0.1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),
+        (("--videos-per-batch", "1"), "the K of factor 'video'; it must be 2 or more"),
+        (("--videos-per-batch", "25"), "a batch takes 25 videos but only 24 can be used"),
+        (("--clip.frames", "200"), "longer than every one of the 24 videos"),
+        (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
+        (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
+        (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
+        (("--augmentation.flip", "2"), "augmentation flip is 2.0"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_2(
+    command: Run, shards: Path, tmp_path: Path, more: tuple[str, ...], message: str
+) -> None:
+    import re
+
+    done = command(*arguments(shards, tmp_path / "run", "--steps", 2), *more)
+    assert done.returncode == 2
+    assert re.search(message, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run" / "checkpoint.pt").exists()

@@ -1,0 +1,18 @@
+"""python -m train {paper,tiny}: pretrain on shards."""
+
+from __future__ import annotations
+
+import tyro
+
+from pipeline.errors import exit_with_message
+from train.pretrain import pretrain
+from train.settings import SIZES
+
+
+def main() -> None:
+    settings = tyro.extras.overridable_config_cli(SIZES, prog="python -m train")
+    print(f"the trained model is in {pretrain(settings)}")
+
+
+if __name__ == "__main__":
+    exit_with_message(main)

@@ -1,0 +1,51 @@
+"""A ResNet with one basic block per stage (9 layers with four stages) over log-mel clips; torchvision's names."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Residual block of two 3x3 convolutions."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.downsample = (
+            nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs))
+            if stride != 1 or inputs != outputs
+            else None
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(x + shortcut)
+
+
+class AudioResNet(nn.Module):
+    """Audio trunk with a 1-channel 7x7 stem: log-mel [n, 1, bands, frames] to features [n, dim]."""
+
+    def __init__(self, stem: int = 64, widths: tuple[int, ...] = (64, 128, 256, 512)) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, stem, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(stem)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        inputs = stem
+        self.stages = len(widths)
+        for number, outputs in enumerate(widths, 1):
+            self.add_module(f"layer{number}", nn.Sequential(Block(inputs, outputs, 1 if number == 1 else 2)))
+            inputs = outputs
+        self.dim = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Globally average-pooled features: [n, dim]."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        for number in range(1, self.stages + 1):
+            x = self.get_submodule(f"layer{number}")(x)
+        return x.mean(dim=(2, 3))

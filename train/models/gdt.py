@@ -1,0 +1,125 @@
+"""The whole model: a trunk and a projection head per modality, with the parameter names of the published weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeline.errors import UserError
+from train.models.audio import AudioResNet
+from train.models.r2plus1d import R2Plus1D
+
+Base = TypeVar("Base", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Sizes of the networks (section A.4)."""
+
+    stem: int = 64
+    """Channels after the first convolution of the video trunk."""
+    stem_middle: int = 45
+    """Channels inside that convolution, between its spatial and its temporal part."""
+    widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Channels of the stages of the video trunk; the last is the size of the feature."""
+    depth: int = 2
+    """Residual blocks per stage of the video trunk; 2 with four stages is R(2+1)D-18."""
+    slim: bool = False
+    """Inner channels of the factorised convolutions: as many as the outer ones, instead of as many as keep the
+    parameters of a full 3x3x3 convolution."""
+    audio_stem: int = 64
+    """Channels after the first convolution of the audio trunk."""
+    audio_widths: tuple[int, ...] = (64, 128, 256, 512)
+    """Channels of the stages of the audio trunk."""
+    hidden: int = 512
+    """Hidden units of the projection heads."""
+    embedding: int = 256
+    """Size of the L2-normalised embedding."""
+    dropout: float = 0.3
+    """Dropout before each layer of the projection heads, as in the published release."""
+
+
+class Head(nn.Module):
+    """Two fully connected layers: features [n, inputs] to embeddings [n, outputs] of length 1."""
+
+    def __init__(self, inputs: int, hidden: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.block_forward = nn.Sequential(
+            nn.Dropout(dropout),
+            nn.Linear(inputs, hidden, bias=False),
+            nn.BatchNorm1d(hidden),
+            nn.ReLU(inplace=True),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, outputs),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.normalize(self.block_forward(x).float(), dim=1)
+
+
+class Trunk(nn.Module, Generic[Base]):
+    """Holds a trunk under the name `base`, as the published checkpoints do."""
+
+    def __init__(self, base: Base) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.base(x)
+        return features
+
+
+class GDT(nn.Module):
+    """Phi: maps the leaves of a batch to embeddings, each by the network of its modality."""
+
+    def __init__(self, network: Network, audio: bool = True) -> None:
+        super().__init__()
+        n = network
+        video = R2Plus1D(n.stem, n.stem_middle, n.widths, n.depth, n.slim)
+        self.video_network = Trunk(video)
+        self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
+        if audio:
+            sound = AudioResNet(n.audio_stem, n.audio_widths)
+            self.audio_network = Trunk(sound)
+            self.mlp_a = Head(sound.dim, n.hidden, n.embedding, n.dropout)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Conv3d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, video: Tensor, audio: Tensor) -> Tensor:
+        """Clips [n_v, 3, frames, h, w] and log-mels [n_a, 1, bands, frames] to embeddings float32 [n_v + n_a, d]."""
+        parts = [self.mlp_v(self.video_network(video))]
+        if len(audio):
+            parts.append(self.mlp_a(self.audio_network(audio)))
+        return torch.cat(parts)
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
+    """Load weights of the same model. Raises UserError, naming what differs, where the names or shapes do not match.
+
+    A leading `module.`, left by data-parallel training, is taken off.
+    """
+    weights = {name.removeprefix("module."): value for name, value in weights.items()}
+    own = model.state_dict()
+    missing = sorted(own.keys() - weights.keys())
+    unknown = sorted(weights.keys() - own.keys())
+    shapes = [name for name in sorted(own.keys() & weights.keys()) if own[name].shape != weights[name].shape]
+    if missing or unknown or shapes:
+        parts = []
+        if missing:
+            parts.append(f"{len(missing)} parameters are missing (first: {missing[0]})")
+        if unknown:
+            parts.append(f"{len(unknown)} are unknown (first: {unknown[0]})")
+        if shapes:
+            name = shapes[0]
+            parts.append(
+                f"{len(shapes)} have another shape (first: {name}, {list(weights[name].shape)} "
+                f"instead of {list(own[name].shape)})"
+            )
+        raise UserError(f"{source} holds another model: {'; '.join(parts)}")
+    model.load_state_dict(weights)

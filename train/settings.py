@@ -1,0 +1,170 @@
+"""Settings of pretraining, one dataclass per component, and the two sizes they come in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline.errors import UserError
+from pipeline.loader import Clip, Loading
+from pipeline.tree import Augmentation
+from train.models.gdt import Network
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """How the weights move (section A.4)."""
+
+    method: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum as in the paper, or AdamW, which gets further in few steps."""
+    rate: float = 0.01
+    """Learning rate; with --optimization.per-videos it is the rate for that many videos per batch."""
+    per_videos: int = 8
+    """The rate grows linearly with the batch: rate * videos_per_batch / per_videos. The paper's 0.01 is for the 8
+    videos of one GPU, so its batch of 512 takes 0.64. 0 takes the rate as it is."""
+    momentum: float = 0.9
+    """Momentum of SGD; the first beta of AdamW."""
+    weight_decay: float = 1e-5
+    """Weight decay."""
+    warmup_epochs: float = 10
+    """Epochs over which the rate rises linearly to its full value."""
+    decay: float = 0.0
+    """Share of the training, at its end, over which the rate falls linearly to 0."""
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0 or self.per_videos < 0 or self.warmup_epochs < 0 or not 0 <= self.decay <= 1:
+            raise UserError(
+                "optimization: rate must be above 0, per-videos and warmup-epochs 0 or more, decay between 0 and 1"
+            )
+
+
+@dataclass(frozen=True)
+class Pretrain:
+    """Pretrain on shards; run again with the same settings to go on where it stopped."""
+
+    dataset: str = "kinetics"
+    """Name of the preprocessed data set."""
+    shards: Path | None = None
+    """Folder of its shards; default data/shards/<dataset>."""
+    split: str = "train"
+    """Which videos to learn from."""
+    preset: str = "l"
+    """Row of the paper's table 1: which factors are distinctive, invariant or not varied."""
+    run: Path | None = None
+    """Folder for checkpoints and logs; default runs/<dataset>-<preset>."""
+    videos_per_batch: int = 512
+    """K_i: videos in one batch over all GPUs."""
+    epochs: int = 100
+    """Passes over the videos."""
+    steps: int = 0
+    """Batches to train for, instead of epochs; 0 goes by epochs."""
+    temperature: float = 0.07
+    """rho of equation 1."""
+    seed: int = 0
+    """Decides the plans, the initial weights and the dropout; the same seed gives the same run."""
+    clip: Clip = field(default_factory=Clip)
+    """What one leaf holds."""
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    """From which ranges augmentations are drawn."""
+    network: Network = field(default_factory=Network)
+    """Sizes of the networks."""
+    optimization: Optimization = field(default_factory=Optimization)
+    """How the weights move."""
+    loading: Loading = field(default_factory=Loading)
+    """Threads and buffers of the loader."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes a GPU if there is one."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the networks (the loss is always float32); auto takes bfloat16 on GPUs and float32 on CPUs, where
+    torch 2.13's bfloat16 convolutions were seen to return NaN for finite inputs."""
+    threads: int = 0
+    """CPU threads of one process for the network; 0 leaves it to torch."""
+    checkpoint_minutes: float = 10.0
+    """Minutes between checkpoints; one is also written at the end and when the run is told to stop."""
+    checkpoint_steps: int = 0
+    """Steps between checkpoints, in addition; 0 for none."""
+
+    def __post_init__(self) -> None:
+        if self.videos_per_batch < 2:
+            raise UserError(
+                f"--videos-per-batch is {self.videos_per_batch}, the K of factor 'video'; it must be 2 or more, "
+                "or there is no other video to tell apart (condition iii)"
+            )
+        if self.epochs < 1 and self.steps < 1:
+            raise UserError("set --epochs or --steps to 1 or more")
+        if self.clip.size > self.augmentation.scale[0]:
+            raise UserError(
+                f"a crop of {self.clip.size} pixels (--clip.size) does not fit into a frame resized to "
+                f"{self.augmentation.scale[0]} (--augmentation.scale)"
+            )
+
+    @property
+    def shard_folder(self) -> Path:
+        return self.shards or Path("data/shards") / self.dataset
+
+    @property
+    def run_folder(self) -> Path:
+        return self.run or Path("runs") / f"{self.dataset}-{self.preset}"
+
+
+SIZES: dict[str, tuple[str, Pretrain]] = {
+    "paper": ("the paper's networks and schedule, for GPUs", Pretrain()),
+    "tiny": (
+        "small networks and clips, for a machine without a GPU",
+        Pretrain(
+            dataset="synthetic",
+            videos_per_batch=16,
+            steps=900,
+            clip=Clip(frames=8, stride=4, size=32),
+            augmentation=Augmentation(scale=(36, 46)),
+            network=Network(
+                stem=16, stem_middle=16, widths=(16, 32, 64, 128), depth=1, slim=True, audio_stem=16,
+                audio_widths=(16, 32, 64), hidden=256, embedding=128, dropout=0.0,
+            ),
+            optimization=Optimization(
+                method="adamw", rate=3e-3, per_videos=0, weight_decay=1e-2, warmup_epochs=0, decay=0.25
+            ),
+            loading=Loading(threads=1, clips_at_once=32),
+            checkpoint_minutes=2.0,
+        ),
+    ),
+}  # fmt: skip
+"""Named starting points; every value can be set on top."""
+
+_NO_EFFECT_ON_NUMBERS = ("run", "shards", "loading", "checkpoint_minutes", "checkpoint_steps")
+
+
+def to_json(settings: Pretrain) -> str:
+    """Settings as text, for checkpoints."""
+    return json.dumps(asdict(settings), default=str)
+
+
+def network_from_json(text: str) -> tuple[dict[str, Any], Network]:
+    """All settings as plain values, and the network's."""
+    values = json.loads(text)
+    lists: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in values["network"].items()
+    }
+    return values, Network(**lists)
+
+
+def differences(before: str, now: str) -> list[str]:
+    """What a run would change if it went on with other settings, in words; empty if nothing that matters."""
+    return [
+        f"{name} was {old}, now {new}"
+        for name, (old, new) in _compare(json.loads(before), json.loads(now)).items()
+        if name.split(".")[0] not in _NO_EFFECT_ON_NUMBERS
+    ]
+
+
+def _compare(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in sorted(before.keys() | now.keys()):
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found |= _compare(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found[prefix + key] = (old, new)
+    return found
