@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ class Benchmark:
     """Length of each measurement."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     """cpu or cuda."""
-    loading: Loading = Loading()
+    loading: Loading = field(default_factory=Loading)
     """Threads and buffers."""
 
 
@@ -138,8 +138,8 @@ def main() -> None:
             mine = rate(loader(index, row, settings), settings.seconds)
             plain_rate = rate(dali_alone(index, leaves, settings), settings.seconds)
             print(
-                f"loader, row {row} ({leaves} video leaves a clip)     {mine:6.0f} clips/s   {mine / decode:.2f} of decoding "
-                f"alone, {mine / plain_rate:.2f} times DALI's own colour operators ({plain_rate:.0f})"
+                f"loader, row {row} ({leaves} video leaves a clip)     {mine:6.0f} clips/s   {mine / decode:.2f} of decoding"
+                f" alone, {mine / plain_rate:.2f} times DALI's own colour operators ({plain_rate:.0f})"
             )
 
 

@@ -20,8 +20,7 @@ import tyro
 from benchmarks.common import machine, scratch, videos
 from pipeline.errors import exit_with_message
 from preprocess.ffmpeg import Extraction, Target, command
-from preprocess.logmel import logmel
-from preprocess.stage import Preprocess, ShardTask, make_shard, run
+from preprocess.stage import Preprocess, run
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,6 @@ def main() -> None:
         (folder / "videos").mkdir()
         paths = videos(settings.source, folder / "videos")
         source = settings.source or folder / "videos"
-        logmel_warm = logmel  # the first import costs seconds that a long run does not notice
-        assert logmel_warm is not None
         bare_times, stage_times, start_times = [], [], []
         for k in range(settings.repeats):
             bare_times.append(bare(paths, folder / f"bare-{k}", settings.workers))
@@ -74,18 +71,14 @@ def main() -> None:
             empty.mkdir()
             (empty / paths[0].name).symlink_to(paths[0])
             start_times.append(stage(empty, folder / f"start-{k}", settings.workers))
-        task = ShardTask(folder / "alone.h5", [], Extraction())
-        make_shard(task)
         n = len(paths)
-        bare_rate, whole, start = (statistics.median(times) for times in (bare_times, stage_times, start_times))
+        alone, whole, start = (statistics.median(times) for times in (bare_times, stage_times, start_times))
+        steady = (whole - start) * n / (n - 1)  # the start decodes one video too
         print(f"{machine()}; {n} videos, {settings.workers} processes, median of {settings.repeats}")
-        print(f"bare ffmpeg           {n / bare_rate:6.2f} videos/s")
-        print(f"stage, start included {n / whole:6.2f} videos/s   {bare_rate / whole:.2f} of bare ffmpeg")
-        steady = whole - start
-        print(
-            f"stage, without start  {(n - 1) / steady:6.2f} videos/s   {bare_rate / n * (n - 1) / steady:.2f} of bare ffmpeg"
-        )
-        print(f"start of the stage    {start:6.2f} s (workers, imports, one video)")
+        print(f"bare ffmpeg            {n / alone:6.2f} videos/s")
+        print(f"stage, start included  {n / whole:6.2f} videos/s   {alone / whole:.2f} of bare ffmpeg")
+        print(f"stage, without start   {n / steady:6.2f} videos/s   {alone / steady:.2f} of bare ffmpeg")
+        print(f"start of the stage     {start:6.2f} s (workers, imports, one video)")
 
 
 if __name__ == "__main__":

@@ -14,9 +14,8 @@ from tests.conftest import ROOT
 def test_environment_yml_is_the_list_of_pyproject_toml() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     expected = project["dependencies"] + project["optional-dependencies"]["test"]
-    pip = next(
-        item["pip"] for item in yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"] if "pip" in item
-    )
+    listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
+    pip = next(item["pip"] for item in listed if isinstance(item, dict))
     assert [line for line in pip if not line.startswith("-c ")] == expected
     assert all("==" in line for line in expected)
 
