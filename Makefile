@@ -38,7 +38,7 @@ $(STAMP): pyproject.toml constraints.txt setup.sh
 
 demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in minutes
 	@$(PYTHON) -m preprocess --dataset synthetic
-	@$(PYTHON) -m eval ablation --dataset synthetic --size tiny --steps 600 --gallery-per-class 100 --out runs/demo
+	@$(PYTHON) -m eval ablation --dataset synthetic --size tiny --gallery-per-class 100 --out runs/demo
 	@$(PYTHON) -m eval show-batch --dataset synthetic --size tiny --out runs/demo/batch.png
 
 preprocess: $(STAMP) ## videos to shards: DATASET=kinetics|folder|synthetic SOURCE=/videos

@@ -47,6 +47,7 @@ def apply(
     blocks[:, torch.arange(group), :, torch.arange(group)] = matrix.transpose(1, 2)
     blocks = blocks.view(-1, 3 * group, 3 * group).to(out.device, non_blocking=True)
     shift = offset.repeat(1, group).to(out.device, non_blocking=True)
+    x = torch.empty(pixels.shape[1] // group, 3 * group, device=out.device)
     for k, leaf in enumerate(leaves):
-        x = pixels[k].view(-1, 3 * group).float()
-        torch.addmm(shift[k], x, blocks[k], out=out[leaf].view(-1, 3 * group))
+        x.copy_(pixels[k].view(x.shape))
+        torch.addmm(shift[k], x, blocks[k], out=out[leaf].view(x.shape))

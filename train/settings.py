@@ -116,7 +116,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
         Pretrain(
             dataset="synthetic",
             videos_per_batch=16,
-            steps=900,
+            steps=600,
             clip=Clip(frames=8, stride=4, size=32),
             augmentation=Augmentation(scale=(36, 46)),
             network=Network(

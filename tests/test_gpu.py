@@ -1,0 +1,53 @@
+"""What only a GPU can show: the same batches, and training on them. Skipped where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline import presets
+from pipeline.loader import Clip, Loader, Loading
+from pipeline.shards import Index
+from pipeline.tree import Augmentation, Tree
+from train.pretrain import pretrain
+from train.settings import SIZES
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
+
+
+@pytest.mark.parametrize("preset", ["a", "l"])
+def test_the_gpu_loads_the_same_batches_as_the_cpu(index: Index, preset: str) -> None:
+    clip = Clip(frames=6, stride=3, size=40)
+    starts = index.starts(clip.frames, clip.stride, clip.mel_frames)
+    usable = np.flatnonzero(starts > 1)
+    tree = Tree(presets.factors(preset, usable, starts, 5), Augmentation(scale=(44, 60)), (99, 40), len(usable))
+    plans = [tree.plan(0, batch) for batch in range(4)]
+    batches = {}
+    for name in ("cpu", "cuda"):
+        with Loader(index, plans, clip, torch.device(name), Loading(clips_at_once=4)) as loader:
+            batches[name] = [(batch.video.cpu().clone(), batch.audio.cpu().clone()) for batch in loader]
+    for (video, audio), (video_gpu, audio_gpu) in zip(batches["cpu"], batches["cuda"], strict=True):
+        std = torch.from_numpy(index.statistics.pixel_std).view(1, 3, 1, 1, 1)
+        assert ((video - video_gpu) * std).abs().mean() < 2  # nvJPEG and libjpeg differ by a level here and there
+        assert torch.allclose(audio, audio_gpu, atol=1e-4)
+
+
+def test_pretraining_on_the_gpu_learns_and_resumes(shards: Path, tmp_path: Path) -> None:
+    settings = replace(
+        SIZES["tiny"][1], shards=shards, run=tmp_path / "run", preset="l", videos_per_batch=8, steps=30, device="cuda"
+    )
+    state = torch.load(pretrain(settings), weights_only=True)
+    assert state["step"] == 30
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
+    assert pretrain(settings) == tmp_path / "run" / "checkpoint.pt"  # there is nothing left to do
+
+
+def test_a_step_at_the_papers_size_fits_and_is_finite(shards: Path, tmp_path: Path) -> None:
+    settings = replace(
+        SIZES["paper"][1], shards=shards, run=tmp_path / "run", preset="l", videos_per_batch=4, steps=2, device="cuda"
+    )
+    assert torch.load(pretrain(settings), weights_only=True)["step"] == 2
