@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # An active conda environment is used as it is; otherwise everything goes into .venv.
 ifdef CONDA_PREFIX
 PYTHON := $(CONDA_PREFIX)/bin/python
-STAMP := .venv-conda/$(notdir $(CONDA_PREFIX)).stamp
+STAMP := $(CONDA_PREFIX)/.gdt-setup
 else
 PYTHON := .venv/bin/python
 STAMP := .venv/.stamp
@@ -48,8 +48,8 @@ pretrain: $(STAMP) ## shards to a checkpoint: [DATASET=] [PRESET=l] [SIZE=paper|
 	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \
 	  -m train $(SIZE) --dataset $(DATASET) --preset $(PRESET) $(ARGS)
 
-eval: $(STAMP) ## frozen features: retrieval and few-shot: CKPT=runs/.../checkpoint.pt [DATASET=]
-	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) --dataset $(DATASET) $(ARGS)
+eval: $(STAMP) ## frozen features: retrieval and few-shot: [CKPT=runs/.../checkpoint.pt] [DATASET=]
+	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
 
 ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
 	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) $(ARGS)
@@ -67,5 +67,5 @@ lint: $(STAMP) ## style and types
 test: $(STAMP) lint ## set up, then style, types and the whole test suite
 	@$(PYTHON) -m pytest
 
-clean: ## remove the environment; data and runs stay
-	rm -rf .venv .venv-conda
+clean: ## remove the virtual environment; data and runs stay
+	rm -rf .venv

@@ -4,11 +4,21 @@
 set -euo pipefail
 python=$1 stamp=$2
 
-if [[ $python == .venv/* && ! -x $python ]]; then
+if [[ $python == .venv/* ]] && ! "$python" -m pip --version >/dev/null 2>&1; then
+  rm -rf .venv  # half-made, or not there
   base=$(command -v python3.11 || command -v python3) || { echo "error: Python 3.11 or newer is needed" >&2; exit 2; }
   "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "error: $base is older than Python 3.11; install Python 3.11, or use conda with environment.yml" >&2; exit 2; }
-  "$base" -m venv .venv
+  if ! "$base" -m venv .venv >/dev/null 2>&1; then
+    rm -rf .venv
+    if [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+      apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null
+      "$base" -m venv .venv
+    else
+      echo "error: $base cannot make a virtual environment; 'sudo apt-get install python3-venv', then run make again" >&2
+      exit 2
+    fi
+  fi
 fi
 
 if ! command -v ffmpeg >/dev/null; then

@@ -18,7 +18,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.common import machine, scratch, videos
-from pipeline.errors import exit_with_message
+from pipeline.errors import UserError, exit_with_message
 from preprocess.ffmpeg import Extraction, Target, command
 from preprocess.stage import Preprocess, run
 
@@ -62,6 +62,8 @@ def main() -> None:
         folder = Path(name)
         (folder / "videos").mkdir()
         paths = videos(settings.source, folder / "videos")
+        if len(paths) < 2:
+            raise UserError("one video is too few to measure with")
         source = settings.source or folder / "videos"
         bare_times, stage_times, start_times = [], [], []
         for k in range(settings.repeats):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -35,8 +36,8 @@ class Ablation:
     """Rows of the paper's table 1."""
     seeds: tuple[int, ...] = (0,)
     """One run of every row for each seed."""
-    size: str = "tiny"
-    """Size of networks, clips and schedule: tiny or paper."""
+    size: Literal["tiny", "paper"] = "tiny"
+    """Size of networks, clips and schedule."""
     clips_per_step: int = 64
     """Video clips in a batch, the same for every row: rows with more leaves per video take fewer videos."""
     steps: int = 0
@@ -51,6 +52,8 @@ class Ablation:
     """Folder of the runs and the table; default runs/ablation-<dataset>."""
 
     def __post_init__(self) -> None:
+        if torch.cuda.is_available() and self.side_by_side > torch.cuda.device_count():
+            raise UserError(f"--side-by-side is {self.side_by_side} but there are {torch.cuda.device_count()} GPUs")
         for name in self.rows:
             if self.clips_per_step % clips_per_video(name):
                 raise UserError(
@@ -72,10 +75,19 @@ def ablation(settings: Ablation) -> str:
     )
     began = time.monotonic()
 
+    gpus: queue.Queue[str] = queue.Queue()
+    for gpu in _gpus():
+        gpus.put(gpu)
+
     def job(number: int) -> list[dict[str, Any]]:
         name, seed = jobs[number]
         folder = out / f"{name}-{seed}"
-        results = _run(settings, shards, folder, name, seed, number, with_random=name == settings.rows[0])
+        gpu = gpus.get() if torch.cuda.is_available() else None
+        try:
+            results = _run(settings, shards, folder, name, seed, gpu, with_random=name == settings.rows[0])
+        finally:
+            if gpu is not None:
+                gpus.put(gpu)
         print(f"[{time.monotonic() - began:4.0f} s] {_label(name)}, seed {seed}: R@1 {results[0]['recall']['1']:.1f} %")
         return results
 
@@ -94,23 +106,23 @@ def ablation(settings: Ablation) -> str:
 
 
 def _run(
-    settings: Ablation, shards: Path, folder: Path, name: str, seed: int, number: int, with_random: bool
+    settings: Ablation, shards: Path, folder: Path, name: str, seed: int, gpu: str | None, with_random: bool
 ) -> list[dict[str, Any]]:
     folder.mkdir(parents=True, exist_ok=True)
     train = [
         "train", settings.size, "--dataset", settings.dataset, "--shards", str(shards), "--preset", name,
-        "--seed", str(seed), "--run", str(folder),
+        "--seed", str(seed), "--out", str(folder),
         "--videos-per-batch", str(settings.clips_per_step // clips_per_video(name)),
     ]  # fmt: skip
     if settings.steps:
-        train += ["--steps", str(settings.steps)]
+        train += ["--steps", str(settings.steps), "--epochs", "0"]
     evaluate = [
         "eval", "frozen", "--ckpt", str(folder / "checkpoint.pt"), "--shards", str(shards), "--dataset",
         settings.dataset, "--query-split", settings.query_split, "--gallery-per-class", str(settings.gallery_per_class),
     ]  # fmt: skip
     environment = dict(os.environ)
-    if torch.cuda.is_available():
-        environment["CUDA_VISIBLE_DEVICES"] = str(number % torch.cuda.device_count())
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     else:
         train += ["--threads", "1"]
         evaluate += ["--threads", "1"]
@@ -131,6 +143,12 @@ def _run(
             if output:
                 results.append(json.loads(output.read_text()))
     return results
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
 def _label(preset: str) -> str:

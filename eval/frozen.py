@@ -53,6 +53,8 @@ def frozen(settings: Frozen) -> dict[str, Any]:
 
     Raises UserError where the shards, their labels, a split or the checkpoint are missing or do not fit.
     """
+    if settings.clips < 1:
+        raise UserError(f"--clips is {settings.clips}; it must be 1 or more")
     if settings.threads:
         torch.set_num_threads(settings.threads)
     model, trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
@@ -60,7 +62,14 @@ def frozen(settings: Frozen) -> dict[str, Any]:
     stored = None if settings.dataset else trained["shards"]
     index = Index.open(settings.shards or Path(stored or Path("data/shards") / dataset))
     clip, scale = clip_of(trained)
-    gallery, queries = (_labelled(index, split) for split in (settings.gallery_split, settings.query_split))
+    long_enough = index.starts(clip.frames, clip.stride) > 0
+    labelled = [_labelled(index, split) for split in (settings.gallery_split, settings.query_split)]
+    gallery, queries = (videos[long_enough[videos]] for videos in labelled)
+    too_short = sum(len(videos) for videos in labelled) - len(gallery) - len(queries)
+    if too_short:
+        print(f"{too_short} videos are shorter than a clip and left out")
+    if not len(gallery) or not len(queries):
+        raise UserError(f"every video of a split of {index.folder} is shorter than a clip of the model")
     if settings.gallery_per_class:
         groups = [gallery[index.label[gallery] == label] for label in np.unique(index.label[gallery].astype(str))]
         gallery = np.sort(np.concatenate([group[: settings.gallery_per_class] for group in groups]))
@@ -77,6 +86,7 @@ def frozen(settings: Frozen) -> dict[str, Any]:
         "seed": trained["seed"],
         "gallery": n,
         "queries": len(queries),
+        "too_short": too_short,
         "query_split": settings.query_split,
         "classes": len(np.unique(train_label)),
         "clips": settings.clips,

@@ -8,6 +8,9 @@ import numpy as np
 
 from pipeline.errors import UserError
 
+_QUERIES = 1024
+"""Queries compared with the gallery at once."""
+
 
 def recall(
     query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
@@ -16,10 +19,22 @@ def recall(
 
     `query` [q, dim] and `gallery` [g, dim] are features; labels are arrays [q] and [g].
     """
-    similarity = _unit(query) @ _unit(gallery).T
-    nearest = np.argsort(-similarity, axis=1, kind="stable")[:, : max(ks)]
-    hits = gallery_label[nearest] == query_label[:, None]
-    return {k: float(100 * hits[:, :k].any(1).mean()) for k in ks}
+    gallery, query = _unit(gallery), _unit(query)
+    found: dict[int, list[np.ndarray]] = {k: [] for k in ks}
+    for first in range(0, len(query), _QUERIES):  # in parts: the whole matrix would not fit for large data sets
+        nearest = _nearest(query[first : first + _QUERIES] @ gallery.T, max(ks))
+        hits = gallery_label[nearest] == query_label[first : first + _QUERIES, None]
+        for k in ks:
+            found[k].append(hits[:, :k].any(1))
+    return {k: float(100 * np.concatenate(parts).mean()) for k, parts in found.items()}
+
+
+def _nearest(similarity: np.ndarray, k: int) -> np.ndarray:
+    """Columns of the k largest entries of every row, largest first: int64 [rows, k]."""
+    k = min(k, similarity.shape[1])
+    some = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
+    order = np.argsort(-np.take_along_axis(similarity, some, 1), axis=1, kind="stable")
+    return np.take_along_axis(some, order, 1)
 
 
 def few_shot(

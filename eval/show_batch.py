@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,8 +26,8 @@ class ShowBatch:
     """Folder of its shards; default data/shards/<dataset>."""
     preset: str = "l"
     """Row of the paper's table 1."""
-    size: str = "tiny"
-    """Size of the clips: tiny or paper."""
+    size: Literal["tiny", "paper"] = "tiny"
+    """Size of the clips."""
     batch: int = 0
     """Which batch of the first epoch."""
     seed: int = 0

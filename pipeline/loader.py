@@ -8,12 +8,13 @@ normalisation together are one affine map of RGB, applied while the crops are co
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -48,18 +49,28 @@ class Clip:
                 raise UserError(f"--clip.{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
 
 
+def _cores() -> int:
+    """Cores of this machine per process that torchrun started on it."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
 @dataclass(frozen=True)
 class Loading:
     """How loading is spread over threads and buffers; no value changes what is loaded."""
 
-    threads: int = 2
-    """DALI worker threads."""
+    threads: int = field(default_factory=_cores)
+    """DALI worker threads; by default this process's share of the cores."""
     readers: int = 4
     """Threads that read shards; more hide the latency of slow or remote disks."""
     clips_at_once: int = 16
     """Decoded clips per DALI run; larger ones suit a GPU, smaller ones a small cache."""
     prefetch: int = 2
     """Batches made ahead of the training step."""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "readers", "clips_at_once", "prefetch"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--loading.{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
 
 
 @dataclass
@@ -202,7 +213,7 @@ class Executor:
         for branches, run in itertools.groupby(works, key=lambda work: work.shared.shape[1]):
             ahead: deque[tuple[_Work, np.ndarray]] = deque()
             outputs = self._pipeline("video", branches).run(self._feed(run, ahead))
-            for crops in outputs:
+            while (crops := self._next(outputs, ahead)) is not None:
                 work, rows = ahead.popleft()
                 if rows[0, 0] == work.shared[0, 0]:
                     batch = self._begin(work, buffers())
@@ -215,6 +226,21 @@ class Executor:
                     apply(pixels, matrix[leaves], offset[leaves], batch.video.permute(0, 2, 3, 4, 1), leaves)
                 if rows[-1, 0] == work.shared[-1, 0]:
                     yield batch
+
+    def _next(
+        self, outputs: Iterator[list[torch.Tensor]], ahead: deque[tuple[_Work, np.ndarray]]
+    ) -> list[torch.Tensor] | None:
+        """The next crops; what DALI cannot decode is told by the names of the videos and their shards."""
+        try:
+            return next(outputs, None)
+        except RuntimeError as error:
+            rows = {int(video) for work, rows in ahead for video in work.video.columns["video"][rows[:, 0]]}
+            videos = ", ".join(str(self.index.id[row]) for row in sorted(rows))
+            shards = ", ".join(sorted({self.index.shard_names[self.index.shard[row]] for row in rows}))
+            raise UserError(
+                f"a frame of one of these videos cannot be decoded: {videos}; delete {shards} in {self.index.folder} "
+                "and run 'make preprocess' again to remake them"
+            ) from error
 
     def _feed(self, works: Iterable[_Work], ahead: deque[tuple[_Work, np.ndarray]]) -> Iterator[dict[str, Any]]:
         for work in works:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import threading
 import zlib
 from collections import OrderedDict
@@ -282,9 +283,13 @@ class ShardReader:
     Files are opened when first read, in the process that reads them, and the least recently used are closed.
     """
 
-    def __init__(self, index: Index, open_files: int = 256) -> None:
+    def __init__(self, index: Index, open_files: int = 4096) -> None:
         self.index = index
-        self._limit = open_files
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = open_files + 512
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+        self._limit = max(1, min(open_files, allowed - 512))
         self._lock = threading.Lock()
         self._files: OrderedDict[int, _OpenShard] = OrderedDict()
         self._pid = os.getpid()
@@ -293,7 +298,7 @@ class ShardReader:
         """JPEG bytes of `count` frames of a video, every `stride`-th from `start`: uint8 arrays."""
         shard = self._shard(int(self.index.shard[video]))
         first = int(self.index.frame_start[video]) + start
-        offset = shard.offset[first : first + (count - 1) * stride + 2]
+        offset = shard.read(shard.offset_position + 8 * first, 8 * ((count - 1) * stride + 2), np.int64)
         data = shard.read(shard.jpeg_position + int(offset[0]), int(offset[-1] - offset[0]), np.uint8)
         bounds = offset - offset[0]
         return [data[bounds[k] : bounds[k + 1]] for k in range(0, len(bounds) - 1, stride)]
@@ -310,12 +315,15 @@ class ShardReader:
         with self._lock:
             if self._pid != os.getpid():  # a fork must not share file handles with its parent
                 self._files, self._pid = OrderedDict(), os.getpid()
-            if number not in self._files:
-                self._files[number] = _OpenShard(self.index.folder / self.index.shard_names[number])
-                if len(self._files) > self._limit:
-                    self._files.popitem(last=False)
-            self._files.move_to_end(number)
-            return self._files[number]
+            if number in self._files:
+                self._files.move_to_end(number)
+                return self._files[number]
+        opened = _OpenShard(self.index.folder / self.index.shard_names[number])  # slow on remote disks: not in the lock
+        with self._lock:
+            self._files[number] = opened
+            if len(self._files) > self._limit:
+                self._files.popitem(last=False)
+        return opened
 
 
 class _OpenShard:
@@ -324,7 +332,7 @@ class _OpenShard:
     def __init__(self, path: Path) -> None:
         try:
             with h5py.File(path, "r") as file:
-                self.offset = file["frames/offset"][:]
+                self.offset_position = file["frames/offset"].id.get_offset() or 0
                 self.jpeg_position = file["frames/jpeg"].id.get_offset() or 0
                 self.logmel_position = file["audio/logmel"].id.get_offset() or 0
         except (OSError, KeyError) as error:

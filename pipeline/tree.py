@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.composition import check
 from pipeline.errors import UserError
-from pipeline.factors import AUDIO, VIDEO, Draw, Factor
+from pipeline.factors import VIDEO, Draw, Factor
 
 
 @dataclass(frozen=True)
@@ -195,6 +195,3 @@ def uniform_clips(videos: np.ndarray, starts: np.ndarray, clips: int, augmentati
     }
     rng = np.random.Generator(np.random.Philox(0))  # every range of an evaluation augmentation is a single value
     return BatchPlan(0, 0, columns, augmentation.draw(rng, n, (1, 1)))
-
-
-__all__ = ["AUDIO", "EVALUATION", "VIDEO", "Augmentation", "BatchPlan", "Tree", "sample", "uniform_clips"]

@@ -22,6 +22,8 @@ from PIL import Image
 from pipeline.errors import UserError
 from preprocess.logmel import SAMPLE_RATE
 
+_INTERRUPTED = 255  # ffmpeg's exit status after SIGINT or SIGTERM
+_FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
 
@@ -103,8 +105,9 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool) -> lis
     )
     outputs = []
     for target in targets:
-        # `file:` and the whitelist keep names and contents from making ffmpeg open anything but this file
-        source = ffmpeg.input(f"file:{target.video}", threads=1, protocol_whitelist="file")
+        # `file:` and the whitelists (no playlists, no network) keep names and contents from making ffmpeg open
+        # anything but this file
+        source = ffmpeg.input(f"file:{target.video}", threads=1, protocol_whitelist="file", format_whitelist=_FORMATS)
         outputs.append(
             ffmpeg.output(
                 source["V:0"], str(target.jpeg), vf=picture, filter_threads=1, threads=1, format="image2pipe",
@@ -233,12 +236,17 @@ def _run(arguments: list[str], timeout: float, *outputs: Path) -> list[str]:
         done = subprocess.run(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=timeout, check=False)
     except subprocess.TimeoutExpired as error:
         raise Rejected(f"ffmpeg did not finish within {timeout:g} s") from error
-    if done.returncode < 0:
-        raise Rejected(f"ffmpeg was killed by signal {-done.returncode}")
+    if done.returncode < 0 or done.returncode == _INTERRUPTED:
+        # what it wrote may be cut, and the video is not to blame: no shard is made of it
+        raise UserError(
+            "ffmpeg was stopped from outside (by a signal, or for lack of memory); run the same command again, "
+            "with fewer --workers if memory ran out"
+        )
     lines = done.stderr.decode(errors="replace").splitlines()
     if any("No space left on device" in line for line in lines):
         raise UserError(f"no space left on the disk of {outputs[0].parent}; free some and run the same command again")
-    return [line.strip() for line in lines if line.strip()]
+    complaints = [line.strip() for line in lines if line.strip()]
+    return complaints or ([f"ffmpeg ended with status {done.returncode}"] if done.returncode else [])
 
 
 def _reason(complaints: list[str]) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -71,12 +72,15 @@ class ShardTask:
     videos: Sequence[Video]
     extraction: Extraction
 
-    @property
-    def content(self) -> str:
-        """Hash of the settings and of the videos (id, label, split, size): a finished shard that carries it is kept."""
-        rows = [(v.id, v.label, v.split, v.path.stat().st_size if v.path.is_file() else -1) for v in self.videos]
-        text = json.dumps([SCHEMA, asdict(self.extraction), rows], ensure_ascii=False)
-        return hashlib.sha256(text.encode()).hexdigest()
+    content: str
+    """Hash of the settings and of the videos (id, label, split, size): a finished shard that carries it is kept."""
+
+    @staticmethod
+    def of(path: Path, videos: Sequence[Video], extraction: Extraction) -> ShardTask:
+        """The task of writing these videos to `path`."""
+        rows = [(v.id, v.label, v.split, v.path.stat().st_size if v.path.is_file() else -1) for v in videos]
+        text = json.dumps([SCHEMA, asdict(extraction), rows], ensure_ascii=False)
+        return ShardTask(path, videos, extraction, hashlib.sha256(text.encode()).hexdigest())
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,15 @@ class Summary:
 def run(settings: Preprocess) -> Summary:
     """Make every shard that is not there yet, then the index. Raises UserError on bad input, before any work."""
     require_ffmpeg()
-    source = settings.source or Path("data/videos") / settings.dataset
-    destination = settings.destination or Path("data/shards") / settings.dataset
+    # absolute, since workers of a cluster may have been started in another folder
+    source = (settings.source or Path("data/videos") / settings.dataset).absolute()
+    destination = (settings.destination or Path("data/shards") / settings.dataset).absolute()
     found = listing(settings.dataset, source)
-    destination.mkdir(parents=True, exist_ok=True)
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {destination}: {error.strerror}; set --destination") from error
+    _refuse_other_videos(found, source, destination)
     tasks = plan(found.videos, destination, settings)
     pending = [task for task in tasks if (shard_attributes(task.path) or {}).get("content") != task.content]
     if pending:
@@ -108,12 +117,27 @@ def run(settings: Preprocess) -> Summary:
     return _finish(found, tasks, len(pending), destination, settings)
 
 
+def _refuse_other_videos(found: Listing, source: Path, destination: Path) -> None:
+    """A wrong SOURCE must not replace the shards of another data set."""
+    if not (destination / INDEX).is_file():
+        return
+    try:
+        before = set(Index.open(destination).id)
+    except UserError:
+        return  # damaged shards are what this run mends
+    if before and len(before & {video.id for video in found.videos}) < len(before) / 2:
+        raise UserError(
+            f"{destination} holds shards of {len(before)} videos, most of which are not in {source}; "
+            "set --destination to another folder, or delete those shards first"
+        )
+
+
 def plan(videos: Sequence[Video], destination: Path, settings: Preprocess) -> list[ShardTask]:
     """Cut the sorted list of videos into shards; the cut depends on the list and the settings alone."""
     n = settings.videos_per_shard
     total = math.ceil(len(videos) / n)
     return [
-        ShardTask(destination / f"shard-{number:06d}-of-{total:06d}.h5", videos[number * n : (number + 1) * n],
+        ShardTask.of(destination / f"shard-{number:06d}-of-{total:06d}.h5", videos[number * n : (number + 1) * n],
                   settings.extraction)
         for number in range(total)
     ]  # fmt: skip
@@ -228,6 +252,8 @@ def _finish(found: Listing, tasks: Sequence[ShardTask], made: int, destination: 
     for old in destination.glob("shard-*.h5*"):
         if old.name not in names:
             old.unlink()
+    for scratch in destination.glob(".shard-*"):  # of workers that were killed
+        shutil.rmtree(scratch, ignore_errors=True)
     rejected = [{"id": missing.id, "path": "", "reason": missing.reason} for missing in found.missing]
     for task in tasks:
         rejected += json.loads((shard_attributes(task.path) or {}).get("rejected", "[]"))

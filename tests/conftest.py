@@ -16,7 +16,8 @@ from preprocess.stage import run as preprocess
 from preprocess.synthetic import Synthetic, generate
 
 ROOT = Path(__file__).resolve().parents[1]
-REAL = ROOT.parent / "shared" / "data"
+REAL = Path(os.environ.get("GDT_TEST_DATA", ROOT.parent / "shared" / "data"))
+"""Real clips to test with, where they are at hand; see the fixture `real`."""
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +45,7 @@ def index(shards: Path) -> Index:
 def real() -> Path:
     """The folder of real clips; tests that need it are skipped where it is absent."""
     if not REAL.is_dir():
-        pytest.skip(f"real clips are not at hand ({REAL})")
+        pytest.skip(f"real clips are not at hand: no folder {REAL}; set GDT_TEST_DATA")
     return REAL
 
 

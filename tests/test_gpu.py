@@ -32,22 +32,29 @@ def test_the_gpu_loads_the_same_batches_as_the_cpu(index: Index, preset: str) ->
             batches[name] = [(batch.video.cpu().clone(), batch.audio.cpu().clone()) for batch in loader]
     for (video, audio), (video_gpu, audio_gpu) in zip(batches["cpu"], batches["cuda"], strict=True):
         std = torch.from_numpy(index.statistics.pixel_std).view(1, 3, 1, 1, 1)
-        assert ((video - video_gpu) * std).abs().mean() < 2  # nvJPEG and libjpeg differ by a level here and there
+        levels = ((video - video_gpu) * std).abs().mean((1, 2, 3, 4))
+        assert levels.max() < 2  # nvJPEG and libjpeg differ by a level here and there, in no leaf by more
         assert torch.allclose(audio, audio_gpu, atol=1e-4)
 
 
-def test_pretraining_on_the_gpu_learns_and_resumes(shards: Path, tmp_path: Path) -> None:
+def test_pretraining_on_the_gpu_runs_to_the_end(shards: Path, tmp_path: Path) -> None:
     settings = replace(
-        SIZES["tiny"][1], shards=shards, run=tmp_path / "run", preset="l", videos_per_batch=8, steps=30, device="cuda"
+        SIZES["tiny"][1], shards=shards, out=tmp_path / "run", preset="l", videos_per_batch=8, steps=30, device="cuda"
     )
     state = torch.load(pretrain(settings), weights_only=True)
     assert state["step"] == 30
     assert all(torch.isfinite(value).all() for value in state["model"].values())
-    assert pretrain(settings) == tmp_path / "run" / "checkpoint.pt"  # there is nothing left to do
 
 
 def test_a_step_at_the_papers_size_fits_and_is_finite(shards: Path, tmp_path: Path) -> None:
     settings = replace(
-        SIZES["paper"][1], shards=shards, run=tmp_path / "run", preset="l", videos_per_batch=4, steps=2, device="cuda"
+        SIZES["paper"][1],
+        shards=shards,
+        out=tmp_path / "run",
+        preset="l",
+        videos_per_batch=4,
+        epochs=0,
+        steps=2,
+        device="cuda",
     )
     assert torch.load(pretrain(settings), weights_only=True)["step"] == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import tyro
 
 from pipeline.errors import exit_with_message
@@ -11,7 +13,9 @@ from train.settings import SIZES
 
 def main() -> None:
     settings = tyro.extras.overridable_config_cli(SIZES, prog="python -m train")
-    print(f"the trained model is in {pretrain(settings)}")
+    path = pretrain(settings)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"the trained model is in {path}")
 
 
 if __name__ == "__main__":

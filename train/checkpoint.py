@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -62,9 +61,3 @@ def untrained(path: Path) -> tuple[GDT, dict[str, Any]]:
     values, network = network_from_json(state["settings"])
     torch.manual_seed(values["seed"])
     return GDT(network).eval(), values | {"step": 0}
-
-
-def describe(state: dict[str, Any]) -> str:
-    """One line on a checkpoint."""
-    values = json.loads(state["settings"])
-    return f"{values['dataset']}, preset {values['preset']}, step {state['step']}"

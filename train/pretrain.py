@@ -8,9 +8,9 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from tqdm import tqdm
 from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.loader import Batch, Loader
-from pipeline.shards import Index
+from pipeline.shards import Index, write_text
 from pipeline.tree import Tree
 from train import checkpoint
 from train.loss import gdt_loss
@@ -38,9 +38,13 @@ def pretrain(settings: Pretrain) -> Path:
     the same ones, bit for bit on a CPU. Raises UserError on bad input; exits with 128 + n on a stopping signal n.
     """
     rank, world, device = _place(settings)
+    # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
+    chosen: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
+    settings = replace(settings, device=chosen, precision=_precision(settings, device))
     index = Index.open(settings.shard_folder)
     tree = sampling_tree(index, settings, verbose=rank == 0)
-    trainer = Trainer(settings, tree, fingerprint(index), device, world)
+    tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
+    trainer = Trainer(settings, tree, fingerprint(index), device, rank, world)
     first = trainer.resume()
     stop = _StopSignal()
     plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
@@ -52,11 +56,16 @@ def pretrain(settings: Pretrain) -> Path:
             log.loaded()
             loss = trainer.step(step, batch)
             log.stepped(step, loss, len(batch.video) * world)
-            if rank == 0 and (stop.signal or trainer.checkpoint_due(step + 1)):
+            signalled = stop.agreed(device)
+            if rank == 0 and (signalled or trainer.checkpoint_due(step + 1)):
                 trainer.save(step + 1)
-            if stop.signal:
-                print(f"stopped after step {step + 1} of {trainer.steps}; the same command goes on from there")
-                sys.exit(128 + stop.signal)
+            if signalled:
+                if world > 1:
+                    dist.barrier()  # none ends, and has the others ended, before the checkpoint is written
+                if rank == 0:
+                    print(f"stopped after step {step + 1} of {trainer.steps}; the same command goes on from there")
+                sys.exit(128 + signalled)
+            log.next()
     if world > 1:
         dist.destroy_process_group()
     return trainer.path
@@ -65,12 +74,13 @@ def pretrain(settings: Pretrain) -> Path:
 class Trainer:
     """Model, optimiser and schedule of one run."""
 
-    def __init__(self, settings: Pretrain, tree: Tree, data: str, device: torch.device, world: int) -> None:
-        self.settings, self.factors, self.device = settings, tree.factors, device
+    def __init__(
+        self, settings: Pretrain, tree: Tree, data: str, device: torch.device, rank: int = 0, world: int = 1
+    ) -> None:
+        self.settings, self.factors, self.device, self.rank = settings, tree.factors, device, rank
         self.steps = settings.steps or settings.epochs * tree.batches_per_epoch
         self.warmup = settings.optimization.warmup_epochs * tree.batches_per_epoch
         self.path = settings.run_folder / checkpoint.NAME
-        self.reduced = settings.precision == "bfloat16" or (settings.precision == "auto" and device.type == "cuda")
         self._data = data
         self._saved_at = time.monotonic()
         torch.manual_seed(settings.seed)
@@ -102,12 +112,13 @@ class Trainer:
     def step(self, step: int, batch: Batch) -> torch.Tensor:
         """One update; returns the loss of the whole batch, not yet copied from the device."""
         # dropout depends on the step, not on the history, so that a resumed run draws the same
-        torch.manual_seed(int(np.random.SeedSequence([self.settings.seed, step]).generate_state(1)[0]))
+        seed = np.random.SeedSequence([self.settings.seed, step, self.rank]).generate_state(1)[0]
+        torch.manual_seed(int(seed))
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate(step)
         self.replica.train()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.reduced):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bfloat16"):
             embeddings = self.replica(batch.video, batch.audio)
         loss = gdt_loss(embeddings, batch.table, self.factors, self.settings.temperature)
         loss.backward()
@@ -140,7 +151,7 @@ class Trainer:
         if changed:
             raise UserError(
                 f"{self.path.parent} holds a run with other settings ({'; '.join(changed)}); "
-                "set --run to another folder, or go on with the same settings"
+                "set --out to another folder, or go on with the same settings"
             )
         load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(state["optimizer"])
@@ -157,14 +168,11 @@ class Log:
             return
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "settings.json").write_text(json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
+        write_text(folder / "settings.json", json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
         path = folder / "metrics.jsonl"
-        kept = (
-            [line for line in path.read_text().splitlines() if json.loads(line)["step"] < first]
-            if path.is_file()
-            else []
-        )
-        path.write_text("".join(line + "\n" for line in kept))  # steps after the checkpoint are done again
+        lines = path.read_text().splitlines() if path.is_file() else []
+        # steps after the checkpoint are done again, and a line that was cut off by a crash is one of them
+        write_text(path, "".join(line + "\n" for line in lines if _step_of(line) < first))
         self._file = path.open("a", buffering=1)
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
@@ -182,6 +190,10 @@ class Log:
             self._bar.close()
             self._board.close()
             self._file.close()
+
+    def next(self) -> None:
+        """What comes now is waiting for the next batch."""
+        self._start = time.perf_counter()
 
     def loaded(self) -> None:
         """The batch has arrived; what comes now is computing."""
@@ -207,7 +219,13 @@ class Log:
         self._bar.update()
         if not np.isfinite(value):
             raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
-        self._start = now
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return np.inf
 
 
 @dataclass
@@ -219,6 +237,14 @@ class _StopSignal:
     def __post_init__(self) -> None:
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             signal.signal(number, self._remember)
+
+    def agreed(self, device: torch.device) -> int:
+        """The signal that any rank got, so that all stop after the same step; 0 for none."""
+        if not dist.is_initialized():
+            return self.signal
+        signalled = torch.tensor(self.signal, device=device)
+        dist.all_reduce(signalled, dist.ReduceOp.MAX)
+        return int(signalled)
 
     def _remember(self, number: int, frame: Any) -> None:
         if self.signal:
@@ -254,9 +280,17 @@ def sampling_tree(index: Index, settings: Pretrain, verbose: bool = True) -> Tre
 
 
 def fingerprint(index: Index) -> str:
-    """Hash of the videos of an index and their lengths: with other ones, a run would not go on as it began."""
+    """Hash of the videos, their lengths, settings and statistics: with others, a run would not go on as it began."""
     rows = zip(index.id, index.split, index.frame_count.tolist(), index.mel_count.tolist(), strict=True)
-    return hashlib.sha256(json.dumps(list(rows)).encode()).hexdigest()
+    statistics = [index.statistics.pixel_mean.tolist(), index.statistics.pixel_std.tolist(), index.statistics.mel_mean]
+    text = json.dumps([list(rows), index.settings, index.shard_bytes.tolist(), statistics])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _precision(settings: Pretrain, device: torch.device) -> Literal["float32", "bfloat16"]:
+    if settings.precision == "auto":
+        return "bfloat16" if device.type == "cuda" else "float32"
+    return settings.precision
 
 
 def _place(settings: Pretrain) -> tuple[int, int, torch.device]:
@@ -267,6 +301,8 @@ def _place(settings: Pretrain) -> tuple[int, int, torch.device]:
     rank, world, local = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
+    if cuda and local >= torch.cuda.device_count():
+        raise UserError(f"{local + 1} or more processes but only {torch.cuda.device_count()} GPUs; lower GPUS")
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)

@@ -52,14 +52,14 @@ class Pretrain:
     """Which videos to learn from."""
     preset: str = "l"
     """Row of the paper's table 1: which factors are distinctive, invariant or not varied."""
-    run: Path | None = None
+    out: Path | None = None
     """Folder for checkpoints and logs; default runs/<dataset>-<preset>."""
     videos_per_batch: int = 512
     """K_i: videos in one batch over all GPUs."""
     epochs: int = 100
-    """Passes over the videos."""
+    """Passes over the videos; 0 where --steps is set."""
     steps: int = 0
-    """Batches to train for, instead of epochs; 0 goes by epochs."""
+    """Batches to train for; 0 where --epochs is set."""
     temperature: float = 0.07
     """rho of equation 1."""
     seed: int = 0
@@ -92,8 +92,13 @@ class Pretrain:
                 f"--videos-per-batch is {self.videos_per_batch}, the K of factor 'video'; it must be 2 or more, "
                 "or there is no other video to tell apart (condition iii)"
             )
-        if self.epochs < 1 and self.steps < 1:
-            raise UserError("set --epochs or --steps to 1 or more")
+        if min(self.epochs, self.steps) != 0 or max(self.epochs, self.steps) < 1:
+            raise UserError(
+                f"--epochs is {self.epochs} and --steps is {self.steps}; "
+                "set one of them to 1 or more and the other to 0"
+            )
+        if self.temperature <= 0:
+            raise UserError(f"--temperature is {self.temperature}; it must be above 0")
         if self.clip.size > self.augmentation.scale[0]:
             raise UserError(
                 f"a crop of {self.clip.size} pixels (--clip.size) does not fit into a frame resized to "
@@ -106,7 +111,7 @@ class Pretrain:
 
     @property
     def run_folder(self) -> Path:
-        return self.run or Path("runs") / f"{self.dataset}-{self.preset}"
+        return self.out or Path("runs") / f"{self.dataset}-{self.preset}"
 
 
 SIZES: dict[str, tuple[str, Pretrain]] = {
@@ -116,6 +121,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
         Pretrain(
             dataset="synthetic",
             videos_per_batch=16,
+            epochs=0,
             steps=600,
             clip=Clip(frames=8, stride=4, size=32),
             augmentation=Augmentation(scale=(36, 46)),
@@ -133,7 +139,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 }  # fmt: skip
 """Named starting points; every value can be set on top."""
 
-_NO_EFFECT_ON_NUMBERS = ("run", "shards", "loading", "checkpoint_minutes", "checkpoint_steps")
+_NO_EFFECT_ON_NUMBERS = ("out", "shards", "loading", "checkpoint_minutes", "checkpoint_steps")
 
 
 def to_json(settings: Pretrain) -> str:

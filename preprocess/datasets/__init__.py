@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.errors import UserError
 from preprocess.datasets import folder, kinetics, synthetic
-from preprocess.datasets.listing import Listing
+from preprocess.datasets.listing import Listing, Missing
 
 DATASETS: dict[str, Callable[[Path], Listing]] = {
     "folder": folder.listing,
@@ -29,8 +29,22 @@ def listing(dataset: str, source: Path) -> Listing:
     found = DATASETS[dataset](source)
     if not found.videos:
         raise UserError(f"there are no videos in {source}; {folder.EXPECTED}")
-    videos = sorted(found.videos, key=lambda video: video.id)
+    named = [video for video in found.videos if _is_text(str(video.path))]
+    strange = [
+        Missing(ascii(video.id), "its name is not valid UTF-8; rename it")
+        for video in found.videos
+        if not _is_text(str(video.path))
+    ]
+    videos = sorted(named, key=lambda video: video.id)
     for one, other in pairwise(videos):
         if one.id == other.id:
             raise UserError(f"two videos have the id '{one.id}': {one.path} and {other.path}; rename one of them")
-    return Listing(videos, found.missing)
+    return Listing(videos, found.missing + strange)
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

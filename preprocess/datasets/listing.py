@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.errors import UserError
+
 SUFFIXES = {
     ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts",
     ".ogv", ".qt", ".rm", ".ts", ".vob", ".webm", ".wmv",
@@ -48,8 +50,21 @@ class Listing:
 
 
 def video_files(root: Path) -> Iterator[Path]:
-    """All video files below `root`, in a fixed order; links to folders are followed once."""
-    for folder, subfolders, names in os.walk(root):
+    """All video files below `root`, in a fixed order; links to folders are followed, each folder is read once.
+
+    Raises UserError for a folder that cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    seen: set[str] = set()
+    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=refuse):
+        real = os.path.realpath(folder)
+        if real in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
         subfolders.sort()
         for name in sorted(names):
             if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import shutil
 import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import nvidia.dali.fn as fn
 import nvidia.dali.types as types
@@ -241,6 +243,16 @@ def test_an_error_while_loading_reaches_the_consumer(index: Index, tmp_path: Pat
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(UserError, match="damaged|ends early"):
         load(copy, [tree(index, "e").plan(0, 0)])
+
+
+def test_a_damaged_frame_is_told_by_its_video_and_shard(index: Index, tmp_path: Path) -> None:
+    shutil.copytree(index.folder, tmp_path / "copy")
+    path = tmp_path / "copy" / index.shard_names[0]
+    with h5py.File(path, "a") as file:
+        file["frames/jpeg"][:] = 0
+    plan = uniform_clips(np.array([0]), np.array([1]), 1, AUGMENTATION)
+    with pytest.raises(UserError, match=f"cannot be decoded: {index.id[0]}; delete {index.shard_names[0]}"):
+        load(Index.open(tmp_path / "copy"), [plan])
 
 
 def test_clip_settings_out_of_range_are_refused() -> None:

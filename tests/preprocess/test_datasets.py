@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,3 +63,18 @@ def test_an_id_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a/0wR5jVB-WPk_000417_000427.mp4", "b/0wR5jVB-WPk_000417_000427.mp4")
     with pytest.raises(UserError, match="two videos have the id '0wR5jVB-WPk_000417_000427'"):
         listing("kinetics", tmp_path)
+
+
+def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
+    touch(tmp_path, "disk/cats/a.mp4", "videos/dogs/b.mp4")
+    (tmp_path / "videos" / "cats").symlink_to(tmp_path / "disk" / "cats")
+    (tmp_path / "disk" / "cats" / "loop").symlink_to(tmp_path / "disk" / "cats")
+    assert set(table(tmp_path / "videos", "folder")) == {"cats/a.mp4", "dogs/b.mp4"}
+
+
+def test_a_name_that_is_no_text_is_left_out_by_name(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4")).touch()
+    found = listing("folder", tmp_path)
+    assert [video.id for video in found.videos] == ["a.mp4"]
+    assert [missing.reason for missing in found.missing] == ["its name is not valid UTF-8; rename it"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import shutil
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -142,12 +144,39 @@ def test_strange_names_are_only_names(synthetic: Path, tmp_path: Path, name: str
     assert isinstance(extract(video, tmp_path), Extracted)
 
 
-def test_a_playlist_cannot_make_ffmpeg_open_a_network_address(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\nhttp://127.0.0.1:9/x.ts\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:3\n#EXTINF:3,\nother.mp4\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile other.mp4\n",
+    ],
+)
+def test_a_playlist_cannot_make_ffmpeg_open_anything_else(synthetic: Path, tmp_path: Path, text: str) -> None:
+    shutil.copy(next((synthetic / "train").rglob("*.mp4")), tmp_path / "other.mp4")
     playlist = tmp_path / "list.mp4"
-    playlist.write_text("#EXTM3U\n#EXTINF:1,\nhttp://127.0.0.1:9/x.ts\n")
+    playlist.write_text(text)
     taken = extract(playlist, tmp_path)
     assert isinstance(taken, Rejected)
     assert "Connection" not in str(taken)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_ffmpeg_makes_neither_a_short_video_nor_a_rejected_one(
+    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def interrupted(arguments: list[str], **options: object) -> subprocess.CompletedProcess[bytes]:
+        process = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        while not (target.jpeg.is_file() and target.jpeg.stat().st_size > 100_000):
+            time.sleep(0.001)
+        process.send_signal(number)
+        _, stderr = process.communicate()
+        return subprocess.CompletedProcess(arguments, process.returncode, b"", stderr)
+
+    target = Target.within(tmp_path / "out", real / "clips" / "nasa_13013.mp4")
+    monkeypatch.setattr("preprocess.ffmpeg.subprocess.run", interrupted)
+    with pytest.raises(UserError, match="ffmpeg was stopped from outside"):
+        extract_group([target], Extraction())
 
 
 def test_sound_without_picture_is_rejected(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ def test_the_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, sh
     assert 1 <= len(done) < 3
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert digests(folder) == digests(shards)
+    assert not [path for path in folder.iterdir() if path.is_dir()]  # no scratch folder of the killed worker is left
 
 
 def test_a_half_written_shard_is_made_again(synthetic: Path, shards: Path, tmp_path: Path) -> None:
@@ -85,6 +86,16 @@ def test_other_settings_remake_the_shards(synthetic: Path, tmp_path: Path) -> No
     assert len(list((tmp_path / "shards").glob("shard-*.h5"))) == 3  # those of the old cut are gone
 
 
+def test_a_wrong_source_does_not_replace_finished_shards(synthetic: Path, shards: Path, tmp_path: Path) -> None:
+    folder, wrong = tmp_path / "shards", tmp_path / "wrong"
+    shutil.copytree(shards, folder)
+    wrong.mkdir()
+    shutil.copy(next(synthetic.rglob("*.mp4")), wrong / "other.mp4")
+    with pytest.raises(UserError, match="holds shards of 42 videos, most of which are not in"):
+        run(Preprocess("folder", wrong, folder, workers=1))
+    assert digests(folder) == digests(shards)
+
+
 def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -> None:
     summary = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
     rejected = {row["id"]: row["reason"] for row in read_rejected(tmp_path)}
@@ -108,8 +119,8 @@ def test_nothing_usable_is_an_error_that_shows_why(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (("--dataset", "kinetix"), "there is no data set 'kinetix'; choose one of folder, kinetics, synthetic"),
-        (("--source", "nowhere"), "the source folder nowhere does not exist; set SOURCE"),
-        (("--source", "."), "there are no videos in .; expected files ending in"),
+        (("--source", "nowhere"), "/nowhere does not exist; set SOURCE"),
+        (("--source", "."), "expected files ending in"),
         (("--source", ".", "--scheduler", "tcp://127.0.0.1:1"), "there are no videos"),
         (("--quality", "99"), "--quality is 99"),
     ],

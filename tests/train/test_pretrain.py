@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def losses(run: Path) -> list[float]:
 
 
 def arguments(shards: Path, run: Path, *more: object) -> list[str]:
-    return ["train", "tiny", "--shards", str(shards), "--run", str(run), *SMALL, *map(str, more)]
+    return ["train", "tiny", "--shards", str(shards), "--out", str(run), *SMALL, *map(str, more)]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,19 @@ def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
 def test_a_run_with_other_settings_is_not_mixed_in(command: Run, shards: Path, undisturbed: Path) -> None:
     done = command(*arguments(shards, undisturbed, "--steps", 12, "--network.dropout", 0.3, "--temperature", 0.1))
     assert done.returncode == 2
-    assert "temperature was 0.07, now 0.1" in done.stderr and "set --run to another folder" in done.stderr
+    assert "temperature was 0.07, now 0.1" in done.stderr and "set --out to another folder" in done.stderr
+
+
+def test_a_line_of_the_log_cut_off_by_a_crash_does_not_stop_a_run(
+    command: Run, shards: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "crashed"
+    shutil.copytree(undisturbed, run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 12, "lo')
+    done = command(*arguments(shards, run, "--steps", 12, "--network.dropout", 0.3))
+    assert done.returncode == 0, done.stderr
+    assert losses(run) == losses(undisturbed)
 
 
 def test_every_preset_trains(command: Run, shards: Path, tmp_path: Path) -> None:
@@ -109,10 +122,21 @@ def test_every_preset_trains(command: Run, shards: Path, tmp_path: Path) -> None
         assert np.isfinite(losses(run)).all()
 
 
+def test_two_processes_share_every_batch_and_stop_together(command: Run, shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "two"
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m")
+    done = command(*torchrun, *arguments(shards, run, "--steps", 4), CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    assert len(losses(run)) == 4 and np.isfinite(losses(run)).all()
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 4
+    refused = command(*torchrun, *arguments(shards, tmp_path / "odd", "--steps", 4), "--videos-per-batch", 5)
+    assert "5 videos per batch cannot be shared by 2 GPUs" in refused.stderr and refused.returncode
+
+
 def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "grid"
     done = command(
-        "train", "tiny", "--shards", grid_shards, "--run", run, "--preset", "e", "--videos-per-batch", 24, "--steps", 60
+        "train", "tiny", "--shards", grid_shards, "--out", run, "--preset", "e", "--videos-per-batch", 24, "--steps", 60
     )
     assert done.returncode == 0, done.stderr
     curve = losses(run)
@@ -130,6 +154,9 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
         (("--augmentation.flip", "2"), "augmentation flip is 2.0"),
+        (("--epochs", "5"), "--epochs is 5 and --steps is 2; set one of them"),
+        (("--temperature", "0"), "--temperature is 0.0; it must be above 0"),
+        (("--loading.prefetch", "0"), "--loading.prefetch is 0; it must be 1 or more"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(
