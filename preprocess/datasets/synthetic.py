@@ -1,4 +1,4 @@
-"""The generated data set, made where it is not there yet (see preprocess/synthetic.py for what it holds).
+"""The generated data set, made where it is not there yet (see preprocess/synthetic for what it holds).
 
 source/train/bounce/*.mp4, source/val/..., source/test/..., source/captions.json, source/synthetic.json
 """

@@ -1,0 +1,150 @@
+"""The files of the generated data set: encoded in groups, renamed when complete, marked when all are there."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from pipeline.errors import UserError
+from preprocess.synthetic.actions import ACTIONS
+from preprocess.synthetic.scene import SAMPLE_RATE, SPLITS, Synthetic, captions, draw_scene, render
+
+FORMAT = 1  # raise it whenever the same settings give other files
+GROUP = 25  # videos per ffmpeg process: its start costs more than encoding one video
+MARKER = "synthetic.json"
+UNFINISHED = ".partial"  # what a name ends in until the file is complete
+
+
+class Task(NamedTuple):
+    """One video to make, and where."""
+
+    path: Path
+    split: str
+    action: str
+    n: int
+
+
+def tasks(destination: Path, settings: Synthetic) -> list[Task]:
+    """Every video of the set; the file stem is its id, unique over splits and classes."""
+    return [
+        Task(destination / split / action / f"{split}_{action}_{n:04d}.mp4", split, action, n)
+        for split in SPLITS
+        for action in tuple(ACTIONS)[: settings.classes]
+        for n in range(getattr(settings, split))
+    ]
+
+
+def ffmpeg_command(settings: Synthetic, raw: Sequence[tuple[Path, Path]], outputs: Iterable[Path]) -> list[str]:
+    """One process that turns pairs of raw frames and samples into as many MP4 files, the same bytes every time."""
+    side, exact = str(settings.size), "+bitexact"
+    command = ["ffmpeg", "-nostdin", "-y", "-v", "error"]
+    for frames, samples in raw:
+        command += ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{side}x{side}", "-r", str(settings.fps)]
+        command += ["-i", str(frames), "-f", "s16le", "-ar", str(SAMPLE_RATE), "-ac", "1", "-i", str(samples)]
+    for k, output in enumerate(outputs):
+        command += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", "-threads", "1", "-fflags", exact]
+        command += ["-c:v", "libx264", "-preset", "superfast", "-crf", "20", "-g", "15", "-pix_fmt", "yuv420p"]
+        # The default search of the AAC encoder costs as much as all the rest.
+        command += ["-c:a", "aac", "-aac_coder", "fast", "-b:a", "64k", "-flags:v", exact, "-flags:a", exact]
+        command += ["-movflags", "+faststart", "-f", "mp4", str(output)]
+    return command
+
+
+def make_group(settings: Synthetic, group: Sequence[Task]) -> int:
+    """Render and encode a few videos with one ffmpeg process; returns how many. Raises `UserError` if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        raw = [(Path(folder, f"{k}.rgb"), Path(folder, f"{k}.pcm")) for k in range(len(group))]
+        for (frames, samples), task in zip(raw, group, strict=True):
+            video = render(settings, task.split, task.action, task.n)
+            video.frames.tofile(frames)
+            np.round(video.waveform * 32767).astype("<i2").tofile(samples)
+            task.path.parent.mkdir(parents=True, exist_ok=True)
+        outputs = [task.path.with_name(task.path.name + UNFINISHED) for task in group]
+        run_ffmpeg(ffmpeg_command(settings, raw, outputs))
+    for task, output in zip(group, outputs, strict=True):
+        output.rename(task.path)
+    return len(group)
+
+
+def run_ffmpeg(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    except FileNotFoundError:
+        raise UserError("ffmpeg was not found; install it (it needs libx264) and make sure it is on PATH.") from None
+    if done.returncode != 0:
+        last = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise UserError(f"ffmpeg could not encode the synthetic videos (exit status {done.returncode}):\n{last}")
+
+
+def claim(destination: Path, described: dict[str, object]) -> bool:
+    """Whether the set is still to be made or completed, under a marker that says with which settings.
+
+    Raises `UserError` if the folder holds a set with other settings, or something else.
+    """
+    marker, unfinished = destination / MARKER, destination / (MARKER + UNFINISHED)
+    found = next((path for path in (marker, unfinished) if path.exists()), None)
+    if found is None:
+        if taken := [name for name in (*SPLITS, "captions.json") if (destination / name).exists()]:
+            raise UserError(
+                f"{destination} holds {', '.join(taken)}, but no {MARKER}; it is not a synthetic data set. "
+                "Choose another destination."
+            )
+        destination.mkdir(parents=True, exist_ok=True)
+        unfinished.write_text(json.dumps(described, indent=2) + "\n")
+        return True
+    existing = json.loads(found.read_text())
+    if differing := [key for key in described if existing.get(key) != described[key]]:
+        what = ", ".join(f"{key} is {existing.get(key)} there, {described[key]} here" for key in differing)
+        raise UserError(
+            f"{destination} holds a synthetic data set made with other settings: {what}. "
+            "Use the same settings, delete the folder, or choose another destination."
+        )
+    return found == unfinished
+
+
+def make_all(settings: Synthetic, missing: Sequence[Task], workers: int, progress: bool) -> None:
+    groups = [missing[k : k + GROUP] for k in range(0, len(missing), GROUP)]
+    with tqdm(total=len(missing), desc="synthetic videos", unit="video", disable=not progress) as bar:
+        if min(workers, len(groups)) <= 1:
+            for group in groups:
+                bar.update(make_group(settings, group))
+            return
+        # Spawned, not forked: the caller may have started threads.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(workers, len(groups)), mp_context=context) as pool:
+            try:
+                for done in as_completed([pool.submit(make_group, settings, group) for group in groups]):
+                    bar.update(done.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def generate(
+    destination: Path, settings: Synthetic = Synthetic(), workers: int | None = None, progress: bool = True
+) -> None:
+    """Make the data set: `<split>/<class>/<id>.mp4`, `captions.json` and, once complete, `synthetic.json`.
+
+    A complete set with the same settings is left alone, a half-made one completed. `workers` processes render and
+    encode, by default one per CPU core. Raises `UserError` if the destination is taken or ffmpeg fails.
+    """
+    described: dict[str, object] = {"format": FORMAT, **asdict(settings)}
+    if not claim(destination, described):
+        return
+    every = tasks(destination, settings)
+    missing = [task for task in every if not task.path.exists()]
+    make_all(settings, missing, workers or len(os.sched_getaffinity(0)), progress)
+    spoken = {t.path.stem: captions(draw_scene(settings, t.split, t.action, t.n), settings) for t in every}
+    (destination / "captions.json").write_text(json.dumps(spoken) + "\n")
+    (destination / (MARKER + UNFINISHED)).rename(destination / MARKER)
