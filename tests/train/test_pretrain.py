@@ -17,6 +17,7 @@ import torch
 
 from tests.conftest import ROOT, Run
 
+STEPS = 24
 SMALL = ("--videos-per-batch", "4", "--threads", "1", "--optimization.warmup-epochs", "1")
 
 
@@ -32,16 +33,16 @@ def arguments(shards: Path, run: Path, *more: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 12 steps, two epochs, with dropout."""
+    """A run of four epochs, with dropout."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    command = [sys.executable, "-m", *arguments(shards, run, "--steps", 12, "--network.dropout", 0.3)]
+    command = [sys.executable, "-m", *arguments(shards, run, "--steps", STEPS, "--network.dropout", 0.3)]
     subprocess.run(command, cwd=run.parent, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     return run
 
 
 def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tmp_path: Path) -> None:
     again = tmp_path / "again"
-    done = command(*arguments(shards, again, "--steps", 12, "--network.dropout", 0.3, "--loading.clips-at-once", 3))
+    done = command(*arguments(shards, again, "--steps", STEPS, "--network.dropout", 0.3, "--loading.clips-at-once", 3))
     assert done.returncode == 0, done.stderr
     assert losses(again) == losses(undisturbed)
     other = tmp_path / "other"
@@ -54,7 +55,7 @@ def test_a_killed_run_goes_on_with_bitwise_the_same_losses(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path, kill_after: int
 ) -> None:
     run = tmp_path / "killed"
-    more = ("--steps", 12, "--network.dropout", 0.3, "--checkpoint-steps", 2)
+    more = ("--steps", STEPS, "--network.dropout", 0.3, "--checkpoint-steps", 2)
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments(shards, run, *more)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -66,7 +67,7 @@ def test_a_killed_run_goes_on_with_bitwise_the_same_losses(
         time.sleep(0.01)
     process.kill()
     process.wait()
-    assert kill_after <= len(losses(run)) < 12
+    assert kill_after <= len(losses(run)) < STEPS
     done = command(*arguments(shards, run, *more))
     assert done.returncode == 0, done.stderr
     assert losses(run) == losses(undisturbed)
@@ -78,7 +79,7 @@ def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "stopped"
-    more = ("--steps", 12, "--network.dropout", 0.3)
+    more = ("--steps", STEPS, "--network.dropout", 0.3)
     process = subprocess.Popen(
         [sys.executable, "-m", *arguments(shards, run, *more)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -91,13 +92,13 @@ def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
     assert process.returncode == 128 + signal.SIGTERM
     assert "the same command goes on from there" in output
     step = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
-    assert step == len(losses(run)) < 12
+    assert step == len(losses(run)) < STEPS
     assert command(*arguments(shards, run, *more)).returncode == 0
     assert losses(run) == losses(undisturbed)
 
 
 def test_a_run_with_other_settings_is_not_mixed_in(command: Run, shards: Path, undisturbed: Path) -> None:
-    done = command(*arguments(shards, undisturbed, "--steps", 12, "--network.dropout", 0.3, "--temperature", 0.1))
+    done = command(*arguments(shards, undisturbed, "--steps", STEPS, "--network.dropout", 0.3, "--temperature", 0.1))
     assert done.returncode == 2
     assert "temperature was 0.07, now 0.1" in done.stderr and "set --out to another folder" in done.stderr
 
@@ -108,8 +109,8 @@ def test_a_line_of_the_log_cut_off_by_a_crash_does_not_stop_a_run(
     run = tmp_path / "crashed"
     shutil.copytree(undisturbed, run)
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 12, "lo')
-    done = command(*arguments(shards, run, "--steps", 12, "--network.dropout", 0.3))
+        file.write(f'{{"step": {STEPS}, "lo')
+    done = command(*arguments(shards, run, "--steps", STEPS, "--network.dropout", 0.3))
     assert done.returncode == 0, done.stderr
     assert losses(run) == losses(undisturbed)
 
