@@ -25,6 +25,8 @@ SHARDS := data/shards/$(DATASET)
 
 .PHONY: help setup demo test lint preprocess pretrain ablation eval show-batch bench clean
 .SUFFIXES:
+# a check, not a command
+.PHONY: gpus
 
 help: ## this list
 	@echo "make <target> [VARIABLE=value ...]"; echo
@@ -44,7 +46,7 @@ demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in minut
 preprocess: $(STAMP) ## videos to shards: DATASET=kinetics|folder|synthetic SOURCE=/videos
 	@$(PYTHON) -m preprocess --dataset $(DATASET) $(call flag,--source,$(SOURCE)) $(ARGS)
 
-pretrain: $(STAMP) ## shards to a checkpoint: [DATASET=] [PRESET=l] [SIZE=paper|tiny] [GPUS=1]; again: resumes
+pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l] [SIZE=paper|tiny] [GPUS=1]; again: resumes
 	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \
 	  -m train $(SIZE) --dataset $(DATASET) --preset $(PRESET) $(ARGS)
 
@@ -60,6 +62,9 @@ show-batch: $(STAMP) ## a picture of every leaf of one video: [DATASET=] [PRESET
 bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(call flag,--source,$(SOURCE))
 	@$(PYTHON) -m benchmarks.loader $(call flag,--source,$(SOURCE))
+
+gpus:
+	@[[ "$(GPUS)" =~ ^[1-9][0-9]*$$ ]] || { echo "error: GPUS is '$(GPUS)'; it must be 1 or more" >&2; exit 2; }
 
 lint: $(STAMP) ## style and types
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy

@@ -23,6 +23,7 @@ def main() -> None:
     if isinstance(command, Frozen):
         result = frozen(command)
         print(table([result], [result["preset"]]))
+        print(f"numbers: {result['written']} (checkpoint {result['checkpoint']}, step {result['step']})")
     elif isinstance(command, Ablation):
         print(ablation(command))
     else:

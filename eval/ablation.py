@@ -70,8 +70,8 @@ def ablation(settings: Ablation) -> str:
     out.mkdir(parents=True, exist_ok=True)
     jobs = [(name, seed) for seed in settings.seeds for name in settings.rows]
     print(
-        f"{len(jobs)} runs, {settings.side_by_side} at a time, {settings.clips_per_step} video clips per step each; "
-        f"logs in {out}/<row>-<seed>/log.txt"
+        f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}, {settings.side_by_side} at a time, "
+        f"{settings.clips_per_step} video clips per step each; logs in {out}/<row>-<seed>/log.txt"
     )
     began = time.monotonic()
 
@@ -115,7 +115,7 @@ def _run(
         "--videos-per-batch", str(settings.clips_per_step // clips_per_video(name)),
     ]  # fmt: skip
     if settings.steps:
-        train += ["--steps", str(settings.steps), "--epochs", "0"]
+        train += ["--steps", str(settings.steps)]
     evaluate = [
         "eval", "frozen", "--ckpt", str(folder / "checkpoint.pt"), "--shards", str(shards), "--dataset",
         settings.dataset, "--query-split", settings.query_split, "--gallery-per-class", str(settings.gallery_per_class),

@@ -53,6 +53,9 @@ def frozen(settings: Frozen) -> dict[str, Any]:
 
     Raises UserError where the shards, their labels, a split or the checkpoint are missing or do not fit.
     """
+    output = settings.out or settings.ckpt  # beside the checkpoint
+    if not output.parent.is_dir():
+        raise UserError(f"there is no folder {output.parent} to write to; set --out")
     if settings.clips < 1:
         raise UserError(f"--clips is {settings.clips}; it must be 1 or more")
     if settings.threads:
@@ -101,7 +104,9 @@ def frozen(settings: Frozen) -> dict[str, Any]:
         },
     }
     name = f"frozen-{dataset}{'-random' if settings.random_weights else ''}.json"
-    write_text(settings.out or settings.ckpt.parent / name, json.dumps(result, indent=2) + "\n")
+    folder = settings.ckpt if settings.ckpt.is_dir() else settings.ckpt.parent
+    write_text(settings.out or folder / name, json.dumps(result, indent=2) + "\n")
+    result["written"] = str(settings.out or folder / name)
     return result
 
 

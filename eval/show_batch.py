@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from pipeline.errors import UserError
 from pipeline.factors import MODALITIES, REVERSED, VIDEO
 from pipeline.loader import Loader
 from pipeline.shards import Index
@@ -36,6 +37,10 @@ class ShowBatch:
     """Frames drawn of each video leaf."""
     out: Path | None = None
     """The picture; default runs/batch-<dataset>-<preset>.png."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix != ".png":
+            raise UserError(f"--out is {self.out}; the picture's name must end in .png")
 
 
 def show_batch(settings: ShowBatch) -> Path:

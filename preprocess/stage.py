@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import dask
 import distributed
@@ -108,7 +112,7 @@ def run(settings: Preprocess) -> Summary:
         destination.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write to {destination}: {error.strerror}; set --destination") from error
-    _refuse_other_videos(found, source, destination)
+    _refuse_to_replace(found, source, destination, settings)
     tasks = plan(found.videos, destination, settings)
     pending = [task for task in tasks if (shard_attributes(task.path) or {}).get("content") != task.content]
     if pending:
@@ -117,14 +121,32 @@ def run(settings: Preprocess) -> Summary:
     return _finish(found, tasks, len(pending), destination, settings)
 
 
-def _refuse_other_videos(found: Listing, source: Path, destination: Path) -> None:
-    """A wrong SOURCE must not replace the shards of another data set."""
+def _details(settings: Preprocess) -> dict[str, Any]:
+    """What the index says of how its shards were made."""
+    return asdict(settings.extraction) | {
+        "bands": BANDS, "dataset": settings.dataset, "videos_per_shard": settings.videos_per_shard,
+    }  # fmt: skip
+
+
+def _refuse_to_replace(found: Listing, source: Path, destination: Path, settings: Preprocess) -> None:
+    """A wrong SOURCE or a changed option must not replace finished shards, which may be days of work."""
     if not (destination / INDEX).is_file():
         return
     try:
-        before = set(Index.open(destination).id)
+        index = Index.open(destination)
     except UserError:
         return  # damaged shards are what this run mends
+    changed = [
+        f"{name.replace('_', '-')} {index.settings.get(name)}, now {value}"
+        for name, value in _details(settings).items()
+        if index.settings.get(name) != value
+    ]
+    if changed:
+        raise UserError(
+            f"{destination} holds shards made with {'; '.join(changed)}; set --destination to another folder, "
+            "or delete those shards first"
+        )
+    before = set(index.id)
     if before and len(before & {video.id for video in found.videos}) < len(before) / 2:
         raise UserError(
             f"{destination} holds shards of {len(before)} videos, most of which are not in {source}; "
@@ -220,6 +242,20 @@ def _bounded(client: distributed.Client, tasks: Sequence[ShardTask], in_flight: 
         submit()
 
 
+def _local_cluster(workers: int) -> distributed.LocalCluster:
+    """Worker processes on this machine that leave Ctrl-C to this one, which ends them."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None  # child processes inherit it
+    try:
+        return distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+        )  # fmt: skip
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
+
+
 @contextlib.contextmanager
 def _cluster(settings: Preprocess) -> Iterator[distributed.Client]:
     """A client of the scheduler that is named, or of workers on this machine that end with it."""
@@ -238,9 +274,7 @@ def _cluster(settings: Preprocess) -> Iterator[distributed.Client]:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # workers inherit it: ffmpeg and log-mel take one thread each
     with (
         dask.config.set(limits),
-        distributed.LocalCluster(
-            n_workers=settings.workers, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0",
-        ) as cluster,
+        _local_cluster(settings.workers) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):  # fmt: skip
         yield client
@@ -259,8 +293,7 @@ def _finish(found: Listing, tasks: Sequence[ShardTask], made: int, destination: 
         rejected += json.loads((shard_attributes(task.path) or {}).get("rejected", "[]"))
     write_text(destination / REJECTED, dump_rows(rejected))
     if made or not (destination / INDEX).is_file():
-        details = asdict(settings.extraction) | {"bands": BANDS, "dataset": settings.dataset}
-        write_index(destination, [task.path for task in tasks], {"settings": json.dumps(details)})
+        write_index(destination, [task.path for task in tasks], {"settings": json.dumps(_details(settings))})
     index = Index.open(destination)
     if not len(index):
         first = rejected[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,17 @@ def save(
 
 def read(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint. Raises UserError if it is missing, damaged or not one of ours."""
+    if path.is_dir():
+        path = path / NAME
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}; make one with 'make pretrain', or set CKPT to yours")
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, pickle.UnpicklingError, ValueError) as error:
+    except Exception as error:  # whatever strange bytes make the reader raise
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"{path} cannot be read as a checkpoint of weights ({first}); it is damaged or something else"
+            f"{path} cannot be read as a checkpoint of weights ({first}); it is damaged or "
+            "something else; delete it or name another"
         ) from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise UserError(f"{path} is not a checkpoint of this program (format {FORMAT} expected)")

@@ -147,7 +147,7 @@ class Trainer:
         state = checkpoint.read(self.path)
         changed = differences(state["settings"], to_json(self.settings))
         if state["data"] != self._data:
-            changed.append("the shards hold other videos")
+            changed.append("the shards were made anew or hold other videos")
         if changed:
             raise UserError(
                 f"{self.path.parent} holds a run with other settings ({'; '.join(changed)}); "

@@ -57,7 +57,7 @@ class Pretrain:
     videos_per_batch: int = 512
     """K_i: videos in one batch over all GPUs."""
     epochs: int = 100
-    """Passes over the videos; 0 where --steps is set."""
+    """Passes over the videos; 0 where --steps is set. The schedule depends on it, so a run cannot be prolonged."""
     steps: int = 0
     """Batches to train for; 0 where --epochs is set."""
     temperature: float = 0.07

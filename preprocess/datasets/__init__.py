@@ -25,7 +25,8 @@ def listing(dataset: str, source: Path) -> Listing:
     if dataset not in DATASETS:
         raise UserError(f"there is no data set '{dataset}'; choose one of {', '.join(DATASETS)}")
     if dataset != "synthetic" and not source.is_dir():
-        raise UserError(f"the source folder {source} does not exist; set SOURCE to the folder that holds your videos")
+        state = "is not a folder" if source.exists() else "does not exist"
+        raise UserError(f"the source folder {source} {state}; set SOURCE to the folder that holds your videos")
     found = DATASETS[dataset](source)
     if not found.videos:
         raise UserError(f"there are no videos in {source}; {folder.EXPECTED}")

@@ -96,13 +96,17 @@ def test_show_batch_draws_every_leaf(command: Run, shards: Path, tmp_path: Path)
         assert picture.shape[0] > leaves * 100 and picture.std() > 20
 
 
-@pytest.mark.parametrize("kind", ["missing", "garbage", "foreign", "other sizes", "pickle"])
+@pytest.mark.parametrize("kind", ["missing", "garbage", "text", "cut", "foreign", "other sizes", "pickle"])
 def test_a_wrong_checkpoint_is_one_sentence(
     command: Run, shards: Path, checkpoint: Path, tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "x.pt"
     if kind == "garbage":
         path.write_bytes(b"garbage" * 100)
+    elif kind == "text":
+        path.write_text("it is a text\n")
+    elif kind == "cut":
+        path.write_bytes(checkpoint.read_bytes()[:10_000])
     elif kind == "foreign":
         torch.save({"state": torch.zeros(3)}, path)
     elif kind == "other sizes":
@@ -113,6 +117,7 @@ def test_a_wrong_checkpoint_is_one_sentence(
         torch.save(Path("/"), path)  # an object, which weights_only must not build
     expected = {
         "missing": "there is no checkpoint", "garbage": "cannot be read as a checkpoint",
+        "text": "cannot be read as a checkpoint", "cut": "cannot be read as a checkpoint",
         "foreign": "is not a checkpoint of",
         "other sizes": "holds another model: 4 have another shape", "pickle": "cannot be read as a checkpoint",
     }[kind]  # fmt: skip

@@ -71,29 +71,53 @@ def test_a_half_written_shard_is_made_again(synthetic: Path, shards: Path, tmp_p
     assert digests(folder) == digests(shards)
 
 
-def test_other_settings_remake_the_shards(synthetic: Path, tmp_path: Path) -> None:
+def test_other_settings_do_not_replace_finished_shards_and_removed_videos_do(synthetic: Path, tmp_path: Path) -> None:
     videos = tmp_path / "videos"
     shutil.copytree(synthetic / "test", videos)
     settings = Preprocess("folder", videos, tmp_path / "shards", workers=1)
     assert run(settings).shards_made == 1
-    assert run(settings).shards_made == 0
-    assert run(replace(settings, extraction=Extraction(short_side=32))).shards_made == 1
-    assert (Index.open(tmp_path / "shards").height == 32).all()
+    before = digests(tmp_path / "shards")
+    with pytest.raises(UserError, match="made with short-side 160, now 32; set --destination"):
+        run(replace(settings, extraction=Extraction(short_side=32)))
+    with pytest.raises(UserError, match="made with videos-per-shard 128, now 4"):
+        run(replace(settings, videos_per_shard=4))
+    assert digests(tmp_path / "shards") == before
     next(videos.rglob("*.mp4")).unlink()
-    assert run(replace(settings, extraction=Extraction(short_side=32))).shards_made == 1
+    assert run(settings).shards_made == 1
+    assert len(Index.open(tmp_path / "shards")) == 11
+    for path in (tmp_path / "shards").glob("index.h5"):  # a run with another cut that was stopped before its end
+        path.unlink()
     smaller = run(replace(settings, extraction=Extraction(short_side=32), videos_per_shard=4))
     assert smaller.shards_made == 3
+    assert (Index.open(tmp_path / "shards").height == 32).all()
     assert len(list((tmp_path / "shards").glob("shard-*.h5"))) == 3  # those of the old cut are gone
 
 
+def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "preprocess", "--source", real / "grid", "--destination", tmp_path / "shards"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while not list(tmp_path.glob("shards/.shard-*/*/frames.mjpeg")):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on from here" in stderr
+    assert "Traceback" not in stderr
+
+
 def test_a_wrong_source_does_not_replace_finished_shards(synthetic: Path, shards: Path, tmp_path: Path) -> None:
-    folder, wrong = tmp_path / "shards", tmp_path / "wrong"
-    shutil.copytree(shards, folder)
+    wrong = tmp_path / "wrong"
     wrong.mkdir()
     shutil.copy(next(synthetic.rglob("*.mp4")), wrong / "other.mp4")
-    with pytest.raises(UserError, match="holds shards of 42 videos, most of which are not in"):
-        run(Preprocess("folder", wrong, folder, workers=1))
-    assert digests(folder) == digests(shards)
+    settings = Preprocess("folder", synthetic / "test", tmp_path / "shards", workers=1)
+    run(settings)
+    before = digests(tmp_path / "shards")
+    with pytest.raises(UserError, match="holds shards of 12 videos, most of which are not in"):
+        run(replace(settings, source=wrong))
+    assert digests(tmp_path / "shards") == before
 
 
 def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -> None:

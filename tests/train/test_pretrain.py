@@ -115,6 +115,15 @@ def test_a_line_of_the_log_cut_off_by_a_crash_does_not_stop_a_run(
     assert losses(run) == losses(undisturbed)
 
 
+def test_epochs_or_steps_alone_are_enough(command: Run, shards: Path, tmp_path: Path) -> None:
+    for number, length in enumerate((("--epochs", 1), ("--steps", 6))):
+        run = tmp_path / str(number)
+        assert command(*arguments(shards, run), *length).returncode == 0
+        assert len(losses(run)) == 6  # 24 videos, 4 per batch
+    done = command("train", "medium")
+    assert done.returncode == 2 and "there is no size 'medium'; choose one of paper, tiny" in done.stderr
+
+
 def test_every_preset_trains(command: Run, shards: Path, tmp_path: Path) -> None:
     for preset in ("a", "d", "m"):
         run = tmp_path / preset
@@ -156,6 +165,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
         (("--augmentation.flip", "2"), "augmentation flip is 2.0"),
         (("--epochs", "5"), "--epochs is 5 and --steps is 2; set one of them"),
+        (("--out", "/proc/nowhere"), "/proc/nowhere: No such file or directory"),
         (("--temperature", "0"), "--temperature is 0.0; it must be above 0"),
         (("--loading.prefetch", "0"), "--loading.prefetch is 0; it must be 1 or more"),
     ],
