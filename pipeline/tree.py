@@ -23,7 +23,8 @@ class Augmentation:
     scale: tuple[int, int] = (128, 160)
     """Length in pixels, both ends included, to which the shorter side is resized before the crop."""
     center_crop: bool = False
-    """Crop the centre (evaluation) instead of a random place (pretraining; decision 3 of the paper's digest)."""
+    """Crop the centre (evaluation) instead of a random place (pretraining). Section 3.3 says
+    random, the appendix centre."""
     flip: float = 0.5
     """Probability of a horizontal flip."""
     brightness: float = 0.4
