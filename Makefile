@@ -21,7 +21,6 @@ ROWS ?= a e l
 ARGS ?=
 # empty variables leave the program's own default
 flag = $(if $(2),$(1) "$(2)")
-SHARDS := data/shards/$(DATASET)
 
 .PHONY: help setup demo test lint preprocess pretrain ablation eval show-batch bench clean
 .SUFFIXES:

@@ -60,15 +60,14 @@ def tree(index: Index, row: str, clips: int) -> Tree:
     clip = Clip()
     starts = index.starts(clip.frames, clip.stride, clip.mel_frames)
     usable = np.flatnonzero(starts >= 2)
-    shifts = 1 if presets.row(row).time_shift == "." else 2
-    k = min(clips // shifts, len(usable))
+    k = min(clips // presets.shifts_per_video(row), len(usable))
     return Tree(presets.factors(row, usable, starts, k), Augmentation(), (clip.mel_frames, index.bands), len(usable))
 
 
 def loader(index: Index, row: str, settings: Benchmark) -> Iterator[int]:
     """Decoded clips of every batch."""
     plans = tree(index, row, settings.clips)
-    shifts = 1 if presets.row(row).time_shift == "." else 2
+    shifts = presets.shifts_per_video(row)
     endless = (plans.plan(*divmod(step, plans.batches_per_epoch)) for step in itertools.count())
     with Loader(index, endless, Clip(), torch.device(settings.device), settings.loading) as batches:
         for batch in batches:
@@ -135,7 +134,7 @@ def main() -> None:
         decode = rate(dali_alone(index, 0, settings), settings.seconds)
         print(f"decoding alone                          {decode:6.0f} clips/s")
         for row in settings.rows:
-            leaves = presets.clips_per_video(row) // (1 if presets.row(row).time_shift == "." else 2)
+            leaves = presets.clips_per_video(row) // presets.shifts_per_video(row)
             mine = rate(loader(index, row, settings), settings.seconds)
             plain_rate = rate(dali_alone(index, leaves, settings), settings.seconds)
             print(f"loader, row {row} ({leaves} video leaves a clip)    {mine:6.0f} clips/s", end="")

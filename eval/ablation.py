@@ -19,7 +19,7 @@ import torch
 from eval.frozen import KS, layout
 from pipeline.errors import UserError
 from pipeline.presets import clips_per_video, row
-from pipeline.shards import Index, write_text
+from pipeline.shards import Index, shard_folder, write_text
 
 RANDOM = "random weights"
 
@@ -64,7 +64,7 @@ class Ablation:
 
 def ablation(settings: Ablation) -> str:
     """Run everything that is not there yet; returns the table. Raises UserError if a run fails, naming its log."""
-    shards = settings.shards or Path("data/shards") / settings.dataset
+    shards = settings.shards or shard_folder(settings.dataset)
     index = Index.open(shards)
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
     out.mkdir(parents=True, exist_ok=True)

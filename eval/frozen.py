@@ -13,7 +13,7 @@ import torch
 from eval.features import clip_of, extract
 from eval.retrieval import chance, few_shot, recall
 from pipeline.errors import UserError
-from pipeline.shards import Index, write_text
+from pipeline.shards import Index, shard_folder, write_text
 from train.checkpoint import load_model, untrained
 
 KS = (1, 5, 20)
@@ -63,7 +63,7 @@ def frozen(settings: Frozen) -> dict[str, Any]:
     model, trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
     dataset = settings.dataset or trained["dataset"]
     stored = None if settings.dataset else trained["shards"]
-    index = Index.open(settings.shards or Path(stored or Path("data/shards") / dataset))
+    index = Index.open(settings.shards or Path(stored or shard_folder(dataset)))
     clip, scale = clip_of(trained)
     long_enough = index.starts(clip.frames, clip.stride) > 0
     labelled = [_labelled(index, split) for split in (settings.gallery_split, settings.query_split)]

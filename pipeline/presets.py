@@ -80,7 +80,12 @@ def factors(name: str, videos: np.ndarray, starts: np.ndarray, videos_per_batch:
 def clips_per_video(name: str) -> int:
     """Video leaves that a batch holds per video: the cost of a row, to compare rows at equal clips per step."""
     spec = row(name)
-    return _role(spec.time_shift)[0] * _role(spec.time_reversal)[0] * (1 if spec.uses_audio else 2)
+    return shifts_per_video(name) * _role(spec.time_reversal)[0] * (1 if spec.uses_audio else 2)
+
+
+def shifts_per_video(name: str) -> int:
+    """K_tau: clips that are decoded per video, each shared by the leaves below it."""
+    return _role(row(name).time_shift)[0]
 
 
 def _role(role: Role) -> tuple[int, Contrast]:

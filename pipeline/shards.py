@@ -46,6 +46,11 @@ _TEXT = h5py.string_dtype()
 _BLOCK = 1 << 24
 
 
+def shard_folder(dataset: str) -> Path:
+    """Where the shards of a data set lie unless another folder is named."""
+    return Path("data/shards") / dataset
+
+
 @dataclass(frozen=True)
 class VideoRecord:
     """One video on its way into a shard; frames lie in a file of concatenated JPEGs, not in memory."""

@@ -32,6 +32,7 @@ from pipeline.shards import (
     VideoRecord,
     dump_rows,
     shard_attributes,
+    shard_folder,
     write_index,
     write_shard,
     write_text,
@@ -67,6 +68,10 @@ class Preprocess:
         if self.videos_per_shard < 1 or self.workers < 1:
             raise UserError("--videos-per-shard and --workers must be 1 or more")
 
+    @property
+    def shard_folder(self) -> Path:
+        return self.destination or shard_folder(self.dataset)
+
 
 @dataclass(frozen=True)
 class ShardTask:
@@ -99,6 +104,8 @@ class Summary:
     hours: float
     gigabytes: float
     without_sound: int
+    index: Index
+    """Of all shards, those made earlier too."""
 
 
 def run(settings: Preprocess) -> Summary:
@@ -106,7 +113,7 @@ def run(settings: Preprocess) -> Summary:
     require_ffmpeg()
     # absolute, since workers of a cluster may have been started in another folder
     source = (settings.source or Path("data/videos") / settings.dataset).absolute()
-    destination = (settings.destination or Path("data/shards") / settings.dataset).absolute()
+    destination = settings.shard_folder.absolute()
     found = listing(settings.dataset, source)
     try:
         destination.mkdir(parents=True, exist_ok=True)
@@ -310,11 +317,13 @@ def _finish(found: Listing, tasks: Sequence[ShardTask], made: int, destination: 
         hours=float(index.frame_count.sum()) / index.fps / 3600,
         gigabytes=float(index.shard_bytes.sum()) / 1e9,
         without_sound=int((index.mel_count == 0).sum()),
+        index=index,
     )
 
 
-def describe(summary: Summary, destination: Path, index: Index) -> str:
+def describe(summary: Summary, destination: Path) -> str:
     """The lines printed at the end of a run."""
+    index = summary.index
     splits = ", ".join(f"{int((index.split == split).sum())} {split}" for split in ("train", "val", "test"))
     lines = [
         f"{summary.kept} of {summary.videos} videos kept ({splits}; {len(index.classes)} classes), "

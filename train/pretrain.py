@@ -260,7 +260,7 @@ def sampling_tree(index: Index, settings: Pretrain, verbose: bool = True) -> Tre
     inside = index.split == settings.split
     if not inside.any():
         raise UserError(f"no video of {index.folder} is in the split '{settings.split}'; set --split")
-    enough = inside & (starts >= (1 if row.time_shift == "." else 2))
+    enough = inside & (starts >= presets.shifts_per_video(settings.preset))
     silent = int((inside & (index.mel_count == 0)).sum()) if row.uses_audio else 0
     short = int(inside.sum() - enough.sum()) - silent
     if not enough.any():

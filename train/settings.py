@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from pipeline.errors import UserError
 from pipeline.loader import Clip, Loading
+from pipeline.shards import shard_folder
 from pipeline.tree import Augmentation
 from train.models.gdt import Network
 
@@ -107,7 +108,7 @@ class Pretrain:
 
     @property
     def shard_folder(self) -> Path:
-        return self.shards or Path("data/shards") / self.dataset
+        return self.shards or shard_folder(self.dataset)
 
     @property
     def run_folder(self) -> Path:

@@ -30,17 +30,16 @@ def listing(dataset: str, source: Path) -> Listing:
     found = DATASETS[dataset](source)
     if not found.videos:
         raise UserError(f"there are no videos in {source}; {folder.EXPECTED}")
-    named = [video for video in found.videos if _is_text(str(video.path))]
-    strange = [
-        Missing(ascii(video.id), "its name is not valid UTF-8; rename it")
-        for video in found.videos
-        if not _is_text(str(video.path))
-    ]
-    videos = sorted(named, key=lambda video: video.id)
+    videos, missing = [], list(found.missing)
+    for video in sorted(found.videos, key=lambda video: video.id):
+        if _is_text(str(video.path)):
+            videos.append(video)
+        else:
+            missing.append(Missing(ascii(video.id), "its name is not valid UTF-8; rename it"))
     for one, other in pairwise(videos):
         if one.id == other.id:
             raise UserError(f"two videos have the id '{one.id}': {one.path} and {other.path}; rename one of them")
-    return Listing(videos, found.missing + strange)
+    return Listing(videos, missing)
 
 
 def _is_text(name: str) -> bool:
