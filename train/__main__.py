@@ -6,10 +6,11 @@ import os
 import sys
 from dataclasses import replace
 
+import torch.distributed as dist
 import tyro
 
 from pipeline.errors import UserError, exit_with_message
-from train.pretrain import pretrain
+from train.pretrain import leave_without_teardown, pretrain
 from train.settings import SIZES, Pretrain
 
 
@@ -22,6 +23,8 @@ def main() -> None:
     path = pretrain(settings)
     if os.environ.get("RANK", "0") == "0":
         print(f"the trained model is in {path}")
+    if dist.is_initialized():
+        leave_without_teardown()
 
 
 def _with_one_length(base: Pretrain, arguments: list[str]) -> Pretrain:
