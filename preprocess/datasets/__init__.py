@@ -2,44 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
 from preprocess.datasets import folder, kinetics, synthetic
-from preprocess.datasets.listing import Listing, Missing
+from preprocess.datasets.listing import Missing, Video
 
-DATASETS: dict[str, Callable[[Path], Listing]] = {
-    "folder": folder.listing,
-    "kinetics": kinetics.listing,
-    "synthetic": synthetic.listing,
+
+@dataclass(frozen=True)
+class DataSet:
+    """One entry of the table below."""
+
+    listing: Callable[[Path], Iterator[Video | Missing]]
+    """Videos below a folder, in a fixed order, one at a time: a list of a million is never held in memory."""
+    captioned: bool = False
+    """Only what is captioned is kept: videos without captions are left out, and stretches without any are cut out."""
+    makes_its_videos: bool = False
+    """The videos are generated where there are none."""
+
+
+DATASETS = {
+    "folder": DataSet(folder.listing),
+    "ig65m": DataSet(folder.listing),
+    "kinetics": DataSet(kinetics.listing),
+    "synthetic": DataSet(synthetic.listing, makes_its_videos=True),
 }
 
 
-def listing(dataset: str, source: Path) -> Listing:
-    """The videos of a data set below `source`, sorted by id.
-
-    Raises UserError for an unknown data set, a missing or empty source, or an id that occurs twice.
-    """
+def find(dataset: str, source: Path) -> DataSet:
+    """The data set of this name. Raises UserError for an unknown name or a missing source."""
     if dataset not in DATASETS:
         raise UserError(f"there is no data set '{dataset}'; choose one of {', '.join(DATASETS)}")
-    if dataset != "synthetic" and not source.is_dir():
+    entry = DATASETS[dataset]
+    if not entry.makes_its_videos and not source.is_dir():
         state = "is not a folder" if source.exists() else "does not exist"
         raise UserError(f"the source folder {source} {state}; set SOURCE to the folder that holds your videos")
-    found = DATASETS[dataset](source)
-    if not found.videos:
-        raise UserError(f"there are no videos in {source}; {folder.EXPECTED}")
-    videos, missing = [], list(found.missing)
-    for video in sorted(found.videos, key=lambda video: video.id):
-        if _is_text(str(video.path)):
-            videos.append(video)
+    return entry
+
+
+def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
+    """The videos of a data set below `source`; those whose names are no text are named as missing."""
+    for item in find(dataset, source).listing(source):
+        if isinstance(item, Video) and not _is_text(f"{item.id}{item.path}"):
+            yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it")
         else:
-            missing.append(Missing(ascii(video.id), "its name is not valid UTF-8; rename it"))
-    for one, other in pairwise(videos):
-        if one.id == other.id:
-            raise UserError(f"two videos have the id '{one.id}': {one.path} and {other.path}; rename one of them")
-    return Listing(videos, missing)
+            yield item
 
 
 def _is_text(name: str) -> bool:

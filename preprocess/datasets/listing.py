@@ -1,10 +1,10 @@
-"""What a data set module returns."""
+"""What a data set module yields: videos, and videos that should be there but are not."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
@@ -17,12 +17,23 @@ SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-"""Folder names that stand for a split."""
+"""Folder names, and words in official lists, that stand for a split."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Timed tokens of one video, in the order they are spoken; three lists of one length."""
+
+    token: list[int]
+    """Row of the word in the word2vec file."""
+    start: list[float]
+    """Seconds from the start of the video."""
+    end: list[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Video:
-    """One video file of a data set."""
+    """One video file of a data set, or a part of one."""
 
     id: str
     """Unique in the data set."""
@@ -30,23 +41,24 @@ class Video:
     label: str = ""
     """Class name, empty where there is none."""
     split: str = "train"
-    """train, val or test."""
+    """train, val or test; unused where the official lists use the video in other folds only."""
+    folds: tuple[str, ...] = ()
+    """The split in each official fold (train, test or unused); empty for data sets without folds."""
+    segment: tuple[float, float] | None = None
+    """Start and end, in seconds of the original video, of the part that is meant. It is cut out where the file is the
+    original, and the whole file is taken where it is the part already."""
+    stretches: tuple[tuple[float, float], ...] = ()
+    """Start and end, in seconds, of the parts to keep frames of, in order and apart; empty for the whole video."""
+    words: Words | None = None
+    """What is said, where there are captions and a vocabulary."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Missing:
-    """A video that the official lists name but that is not there."""
+    """A video that the official lists name but that is not there, or that is there but cannot be used."""
 
     id: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Listing:
-    """Videos found, and videos listed but missing."""
-
-    videos: list[Video]
-    missing: list[Missing] = field(default_factory=list)
 
 
 def video_files(root: Path) -> Iterator[Path]:
