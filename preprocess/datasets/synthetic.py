@@ -1,6 +1,6 @@
 """The generated data set, made where it is not there yet (see preprocess/synthetic for what it holds).
 
-source/train/bounce/*.mp4, source/val/..., source/test/..., source/caption.json, source/synthetic.json
+source/train/bounce/*.mp4, source/val/..., source/test/..., source/captions.json, source/synthetic.json
 """
 
 from __future__ import annotations
