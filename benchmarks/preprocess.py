@@ -19,6 +19,7 @@ import tyro
 
 from benchmarks.common import machine, scratch, videos
 from pipeline.errors import UserError, exit_with_message
+from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extraction, Target, command
 from preprocess.stage import Preprocess, run
 
@@ -38,10 +39,13 @@ class Benchmark:
 def bare(paths: Sequence[Path], folder: Path, workers: int) -> float:
     """Seconds that `workers` bare ffmpeg processes at a time take, one video each."""
     folder.mkdir()
-    targets = [Target(path, folder / f"{k}.mjpeg", folder / f"{k}.pcm") for k, path in enumerate(paths)]
+    targets = [
+        Target(Video(path.name, path), folder / f"{k}.mjpeg", folder / f"{k}.pcm") for k, path in enumerate(paths)
+    ]
 
     def one(target: Target) -> None:
-        subprocess.run(command([target], Extraction(), sound=True), check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(command([target], Extraction(), sound=True), check=False,
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
 
     began = time.perf_counter()
     with ThreadPoolExecutor(workers) as pool:

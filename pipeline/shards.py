@@ -14,7 +14,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,20 @@ SHARD = {
     "video/id": "str [n_videos]",
     "video/label": "str [n_videos]: class name, empty where there is none",
     "video/split": "str [n_videos]: train, val or test",
+    "video/folds": "str [n_videos]: the split in each official fold, as in train,test,unused; empty without folds",
     "video/height": "int32 [n_videos]: of the stored frames, pixels",
     "video/width": "int32 [n_videos]",
+    "video/silence": "float32 [n_videos]: seconds of the sound that are silent",
     "video/note": "str [n_videos]: what the decoder complained about, empty where it did not",
+    "video/text": "int64 [n_videos + 1]: where each video's words start in text/token",
+    "text/token": "int32 [n_words]: rows of the word2vec file; no words where there are no captions",
+    "text/start": "float32 [n_words]: seconds from the start of the video",
+    "text/end": "float32 [n_words]",
+    "rejected": "str [n_rejected]: JSON of id, path and reason of the videos that were left out",
 }
+"""Every dataset carries its checksum as the attribute `crc32`."""
+MEL_ONE = 1 << 16
+"""1.0 in the fixed point in which log-mel values are summed."""
 _TEXT = h5py.string_dtype()
 _BLOCK = 1 << 24
 
@@ -53,53 +63,98 @@ def shard_folder(dataset: str) -> Path:
 
 @dataclass(frozen=True)
 class VideoRecord:
-    """One video on its way into a shard; frames lie in a file of concatenated JPEGs, not in memory."""
+    """One video on its way into a shard; frames and log-mel rows lie in files, not in memory."""
 
     id: str
     label: str
     split: str
+    folds: str
     height: int
     width: int
+    silence: float
     note: str
     jpeg: Path
-    """File of the JPEG frames, one after another."""
+    """File of the JPEG frames, one after another; removed once it is in the shard."""
     sizes: np.ndarray
     """Bytes of each frame, int64 [n_frames]."""
-    logmel: np.ndarray
-    """float32 [n_mel, bands]; no rows where the video has no sound."""
+    logmel: Path
+    """File of float32 [n_mel, bands]; empty where the video has no sound; removed once it is in the shard."""
+    token: Sequence[int] = ()
+    start: Sequence[float] = ()
+    end: Sequence[float] = ()
 
 
-def write_shard(path: Path, records: Sequence[VideoRecord], attributes: Mapping[str, Any]) -> None:
-    """Write a shard under a temporary name and rename it when it is complete and on disk."""
-    partial = path.with_name(path.name + ".partial")
-    sizes = np.concatenate([record.sizes for record in records]) if records else np.zeros(0, np.int64)
-    bands = records[0].logmel.shape[1] if records else 40
+def write_shard(
+    path: Path,
+    records: Sequence[VideoRecord],
+    rejected: Sequence[Mapping[str, str]],
+    attributes: Mapping[str, Any],
+    bands: int,
+    scratch: Path,
+) -> None:
+    """Write a shard in the folder `scratch`, and give it its name when it is complete and on disk."""
+    partial = scratch / path.name
     with h5py.File(partial, "w", libver=("earliest", "v110")) as file:
-        offset = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        jpeg = file.create_dataset("frames/jpeg", (int(offset[-1]),), np.uint8)
-        checksum, position = 0, 0
-        for record in records:
-            with record.jpeg.open("rb") as frames:
-                while block := frames.read(_BLOCK):
-                    jpeg[position : position + len(block)] = np.frombuffer(block, np.uint8)
-                    checksum = zlib.crc32(block, checksum)
-                    position += len(block)
-        if position != offset[-1]:
-            raise RuntimeError(f"{path.name}: frames take {position} bytes but their sizes add up to {offset[-1]}")
-        file.create_dataset("frames/offset", data=offset)
-        mel = np.cumsum([0] + [len(record.logmel) for record in records], dtype=np.int64)
-        logmel = file.create_dataset("audio/logmel", (int(mel[-1]), bands), np.float32)
-        for record, start in zip(records, mel[:-1], strict=True):
-            logmel[start : start + len(record.logmel)] = record.logmel
-        file["video/frame"] = np.cumsum([0] + [len(record.sizes) for record in records], dtype=np.int64)
-        file["video/mel"] = mel
-        for name in ("id", "label", "split", "note"):
-            values = [getattr(record, name) for record in records]
-            file.create_dataset(f"video/{name}", (len(values),), _TEXT, values or None)
-        for name in ("height", "width"):
-            file[f"video/{name}"] = np.asarray([getattr(record, name) for record in records], np.int32)
-        file.attrs.update({"schema": SCHEMA, "jpeg_crc32": checksum, **attributes})
+
+        def numbers(name: str, values: Any, dtype: type) -> None:
+            file.create_dataset(name, data=np.asarray(values, dtype))
+
+        def bounds(name: str, counts: Sequence[int]) -> None:
+            numbers(name, np.cumsum([0, *counts]), np.int64)
+
+        sizes = np.concatenate([np.zeros(0, np.int64), *(record.sizes for record in records)])
+        rows = [record.logmel.stat().st_size // (4 * bands) for record in records]
+        jpeg = file.create_dataset("frames/jpeg", (int(sizes.sum()),), np.uint8)
+        logmel = file.create_dataset("audio/logmel", (sum(rows), bands), np.float32)
+        _fill(jpeg, [record.jpeg for record in records])
+        _fill(logmel, [record.logmel for record in records])
+        numbers("frames/offset", np.concatenate([[0], np.cumsum(sizes)]), np.int64)
+        bounds("video/frame", [len(record.sizes) for record in records])
+        bounds("video/mel", rows)
+        bounds("video/text", [len(record.token) for record in records])
+        for name, dtype in (("token", np.int32), ("start", np.float32), ("end", np.float32)):
+            numbers(f"text/{name}", [value for record in records for value in getattr(record, name)], dtype)
+        for name, dtype in (("height", np.int32), ("width", np.int32), ("silence", np.float32)):
+            numbers(f"video/{name}", [getattr(record, name) for record in records], dtype)
+        for name in ("id", "label", "split", "folds", "note"):
+            _write_strings(file, f"video/{name}", [getattr(record, name) for record in records])
+        _write_strings(file, "rejected", [json.dumps(dict(row), ensure_ascii=False) for row in rejected])
+        for name in SHARD.keys() - {"frames/jpeg", "audio/logmel"}:
+            file[name].attrs["crc32"] = checksum(file[name])
+        file.attrs.update({"schema": SCHEMA, **attributes})
     publish(partial, path)
+
+
+def _fill(dataset: h5py.Dataset, files: Sequence[Path]) -> None:
+    """Copy files into a contiguous dataset that they fill exactly, one after another, and remove them."""
+    row = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
+    checksum, position = 0, 0
+    for path in files:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK // row * row):
+                values = np.frombuffer(block, dataset.dtype).reshape(-1, *dataset.shape[1:])
+                dataset[position : position + len(values)] = values
+                checksum = zlib.crc32(block, checksum)
+                position += len(values)
+        path.unlink()
+    if position != len(dataset):
+        raise RuntimeError(f"{dataset.name}: {position} rows were written but {len(dataset)} expected")
+    dataset.attrs["crc32"] = checksum
+
+
+def _write_strings(file: h5py.File, name: str, values: Sequence[Any] | np.ndarray) -> None:
+    file.create_dataset(name, (len(values),), _TEXT, values if len(values) else None)
+
+
+def checksum(dataset: h5py.Dataset) -> int:
+    """CRC-32 of the bytes of a dataset, read a block at a time; of strings, joined by zeros."""
+    if dataset.dtype == object:
+        return zlib.crc32(b"\0".join(dataset[:]))
+    value = 0
+    rows = max(1, _BLOCK * len(dataset) // max(dataset.nbytes, 1))
+    for first in range(0, len(dataset), rows):
+        value = zlib.crc32(dataset[first : first + rows].tobytes(), value)
+    return value
 
 
 def publish(partial: Path, path: Path) -> None:
@@ -126,6 +181,12 @@ def shard_attributes(path: Path) -> dict[str, Any] | None:
     return attributes if attributes.get("schema") == SCHEMA else None
 
 
+def shard_rejected(path: Path) -> list[dict[str, str]]:
+    """The videos of a shard that were left out: id, path below the source folder, reason."""
+    with h5py.File(path, "r") as file:
+        return [json.loads(row) for row in file["rejected"][:]]
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Mean and standard deviation per colour channel (0-255 scale) [3], and of the log-mel values."""
@@ -136,48 +197,60 @@ class Statistics:
     mel_std: float
 
     @staticmethod
-    def from_sums(pixels: np.ndarray, mels: np.ndarray) -> Statistics:
-        """From running sums: `pixels` [3, 3] = per channel (n, sum x, sum x^2), `mels` [3] the same for log-mel."""
+    def from_sums(pixels: Sequence[Sequence[int]], mels: Sequence[int]) -> Statistics:
+        """From running sums: `pixels` per channel (n, sum x, sum x^2), `mels` the same of `fixed_point` values."""
 
-        def moments(n: Any, total: Any, square: Any) -> tuple[Any, Any]:
-            mean = total / np.maximum(n, 1)
-            return mean, np.sqrt(np.maximum(square / np.maximum(n, 1) - mean**2, 0.0))
+        def moments(sums: Sequence[int], one: int) -> tuple[float, float]:
+            n, total, square = map(int, sums)
+            n = max(n, 1)
+            variance = (n * square * one - total**2) / (n * one) ** 2  # whole numbers up to here: nothing cancels
+            return total / (n * one), max(variance, 0.0) ** 0.5
 
-        pixel_mean, pixel_std = moments(*pixels.astype(np.float64).T)
-        mel_mean, mel_std = moments(*mels.astype(np.float64))
-        return Statistics(pixel_mean, np.maximum(pixel_std, 1.0), float(mel_mean), float(max(mel_std, 1e-3)))
+        pixel = np.array([moments(channel, one=1) for channel in pixels])
+        mel_mean, mel_std = moments(mels, one=MEL_ONE)
+        return Statistics(pixel[:, 0], np.maximum(pixel[:, 1], 1.0), mel_mean, max(mel_std, 1e-3))
+
+
+def mel_sums(bank: np.ndarray) -> np.ndarray:
+    """(n, sum x, sum x^2) of log-mel values in fixed point: int64 [3], the same in whatever order they are added."""
+    value = bank.astype(np.float64)
+    total, square = (int(np.rint(x * MEL_ONE).astype(np.int64).sum()) for x in (value, value**2))
+    return np.array([bank.size, total, square], np.int64)
 
 
 def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, Any]) -> None:
-    """Gather the video tables of all shards, in order, into `index.h5`; statistics from the shards' running sums."""
+    """Gather the video tables of all shards, sorted by id, into `index.h5`; statistics from the shards' running sums.
+
+    The order, and so every plan drawn from it, does not depend on which video went into which shard.
+    """
     rows: dict[str, list[np.ndarray]] = {}
-    pixels, mels = np.zeros((3, 3)), np.zeros(3)
+    pixels, mels = np.zeros((3, 3), object), np.zeros(3, object)  # of Python's integers, which do not overflow
     for number, path in enumerate(shards):
         with h5py.File(path, "r") as file:
             n = len(file["video/id"])
-            for name in ("frame", "mel"):
+            for name in ("frame", "mel", "text"):
                 bounds = file[f"video/{name}"][:]
                 rows.setdefault(f"{name}_start", []).append(bounds[:-1])
                 rows.setdefault(f"{name}_count", []).append(np.diff(bounds))
-            for name in ("id", "label", "split", "note", "height", "width"):
+            for name in ("id", "label", "split", "folds", "note", "height", "width", "silence"):
                 rows.setdefault(name, []).append(file[f"video/{name}"][:])
             rows.setdefault("shard", []).append(np.full(n, number, np.int64))
-            pixels += file.attrs["pixel_sums"]
-            mels += file.attrs["mel_sums"]
+            pixels += file.attrs["pixel_sums"].astype(object)
+            mels += file.attrs["mel_sums"].astype(object)
+    columns = {name: np.concatenate(parts) for name, parts in rows.items()}
+    order = np.argsort(columns["id"], kind="stable")
     partial = folder / (INDEX + ".partial")
     with h5py.File(partial, "w", libver=("earliest", "v110")) as file:
-        for name, parts in rows.items():
-            values = np.concatenate(parts)
+        for name, values in columns.items():
             if values.dtype == object:
-                file.create_dataset(f"video/{name}", values.shape, _TEXT, values if len(values) else None)
+                _write_strings(file, f"video/{name}", values[order])
             else:
-                file[f"video/{name}"] = values
-        classes = sorted({label.decode() for part in rows["label"] for label in part} - {""})
-        file.create_dataset("classes", (len(classes),), _TEXT, classes or None)
-        names = [path.name for path in shards]
-        file.create_dataset("shard/name", (len(names),), _TEXT, names)
+                file[f"video/{name}"] = values[order]
+        _write_strings(file, "classes", sorted({label.decode() for label in columns["label"]} - {""}))
+        _write_strings(file, "shard/name", [path.name for path in shards])
         file["shard/bytes"] = np.asarray([path.stat().st_size for path in shards], np.int64)
-        file.attrs.update({"schema": SCHEMA, "pixel_sums": pixels, "mel_sums": mels, **attributes})
+        sums = {"pixels": [[int(x) for x in channel] for channel in pixels], "mels": [int(x) for x in mels]}
+        file.attrs.update({"schema": SCHEMA, "sums": json.dumps(sums), **attributes})
     publish(partial, folder / INDEX)
 
 
@@ -189,13 +262,17 @@ class Index:
     id: np.ndarray
     label: np.ndarray
     split: np.ndarray
+    folds: np.ndarray
     shard: np.ndarray
     height: np.ndarray
     width: np.ndarray
+    silence: np.ndarray
     frame_start: np.ndarray
     frame_count: np.ndarray
     mel_start: np.ndarray
     mel_count: np.ndarray
+    text_start: np.ndarray
+    text_count: np.ndarray
     classes: list[str]
     shard_names: list[str]
     shard_bytes: np.ndarray
@@ -242,6 +319,19 @@ class Index:
                 raise UserError(f"shard {shard} {state}; run 'make preprocess' again, it remakes only what is damaged")
         return index
 
+    def notes(self) -> list[str]:
+        """What the decoder complained about, per video; read when asked for."""
+        with h5py.File(self.folder / INDEX, "r") as file:
+            return [note.decode() for note in file["video/note"][:]]
+
+    def fold(self, number: int) -> Index:
+        """The same videos with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
+        folds = [row.split(",") for row in self.folds]
+        if number < 1 or any(len(row) < number or not row[0] for row in folds):
+            known = min((len(row) if row[0] else 0 for row in folds), default=0)
+            raise UserError(f"{self.folder} has no fold {number}; its videos have {known} official folds")
+        return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
+
     def starts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
         """How many start frames every video offers to a clip: int64 [n_videos], 0 where none fits.
 
@@ -265,10 +355,13 @@ def _read_index(folder: Path, file: h5py.File) -> Index:
     def text(name: str) -> np.ndarray:
         return np.asarray([value.decode() for value in file[name][:]], dtype=object)
 
-    columns = {name: text(f"video/{name}") for name in ("id", "label", "split")}
-    for name in ("shard", "height", "width", "frame_start", "frame_count", "mel_start", "mel_count"):
+    columns = {name: text(f"video/{name}") for name in ("id", "label", "split", "folds")}
+    for name in ("shard", "height", "width"):
         columns[name] = file[f"video/{name}"][:].astype(np.int64)
-    settings = json.loads(file.attrs["settings"])
+    for name in ("frame_start", "frame_count", "mel_start", "mel_count", "text_start", "text_count"):
+        columns[name] = file[f"video/{name}"][:]
+    columns["silence"] = file["video/silence"][:]
+    settings, sums = json.loads(file.attrs["settings"]), json.loads(file.attrs["sums"])
     return Index(
         folder=folder,
         **columns,
@@ -277,7 +370,7 @@ def _read_index(folder: Path, file: h5py.File) -> Index:
         shard_bytes=file["shard/bytes"][:],
         fps=settings["fps"],
         bands=settings["bands"],
-        statistics=Statistics.from_sums(file.attrs["pixel_sums"], file.attrs["mel_sums"]),
+        statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
         settings=settings,
     )
 
@@ -316,6 +409,21 @@ class ShardReader:
         data = shard.read(shard.logmel_position + first * bands * 4, count * bands * 4, np.float32)
         return data.reshape(count, bands)
 
+    def tokens(self, video: int, start: float, words: int = 16, seconds: float = 4.0) -> np.ndarray:
+        """What is said from `start` (seconds): up to `words` consecutive tokens within `seconds` (section A.4): int32.
+
+        A word counts if it begins and ends within that time.
+        """
+        shard = self._shard(int(self.index.shard[video]))
+        first, count = int(self.index.text_start[video]), int(self.index.text_count[video])
+        token, begin, end = (
+            shard.read(position + 4 * first, 4 * count, dtype)
+            for position, dtype in zip(shard.text_positions, (np.int32, np.float32, np.float32), strict=True)
+        )
+        first = int(np.searchsorted(begin, start))
+        late = np.flatnonzero(end[first:] > start + seconds)
+        return token[first:][: late[0] if len(late) else None][:words]
+
     def _shard(self, number: int) -> _OpenShard:
         with self._lock:
             if self._pid != os.getpid():  # a fork must not share file handles with its parent
@@ -340,6 +448,7 @@ class _OpenShard:
                 self.offset_position = file["frames/offset"].id.get_offset() or 0
                 self.jpeg_position = file["frames/jpeg"].id.get_offset() or 0
                 self.logmel_position = file["audio/logmel"].id.get_offset() or 0
+                self.text_positions = [file[f"text/{name}"].id.get_offset() or 0 for name in ("token", "start", "end")]
         except (OSError, KeyError) as error:
             raise UserError(f"shard {path} is damaged ({error}); run 'make preprocess' again to remake it") from error
         self.path = path

@@ -5,12 +5,14 @@ from __future__ import annotations
 import tyro
 
 from pipeline.errors import exit_with_message
-from preprocess.stage import Preprocess, describe, run
+from preprocess.estimate import estimate
+from preprocess.stage import Preprocess, run
+from preprocess.summary import describe
 
 
 def main() -> None:
     settings = tyro.cli(Preprocess, prog="python -m preprocess", config=(tyro.conf.OmitArgPrefixes,))
-    print(describe(run(settings), settings.shard_folder))
+    print(estimate(settings) if settings.dry_run else describe(run(settings)))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,24 @@
 """One ffmpeg process, one pass over one video: 30-fps JPEG frames and the 24 kHz waveform.
 
 Both are aligned to the presentation clock: a stream that starts late is padded in front (the picture with its first
-frame, the sound with silence), what lies before time 0 is cut.
+frame, the sound with silence), what lies before time 0 is cut. Nothing that a file contains makes ffmpeg open another
+file or an address, run for ever, or take the memory or the disk.
 """
 
 from __future__ import annotations
 
 import io
-import mmap
+import os
+import re
+import resource
+import select
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +27,21 @@ import numpy as np
 from PIL import Image
 
 from pipeline.errors import UserError
-from preprocess.logmel import SAMPLE_RATE
+from preprocess.datasets.listing import Video
+from preprocess.logmel import SAMPLE_RATE, Waveform
 
-_INTERRUPTED = 255  # ffmpeg's exit status after SIGINT or SIGTERM
 _FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
+_STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP}
+"""Exit statuses of an ffmpeg that somebody ended; 255 is its own for SIGINT and SIGTERM."""
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
+_BLOCK = 1 << 22
+_LOG_BYTES = 1 << 16
+_GRACE = 60.0
+"""Seconds that ffmpeg may take before its time is set against the length of what it wrote."""
+_LEAST_BYTES = 250
+"""Bytes per second below which a file's length is not believed (beyond the first minute)."""
+_HDR = re.compile(r"Video: .*\b(smpte2084|arib-std-b67)\b")
 
 
 class Rejected(Exception):
@@ -44,8 +60,16 @@ class Extraction:
     """JPEG quality on ffmpeg's scale from 2 (best) to 31; 3 takes about 7.6 kB for a frame of 160x213."""
     min_seconds: float = 1.0
     """Videos with fewer seconds of picture are left out; a clip takes 1 s."""
-    timeout: float = 1800.0
-    """Seconds after which ffmpeg is stopped on a video, which is then left out."""
+    max_hours: float = 4.0
+    """Videos are cut at this length, with a note; it bounds the disk that a worker needs."""
+    silence: float = -75.0
+    """Decibels of full scale. Sound that never exceeds it is no sound: the video is kept as one without."""
+    need_sound: bool = False
+    """Leave out videos without sound, or with silence alone, instead of keeping them for learning from the picture."""
+    patience: float = 20.0
+    """Seconds that ffmpeg may take for each second of video, after a first minute; slower files are left out."""
+    memory: float = 4.0
+    """GiB of address space of one ffmpeg process; files that need more are left out."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.fps <= 100:
@@ -54,19 +78,27 @@ class Extraction:
             raise UserError(f"--short-side is {self.short_side}; it must be 16 pixels or more")
         if not 2 <= self.quality <= 31:
             raise UserError(f"--quality is {self.quality}; ffmpeg's JPEG scale goes from 2 (best) to 31")
+        for name in ("max_hours", "patience", "memory"):
+            if not 0 < getattr(self, name) <= 1e6:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
+
+    @property
+    def silence_peak(self) -> float:
+        """The threshold of silence on the 16-bit integer scale."""
+        return 32768 * 10 ** (self.silence / 20)
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """What one pass yields; the frames stay in their file."""
+    """What one pass yields; frames and samples stay in their files."""
 
     jpeg: Path
     sizes: np.ndarray
     """Bytes of each frame, int64 [n_frames]."""
     height: int
     width: int
-    waveform: np.ndarray
-    """int16 [samples], mono, 24 kHz; empty where there is no sound."""
+    waveform: Waveform
+    """Mono, 24 kHz; empty where there is no sound."""
     note: str
     """The first complaint of the decoder, empty where there was none."""
 
@@ -83,53 +115,102 @@ def require_ffmpeg() -> None:
 class Target:
     """A video and where its frames and sound go."""
 
-    video: Path
+    video: Video
     jpeg: Path
     pcm: Path
 
     @staticmethod
-    def within(folder: Path, video: Path) -> Target:
+    def within(folder: Path, video: Video) -> Target:
         """Output files in a folder that is made for this video."""
         folder.mkdir()
         return Target(video, folder / "frames.mjpeg", folder / "sound.pcm")
 
+    @property
+    def log(self) -> Path:
+        """What ffmpeg says."""
+        return self.jpeg.with_suffix(".log")
 
-def command(targets: Sequence[Target], settings: Extraction, sound: bool) -> list[str]:
+
+def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: bool = False) -> list[str]:
     """The ffmpeg command line of one pass over each of the targets, with or without sound outputs."""
     shrink = f"min(1,{settings.short_side}/min(iw*sar,ih))"
-    picture = (
-        f"fps=fps={settings.fps}:start_time=0,"
-        f"scale=w='max(2,2*round(iw*sar*{shrink}/2))':h='max(2,2*round(ih*{shrink}/2))'"
-        ":out_color_matrix=bt601:out_range=pc,"  # what JPEG means by YCbCr, whatever the video was coded in
-        "setsar=1"
-    )
+    size = f"w='max(2,2*round(iw*sar*{shrink}/2))':h='max(2,2*round(ih*{shrink}/2))'"
+    filters = [
+        "yadif=deint=interlaced",  # only frames that are marked as interlaced
+        f"fps=fps={settings.fps}:start_time=0",
+    ]
+    if hdr:  # on the small frame, which costs little; without it an HDR video looks washed out
+        filters += [
+            f"scale={size}", "zscale=t=linear:npl=100", "format=gbrpf32le", "zscale=p=bt709", "tonemap=hable:desat=0",
+            "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p",
+        ]  # fmt: skip
+    # what JPEG means by YCbCr, whatever the video was coded in
+    filters += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "setsar=1"]
     outputs = []
     for target in targets:
+        video = target.video
         # `file:` and the whitelists (no playlists, no network) keep names and contents from making ffmpeg open
         # anything but this file
-        source = ffmpeg.input(f"file:{target.video}", threads=1, protocol_whitelist="file", format_whitelist=_FORMATS)
+        cut = {"ss": video.segment[0], "t": video.segment[1] - video.segment[0]} if video.segment else {}
+        source = ffmpeg.input(
+            f"file:{video.path}", threads=1, protocol_whitelist="file", format_whitelist=_FORMATS, **cut
+        )
+        chain = [*filters[:2], *_select(video, settings.fps), *filters[2:]]
+        limit = _seconds_limit(video.path, settings)
         outputs.append(
             ffmpeg.output(
-                source["V:0"], str(target.jpeg), vf=picture, filter_threads=1, threads=1, format="image2pipe",
-                vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", **{"q:v": settings.quality},
+                source["V:0"], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1, format="image2pipe",
+                vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", t=limit, **{"q:v": settings.quality},
             )
         )  # fmt: skip
         if sound:
             # async: gaps in the time stamps become silence, so that sound and picture stay together to the end
             resample = f"aresample={SAMPLE_RATE}:async=1:first_pts=0"
             outputs.append(
-                ffmpeg.output(source["a:0"], str(target.pcm), af=resample, format="s16le", acodec="pcm_s16le", ac=1)
+                ffmpeg.output(
+                    source["a:0"], str(target.pcm), af=resample, format="s16le", acodec="pcm_s16le", ac=1, t=limit
+                )
             )
-    graph = ffmpeg.merge_outputs(*outputs).global_args("-nostdin", "-hide_banner", "-loglevel", "error")
-    return ffmpeg.compile(graph, overwrite_output=True)
+    # what the streams are is said at level info; every line begins with its level
+    graph = ffmpeg.merge_outputs(*outputs).global_args(
+        "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1"
+    )
+    return [*_dies_with_parent(), *ffmpeg.compile(graph, overwrite_output=True)]
 
 
-def groups(videos: Sequence[Path]) -> Iterator[list[Path]]:
+def _select(video: Video, fps: int) -> list[str]:
+    """Filters that keep the frames of the stretches, and close the gaps between them."""
+    if not video.stretches:
+        return []
+    kept = "+".join(f"between(n,{round(a * fps)},{round(b * fps) - 1})" for a, b in video.stretches)
+    return [f"select='{kept}'", f"setpts=N/({fps}*TB)"]
+
+
+def _seconds_limit(path: Path, settings: Extraction) -> float:
+    """Seconds at which a video is cut: a small file with huge time stamps would be hours of one repeated frame."""
+    size = path.stat().st_size if path.is_file() else 0
+    return min(settings.max_hours * 3600, 60 + size // _LEAST_BYTES)
+
+
+@cache
+def _dies_with_parent() -> tuple[str, ...]:
+    """A killed worker takes its ffmpeg with it, where util-linux is installed."""
+    return ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+
+
+@cache
+def _has_tonemap() -> bool:
+    """Whether this ffmpeg can show HDR on an ordinary screen (built with libzimg)."""
+    listed = subprocess.run(["ffmpeg", "-hide_banner", "-filters"], capture_output=True, text=True, check=False).stdout
+    return " zscale " in listed and " tonemap " in listed
+
+
+def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
     """Runs of small files that one ffmpeg process decodes together: its start costs more than a small file does."""
-    group: list[Path] = []
+    group: list[Video] = []
     total = 0
     for video in videos:
-        size = video.stat().st_size if video.is_file() else 0
+        size = video.path.stat().st_size if video.path.is_file() else 0
         if group and (len(group) == _GROUP or total + size > _GROUP_BYTES):
             yield group
             group, total = [], 0
@@ -141,13 +222,15 @@ def groups(videos: Sequence[Path]) -> Iterator[list[Path]]:
 
 def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
     """Decode several videos in one process; if anything is amiss, each alone, so that none suffers for another."""
-    if len(targets) > 1 and all(target.video.is_file() for target in targets):
+    # a segment is looked at alone: whether it has to be cut out depends on the file's length
+    if len(targets) > 1 and all(target.video.path.is_file() and not target.video.segment for target in targets):
         outputs = [path for target in targets for path in (target.jpeg, target.pcm)]
         try:
-            complaints = _run(command(targets, settings, sound=True), settings.timeout * len(targets), *outputs)
-        except Rejected as reason:
-            complaints = [str(reason)]
-        if not complaints and all(map(_has_bytes, outputs)):
+            log = _run(command(targets, settings, sound=True), settings, targets[0].log, *outputs)
+            fine = not log.complaints and not log.hdr and all(map(_has_bytes, outputs))
+        except Rejected:
+            fine = False
+        if fine:
             return [_attempt(_collect, target, settings, []) for target in targets]
     return [_attempt(_extract, target, settings) for target in targets]
 
@@ -161,58 +244,106 @@ def _attempt(step: Callable[..., Extracted], *arguments: Any) -> Extracted | Rej
 
 def _extract(target: Target, settings: Extraction) -> Extracted:
     """Decode one video. Raises Rejected with a reason where nothing usable comes out."""
-    if not target.video.is_file():
+    path = target.video.path
+    if not path.is_file():
         raise Rejected("the file does not exist")
-    if target.video.stat().st_size == 0:
+    if path.stat().st_size == 0:
         raise Rejected("the file is empty")
-    outputs = (target.jpeg, target.pcm)
-    complaints = _run(command([target], settings, sound=True), settings.timeout, *outputs)
+    target = _with_its_segment(target)
+
+    def decode(sound: bool, hdr: bool = False) -> _Log:
+        return _run(command([target], settings, sound, hdr), settings, target.log, target.jpeg, target.pcm)
+
+    log, sound = decode(sound=True), True
+    complaints = log.complaints
     if complaints and not _has_bytes(target.jpeg):
         # no sound, or none that can be decoded: trying again is cheaper than probing every video beforehand
         with_sound = complaints
-        complaints = _run(command([target], settings, sound=False), settings.timeout, *outputs)
+        log, sound = decode(sound=False), False
+        complaints = log.complaints
         if any("matches no streams" in line for line in complaints):
             raise Rejected("there is no video stream in it")
         if _has_bytes(target.jpeg) and not any("matches no streams" in line for line in with_sound):
-            complaints.insert(0, f"its sound cannot be decoded: {_reason(with_sound)}")
+            complaints = [f"its sound cannot be decoded: {_reason(with_sound)}", *complaints]
+    if log.hdr and _has_bytes(target.jpeg):
+        if _has_tonemap():
+            decode(sound, hdr=True)
+        else:
+            complaints = [*complaints, "HDR without tone mapping: this ffmpeg has no zscale filter"]
     if not _has_bytes(target.jpeg):
         raise Rejected(f"ffmpeg cannot decode it: {_reason(complaints)}")
     return _collect(target, settings, complaints)
 
 
+def _with_its_segment(target: Target) -> Target:
+    """Forget the segment of a file that is no longer than the segment: somebody has cut it out already."""
+    video = target.video
+    if video.segment is None:
+        return target
+    begin, end = video.segment
+    try:
+        seconds = float(ffmpeg.probe(f"file:{video.path}", protocol_whitelist="file", format_whitelist=_FORMATS,
+                                     show_entries="format=duration", timeout=_GRACE)["format"]["duration"])  # fmt: skip
+    except (ffmpeg.Error, KeyError, ValueError, subprocess.TimeoutExpired):
+        seconds = 0.0
+    original = seconds > max(end - begin + 2, begin + 1)
+    return target if original else replace(target, video=replace(video, segment=None))
+
+
 def _collect(target: Target, settings: Extraction, complaints: list[str]) -> Extracted:
     """Measure what ffmpeg wrote."""
-    jpeg, pcm = target.jpeg, target.pcm
-    with jpeg.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        sizes = frame_sizes(data)
-        width, height = Image.open(io.BytesIO(data[: sizes[0]])).size if len(sizes) else (0, 0)
-    if len(sizes) < settings.min_seconds * settings.fps:
+    sizes = frame_sizes(target.jpeg)
+    seconds = len(sizes) / settings.fps
+    if seconds < settings.min_seconds:
         reason = f"; {_reason(complaints)}" if complaints else ""
-        raise Rejected(
-            f"only {len(sizes) / settings.fps:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed"
-            + reason
-        )
-    waveform = np.memmap(pcm, np.int16, "r") if _has_bytes(pcm) else np.zeros(0, np.int16)
-    return Extracted(jpeg, sizes, height, width, waveform, _reason(complaints) if complaints else "")
+        raise Rejected(f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed" + reason)
+    if not complaints and seconds >= (limit := _seconds_limit(target.video.path, settings)):
+        rule = "--max-hours" if limit == settings.max_hours * 3600 else "its file is too small for more"
+        complaints = [f"cut at {limit:g} s ({rule})"]
+    with target.jpeg.open("rb") as file:
+        width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
+    if target.video.stretches and _has_bytes(target.pcm):
+        _keep_stretches(target.pcm, target.video.stretches)
+    return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), _reason(complaints) if complaints else "")
 
 
-def frame_sizes(data: mmap.mmap | bytes) -> np.ndarray:
-    """Bytes of each of the JPEGs that lie one after another in `data`: int64 [n]; a cut last one is left out.
+def _keep_stretches(pcm: Path, stretches: Sequence[tuple[float, float]]) -> None:
+    """Cut from the sound what `_select` cuts from the picture."""
+    whole = pcm.with_suffix(".whole")
+    pcm.rename(whole)
+    with whole.open("rb") as source, pcm.open("wb") as kept:
+        for begin, end in stretches:
+            source.seek(2 * round(begin * SAMPLE_RATE))
+            remaining = 2 * (round(end * SAMPLE_RATE) - round(begin * SAMPLE_RATE))
+            while remaining and (block := source.read(min(_BLOCK, remaining))):
+                kept.write(block)
+                remaining -= len(block)
+    whole.unlink()
+
+
+def frame_sizes(path: Path) -> np.ndarray:
+    """Bytes of each of the JPEGs that lie one after another in a file: int64 [n]; a cut last one is left out.
 
     A frame ends where an end marker is followed by a start marker; inside a frame, 0xff is never followed by either.
     """
-    ends = []
-    position = data.find(b"\xff\xd9\xff\xd8")
-    while position >= 0:
-        ends.append(position + 2)
-        position = data.find(b"\xff\xd9\xff\xd8", position + 2)
-    if data[-2:] == b"\xff\xd9":
-        ends.append(len(data))
-    return np.diff(np.asarray([0, *ends], np.int64))
+    ends = [0]
+    position, tail = 0, b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            data = tail + block
+            found = data.find(b"\xff\xd9\xff\xd8")
+            while found >= 0:
+                ends.append(position + found + 2)
+                found = data.find(b"\xff\xd9\xff\xd8", found + 2)
+            tail = data[-3:]  # a marker may lie across two blocks
+            position += len(data) - len(tail)
+    if tail[-2:] == b"\xff\xd9":
+        ends.append(position + len(tail))
+    return np.diff(np.asarray(ends, np.int64))
 
 
 def pixel_sums(jpeg: Path, sizes: np.ndarray, every: int) -> np.ndarray:
-    """Per channel (pixels, sum, sum of squares) over every `every`-th frame, 0-255 scale: float64 [3, 3], exact."""
+    """Per channel (pixels, sum, sum of squares) over every `every`-th frame, 0-255 scale: int64 [3, 3], exact."""
     sums = np.zeros((3, 3), np.int64)
     starts = np.concatenate([[0], np.cumsum(sizes)])
     with jpeg.open("rb") as file:
@@ -222,39 +353,82 @@ def pixel_sums(jpeg: Path, sizes: np.ndarray, every: int) -> np.ndarray:
             histogram = np.asarray(image.histogram(), np.int64).reshape(3, 256)
             value = np.arange(256)
             sums += np.stack([histogram.sum(1), histogram @ value, histogram @ value**2], 1)
-    return sums.astype(np.float64)
+    return sums
 
 
 def _has_bytes(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
 
 
-def _run(arguments: list[str], timeout: float, *outputs: Path) -> list[str]:
+@dataclass(frozen=True)
+class _Log:
+    """What ffmpeg said."""
+
+    complaints: list[str]
+    """Errors, the first first."""
+    hdr: bool
+    """Whether the picture is coded for a brighter screen than an ordinary one."""
+
+
+def _run(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) -> _Log:
     for output in outputs:
         output.unlink(missing_ok=True)
-    try:
-        done = subprocess.run(arguments, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=timeout, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise Rejected(f"ffmpeg did not finish within {timeout:g} s") from error
-    if done.returncode < 0 or done.returncode == _INTERRUPTED:
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr) as process,
+    ):
+        try:
+            memory = int(settings.memory * (1 << 30))
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
+            _wait(process, settings.patience)
+        finally:
+            process.kill()  # no effect on one that has ended
+    if process.returncode in _STOPPED:
         # what it wrote may be cut, and the video is not to blame: no shard is made of it
         raise UserError(
             "ffmpeg was stopped from outside (by a signal, or for lack of memory); run the same command again, "
             "with fewer --workers if memory ran out"
         )
-    lines = done.stderr.decode(errors="replace").splitlines()
-    if any("No space left on device" in line for line in lines):
-        raise UserError(f"no space left on the disk of {outputs[0].parent}; free some and run the same command again")
-    complaints = [line.strip() for line in lines if line.strip()]
-    return complaints or ([f"ffmpeg ended with status {done.returncode}"] if done.returncode else [])
+    with log.open("rb") as file:
+        lines = file.read(_LOG_BYTES).decode(errors="replace").splitlines()
+    complaints = [_without_prefix(line) for line in lines if "[error] " in line or "[fatal] " in line]
+    if any("No space left on device" in line for line in complaints):
+        raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
+    if process.returncode < 0:
+        raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
+    if process.returncode and not complaints:
+        complaints = [f"ffmpeg ended with status {process.returncode}"]
+    return _Log(complaints, any(map(_HDR.search, lines)))
+
+
+def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Until the process ends. Raises Rejected where it takes too long for the seconds of video it has written."""
+    assert process.stdout is not None
+    began, written = time.monotonic(), 0.0
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    while True:
+        limit = _GRACE + patience * written
+        if not poll.poll(max(0.0, 1000 * (began + limit - time.monotonic()))):
+            raise Rejected(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
+        progress = os.read(process.stdout.fileno(), 1 << 16)
+        if not progress:
+            break
+        for microseconds in re.findall(rb"out_time_us=(\d+)", progress):
+            written = max(written, int(microseconds) / 1e6)
+    process.wait()
+
+
+def _without_prefix(line: str) -> str:
+    """A line of the log without what comes before its text: the part of ffmpeg, an address in memory, the level."""
+    return re.sub(r"^.*?\[(error|fatal)\] ", "", line).strip()
 
 
 def _reason(complaints: list[str]) -> str:
-    """The first complaint, without ffmpeg's addresses in memory and our own file names."""
+    """The first complaint, without our own file names."""
     if not complaints:
         return "no frame comes out"
     line = complaints[0]
-    line = line.split("] ", 1)[1] if line.startswith("[") and "] " in line else line
     if line.startswith("file:"):
         line = line.rsplit(": ", 1)[-1]
     return line[:200]

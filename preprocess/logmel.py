@@ -7,7 +7,9 @@ HTK-mel triangles with corners floored to FFT bins, natural logarithm, exact zer
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import librosa
 import numpy as np
@@ -22,7 +24,7 @@ HOP = 240
 FFT = 1024
 BANDS = 40
 PRE_EMPHASIS = 0.97
-_CHUNK = 6000
+_BLOCK = 6000
 """Frames computed at once (one minute), which bounds the memory for a waveform of any length."""
 
 
@@ -44,20 +46,50 @@ def frames(samples: int) -> int:
     return max(0, 1 + (samples - WINDOW) // HOP)
 
 
-def logmel(waveform: np.ndarray) -> np.ndarray:
+class Waveform:
+    """A mono waveform in a file of int16 samples, read a slice at a time, so that a long one takes no memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._samples = path.stat().st_size // 2 if path.is_file() else 0
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        first, last, _ = part.indices(self._samples)
+        if last <= first:
+            return np.zeros(0, np.int16)
+        return np.fromfile(self._path, np.int16, last - first, offset=2 * first)
+
+
+def logmel(waveform: np.ndarray | Waveform) -> np.ndarray:
     """Log-mel bank of a mono waveform int16 [samples] at 24 kHz: float32 [frames(samples), 40].
 
     Frame n covers samples 240 n to 240 n + 480; an incomplete last window is left out, never padded.
     """
+    return np.concatenate([np.zeros((0, BANDS), np.float32), *logmel_blocks(waveform)])
+
+
+def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
+    """The rows of `logmel`, a minute at a time."""
     n = frames(len(waveform))
-    bank = np.empty((n, BANDS), np.float32)
-    for first in range(0, n, _CHUNK):
-        last = min(first + _CHUNK, n)
+    for first in range(0, n, _BLOCK):
+        last = min(first + _BLOCK, n)
         begin = first * HOP
         context = int(begin > 0)  # the sample before, which pre-emphasis looks back to
         part = np.asarray(waveform[begin - context : (last - 1) * HOP + WINDOW], np.float32)
         emphasised = torchaudio.functional.preemphasis(torch.from_numpy(part), PRE_EMPHASIS)[context:]
         spectrum = torch.fft.rfft(emphasised.unfold(0, WINDOW, HOP), FFT)
         energy = (spectrum.real.square() + spectrum.imag.square()) / FFT @ filters()
-        bank[first:last] = torch.where(energy == 0, torch.full_like(energy, MEL_FLOOR), energy.log()).numpy()
-    return bank
+        yield torch.where(energy == 0, torch.full_like(energy, MEL_FLOOR), energy.log()).numpy()
+
+
+def loudness(waveform: Waveform) -> np.ndarray:
+    """Peak of every whole 10 ms, on the 16-bit integer scale: int32 [samples // 240]."""
+    n = len(waveform) // HOP
+    peaks = [np.zeros(0, np.int32)]
+    for first in range(0, n, _BLOCK):
+        part = waveform[first * HOP : min(first + _BLOCK, n) * HOP].reshape(-1, HOP).astype(np.int32)
+        peaks.append(np.maximum(part.max(1), -part.min(1)))
+    return np.concatenate(peaks)

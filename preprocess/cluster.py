@@ -1,0 +1,101 @@
+"""Dask: worker processes on this machine, a scheduler that is running, or SLURM; and tasks a few at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import dask
+import distributed
+
+from pipeline.errors import UserError
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+_LOST = (distributed.client.FutureCancelledError, distributed.comm.CommClosedError, TimeoutError, OSError)
+
+
+@contextlib.contextmanager
+def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
+    """A client of worker processes, one ffmpeg each, that end with it unless their scheduler was running before.
+
+    `scheduler` is empty for this machine, an address (tcp://host:8786), or `slurm` for jobs of one worker each.
+    Raises UserError where it cannot be reached.
+    """
+    # inherited by the workers: ffmpeg and log-mel take one thread each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # the stage bounds its own memory, and a worker that pauses or restarts over page cache would lose its shard
+    limits = {f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")}
+    with dask.config.set(limits), contextlib.ExitStack() as stack:
+        if scheduler and scheduler != "slurm":
+            try:
+                client = distributed.Client(scheduler, timeout=10, set_as_default=False)
+            except (OSError, TimeoutError, ValueError) as error:
+                raise UserError(f"no Dask scheduler answers at {scheduler}; start one with 'dask scheduler'") from error
+        else:
+            cluster = stack.enter_context(_slurm(workers) if scheduler else _local(workers))
+            client = distributed.Client(cluster, set_as_default=False)
+        yield stack.enter_context(client)
+
+
+def _local(workers: int) -> distributed.LocalCluster:
+    """Worker processes on this machine that leave Ctrl-C to this one, which ends them."""
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None  # child processes inherit it
+    try:
+        return distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0",
+            silence_logs=logging.CRITICAL,
+        )  # fmt: skip
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
+
+
+def _slurm(workers: int) -> Any:
+    """Jobs of one worker; queue, account and the like come from dask-jobqueue's own file of settings."""
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError as error:
+        raise UserError("SCHEDULER=slurm needs dask-jobqueue: pip install dask-jobqueue") from error
+    defaults: dict[str, Any] = {"cores": 1, "memory": "4GB", "walltime": "24:00:00"}
+    given = dask.config.get("jobqueue.slurm", {})
+    cluster: Any = SLURMCluster
+    cluster = cluster(processes=1, **{name: given.get(name) or value for name, value in defaults.items()})
+    cluster.scale(workers)
+    return cluster
+
+
+def unordered(
+    client: distributed.Client, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
+) -> Iterator[_Result]:
+    """Results as they come, with two tasks per worker on the scheduler: memory stays bounded for any number of tasks.
+
+    Workers may come and go. Raises UserError if the scheduler is lost, or one task ends several workers.
+    """
+    waiting = iter(tasks)
+    running = distributed.as_completed(loop=client.loop)
+    try:
+        while True:
+            wanted = 2 * max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+            while running.count() < wanted and (task := next(waiting, None)) is not None:
+                running.add(client.submit(function, task, pure=False))
+            if running.is_empty():
+                return
+            future = next(running)
+            yield future.result()
+            future.release()
+    except distributed.KilledWorker as error:
+        raise UserError(
+            f"{error.allowed_failures + 1} workers died on one shard ({error.task}); look for a lack of memory, "
+            "then run the same command again: finished shards are kept"
+        ) from error
+    except _LOST as error:
+        raise UserError(
+            f"the Dask scheduler was lost ({error}); run the same command again: finished shards are kept"
+        ) from error

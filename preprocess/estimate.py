@@ -1,0 +1,48 @@
+"""`--dry-run`: what the whole would take, from a few videos."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from pipeline.errors import UserError
+from pipeline.shards import shard_rejected
+from preprocess.ffmpeg import require_ffmpeg
+from preprocess.plan import ShardTask, VideoList
+from preprocess.stage import Preprocess, described, make_shard
+
+_SAMPLES = 16
+
+
+def estimate(settings: Preprocess) -> str:
+    """Make shards of a few videos, spread over the list, in a temporary folder, and scale time and size up by bytes."""
+    require_ffmpeg()
+    with contextlib.ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gdt-estimate-")))
+        items, _ = described(settings, scratch, stack)
+        videos = stack.enter_context(VideoList(items, settings.source_folder, scratch))
+        if not len(videos):
+            raise UserError(f"there are no videos in {settings.source_folder}")
+        places = np.unique(np.linspace(0, len(videos) - 1, _SAMPLES).round().astype(int))
+        seconds, made, source, rejected = [], [], [], 0
+        for number, place in enumerate(places):
+            video, size = videos.video(int(place))
+            path = scratch / f"shard-{number:06d}.h5"
+            began = time.perf_counter()
+            make_shard(ShardTask(path, [video], settings.extraction, videos.source, content=""))
+            seconds.append(time.perf_counter() - began)
+            made.append(path.stat().st_size)
+            source.append(max(size, 0))
+            rejected += len(shard_rejected(path))
+        scale = videos.source_bytes / max(sum(source), 1)
+        hours = sum(seconds) * scale / 3600
+        return (
+            f"{len(places)} of {len(videos)} videos decoded, {rejected} of them unusable; {videos.missing} missing\n"
+            f"about {hours:.1f} core hours: {hours / settings.workers:.1f} hours with {settings.workers} workers like "
+            f"this machine's cores\n"
+            f"about {sum(made) * scale / 1e12:.3f} TB of shards from {videos.source_bytes / 1e12:.3f} TB of videos"
+        )

@@ -1,0 +1,200 @@
+"""Which video goes into which shard.
+
+The list of videos is read once, from the data set into a file, and the assignment of videos to shards is kept beside
+the shards (`plan.jsonl`). So a list of any length takes no memory, a run that was stopped goes on with the same
+shards, and videos that are added later make new shards instead of moving the old ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from pipeline.errors import UserError
+from pipeline.shards import SCHEMA, dump_rows, publish, shard_attributes
+from preprocess.datasets.listing import Missing, Video, Words
+from preprocess.ffmpeg import Extraction
+
+PLAN = "plan.jsonl"
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """Everything that decides the bytes of one shard."""
+
+    path: Path
+    videos: Sequence[Video]
+    extraction: Extraction
+    source: Path
+    """Folder to which rejected.jsonl names the videos."""
+
+    content: str
+    """Hash of the settings and of the videos, their sizes included: a finished shard that carries it is kept."""
+
+
+class VideoList:
+    """All videos of a data set, and those that are missing, in a temporary file. 16 bytes of memory per video."""
+
+    def __init__(self, items: Iterable[Video | Missing], source: Path, scratch: Path) -> None:
+        """Read the list. Raises UserError if an id occurs twice."""
+        self.source = source
+        self.missing = 0
+        self.source_bytes = 0
+        self._file = tempfile.TemporaryFile(dir=scratch, prefix=".videos-")  # noqa: SIM115 (closed by __exit__)
+        self._missing = tempfile.TemporaryFile("w+", dir=scratch, prefix=".missing-", encoding="utf-8")  # noqa: SIM115
+        keys, offsets, position = array("Q"), array("q"), 0
+        for item in items:
+            if isinstance(item, Missing):
+                self.missing += 1
+                self._missing.write(dump_rows([{"id": item.id, "path": "", "reason": item.reason}]))
+                continue
+            size = item.path.stat().st_size if item.path.is_file() else -1
+            self.source_bytes += max(size, 0)
+            row = (json.dumps([os.path.relpath(item.path, source), size, *_fields(item)]) + "\n").encode()
+            self._file.write(row)
+            keys.append(_key(item.id))
+            offsets.append(position)
+            position += len(row)
+        self._keys, self._offsets = np.frombuffer(keys, np.uint64), np.frombuffer(offsets, np.int64)
+        self._order = np.argsort(self._keys, kind="stable")
+        self._sorted = self._keys[self._order]
+        if len(twice := np.flatnonzero(self._sorted[1:] == self._sorted[:-1])):
+            one, other = (self.video(int(self._order[twice[0] + k]))[0] for k in (0, 1))
+            raise UserError(f"two videos have the id '{one.id}': {one.path} and {other.path}; rename one of them")
+
+    def __enter__(self) -> VideoList:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+        self._missing.close()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def video(self, number: int) -> tuple[Video, int]:
+        """One video by its place in the list, and its bytes (-1 where there is no such file)."""
+        self._file.seek(int(self._offsets[number]))
+        path, size, *fields = json.loads(self._file.readline())
+        name, label, split, folds, segment, stretches, words = fields
+        return (
+            Video(
+                name, self.source / path, label, split, tuple(folds), tuple(segment) if segment else None,
+                tuple((a, b) for a, b in stretches), Words(*words) if words else None,
+            ),
+            size,
+        )  # fmt: skip
+
+    def place(self, video_id: str) -> int | None:
+        """Where in the list a video is, None where it is not."""
+        key = np.uint64(_key(video_id))
+        at = int(np.searchsorted(self._sorted, key))
+        return int(self._order[at]) if at < len(self) and self._sorted[at] == key else None
+
+    def missing_rows(self) -> Iterator[str]:
+        """Rows of rejected.jsonl for what the official lists name but is not there."""
+        self._missing.seek(0)
+        yield from self._missing
+
+
+def _key(video_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(video_id.encode(), digest_size=8).digest(), "little")
+
+
+def _fields(video: Video) -> list[object]:
+    """What decides the bytes made of a video, besides the file itself."""
+    words = astuple(video.words) if video.words else None
+    return [video.id, video.label, video.split, video.folds, video.segment, video.stretches, words]
+
+
+class Plan:
+    """The shards of a data set: for each its number and the places of its videos in the list.
+
+    Videos of an earlier plan stay in their shards; videos that are gone leave them; new ones are cut, in the order of
+    the list, into new shards of at most `videos_per_shard` videos and about `megabytes_per_shard` of video files.
+    """
+
+    def __init__(self, videos: VideoList, destination: Path, videos_per_shard: int, megabytes_per_shard: float) -> None:
+        self.videos, self.destination = videos, destination
+        self.numbers = array("q")
+        self._places, self._ends = array("q"), array("q", [0])
+        assigned = np.zeros(len(videos), bool)
+        for number, ids in _read(destination / PLAN):
+            places = [place for place in map(videos.place, ids) if place is not None and not assigned[place]]
+            if places:
+                assigned[places] = True
+                self._add(number, places)
+        group: list[int] = []
+        size, limit = 0, megabytes_per_shard * 1e6
+        number = max(self.numbers, default=-1)
+        for place in np.flatnonzero(~assigned):
+            _, more = videos.video(int(place))
+            if group and (len(group) == videos_per_shard or size + more > limit):
+                self._add(number := number + 1, group)
+                group, size = [], 0
+            group.append(int(place))
+            size += max(more, 0)
+        if group:
+            self._add(number + 1, group)
+
+    def _add(self, number: int, places: Sequence[int]) -> None:
+        self.numbers.append(number)
+        self._places.extend(places)
+        self._ends.append(len(self._places))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def count(self, shard: int) -> int:
+        """How many videos the shard at this place of the plan is made of."""
+        return self._ends[shard + 1] - self._ends[shard]
+
+    def path(self, shard: int) -> Path:
+        return self.destination / f"shard-{self.numbers[shard]:06d}.h5"
+
+    def task(self, shard: int, extraction: Extraction, vocabulary: str) -> ShardTask:
+        """What has to be done for the shard at this place of the plan."""
+        rows = [self.videos.video(place) for place in self._places[self._ends[shard] : self._ends[shard + 1]]]
+        described = [[size, *_fields(video)] for video, size in rows]
+        text = json.dumps([SCHEMA, asdict(extraction), vocabulary, described], ensure_ascii=False)
+        content = hashlib.sha256(text.encode()).hexdigest()
+        return ShardTask(self.path(shard), [video for video, _ in rows], extraction, self.videos.source, content)
+
+    def pending(self, extraction: Extraction, vocabulary: str) -> array[int]:
+        """Places of the shards that are not there yet, or not as this plan wants them."""
+        return array("q", (shard for shard in range(len(self)) if not self._is_done(shard, extraction, vocabulary)))
+
+    def _is_done(self, shard: int, extraction: Extraction, vocabulary: str) -> bool:
+        attributes = shard_attributes(self.path(shard))
+        return attributes is not None and attributes["content"] == self.task(shard, extraction, vocabulary).content
+
+    def write(self) -> None:
+        """Keep the assignment beside the shards: one line per shard, its number and the ids of its videos."""
+        partial = self.destination / (PLAN + ".partial")
+        with partial.open("w", encoding="utf-8") as file:
+            for shard in range(len(self)):
+                places = self._places[self._ends[shard] : self._ends[shard + 1]]
+                ids = [self.videos.video(place)[0].id for place in places]
+                file.write(json.dumps({"shard": self.numbers[shard], "videos": ids}, ensure_ascii=False) + "\n")
+        publish(partial, self.destination / PLAN)
+
+
+def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+                yield int(row["shard"]), [str(name) for name in row["videos"]]
+            except (ValueError, KeyError, TypeError) as error:
+                raise UserError(f"{path} is damaged ({error}); delete it and run the same command again") from error

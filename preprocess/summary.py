@@ -1,0 +1,137 @@
+"""What a run found and did: a table for people, and the same numbers in `summary.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import NamedTuple
+
+import numpy as np
+
+from pipeline.shards import REJECTED, Index, write_text
+
+SUMMARY = "summary.json"
+SLOWEST = 10
+"""How many of the slowest videos are named."""
+_SPLITS = ("train", "val", "test", "unused")
+
+
+class Slow(NamedTuple):
+    """A video that took long."""
+
+    seconds: float
+    id: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run found and did."""
+
+    index: Index
+    """Of all shards, those made earlier too."""
+    videos: int
+    """Found, and listed but missing."""
+    reasons: dict[str, int]
+    """How many videos were left out for which reason."""
+    notes: dict[str, int]
+    """How many of the kept videos have which note."""
+    shards_made: int
+    slowest: Sequence[Slow]
+    """Over all runs into this folder, the slowest first."""
+
+    @property
+    def kept(self) -> int:
+        return len(self.index)
+
+    @property
+    def rejected(self) -> int:
+        return sum(self.reasons.values())
+
+    @property
+    def shards_kept(self) -> int:
+        return len(self.index.shard_names) - self.shards_made
+
+    @property
+    def hours(self) -> float:
+        return float(self.index.frame_count.sum()) / self.index.fps / 3600
+
+    @property
+    def gigabytes(self) -> float:
+        return float(self.index.shard_bytes.sum()) / 1e9
+
+    @property
+    def without_sound(self) -> int:
+        return int((self.index.mel_count == 0).sum())
+
+    @property
+    def silent_seconds(self) -> float:
+        return float(self.index.silence.sum())
+
+
+def summarise(index: Index, videos: int, made: int, slow: Sequence[Slow]) -> Summary:
+    """Count what is in the shards' folder, and write it to `summary.json` there."""
+    path = index.folder / SUMMARY
+    try:
+        earlier = [Slow(*row) for row in json.loads(path.read_text())["slowest"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        earlier = []
+    again = {row.id for row in slow}
+    slowest = nlargest(SLOWEST, [*slow, *(row for row in earlier if row.id not in again)])
+    reasons: Counter[str] = Counter()
+    with (index.folder / REJECTED).open(encoding="utf-8") as file:
+        reasons.update(_kind(json.loads(line)["reason"]) for line in file)
+    notes = Counter(_kind(note) for note in index.notes() if note)
+    summary = Summary(index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, slowest)
+    row = {
+        "videos": videos, "kept": summary.kept, "left_out": summary.reasons, "notes": summary.notes,
+        "splits": _splits(index), "classes": len(index.classes), "hours": summary.hours,
+        "gigabytes": summary.gigabytes, "without_sound": summary.without_sound,
+        "silent_seconds": summary.silent_seconds, "words": int(index.text_count.sum()), "slowest": slowest,
+    }  # fmt: skip
+    write_text(path, json.dumps(row, indent=1, ensure_ascii=False) + "\n")
+    return summary
+
+
+def _kind(reason: str) -> str:
+    """A reason without what differs from video to video: its numbers, and the decoder's words after ours."""
+    return re.sub(r"\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
+
+
+def _splits(index: Index) -> dict[str, int]:
+    return {split: n for split in _SPLITS if (n := int(np.count_nonzero(index.split == split)))}
+
+
+def describe(summary: Summary) -> str:
+    """The table printed at the end of a run."""
+    index, folder = summary.index, summary.index.folder
+    splits = ", ".join(f"{n} {split}" for split, n in _splits(index).items())
+    lines = [
+        f"{summary.kept} of {summary.videos} videos kept ({splits}; {len(index.classes)} classes), "
+        f"{summary.hours:.2f} hours, {summary.gigabytes:.2f} GB in {folder}",
+        f"{summary.shards_made} shards made now, {summary.shards_kept} were there already",
+    ]
+    if summary.rejected:
+        lines.append(f"{summary.rejected} left out, each with its reason in {folder / REJECTED}:")
+        lines += _counts(summary.reasons)
+    if summary.notes:
+        lines.append(f"{sum(summary.notes.values())} kept with a note (video/note in {index.folder.name}/index.h5):")
+        lines += _counts(summary.notes)
+    if summary.without_sound:
+        lines.append(f"{summary.without_sound} kept without sound: only presets a to d can learn from them")
+    lines.append(f"{summary.silent_seconds:.0f} s of the sound are silence")
+    if words := int(index.text_count.sum()):
+        lines.append(f"{words} words in {int((index.text_count > 0).sum())} videos")
+    if summary.slowest:
+        named = ", ".join(f"{row.id} ({row.seconds:.1f} s)" for row in summary.slowest[:3])
+        lines.append(f"slowest: {named}; all figures in {folder / SUMMARY}")
+    return "\n".join(lines)
+
+
+def _counts(counts: dict[str, int], most: int = 8) -> list[str]:
+    rows = [f"{n:8d}  {reason}" for reason, n in list(counts.items())[:most]]
+    rest = sum(list(counts.values())[most:])
+    return rows + ([f"{rest:8d}  other"] if rest else [])
