@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
-from preprocess.datasets import folder, kinetics, synthetic
+from preprocess.datasets import audioset, folder, hmdb51, kinetics, synthetic, ucf101, vggsound
 from preprocess.datasets.listing import Missing, Video
 
 
@@ -17,6 +17,8 @@ class DataSet:
 
     listing: Callable[[Path], Iterator[Video | Missing]]
     """Videos below a folder, in a fixed order, one at a time: a list of a million is never held in memory."""
+    tree: str
+    """The files and folders that are expected, as text to show."""
     captioned: bool = False
     """Only what is captioned is kept: videos without captions are left out, and stretches without any are cut out."""
     makes_its_videos: bool = False
@@ -24,10 +26,14 @@ class DataSet:
 
 
 DATASETS = {
-    "folder": DataSet(folder.listing),
-    "ig65m": DataSet(folder.listing),
-    "kinetics": DataSet(kinetics.listing),
-    "synthetic": DataSet(synthetic.listing, makes_its_videos=True),
+    "audioset": DataSet(audioset.listing, audioset.TREE),
+    "folder": DataSet(folder.listing, folder.TREE),
+    "hmdb51": DataSet(hmdb51.listing, hmdb51.TREE),
+    "ig65m": DataSet(folder.listing, folder.TREE),
+    "kinetics": DataSet(kinetics.listing, kinetics.TREE),
+    "synthetic": DataSet(synthetic.listing, folder.TREE, makes_its_videos=True),
+    "ucf101": DataSet(ucf101.listing, ucf101.TREE),
+    "vggsound": DataSet(vggsound.listing, vggsound.TREE),
 }
 
 
@@ -43,12 +49,20 @@ def find(dataset: str, source: Path) -> DataSet:
 
 
 def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
-    """The videos of a data set below `source`; those whose names are no text are named as missing."""
-    for item in find(dataset, source).listing(source):
-        if isinstance(item, Video) and not _is_text(f"{item.id}{item.path}"):
-            yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it")
-        else:
-            yield item
+    """The videos of a data set below `source`; those whose names are no text are named as missing.
+
+    Raises UserError where something is missing that all videos need, and, at the end, where there was no video.
+    """
+    entry = find(dataset, source)
+    empty = True
+    for item in entry.listing(source):
+        name = item.id
+        if isinstance(item, Video):
+            empty = False
+            name += str(item.path)
+        yield item if _is_text(name) else Missing(ascii(item.id), "its name is not valid UTF-8; rename it")
+    if empty:
+        raise UserError(f"there are no videos in {source}; expected:\n{entry.tree}")
 
 
 def _is_text(name: str) -> bool:

@@ -1,14 +1,18 @@
-"""Listings: who is there, in which class and split."""
+"""Listings: who is there, in which class and split, and who is missing."""
 
 from __future__ import annotations
 
+import csv
 import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import UserError
-from preprocess.datasets import listing
+from preprocess.datasets import DATASETS, listing
+from preprocess.datasets.listing import Missing, Video
 
 
 def touch(root: Path, *names: str) -> None:
@@ -17,8 +21,67 @@ def touch(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def table(root: Path, dataset: str) -> dict[str, tuple[str, str]]:
-    return {video.id: (video.label, video.split) for video in listing(dataset, root).videos}
+def found(dataset: str, root: Path) -> list[Video]:
+    return [item for item in listing(dataset, root) if isinstance(item, Video)]
+
+
+def missing(dataset: str, root: Path) -> list[Missing]:
+    return [item for item in listing(dataset, root) if isinstance(item, Missing)]
+
+
+def table(dataset: str, root: Path) -> dict[str, tuple[str, str]]:
+    videos = found(dataset, root)
+    rows = {video.id: (video.label, video.split) for video in videos}
+    assert len(rows) == len(videos)
+    return rows
+
+
+def segments(dataset: str, root: Path) -> dict[str, tuple[str, tuple[float, float] | None]]:
+    return {video.id: (video.path.name, video.segment) for video in found(dataset, root)}
+
+
+def counts(videos: list[Video], fold: int) -> tuple[int, int]:
+    splits = [video.folds[fold] for video in videos]
+    return splits.count("train"), splits.count("test")
+
+
+# any data set
+
+
+@pytest.mark.parametrize("dataset", ["folder", "ig65m", "kinetics"])
+def test_a_folder_without_videos_is_refused(tmp_path: Path, dataset: str) -> None:
+    touch(tmp_path, "notes.txt", ".hidden.mp4")
+    expected = f"there are no videos in {tmp_path}; expected:\n{DATASETS[dataset].tree}"
+    with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
+        list(listing(dataset, tmp_path))
+
+
+def test_a_wrong_name_or_source_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no data set 'ucf'; choose one of audioset, folder, hmdb51"):
+        list(listing("ucf", tmp_path))
+    with pytest.raises(UserError, match="absent does not exist; set SOURCE"):
+        list(listing("ucf101", tmp_path / "absent"))
+    touch(tmp_path, "file")
+    with pytest.raises(UserError, match="file is not a folder; set SOURCE"):
+        list(listing("ucf101", tmp_path / "file"))
+
+
+def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
+    touch(tmp_path, "disk/cats/a.mp4", "videos/dogs/b.mp4")
+    (tmp_path / "videos" / "cats").symlink_to(tmp_path / "disk" / "cats")
+    (tmp_path / "disk" / "cats" / "loop").symlink_to(tmp_path / "disk" / "cats")
+    assert set(table("folder", tmp_path / "videos")) == {"cats/a.mp4", "dogs/b.mp4"}
+
+
+def test_a_name_that_is_no_text_is_left_out_by_name(tmp_path: Path) -> None:
+    touch(tmp_path, "a.mp4")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4")).touch()
+    reason = "its name is not valid UTF-8; rename it"
+    assert [video.id for video in found("folder", tmp_path)] == ["a.mp4"]
+    assert missing("folder", tmp_path) == [Missing(r"'caf\udce9.mp4'", reason)]
+
+
+# folder
 
 
 def test_any_tree_is_a_folder_data_set(tmp_path: Path) -> None:
@@ -26,15 +89,20 @@ def test_any_tree_is_a_folder_data_set(tmp_path: Path) -> None:
         tmp_path, "a.mp4", "cats/b.AVI", "test/cats/indoor/c.webm", "validation/d.mkv", "train/dogs/e.mov", "notes.txt"
     )
     touch(tmp_path, "cats/.hidden.mp4")
-    assert table(tmp_path, "folder") == {
+    assert table("folder", tmp_path) == {
         "a.mp4": ("", "train"), "cats/b.AVI": ("cats", "train"), "test/cats/indoor/c.webm": ("cats/indoor", "test"),
         "validation/d.mkv": ("", "val"), "train/dogs/e.mov": ("dogs", "train"),
     }  # fmt: skip
 
 
+# Kinetics
+
+KINETICS = "label,youtube_id,time_start,time_end,split\n"
+
+
 def test_kinetics_class_folders(tmp_path: Path) -> None:
     touch(tmp_path, "train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4", "val/abseiling/3caPS4FHFF8_000036_000046.mp4")
-    assert table(tmp_path, "kinetics") == {
+    assert table("kinetics", tmp_path) == {
         "0wR5jVB-WPk_000417_000427": ("riding a bike", "train"), "3caPS4FHFF8_000036_000046": ("abseiling", "val"),
     }  # fmt: skip
 
@@ -45,36 +113,353 @@ def test_kinetics_flat_with_the_official_csv(tmp_path: Path, real: Path) -> None
     rows = [line.split(",") for line in official[1:11]]
     full = [f"{row[1]}_{int(row[2]):06d}_{int(row[3]):06d}" for row in rows]
     touch(tmp_path, f"{full[0]}.mp4", f"videos/{rows[1][1]}.mp4")  # one with its times, one by its bare id
-    found = listing("kinetics", tmp_path)
-    assert {video.id: (video.label, video.split) for video in found.videos} == {
-        full[0]: (rows[0][0], "val"), rows[1][1]: (rows[1][0], "val"),
+    assert table("kinetics", tmp_path) == {full[0]: (rows[0][0], "val"), rows[1][1]: (rows[1][0], "val")}
+    assert segments("kinetics", tmp_path) == {
+        full[0]: (f"{full[0]}.mp4", None),
+        rows[1][1]: (f"{rows[1][1]}.mp4", (float(rows[1][2]), float(rows[1][3]))),
+    }
+    reason = "listed in the official annotations, but there is no such file"
+    assert missing("kinetics", tmp_path) == [Missing(name, reason) for name in full[2:]]
+
+
+def test_every_official_kinetics_name_is_understood(tmp_path: Path, real: Path) -> None:
+    shutil.copy(real / "kinetics" / "kinetics-400_val.csv", tmp_path)
+    with (tmp_path / "kinetics-400_val.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    labels = {f"{row['youtube_id']}_{int(row['time_start']):06d}_{int(row['time_end']):06d}": row for row in rows}
+    touch(tmp_path, *(f"{name}.mp4" for name in labels))
+    assert table("kinetics", tmp_path) == {name: (row["label"], "val") for name, row in labels.items()}
+    assert missing("kinetics", tmp_path) == []
+    assert len(labels) == len(rows) == 19906
+
+
+def test_the_kinetics_csv_wins_over_folders(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(KINETICS + "playing drums,0wR5jVB-WPk,417,427,validate\n")
+    (tmp_path / "b.csv").write_text("youtube_id,time_start,time_end,split\n3caPS4FHFF8,36.0,46.0,test\n")
+    touch(
+        tmp_path, "train/drums/0wR5jVB-WPk_000417_000427.mp4", "train/some/3caPS4FHFF8.mp4", "train/a_b/AAAAAAAAAAA.mp4"
+    )
+    assert table("kinetics", tmp_path) == {
+        "0wR5jVB-WPk_000417_000427": ("playing drums", "val"),
+        "3caPS4FHFF8": ("", "test"),  # test files have no label
+        "AAAAAAAAAAA": ("a b", "train"),  # no csv lists it
+    }
+
+
+def test_a_kinetics_video_with_other_times_is_known_by_its_only_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(KINETICS + "skiing,0wR5jVB-WPk,417,427,val\n")
+    touch(tmp_path, "0wR5jVB-WPk_000416_000426.mp4")
+    assert list(listing("kinetics", tmp_path)) == [
+        Video("0wR5jVB-WPk_000416_000426", tmp_path / "0wR5jVB-WPk_000416_000426.mp4", "skiing", "val")
+    ]
+
+
+def test_one_original_stands_for_all_rows_without_a_file(tmp_path: Path) -> None:
+    rows = [f"{label},_-abc_12_34,{start},{start + 10},train\n" for label, start in (("a", 5), ("b", 50), ("c", 500))]
+    (tmp_path / "a.csv").write_text(KINETICS + "".join(rows))
+    touch(tmp_path, "_-abc_12_34.mp4", "_-abc_12_34_000050_000060.mp4")
+    assert table("kinetics", tmp_path) == {
+        "_-abc_12_34_000005_000015": ("a", "train"), "_-abc_12_34_000050_000060": ("b", "train"),
+        "_-abc_12_34_000500_000510": ("c", "train"),
     }  # fmt: skip
-    assert sorted(missing.id for missing in found.missing) == sorted(full[2:])
+    assert segments("kinetics", tmp_path) == {
+        "_-abc_12_34_000005_000015": ("_-abc_12_34.mp4", (5, 15)),
+        "_-abc_12_34_000050_000060": ("_-abc_12_34_000050_000060.mp4", None),
+        "_-abc_12_34_000500_000510": ("_-abc_12_34.mp4", (500, 510)),
+    }
+    assert missing("kinetics", tmp_path) == []
 
 
-def test_a_csv_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_a_row_that_two_csv_files_list_is_one_segment(tmp_path: Path) -> None:
+    (tmp_path / "k400.csv").write_text(KINETICS + "old,0wR5jVB-WPk,417,427,train\n")
+    (tmp_path / "k600.csv").write_text(KINETICS + "new,0wR5jVB-WPk,417,427,val\n")
+    touch(tmp_path, "0wR5jVB-WPk.mp4")
+    assert table("kinetics", tmp_path) == {"0wR5jVB-WPk": ("new", "val")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,class\n", "the columns split, time_end, time_start, youtube_id are missing; expected youtube_id,time_s"),
+        ("", "the columns split, time_end, time_start, youtube_id are missing"),
+        (
+            KINETICS + "a,0wR5jVB-WPk,417,427,val\na,0wR5jVB-WPk,x,427,val\n",
+            "line 3 of .*x.csv is not understood .*'x'",
+        ),
+        (KINETICS + "a,0wR5jVB-WPk,417,427,holdout\n", "line 2 of .*x.csv is not understood .*'holdout'"),
+        (KINETICS + "a, with a comma,0wR5jVB-WPk,417,427,val\n", "line 2 .*more values than columns"),
+        (KINETICS + "a,0wR5jVB-WPk\n", "line 2 of .*x.csv is not understood"),
+    ],
+)
+def test_a_csv_of_another_kind_is_refused(tmp_path: Path, text: str, message: str) -> None:
     touch(tmp_path, "0wR5jVB-WPk_000417_000427.mp4")
-    (tmp_path / "x.csv").write_text("name,class\n")
-    with pytest.raises(UserError, match="columns split, time_end, time_start, youtube_id are missing"):
-        listing("kinetics", tmp_path)
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        list(listing("kinetics", tmp_path))
 
 
-def test_an_id_that_occurs_twice_is_refused(tmp_path: Path) -> None:
-    touch(tmp_path, "a/0wR5jVB-WPk_000417_000427.mp4", "b/0wR5jVB-WPk_000417_000427.mp4")
-    with pytest.raises(UserError, match="two videos have the id '0wR5jVB-WPk_000417_000427'"):
-        listing("kinetics", tmp_path)
+def test_a_csv_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_bytes(KINETICS.encode("utf-16"))
+    with pytest.raises(UserError, match="x.csv is not understood"):
+        list(listing("kinetics", tmp_path))
 
 
-def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
-    touch(tmp_path, "disk/cats/a.mp4", "videos/dogs/b.mp4")
-    (tmp_path / "videos" / "cats").symlink_to(tmp_path / "disk" / "cats")
-    (tmp_path / "disk" / "cats" / "loop").symlink_to(tmp_path / "disk" / "cats")
-    assert set(table(tmp_path / "videos", "folder")) == {"cats/a.mp4", "dogs/b.mp4"}
+# UCF-101
 
 
-def test_a_name_that_is_no_text_is_left_out_by_name(tmp_path: Path) -> None:
-    touch(tmp_path, "a.mp4")
-    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4")).touch()
-    found = listing("folder", tmp_path)
-    assert [video.id for video in found.videos] == ["a.mp4"]
-    assert [missing.reason for missing in found.missing] == ["its name is not valid UTF-8; rename it"]
+@pytest.fixture(scope="module")
+def ucf(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All 13320 official names, as empty files, and the official lists."""
+    source = tmp_path_factory.mktemp("ucf")
+    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", source / "ucfTrainTestlist")
+    names = [
+        line.split()[0]
+        for split in ("train", "test")
+        for line in (source / "ucfTrainTestlist" / f"{split}list01.txt").read_text().splitlines()
+    ]
+    for folder in {Path(name).parent for name in names}:
+        (source / "UCF-101" / folder).mkdir(parents=True)
+    for name in names:
+        (source / "UCF-101" / name).touch()
+    return source
+
+
+def test_ucf101_has_the_official_folds(ucf: Path) -> None:
+    videos = found("ucf101", ucf)
+    assert missing("ucf101", ucf) == []
+    assert [counts(videos, fold) for fold in range(3)] == [(9537, 3783), (9586, 3734), (9624, 3696)]
+    assert len({video.id for video in videos}) == 13320
+    assert len({video.label for video in videos}) == 101
+    assert all(video.split == video.folds[0] for video in videos)
+    by_id = {video.id: video for video in videos}
+    assert by_id["v_HandStandPushups_g01_c01"].label == "HandstandPushups"
+    assert by_id["v_HandStandPushups_g01_c01"].folds == ("test", "train", "train")
+
+
+@pytest.mark.parametrize("inside", [".", "UCF-101"])
+def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path, inside: str) -> None:
+    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
+    root = tmp_path / inside
+    touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
+    assert found("ucf101", root) == [
+        Video("v_Archery_g99_c01", root / "Archery/v_Archery_g99_c01.avi", "Archery", "unused", ("unused",) * 3),
+        Video(
+            "v_HandstandPushups_g08_c01", root / "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "HandstandPushups",
+            "train", ("train", "test", "train"),
+        ),
+    ]  # fmt: skip
+    absent = missing("ucf101", root)
+    assert len(absent) == 13319
+    reason = "listed in the official splits, but there is no such file"
+    assert absent[0] == Missing("v_ApplyEyeMakeup_g08_c01", reason)
+    assert "v_HandStandPushups_g08_c01" not in {item.id for item in absent}
+
+
+def test_what_ucf101_lacks_is_told(tmp_path: Path, real: Path) -> None:
+    tree = re.escape(DATASETS["ucf101"].tree)
+    touch(tmp_path, "UCF-101/Archery/v_Archery_g01_c01.avi")
+    with pytest.raises(UserError, match=f"there is no folder ucfTrainTestlist .*or next to it; expected:\n{tree}"):
+        list(listing("ucf101", tmp_path))
+    lists = tmp_path / "ucfTrainTestlist"
+    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", lists)
+    (lists / "testlist02.txt").unlink()
+    with pytest.raises(UserError, match=f"of the official splits, {lists}/testlist02.txt is missing; .*\n{tree}"):
+        list(listing("ucf101", tmp_path))
+
+
+@pytest.mark.parametrize("folder", ["UCF-101", "UCF-101/videos"])
+def test_ucf101_without_class_folders_is_refused(tmp_path: Path, real: Path, folder: str) -> None:
+    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
+    touch(tmp_path, f"{folder}/v_Archery_g01_c01.avi")
+    tree = re.escape(DATASETS["ucf101"].tree)
+    with pytest.raises(UserError, match=f"v_Archery_g01_c01.avi is not in a folder of its class; expected:\n{tree}"):
+        list(listing("ucf101", tmp_path))
+
+
+def test_ucf101_lists_alone_are_refused(ucf: Path, tmp_path: Path) -> None:
+    shutil.copytree(ucf / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
+    with pytest.raises(UserError, match=f"there are no videos in {tmp_path}; expected:\nsource/UCF-101/"):
+        list(listing("ucf101", tmp_path))
+
+
+# HMDB-51
+
+
+@pytest.fixture(scope="module")
+def hmdb(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All 6766 official names, as empty files, and the official lists."""
+    source = tmp_path_factory.mktemp("hmdb")
+    lists = source / "testTrainMulti_7030_splits"
+    shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", lists)
+    for path in lists.glob("*_test_split1.txt"):
+        folder = source / "hmdb51_org" / path.name.removesuffix("_test_split1.txt")
+        folder.mkdir(parents=True)
+        for line in path.read_text().splitlines():
+            (folder / line.split()[0]).touch()
+    return source
+
+
+def test_hmdb51_has_the_official_folds(hmdb: Path) -> None:
+    videos = found("hmdb51", hmdb)
+    assert missing("hmdb51", hmdb) == []
+    assert [counts(videos, fold) for fold in range(3)] == [(3570, 1530)] * 3
+    assert len({video.id for video in videos}) == len({video.id.lower() for video in videos}) == 6766
+    assert len({video.label for video in videos}) == 51
+    assert sum(video.folds == ("unused",) * 3 for video in videos) == 395
+    odd = {video.id: video for video in videos}["Geena_und_die_Radschl_ge___;-)_cartwheel_f_cm_np1_fr_med_2"]
+    assert (odd.label, odd.split) == ("cartwheel", odd.folds[0])
+
+
+@pytest.mark.parametrize("folder", ["brush_hair", "hmdb51_org/brush_hair", "clips/brush_hair"])
+def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: str) -> None:
+    shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", tmp_path / "testTrainMulti_7030_splits")
+    name = "Brushing_Her_Hair__[_NEW_AUDIO_]_UPDATED!!!!_brush_hair_h_cm_np1_le_goo_1"
+    touch(tmp_path, f"{folder}/{name}.mp4", f"{folder}/mine.avi")
+    assert [(video.id, video.label, video.folds) for video in found("hmdb51", tmp_path)] == [
+        (name, "brush_hair", ("test", "train", "test")), ("mine", "brush_hair", ("unused",) * 3),
+    ]  # fmt: skip
+    absent = missing("hmdb51", tmp_path)
+    assert len(absent) == 6765
+    assert {item.reason for item in absent} == {"listed in the official splits, but there is no such file"}
+
+
+def test_what_hmdb51_lacks_is_told(tmp_path: Path) -> None:
+    tree = re.escape(DATASETS["hmdb51"].tree)
+    touch(tmp_path, "hmdb51_org/wave/a.avi")
+    with pytest.raises(UserError, match=f"there is no folder testTrainMulti_7030_splits .*; expected:\n{tree}"):
+        list(listing("hmdb51", tmp_path))
+    lists = tmp_path / "testTrainMulti_7030_splits"
+    lists.mkdir()
+    with pytest.raises(UserError, match=rf"there is no \*_test_split1.txt in {lists}; expected:\n{tree}"):
+        list(listing("hmdb51", tmp_path))
+    for fold in (1, 3):
+        (lists / f"wave_test_split{fold}.txt").write_text("a.avi 1 \n")
+    with pytest.raises(UserError, match=f"of the official splits, {lists}/wave_test_split2.txt is missing; .*\n{tree}"):
+        list(listing("hmdb51", tmp_path))
+    (lists / "wave_test_split2.txt").write_text("a.avi 3 \n")
+    with pytest.raises(UserError, match="'a.avi 3 ' in .*wave_test_split2.txt is not understood"):
+        list(listing("hmdb51", tmp_path))
+    (lists / "wave_test_split2.txt").write_text("a.avi 2 \n")
+    assert [video.folds for video in found("hmdb51", tmp_path)] == [("train", "test", "train")]
+    touch(tmp_path, "hmdb51_org/b.avi")
+    with pytest.raises(UserError, match=f"b.avi is not in a folder of its class; expected:\n{tree}"):
+        list(listing("hmdb51", tmp_path))
+
+
+# VGGSound
+
+
+def test_vggsound(tmp_path: Path) -> None:
+    (tmp_path / "vggsound.csv").write_text(
+        '---g-f_I2yQ,1,"people marching",test\n'
+        '_0_000030_1,30,"people eating, noodles",train\n'
+        "0Cfc0r3l5Ww,17,skiing,train\n0Cfc0r3l5Ww,46,dog barking,train\n"
+        "1Cfc0r3l5Ww,0,skiing,train\n1Cfc0r3l5Ww,46,dog barking,test\n"
+        "Y_5_10_15_2,9,skiing,train\n"
+    )
+    touch(
+        tmp_path, "---g-f_I2yQ_000001.mp4", "a/_0_000030_1.mp4", "b/0Cfc0r3l5Ww_000046.mp4", "b/1Cfc0r3l5Ww.mp4",
+        "b/2Cfc0r3l5Ww_000046.mp4", "b/holiday.mp4",
+    )  # fmt: skip
+    assert table("vggsound", tmp_path) == {
+        "---g-f_I2yQ_000001": ("people marching", "test"),
+        "_0_000030_1": ("people eating, noodles", "train"),
+        "0Cfc0r3l5Ww_000046": ("dog barking", "train"),
+        "1Cfc0r3l5Ww_000000": ("skiing", "train"),
+        "1Cfc0r3l5Ww_000046": ("dog barking", "test"),
+    }
+    assert segments("vggsound", tmp_path) == {
+        "---g-f_I2yQ_000001": ("---g-f_I2yQ_000001.mp4", None),
+        "_0_000030_1": ("_0_000030_1.mp4", (30, 40)),
+        "0Cfc0r3l5Ww_000046": ("0Cfc0r3l5Ww_000046.mp4", None),
+        "1Cfc0r3l5Ww_000000": ("1Cfc0r3l5Ww.mp4", (0, 10)),
+        "1Cfc0r3l5Ww_000046": ("1Cfc0r3l5Ww.mp4", (46, 56)),
+    }
+    no_file = "listed in the official annotations, but there is no such file"
+    assert missing("vggsound", tmp_path) == [
+        Missing("2Cfc0r3l5Ww_000046", "vggsound.csv does not list it"),
+        Missing("holiday", "vggsound.csv does not list it"),
+        Missing("0Cfc0r3l5Ww_000017", no_file), Missing("Y_5_10_15_2_000009", no_file),
+    ]  # fmt: skip
+
+
+def test_what_vggsound_lacks_is_told(tmp_path: Path) -> None:
+    tree = re.escape(DATASETS["vggsound"].tree)
+    with pytest.raises(UserError, match=f"there is no {tmp_path}/vggsound.csv; expected:\n{tree}"):
+        list(listing("vggsound", tmp_path))
+    (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,marching,test\n")
+    with pytest.raises(UserError, match=f"there are no videos in {tmp_path}; expected:\n{tree}"):
+        list(listing("vggsound", tmp_path))
+    (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,people marching, loudly,test\n")
+    with pytest.raises(UserError, match="line 1 of .*vggsound.csv .*expected youtube_id,start_seconds,label,split"):
+        list(listing("vggsound", tmp_path))
+
+
+# AudioSet
+
+SEGMENTS = """\
+# Segments csv created Sun Mar  5 10:54:31 2017
+# num_ytids=22160, num_segs=22160, num_unique_labels=527, num_positive_labels=52882
+# YTID, start_seconds, end_seconds, positive_labels
+"""
+
+
+@pytest.fixture
+def audioset(tmp_path: Path) -> Path:
+    (tmp_path / "class_labels_indices.csv").write_text(
+        'index,mid,display_name\n0,/m/09x0r,"Speech"\n1,/m/05zppz,"Male speech, man speaking"\n'
+    )
+    (tmp_path / "balanced_train_segments.csv").write_text(SEGMENTS + '-0RWZT-miFs, 420.000, 430.000, "/m/03v3yw"\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize("youtube_id", ["--PJHxphWEs", "_5_10_15_20", "-_123456_30", "Y_5_10_15_2", "YabcdefghiY"])
+@pytest.mark.parametrize(
+    "times", ["", "_30_40", "_30", "_30.000_40.000", "_30.000", "_30000_40000", "_30000", "_000030_000040"]
+)
+@pytest.mark.parametrize("prefix", ["", "Y"])
+def test_every_kind_of_audioset_name(audioset: Path, youtube_id: str, times: str, prefix: str) -> None:
+    row = f'{youtube_id}, 30.000, 40.000, "/m/05zppz,/m/09x0r"\n'
+    (audioset / "balanced_train_segments.csv").write_text(SEGMENTS + row)
+    name = f"{prefix}{youtube_id}{times}"
+    touch(audioset, f"{name}.mp4")
+    segment = None if times else (30, 40)
+    assert list(listing("audioset", audioset)) == [
+        Video(name, audioset / f"{name}.mp4", "Male speech, man speaking", "train", segment=segment)
+    ]
+
+
+def test_audioset_splits_and_labels(audioset: Path) -> None:
+    (audioset / "unbalanced_train_segments.csv").write_text(SEGMENTS + '---1_cCGK4M, 0.500, 8.250, "/m/09x0r,/m/x"\n')
+    (audioset / "eval_segments.csv").write_text(SEGMENTS + '--4gqARaEJE, 0.000, 10.000, "/m/068hy,/m/09x0r"\n')
+    touch(audioset, "eval/--4gqARaEJE.mp4", "train/---1_cCGK4M_500.mp4", "train/AAAAAAAAAAA_0.mp4")
+    assert table("audioset", audioset) == {
+        "--4gqARaEJE": ("/m/068hy", "test"),  # without a display name
+        "---1_cCGK4M_500": ("Speech", "train"),
+    }
+    assert missing("audioset", audioset) == [
+        Missing("AAAAAAAAAAA_0", "none of the csv files lists it"),
+        Missing("-0RWZT-miFs_420000", "listed in the official annotations, but there is no such file"),
+    ]
+
+
+def test_audioset_works_without_display_names(audioset: Path) -> None:
+    (audioset / "class_labels_indices.csv").unlink()
+    touch(audioset, "Y-0RWZT-miFs_420.000_430.000.mkv")
+    assert table("audioset", audioset) == {"Y-0RWZT-miFs_420.000_430.000": ("/m/03v3yw", "train")}
+
+
+def test_what_audioset_lacks_is_told(audioset: Path) -> None:
+    tree = re.escape(DATASETS["audioset"].tree)
+    with pytest.raises(UserError, match=f"there are no videos in {audioset}; expected:\n{tree}"):
+        list(listing("audioset", audioset))
+    (audioset / "balanced_train_segments.csv").write_text(SEGMENTS + "-0RWZT-miFs, zero, 430.000, /m/03v3yw\n")
+    with pytest.raises(UserError, match="line 4 of .*balanced_train_segments.csv is not understood .*'zero'"):
+        list(listing("audioset", audioset))
+    (audioset / "balanced_train_segments.csv").unlink()
+    with pytest.raises(UserError, match=f"none of balanced_train_segments.csv, .* in {audioset}; expected:\n{tree}"):
+        list(listing("audioset", audioset))
+    (audioset / "eval_segments.csv").write_text(SEGMENTS)
+    (audioset / "class_labels_indices.csv").write_text("a,b\n")
+    with pytest.raises(UserError, match="class_labels_indices.csv the columns display_name, mid are missing"):
+        list(listing("audioset", audioset))
