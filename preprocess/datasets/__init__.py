@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
-from preprocess.datasets import folder, kinetics, synthetic
+from preprocess.datasets import folder, howto100m, kinetics, synthetic
 from preprocess.datasets.listing import Missing, Video
 
 
@@ -25,6 +25,7 @@ class DataSet:
 
 DATASETS = {
     "folder": DataSet(folder.listing),
+    "howto100m": DataSet(howto100m.listing, captioned=True),
     "ig65m": DataSet(folder.listing),
     "kinetics": DataSet(kinetics.listing),
     "synthetic": DataSet(synthetic.listing, makes_its_videos=True),
