@@ -35,6 +35,8 @@ _STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHU
 """Exit statuses of an ffmpeg that somebody ended; 255 is its own for SIGINT and SIGTERM."""
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
+_QUEUE = 1024
+"""Packets that are read ahead of the decoder: with ffmpeg's 8, the videos of a group wait for each other's readers."""
 _BLOCK = 1 << 22
 _LOG_BYTES = 1 << 16
 _GRACE = 60.0
@@ -151,7 +153,9 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
         video = target.video
         # `file:` and the whitelists (no playlists, no network) keep names and contents from making ffmpeg open
         # anything but this file
-        cut = {"ss": video.segment[0], "t": video.segment[1] - video.segment[0]} if video.segment else {}
+        cut: dict[str, Any] = {"thread_queue_size": _QUEUE} if len(targets) > 1 else {}
+        if video.segment:
+            cut |= {"ss": video.segment[0], "t": video.segment[1] - video.segment[0]}
         source = ffmpeg.input(
             f"file:{video.path}", threads=1, protocol_whitelist="file", format_whitelist=_FORMATS, **cut
         )

@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -161,21 +161,21 @@ class Plan:
     def path(self, shard: int) -> Path:
         return self.destination / f"shard-{self.numbers[shard]:06d}.h5"
 
-    def task(self, shard: int, extraction: Extraction, vocabulary: str) -> ShardTask:
+    def task(self, shard: int, extraction: Extraction, language: Mapping[str, str]) -> ShardTask:
         """What has to be done for the shard at this place of the plan."""
         rows = [self.videos.video(place) for place in self._places[self._ends[shard] : self._ends[shard + 1]]]
         described = [[size, *_fields(video)] for video, size in rows]
-        text = json.dumps([SCHEMA, asdict(extraction), vocabulary, described], ensure_ascii=False)
+        text = json.dumps([SCHEMA, asdict(extraction), dict(language), described], ensure_ascii=False)
         content = hashlib.sha256(text.encode()).hexdigest()
         return ShardTask(self.path(shard), [video for video, _ in rows], extraction, self.videos.source, content)
 
-    def pending(self, extraction: Extraction, vocabulary: str) -> array[int]:
+    def pending(self, extraction: Extraction, language: Mapping[str, str]) -> array[int]:
         """Places of the shards that are not there yet, or not as this plan wants them."""
-        return array("q", (shard for shard in range(len(self)) if not self._is_done(shard, extraction, vocabulary)))
+        return array("q", (shard for shard in range(len(self)) if not self._is_done(shard, extraction, language)))
 
-    def _is_done(self, shard: int, extraction: Extraction, vocabulary: str) -> bool:
+    def _is_done(self, shard: int, extraction: Extraction, language: Mapping[str, str]) -> bool:
         attributes = shard_attributes(self.path(shard))
-        return attributes is not None and attributes["content"] == self.task(shard, extraction, vocabulary).content
+        return attributes is not None and attributes["content"] == self.task(shard, extraction, language).content
 
     def write(self) -> None:
         """Keep the assignment beside the shards: one line per shard, its number and the ids of its videos."""

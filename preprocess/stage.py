@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from heapq import nlargest
 from pathlib import Path
@@ -94,27 +94,27 @@ def run(settings: Preprocess) -> Summary:
     require_ffmpeg()
     destination = settings.shard_folder.absolute()
     with _locked(destination), contextlib.ExitStack() as stack:
-        items, vocabulary = described(settings, destination, stack)
+        items, language = described(settings, destination, stack)
         videos = stack.enter_context(VideoList(items, settings.source_folder, destination))
         if not len(videos):
             raise UserError(f"none of the videos in {settings.source_folder} can be used: {_first_missing(videos)}")
-        details = _details(settings, vocabulary)
+        details = asdict(settings.extraction) | {"bands": BANDS, "dataset": settings.dataset} | language
         _refuse_to_replace(videos, destination, details)
         plan = Plan(videos, destination, settings.videos_per_shard, settings.megabytes_per_shard)
         plan.write()
-        pending = plan.pending(settings.extraction, vocabulary)
+        pending = plan.pending(settings.extraction, language)
         slow: list[Slow] = []
         if pending:
             (destination / INDEX).unlink(missing_ok=True)  # it would speak of shards that are about to change
-            slow = _make(plan, pending, vocabulary, settings)
+            slow = _make(plan, pending, language, settings)
         return _finish(videos, plan, len(pending), slow, details)
 
 
 Items = Iterator[Video | Missing]
 
 
-def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) -> tuple[Items, str]:
-    """The videos of the data set with what is said in them, and the vocabulary's digest (empty without one)."""
+def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) -> tuple[Items, dict[str, str]]:
+    """The videos of the data set with what is said in them, and what tells the language of their tokens."""
     source = settings.source_folder
     entry = datasets.find(settings.dataset, source)
     items = datasets.listing(settings.dataset, source)
@@ -125,20 +125,16 @@ def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) 
                 "set --word2vec to GoogleNews-vectors-negative300.bin or another file in word2vec's format "
                 "(to learn from sound alone, use --dataset folder)"
             )
-        return items, ""
+        return items, {"vocabulary": "", "stop_words": ""}
     said = captions.Captions.find(source, scratch)
     if said is None:
-        raise UserError(f"there are no captions in {source}; expected {captions.EXPECTED}")
+        raise UserError(f"there are no captions in {source}; expected:\n{captions.EXPECTED}")
     if settings.extraction.fps % 10 and entry.captioned:
         raise UserError("--fps must be a multiple of 10 for captioned stretches, which begin at tenths of a second")
     stack.enter_context(said)
     vocabulary = captions.Vocabulary.load(settings.word2vec, settings.stop_words)
-    return captions.attach(items, said, vocabulary, only_captioned=entry.captioned), vocabulary.digest
-
-
-def _details(settings: Preprocess, vocabulary: str) -> dict[str, Any]:
-    """What the index says of how its shards were made."""
-    return asdict(settings.extraction) | {"bands": BANDS, "dataset": settings.dataset, "vocabulary": vocabulary}
+    language = {"vocabulary": vocabulary.digest, "stop_words": vocabulary.stop_digest}
+    return captions.attach(items, said, vocabulary, only_captioned=entry.captioned), language
 
 
 def _first_missing(videos: VideoList) -> str:
@@ -276,7 +272,7 @@ def _write_bank(waveform: Waveform, path: Path) -> np.ndarray:
     return sums
 
 
-def _make(plan: Plan, pending: Any, vocabulary: str, settings: Preprocess) -> list[Slow]:
+def _make(plan: Plan, pending: Sequence[int], language: dict[str, str], settings: Preprocess) -> list[Slow]:
     total = sum(plan.count(shard) for shard in pending)
     slow: list[Slow] = []
     interval = 0.5 if sys.stderr.isatty() else 20.0
@@ -284,7 +280,7 @@ def _make(plan: Plan, pending: Any, vocabulary: str, settings: Preprocess) -> li
         print(f"Dask dashboard: {client.dashboard_link}", flush=True)
         with tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar:
             client.subscribe_topic(_PROGRESS, lambda event: bar.update(event[1]))
-            tasks = (plan.task(shard, settings.extraction, vocabulary) for shard in pending)
+            tasks = (plan.task(shard, settings.extraction, language) for shard in pending)
             for slowest in cluster.unordered(client, make_shard, tasks):
                 slow = nlargest(SLOWEST, [*slow, *slowest])
             client.unsubscribe_topic(_PROGRESS)

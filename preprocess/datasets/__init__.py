@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
-from preprocess.datasets import audioset, folder, hmdb51, kinetics, synthetic, ucf101, vggsound
+from preprocess.datasets import audioset, folder, hmdb51, howto100m, kinetics, synthetic, ucf101, vggsound
 from preprocess.datasets.listing import Missing, Video
 
 
@@ -29,6 +29,7 @@ DATASETS = {
     "audioset": DataSet(audioset.listing, audioset.TREE),
     "folder": DataSet(folder.listing, folder.TREE),
     "hmdb51": DataSet(hmdb51.listing, hmdb51.TREE),
+    "howto100m": DataSet(howto100m.listing, howto100m.TREE, captioned=True),
     "ig65m": DataSet(folder.listing, folder.TREE),
     "kinetics": DataSet(kinetics.listing, kinetics.TREE),
     "synthetic": DataSet(synthetic.listing, folder.TREE, makes_its_videos=True),
