@@ -1,7 +1,9 @@
-"""Preprocessing: videos/s of the whole stage, beside bare ffmpeg processes that decode the same files.
+"""Preprocessing: videos/s of the whole stage, beside other ways to decode the same files.
 
-The bare run has the same filters, encoders and number of processes, but no Python, no log-mel, no shards. Both are
-timed in turn, several times, and the medians compared.
+Bare ffmpeg has the same filters, encoders and number of processes, one video each, but no Python, no log-mel, no
+shards. The usual way pipes raw frames into Python, shrinks them and makes the JPEGs there, and takes the sound with a
+second process; the same with ffmpeg shrinking the frames is the best that can be said for it. All are timed in turn,
+several times, and the medians compared.
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import os
 import statistics
 import subprocess
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import ffmpeg
 import tyro
+from PIL import Image
 
 from benchmarks.common import machine, scratch, videos
 from pipeline.errors import UserError, exit_with_message
@@ -33,31 +38,55 @@ class Benchmark:
     repeats: int = 3
     """Runs of each kind, of which the median counts."""
     workers: int = len(os.sched_getaffinity(0))
-    """Processes of either kind."""
+    """Processes of each kind."""
 
 
-def bare(paths: Sequence[Path], folder: Path, workers: int) -> float:
-    """Seconds that `workers` bare ffmpeg processes at a time take, one video each."""
-    folder.mkdir()
-    targets = [
-        Target(Video(path.name, path), folder / f"{k}.mjpeg", folder / f"{k}.pcm") for k, path in enumerate(paths)
-    ]
+def bare(paths: Sequence[Path], folder: Path, workers: int) -> None:
+    """`workers` bare ffmpeg processes at a time, one video each."""
+    names = [(path, folder / f"{k}.mjpeg", folder / f"{k}.pcm") for k, path in enumerate(paths)]
+    targets = [Target(Video(path.name, path), jpeg, pcm) for path, jpeg, pcm in names]
 
     def one(target: Target) -> None:
-        subprocess.run(command([target], Extraction(), sound=True), check=False,
-                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        arguments = command([target], Extraction(), sound=True)
+        subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    began = time.perf_counter()
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(one, targets))
-    return time.perf_counter() - began
 
 
-def stage(source: Path, folder: Path, workers: int) -> float:
-    """Seconds of the whole stage, the start of its workers included."""
-    began = time.perf_counter()
+def usual(paths: Sequence[Path], folder: Path, workers: int, shrink_in_ffmpeg: bool) -> None:
+    """`workers` Python processes, one video each, through raw frames."""
+    outs = [folder / str(k) for k in range(len(paths))]
+    with ProcessPoolExecutor(workers) as pool:
+        list(pool.map(partial(_usual, shrink_in_ffmpeg=shrink_in_ffmpeg), paths, outs))
+
+
+def _usual(path: Path, out: Path, shrink_in_ffmpeg: bool) -> None:
+    settings = Extraction()
+    shown = ffmpeg.probe(str(path), select_streams="V:0")["streams"][0]
+    whole = (shown["width"], shown["height"])
+    shrink = min(1.0, settings.short_side / min(whole))
+    small = (2 * round(whole[0] * shrink / 2), 2 * round(whole[1] * shrink / 2))
+    width, height = small if shrink_in_ffmpeg else whole
+    frames = ffmpeg.output(
+        ffmpeg.input(str(path), threads=1)["V:0"], "pipe:", vf=f"fps={settings.fps},scale={width}:{height}",
+        format="rawvideo", pix_fmt="rgb24", filter_threads=1, loglevel="quiet",
+    )  # fmt: skip
+    with out.with_suffix(".mjpeg").open("wb") as file:
+        process = frames.run_async(pipe_stdout=True)
+        while len(frame := process.stdout.read(width * height * 3)) == width * height * 3:
+            image = Image.frombytes("RGB", (width, height), frame)
+            if (width, height) != small:
+                image = image.resize(small, Image.Resampling.BICUBIC)
+            image.save(file, "JPEG", quality=90)  # about as large as ffmpeg's -q:v 3
+        process.wait()
+    sound = ffmpeg.output(ffmpeg.input(str(path))["a:0?"], str(out.with_suffix(".wav")), ar=24_000, ac=1)
+    sound.global_args("-loglevel", "quiet").run(quiet=True)
+
+
+def stage(source: Path, folder: Path, workers: int) -> None:
+    """The whole stage, the start of its workers included."""
     run(Preprocess("folder", source, folder, videos_per_shard=8, workers=workers))
-    return time.perf_counter() - began
 
 
 def main() -> None:
@@ -69,22 +98,45 @@ def main() -> None:
         if len(paths) < 2:
             raise UserError("one video is too few to measure with")
         source = settings.source or folder / "videos"
-        bare_times, stage_times, start_times = [], [], []
+        single = folder / "single"
+        single.mkdir()
+        (single / paths[0].name).symlink_to(paths[0].absolute())
+        workers = settings.workers
+        kinds: dict[str, Callable[[Path], None]] = {
+            "bare": lambda out: bare(paths, out, workers),
+            "stage": lambda out: stage(source, out, workers),
+            "start": lambda out: stage(single, out, workers),
+            "one": lambda out: stage(source, out, 1),
+            "start of one": lambda out: stage(single, out, 1),
+            "usual": lambda out: usual(paths, out, workers, shrink_in_ffmpeg=False),
+            "usual, small": lambda out: usual(paths, out, workers, shrink_in_ffmpeg=True),
+        }
+        times: dict[str, list[float]] = {kind: [] for kind in kinds}
         for k in range(settings.repeats):
-            bare_times.append(bare(paths, folder / f"bare-{k}", settings.workers))
-            stage_times.append(stage(source, folder / f"stage-{k}", settings.workers))
-            empty = folder / f"one-{k}"
-            empty.mkdir()
-            (empty / paths[0].name).symlink_to(paths[0])
-            start_times.append(stage(empty, folder / f"start-{k}", settings.workers))
+            for kind, measured in kinds.items():
+                out = folder / f"{kind}-{k}"
+                out.mkdir()
+                began = time.perf_counter()
+                measured(out)
+                times[kind].append(time.perf_counter() - began)
+        seconds = {kind: statistics.median(values) for kind, values in times.items()}
         n = len(paths)
-        alone, whole, start = (statistics.median(times) for times in (bare_times, stage_times, start_times))
-        steady = (whole - start) * n / (n - 1)  # the start decodes one video too
-        print(f"{machine()}; {n} videos, {settings.workers} processes, median of {settings.repeats}")
-        print(f"bare ffmpeg            {n / alone:6.2f} videos/s")
-        print(f"stage, start included  {n / whole:6.2f} videos/s   {alone / whole:.2f} of bare ffmpeg")
-        print(f"stage, without start   {n / steady:6.2f} videos/s   {alone / steady:.2f} of bare ffmpeg")
-        print(f"start of the stage     {start:6.2f} s (workers, imports, one video)")
+        for whole, start in (("stage", "start"), ("one", "start of one")):  # the start decodes one video too
+            seconds[f"{whole}, steady"] = (seconds[whole] - seconds[start]) * n / (n - 1)
+        print(f"{machine()}; {n} videos, {workers} processes, median of {settings.repeats}")
+        for kind, text in (
+            ("bare", "bare ffmpeg"),
+            ("usual", "usual way: frames shrunk in Python"),
+            ("usual, small", "usual way: frames shrunk in ffmpeg"),
+            ("stage", "stage, start included"),
+            ("stage, steady", "stage, without start"),
+            ("one, steady", "stage, one worker, without start"),
+        ):
+            own = seconds[kind]
+            ratios = ", ".join(f"{seconds[other] / own:.2f}" for other in ("bare", "usual", "usual, small"))
+            print(f"{text:36s}{n / own:6.2f} videos/s; times bare, usual, usual small: {ratios}")
+        print(f"{workers} workers against one: {seconds['one, steady'] / seconds['stage, steady']:.2f}")
+        print(f"start of the stage: {seconds['start']:.2f} s (workers, imports, one video)")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ HOP = 240
 FFT = 1024
 BANDS = 40
 PRE_EMPHASIS = 0.97
-_BLOCK = 6000
-"""Frames computed at once (one minute), which bounds the memory for a waveform of any length."""
+_BLOCK = 500
+"""Rows computed at once (5 s), which bounds the memory for a waveform of any length."""
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +72,7 @@ def logmel(waveform: np.ndarray | Waveform) -> np.ndarray:
 
 
 def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
-    """The rows of `logmel`, a minute at a time."""
+    """The rows of `logmel`, a few seconds at a time."""
     n = frames(len(waveform))
     for first in range(0, n, _BLOCK):
         last = min(first + _BLOCK, n)
