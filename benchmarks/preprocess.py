@@ -84,9 +84,9 @@ def _usual(path: Path, out: Path, shrink_in_ffmpeg: bool) -> None:
     sound.global_args("-loglevel", "quiet").run(quiet=True)
 
 
-def stage(source: Path, folder: Path, workers: int) -> None:
+def stage(source: Path, folder: Path, workers: int, videos_per_shard: int = 8) -> None:
     """The whole stage, the start of its workers included."""
-    run(Preprocess("folder", source, folder, videos_per_shard=8, workers=workers))
+    run(Preprocess("folder", source, folder, videos_per_shard=videos_per_shard, workers=workers))
 
 
 def main() -> None:
@@ -95,19 +95,20 @@ def main() -> None:
         folder = Path(name)
         (folder / "videos").mkdir()
         paths = videos(settings.source, folder / "videos")
-        if len(paths) < 2:
-            raise UserError("one video is too few to measure with")
+        if len(paths) <= settings.workers:
+            raise UserError(f"{len(paths)} videos are too few to measure with")
         source = settings.source or folder / "videos"
-        single = folder / "single"
-        single.mkdir()
-        (single / paths[0].name).symlink_to(paths[0].absolute())
         workers = settings.workers
+        for count in (1, workers):  # one video for each worker, so that all of them start
+            (folder / f"first-{count}").mkdir(exist_ok=True)
+            for path in paths[:count]:
+                (folder / f"first-{count}" / path.name).symlink_to(path.absolute())
         kinds: dict[str, Callable[[Path], None]] = {
             "bare": lambda out: bare(paths, out, workers),
             "stage": lambda out: stage(source, out, workers),
-            "start": lambda out: stage(single, out, workers),
+            "start": lambda out: stage(folder / f"first-{workers}", out, workers, videos_per_shard=1),
             "one": lambda out: stage(source, out, 1),
-            "start of one": lambda out: stage(single, out, 1),
+            "start of one": lambda out: stage(folder / "first-1", out, 1),
             "usual": lambda out: usual(paths, out, workers, shrink_in_ffmpeg=False),
             "usual, small": lambda out: usual(paths, out, workers, shrink_in_ffmpeg=True),
         }
@@ -121,8 +122,8 @@ def main() -> None:
                 times[kind].append(time.perf_counter() - began)
         seconds = {kind: statistics.median(values) for kind, values in times.items()}
         n = len(paths)
-        for whole, start in (("stage", "start"), ("one", "start of one")):  # the start decodes one video too
-            seconds[f"{whole}, steady"] = (seconds[whole] - seconds[start]) * n / (n - 1)
+        for whole, start, decoded in (("stage", "start", workers), ("one", "start of one", 1)):
+            seconds[f"{whole}, steady"] = (seconds[whole] - seconds[start]) * n / (n - decoded)
         print(f"{machine()}; {n} videos, {workers} processes, median of {settings.repeats}")
         for kind, text in (
             ("bare", "bare ffmpeg"),
@@ -136,7 +137,7 @@ def main() -> None:
             ratios = ", ".join(f"{seconds[other] / own:.2f}" for other in ("bare", "usual", "usual, small"))
             print(f"{text:36s}{n / own:6.2f} videos/s; times bare, usual, usual small: {ratios}")
         print(f"{workers} workers against one: {seconds['one, steady'] / seconds['stage, steady']:.2f}")
-        print(f"start of the stage: {seconds['start']:.2f} s (workers, imports, one video)")
+        print(f"start of the stage: {seconds['start']:.2f} s (workers, imports, one video each)")
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import librosa
 import numpy as np
-import torch
-import torchaudio.functional
 
 from pipeline.shards import MEL_FLOOR
+
+if TYPE_CHECKING:  # torch takes more than a second to import, which is the worker's to spend, not the planner's
+    import torch
 
 SAMPLE_RATE = 24_000
 WINDOW = 480
@@ -31,6 +32,9 @@ _BLOCK = 500
 @lru_cache(maxsize=1)
 def filters() -> torch.Tensor:
     """The mel triangles over the bins of the power spectrum: float32 [513, 40]."""
+    import librosa
+    import torch
+
     hertz = librosa.mel_frequencies(n_mels=BANDS + 2, fmin=0.0, fmax=SAMPLE_RATE / 2, htk=True)
     corner = np.floor((FFT + 1) * hertz / SAMPLE_RATE)
     bins = np.arange(FFT // 2 + 1)[:, None]
@@ -73,6 +77,9 @@ def logmel(waveform: np.ndarray | Waveform) -> np.ndarray:
 
 def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
     """The rows of `logmel`, a few seconds at a time."""
+    import torch
+    import torchaudio.functional
+
     n = frames(len(waveform))
     for first in range(0, n, _BLOCK):
         last = min(first + _BLOCK, n)
