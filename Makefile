@@ -21,8 +21,9 @@ ROWS ?= a e l
 ARGS ?=
 # empty variables leave the program's own default
 flag = $(if $(2),$(1) "$(2)")
+cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
-.PHONY: help setup demo test lint preprocess pretrain ablation eval show-batch bench clean
+.PHONY: help setup demo test lint preprocess verify pretrain ablation eval show-batch bench clean
 .SUFFIXES:
 # a check, not a command
 .PHONY: gpus
@@ -42,8 +43,12 @@ demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in minut
 	@$(PYTHON) -m eval ablation --dataset synthetic --size tiny --gallery-per-class 100 --out runs/demo
 	@$(PYTHON) -m eval show-batch --dataset synthetic --size tiny --out runs/demo/batch.png
 
-preprocess: $(STAMP) ## videos to shards: DATASET=kinetics|folder|synthetic SOURCE=/videos
-	@$(PYTHON) -m preprocess --dataset $(DATASET) $(call flag,--source,$(SOURCE)) $(ARGS)
+preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]; again: resumes
+	@$(PYTHON) -m preprocess --dataset $(DATASET) $(call flag,--source,$(SOURCE)) $(call flag,--word2vec,$(WORD2VEC)) \
+	  $(cluster) $(if $(DRY_RUN),--dry-run) $(ARGS)
+
+verify: $(STAMP) ## checks every shard and says what is damaged: DATASET= [FULL=1: decodes every frame]
+	@$(PYTHON) -m preprocess.verify --dataset $(DATASET) $(cluster) $(if $(FULL),--full) $(ARGS)
 
 pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l] [SIZE=paper|tiny] [GPUS=1]; again: resumes
 	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \

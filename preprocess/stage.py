@@ -92,6 +92,7 @@ class Preprocess:
 def run(settings: Preprocess) -> Summary:
     """Make every shard that is not there yet, then the index. Raises UserError on bad input, before any work."""
     require_ffmpeg()
+    datasets.find(settings.dataset, settings.source_folder)
     destination = settings.shard_folder.absolute()
     with _locked(destination), contextlib.ExitStack() as stack:
         items, language = described(settings, destination, stack)
