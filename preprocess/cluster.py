@@ -16,6 +16,7 @@ from pipeline.errors import UserError
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
+_STARTS = 3
 _CONFIG: dict[str, Any] = {
     # the stage bounds its own memory, and a worker that pauses or restarts over page cache would lose its shard
     **{f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")},
@@ -35,6 +36,7 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
     `scheduler` is empty for this machine, an address (tcp://host:8786), or `slurm` for jobs of one worker each.
     Raises UserError where it cannot be reached.
     """
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # told in one sentence, by `unordered`
     with dask.config.set(_CONFIG), contextlib.ExitStack() as stack:
         if scheduler and scheduler != "slurm":
             try:
@@ -52,10 +54,19 @@ def _local(workers: int) -> distributed.LocalCluster:
     main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None  # child processes inherit it
     try:
-        return distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0",
-            silence_logs=logging.CRITICAL,
-        )  # fmt: skip
+        starts = 0
+        while True:
+            try:
+                return distributed.LocalCluster(
+                    n_workers=workers, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0",
+                    silence_logs=logging.CRITICAL,
+                )  # fmt: skip
+            except RuntimeError as error:  # a worker that dies while it starts takes the whole cluster with it
+                starts += 1
+                if starts == _STARTS:
+                    raise UserError(
+                        f"worker processes die while they start ({error}); look for a lack of memory"
+                    ) from error
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
@@ -84,22 +95,28 @@ def unordered(
     """
     waiting = iter(tasks)
     running = distributed.as_completed(loop=client.loop)
+    task_of: dict[str, _Task] = {}
     try:
         while True:
             wanted = 2 * max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
-            while running.count() < wanted and (task := next(waiting, None)) is not None:
-                running.add(client.submit(function, task, pure=False))
-            if running.is_empty():
+            while len(task_of) < wanted and (task := next(waiting, None)) is not None:
+                future = client.submit(function, task, pure=False)
+                task_of[future.key] = task
+                running.add(future)
+            if not task_of:
                 return
             future = next(running)
-            yield future.result()
+            try:
+                yield future.result()
+            except distributed.KilledWorker as error:
+                raise UserError(
+                    f"{error.allowed_failures + 1} workers died on {task_of[future.key]}; look for a lack of memory, "
+                    "then run the same command again: finished shards are kept"
+                ) from error
+            del task_of[future.key]
             future.release()
-    except distributed.KilledWorker as error:
-        raise UserError(
-            f"{error.allowed_failures + 1} workers died on one shard ({error.task}); look for a lack of memory, "
-            "then run the same command again: finished shards are kept"
-        ) from error
     except _LOST as error:
         raise UserError(
-            f"the Dask scheduler was lost ({error}); run the same command again: finished shards are kept"
+            "the Dask scheduler was lost; run the same command again (finished shards are kept), with SCHEDULER set to "
+            f"one that runs ({type(error).__name__})"
         ) from error

@@ -39,10 +39,15 @@ def estimate(settings: Preprocess) -> str:
             source.append(max(size, 0))
             rejected += len(shard_rejected(path))
         scale = videos.source_bytes / max(sum(source), 1)
-        hours = sum(seconds) * scale / 3600
+        core_hours = sum(seconds) * scale / 3600
         return (
             f"{len(places)} of {len(videos)} videos decoded, {rejected} of them unusable; {videos.missing} missing\n"
-            f"about {hours:.1f} core hours: {hours / settings.workers:.1f} hours with {settings.workers} workers like "
-            f"this machine's cores\n"
-            f"about {sum(made) * scale / 1e12:.3f} TB of shards from {videos.source_bytes / 1e12:.3f} TB of videos"
+            f"about {_size(sum(made) * scale)} of shards from {_size(videos.source_bytes)} of videos\n"
+            f"about {core_hours:.2f} core hours: {core_hours / settings.workers:.2f} hours with {settings.workers} "
+            "workers on cores like this machine's"
         )
+
+
+def _size(count: float) -> str:
+    unit = next((unit for unit in ("MB", "GB") if count < 1e9 * 1000 ** ("MB", "GB").index(unit)), "TB")
+    return f"{count / {'MB': 1e6, 'GB': 1e9, 'TB': 1e12}[unit]:.1f} {unit}"

@@ -40,6 +40,9 @@ class ShardTask:
     content: str
     """Hash of the settings and of the videos, their sizes included: a finished shard that carries it is kept."""
 
+    def __str__(self) -> str:
+        return f"{self.path} ({self.videos[0].id} to {self.videos[-1].id})"
+
 
 class VideoList:
     """All videos of a data set, and those that are missing, in a temporary file. 16 bytes of memory per video."""

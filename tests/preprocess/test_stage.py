@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.shards import Index, read_rejected
+from pipeline.shards import Index, ShardReader, read_rejected
 from preprocess.ffmpeg import Extraction
 from preprocess.stage import Preprocess, run
+from preprocess.summary import describe
+from preprocess.verify import check_shard
 from tests.conftest import ROOT
 
 
 def digests(folder: Path) -> dict[str, str]:
+    """Of every file that the videos and settings decide; the summary holds times too."""
     return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir()) if path.is_file()
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+        if path.is_file() and path.name not in ("summary.json", ".lock")
     }
 
 
@@ -64,33 +73,206 @@ def test_the_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, sh
 def test_a_half_written_shard_is_made_again(synthetic: Path, shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "synthetic"
     shutil.copytree(shards, folder)
-    damaged = folder / "shard-000002-of-000003.h5"
+    damaged = folder / "shard-000002.h5"
     damaged.write_bytes(damaged.read_bytes()[:-1000])
     summary = run(Preprocess("synthetic", synthetic, folder, videos_per_shard=16, workers=1))
     assert summary.shards_made == 1
     assert digests(folder) == digests(shards)
 
 
-def test_other_settings_do_not_replace_finished_shards_and_removed_videos_do(synthetic: Path, tmp_path: Path) -> None:
-    videos = tmp_path / "videos"
-    shutil.copytree(synthetic / "test", videos)
-    settings = Preprocess("folder", videos, tmp_path / "shards", workers=1)
-    assert run(settings).shards_made == 1
-    before = digests(tmp_path / "shards")
+def test_other_settings_do_not_replace_finished_shards(synthetic: Path, tmp_path: Path) -> None:
+    settings = Preprocess("folder", synthetic / "test", tmp_path, videos_per_shard=8, workers=1)
+    assert run(settings).shards_made == 2
+    before = digests(tmp_path)
+    small = replace(settings, extraction=Extraction(short_side=32))
     with pytest.raises(UserError, match="made with short-side 160, now 32; set --destination"):
-        run(replace(settings, extraction=Extraction(short_side=32)))
-    with pytest.raises(UserError, match="made with videos-per-shard 128, now 4"):
-        run(replace(settings, videos_per_shard=4))
-    assert digests(tmp_path / "shards") == before
-    next(videos.rglob("*.mp4")).unlink()
-    assert run(settings).shards_made == 1
-    assert len(Index.open(tmp_path / "shards")) == 11
-    for path in (tmp_path / "shards").glob("index.h5"):  # a run with another cut that was stopped before its end
-        path.unlink()
-    smaller = run(replace(settings, extraction=Extraction(short_side=32), videos_per_shard=4))
-    assert smaller.shards_made == 3
-    assert (Index.open(tmp_path / "shards").height == 32).all()
-    assert len(list((tmp_path / "shards").glob("shard-*.h5"))) == 3  # those of the old cut are gone
+        run(small)
+    assert run(replace(settings, videos_per_shard=4)).shards_made == 0  # says how new shards are cut
+    assert digests(tmp_path) == before
+    (tmp_path / "index.h5").unlink()  # of a run that was stopped before its end
+    assert run(small).shards_made == 2
+    assert (Index.open(tmp_path).height == 32).all()
+
+
+def test_a_list_that_changes_touches_only_the_shards_it_must(synthetic: Path, tmp_path: Path) -> None:
+    videos, every = tmp_path / "videos", sorted((synthetic / "train").rglob("*.mp4"))
+    videos.mkdir()
+    for k, path in enumerate(every[:12]):
+        shutil.copy(path, videos / f"{2 * k:02d}.mp4")
+    settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=4, workers=2)
+    assert run(settings).shards_made == 3
+    first = digests(tmp_path / "shards")
+    for k, path in enumerate(every[12:17]):  # in between those that are there
+        shutil.copy(path, videos / f"{2 * k + 1:02d}.mp4")
+    assert run(settings).shards_made == 2
+    second = digests(tmp_path / "shards")
+    assert {name: second[name] for name in first if name.startswith("shard")} == {
+        name: first[name] for name in first if name.startswith("shard")
+    }
+    index = Index.open(tmp_path / "shards")
+    assert index.id.tolist() == sorted(path.name for path in videos.iterdir())  # whatever shard they are in
+    shutil.copy(every[20], videos / "00.mp4")  # another video of that name
+    (videos / "08.mp4").unlink()
+    assert run(settings).shards_made == 2
+    third = digests(tmp_path / "shards")
+    assert [name for name in second if name.startswith("shard") and third[name] != second[name]] == [
+        "shard-000000.h5", "shard-000001.h5",
+    ]  # fmt: skip
+    assert "08.mp4" not in Index.open(tmp_path / "shards").id
+    # in one go, into fewer shards: the same table and statistics
+    at_once = run(replace(settings, destination=tmp_path / "other", videos_per_shard=100)).index
+    index = Index.open(tmp_path / "shards")
+    assert at_once.id.tolist() == index.id.tolist() and len(at_once.shard_names) == 1
+    assert at_once.statistics.mel_mean == index.statistics.mel_mean
+    assert at_once.statistics.mel_std == index.statistics.mel_std
+    assert (at_once.statistics.pixel_mean == index.statistics.pixel_mean).all()
+    assert (at_once.statistics.pixel_std == index.statistics.pixel_std).all()
+
+
+def test_a_shard_is_full_by_bytes_too(synthetic: Path, tmp_path: Path) -> None:
+    sizes = [path.stat().st_size for path in sorted((synthetic / "test").rglob("*.mp4"))]
+    settings = Preprocess("folder", synthetic / "test", tmp_path, megabytes_per_shard=sum(sizes) / 3.5e6, workers=2)
+    assert 4 <= run(settings).shards_made <= 6
+    assert len(Index.open(tmp_path)) == 12
+
+
+def test_two_runs_into_one_folder_are_refused(synthetic: Path, tmp_path: Path) -> None:
+    settings = Preprocess("folder", synthetic / "test", tmp_path, workers=1)
+    run(settings)
+    before = digests(tmp_path)
+    with (tmp_path / ".lock").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another run is writing to"):
+            run(settings)
+    assert run(settings).shards_made == 0 and digests(tmp_path) == before
+
+
+def test_the_summary_counts_everything(real: Path, tmp_path: Path) -> None:
+    done = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
+    saved = json.loads((tmp_path / "summary.json").read_text())
+    index = Index.open(tmp_path)
+    assert saved["videos"] == 21 == saved["kept"] + sum(saved["left_out"].values())
+    assert saved["left_out"]["only N s of it can be decoded, N s are needed"] == 1
+    assert np.isclose(saved["hours"], index.frame_count.sum() / 30 / 3600)
+    assert np.isclose(saved["gigabytes"], sum(path.stat().st_size for path in tmp_path.glob("shard-*.h5")) / 1e9)
+    silent = index.id.tolist().index("silent-black-10s.mp4")
+    assert index.silence[silent] == 10 and index.mel_count[silent] == 0
+    assert saved["without_sound"] == int((index.mel_count == 0).sum())
+    assert len(saved["slowest"]) == 10 and saved["slowest"][0][0] >= saved["slowest"][-1][0] > 0
+    text = describe(done)
+    assert "18 of 21 videos kept" in text and "moov atom not found" in text and "its sound is silence" in text
+    again = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
+    assert [row.id for row in again.slowest] == [row[1] for row in saved["slowest"]]  # of the run that made them
+
+
+def test_a_dry_run_estimates_and_writes_nothing(command, real: Path, tmp_path: Path) -> None:
+    done = command("preprocess", "--source", real / "grid", "--destination", tmp_path / "shards", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "16 of 120 videos decoded, 0 of them unusable" in done.stdout
+    assert not (tmp_path / "shards").exists()
+    made = run(Preprocess("folder", real / "grid", tmp_path / "shards", workers=2))
+    estimated = float(re.search(r"about ([0-9.]+) MB of shards", done.stdout)[1])
+    assert 0.8 < estimated / (made.gigabytes * 1000) < 1.25
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 3 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", folder], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("a disk of 3 MB cannot be mounted here (root is needed)")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_a_clear_stop_without_half_a_shard(synthetic: Path, small_disk: Path, tmp_path: Path) -> None:
+    settings = Preprocess("folder", synthetic / "train", small_disk / "shards", videos_per_shard=2, workers=2)
+    with pytest.raises(UserError, match="no space left on the disk of .*disk/shards; free some and run the same"):
+        run(settings)
+    shards = list((small_disk / "shards").glob("shard-*"))
+    assert shards and all(check_shard(path, full=True) == [] for path in shards)
+    assert not (small_disk / "shards" / "index.h5").exists()
+    subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
+    summary = run(settings)  # the same command goes on
+    assert summary.kept == 24 and summary.shards_kept == len(shards)
+    run(replace(settings, destination=tmp_path / "undisturbed"))
+    assert digests(small_disk / "shards") == digests(tmp_path / "undisturbed")
+
+
+def test_all_folds_are_in_the_shards(synthetic: Path, tmp_path: Path) -> None:
+    videos = sorted((synthetic / "train").rglob("*.mp4"))[:4]
+    lists = tmp_path / "ucfTrainTestlist"
+    lists.mkdir()
+    for k, video in enumerate(videos):
+        name = tmp_path / "UCF-101" / ("Archery" if k % 2 else "Biking") / f"v_{k}.mp4"
+        name.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(video, name)
+    for fold in (1, 2, 3):
+        rows = [(f"{'Archery' if k % 2 else 'Biking'}/v_{k}.avi", k == fold) for k in range(4)]
+        (lists / f"testlist{fold:02d}.txt").write_text("".join(f"{row}\r\n" for row, test in rows if test))
+        (lists / f"trainlist{fold:02d}.txt").write_text("".join(f"{row} 1\r\n" for row, test in rows if not test))
+    index = run(Preprocess("ucf101", tmp_path, tmp_path / "shards", workers=1)).index
+    assert index.id.tolist() == ["v_0", "v_1", "v_2", "v_3"] and index.classes == ["Archery", "Biking"]
+    for fold in (1, 2, 3):
+        assert index.fold(fold).split.tolist() == ["test" if k == fold else "train" for k in range(4)]
+    assert index.split.tolist() == index.fold(1).split.tolist()
+
+
+@pytest.fixture(scope="module")
+def word2vec(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small file of word vectors; the row of a word is its place."""
+    words = re.findall(r"\w+", "bin lay place set blue green red white at by in with now soon again please s three")
+    path = tmp_path_factory.mktemp("words") / "small.txt"
+    path.write_text(f"{len(words)} 2\n" + "".join(f"{word} {k} 1\n" for k, word in enumerate(words)))
+    return path
+
+
+def test_captions_become_timed_tokens(real: Path, word2vec: Path, tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for name in ("bbas3a", "bgan4n", "lbax4n"):
+        if (source := next((real / "grid").rglob(f"{name}.mpg"), None)) is not None:
+            (videos / f"{name}.mpg").symlink_to(source)
+    shutil.copy(real / "captions" / "grid_captions.json", videos / "caption.json")
+    settings = Preprocess("folder", videos, tmp_path / "shards", word2vec=word2vec, workers=1)
+    index = run(settings).index
+    spoken = ShardReader(index).tokens(index.id.tolist().index("bbas3a.mpg"), 0.0).tolist()
+    # "bin blue at" from 0.98 s, "s three again" from 1.47 s, without scikit-learn's stop words
+    assert spoken == [0, 4, 16]
+    assert index.settings["vocabulary"] and index.settings["stop_words"]
+    with pytest.raises(UserError, match="holds shards made with vocabulary"):
+        run(replace(settings, word2vec=None))
+
+
+def test_howto100m_keeps_what_is_captioned(synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
+    clips = sorted((synthetic / "train").rglob("*.mp4"))[:3]
+    long, silent = tmp_path / "aaaaaaaaaaa.mp4", tmp_path / "bbbbbbbbbbb.mp4"
+    joined = "".join(f"file '{clip}'\n" for clip in clips * 5)  # 45 s
+    (tmp_path / "list.txt").write_text(joined)
+    concat = ["ffmpeg", "-v", "error", "-f", "concat", "-safe", "0", "-i", tmp_path / "list.txt", "-c", "copy", long]
+    subprocess.run(concat, check=True)
+    shutil.copy(clips[0], silent)
+    said = {"start": [5, 30.04], "end": [9, 36], "text": ["lay the red", "place white please"]}
+    (tmp_path / "caption.json").write_text(json.dumps({"aaaaaaaaaaa": said}))
+    with pytest.raises(UserError, match="set --word2vec"):
+        run(Preprocess("howto100m", tmp_path, tmp_path / "shards", workers=1))
+    summary = run(Preprocess("howto100m", tmp_path, tmp_path / "shards", word2vec=word2vec, workers=1))
+    index = summary.index
+    assert index.id.tolist() == ["aaaaaaaaaaa"]
+    assert index.frame_count.tolist() == [30 * (4 + 6)] and abs(index.mel_count[0] - 100 * (4 + 6)) <= 1
+    assert read_rejected(tmp_path / "shards")[0]["reason"] == "there are no captions of it"
+    reader = ShardReader(index)
+    assert reader.tokens(0, 0.0).tolist() == [1, 6]  # lay, red
+    assert reader.tokens(0, 4.02).tolist() == [2, 7]  # place, white; please ends later than 4 s after
+    whole = run(Preprocess("folder", tmp_path, tmp_path / "whole", workers=1)).index
+    kept = ShardReader(whole)
+    video = whole.id.tolist().index("aaaaaaaaaaa.mp4")
+    for first, original in ((0, 150), (119, 269), (120, 900), (299, 1079)):  # frames 5-9 s and 30-36 s, nothing else
+        assert np.array_equal(reader.frames(0, first, 1, 1)[0], kept.frames(video, original, 1, 1)[0])
+    assert np.array_equal(reader.logmel(0, 10, 300), kept.logmel(video, 510, 300))
+    assert np.array_equal(reader.logmel(0, 410, 500), kept.logmel(video, 3010, 500))
 
 
 def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
@@ -128,7 +310,7 @@ def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -
     assert "moov atom not found" in rejected["broken.mp4"]
     index = Index.open(tmp_path)
     assert sorted([*index.id, *rejected]) == sorted(path.name for path in (real / "clips").iterdir())
-    assert summary.without_sound == int((index.mel_count == 0).sum()) == 4
+    assert summary.without_sound == int((index.mel_count == 0).sum()) == 6
 
 
 def test_nothing_usable_is_an_error_that_shows_why(tmp_path: Path) -> None:
@@ -142,9 +324,11 @@ def test_nothing_usable_is_an_error_that_shows_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dataset", "kinetix"), "there is no data set 'kinetix'; choose one of folder, kinetics, synthetic"),
+        (("--dataset", "kinetix"), "there is no data set 'kinetix'; choose one of audioset, folder, hmdb51"),
         (("--source", "nowhere"), "/nowhere does not exist; set SOURCE"),
-        (("--source", "."), "expected files ending in"),
+        (("--source", "."), "files ending in"),
+        (("--dataset", "ucf101", "--source", "."), "source/UCF-101/Archery/v_Archery_g01_c01.avi"),
+        (("--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
         (("--source", ".", "--scheduler", "tcp://127.0.0.1:1"), "there are no videos"),
         (("--quality", "99"), "--quality is 99"),
     ],

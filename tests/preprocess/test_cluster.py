@@ -1,0 +1,211 @@
+"""Runs on real workers that are killed, on a real scheduler, and on SLURM's commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from preprocess.stage import Preprocess, run
+from tests.conftest import ROOT
+from tests.preprocess.test_stage import digests
+
+PYTHON = (sys.executable, "-m")
+
+
+@pytest.fixture(scope="module")
+def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """84 videos, two of them unusable, so that a run lasts a few seconds."""
+    folder = tmp_path_factory.mktemp("many")
+    for copy in range(2):
+        for path in sorted(synthetic.rglob("*.mp4")):
+            shutil.copy(path, folder / f"{copy}-{path.name}")
+    broken = sorted(folder.iterdir())[::50]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:3000])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Digests of the shards of a run that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    summary = run(Preprocess("folder", videos, folder, videos_per_shard=3, workers=2))
+    assert (summary.kept, summary.rejected, summary.shards_made) == (82, 2, 28)
+    return digests(folder)
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a command in its own process group; what is left of it is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def popen(*command: object, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*map(str, command)], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+            start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield popen
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def stage(videos: Path, folder: Path, *more: object) -> tuple[object, ...]:
+    return (*PYTHON, "preprocess", "--source", videos, "--destination", folder, "--videos-per-shard", 3, *more)
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    """The worker processes of a run."""
+    try:
+        children = psutil.Process(process.pid).children()
+        return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def ffmpegs(folder: Path) -> list[psutil.Process]:
+    """ffmpeg processes that write below a folder."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = process.info["cmdline"] or []
+        if line and "ffmpeg" in Path(line[0]).name and any(str(folder) in word for word in line):
+            found.append(process)
+    return found
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_twenty_kills_at_random_moments_change_nothing(
+    start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    draw = random.Random(0)
+    kills = {"worker": 0, "run": 0}
+    while sum(kills.values()) < 20:
+        if len(made := sorted(folder.glob("shard-*.h5"))) > 20:  # so that there is something left to disturb
+            for path in draw.sample(made, 14):
+                path.unlink()
+        process = start(*stage(videos, folder, "--workers", 2))
+        wait_until(lambda process=process: len(workers_of(process)) == 2)
+        for victim in ("worker", "worker", "run"):
+            time.sleep(draw.uniform(0.1, 1.5))
+            workers = workers_of(process)
+            if process.poll() is not None or not workers:
+                break
+            if victim == "run":
+                os.killpg(process.pid, signal.SIGKILL)  # with its scheduler and its workers at once
+            else:
+                draw.choice(workers).kill()
+            kills[victim] += 1
+        text, _ = process.communicate(timeout=120)
+        assert process.returncode in (0, -signal.SIGKILL), text  # if only workers die, the run goes on
+    wait_until(lambda: not ffmpegs(folder), 10)  # a killed worker takes its ffmpeg with it
+    assert kills["worker"] >= 8 and kills["run"] >= 4
+    last = start(*stage(videos, folder, "--workers", 2))
+    assert "82 of 84 videos kept" in last.communicate(timeout=120)[0]
+    assert digests(folder) == undisturbed
+    assert not [path for path in folder.iterdir() if path.is_dir()]
+
+
+def scheduler(start: Start) -> tuple[subprocess.Popen[str], str]:
+    """`dask scheduler` as the README says, on a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    process = start(*PYTHON, "dask", "scheduler", "--host", address, "--dashboard-address", "127.0.0.1:0")
+    return process, address
+
+
+def worker(start: Start, address: str) -> subprocess.Popen[str]:
+    return start(*PYTHON, "dask", "worker", address, "--nthreads", 1, "--memory-limit", 0, "--no-dashboard")
+
+
+def test_a_scheduler_and_two_workers_one_of_them_killed(
+    start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    _, address = scheduler(start)
+    workers = [worker(start, address) for _ in range(2)]
+    process = start(*stage(videos, folder, "--scheduler", address))
+    wait_until(lambda: len(list(folder.glob("shard-*.h5"))) >= 3 and len(list(folder.glob(".shard-*"))) >= 2, 90)
+    os.killpg(workers[0].pid, signal.SIGKILL)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0 and "82 of 84 videos kept" in text
+    assert workers[1].poll() is None  # it belongs to the cluster, not to the run
+    assert digests(folder) == undisturbed
+
+
+def test_a_scheduler_that_dies_is_one_sentence_and_loses_nothing(
+    start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    server, address = scheduler(start)
+    worker(start, address)
+    process = start(*stage(videos, folder, "--scheduler", address))
+    wait_until(lambda: len(list(folder.glob("shard-*.h5"))) >= 2, 90)
+    os.killpg(server.pid, signal.SIGKILL)
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, text
+    assert "error: the Dask scheduler was lost; run the same command again (finished shards are kept)" in text
+    assert "Traceback" not in text, text
+    assert not (folder / "index.h5").exists()
+    again = start(*stage(videos, folder, "--workers", 2))
+    assert "82 of 84 videos kept" in again.communicate(timeout=120)[0]
+    assert digests(folder) == undisturbed
+
+
+def test_slurm_jobs_are_workers(start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    """`sbatch` and `scancel` of this machine start and end the job scripts here: SLURM is what is not tested."""
+    pytest.importorskip("dask_jobqueue")
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "sbatch").write_text(
+        "#!/bin/bash\n"
+        f'cp "$1" {tmp_path}/job-$$.sh\n'
+        f"setsid bash {tmp_path}/job-$$.sh >{tmp_path}/job-$$.log 2>&1 &\n"
+        'echo "Submitted batch job $!"\n'
+    )
+    (commands / "scancel").write_text('#!/bin/bash\nkill -TERM -- "-$1"\n')
+    for command in commands.iterdir():
+        command.chmod(0o755)
+    folder = tmp_path / "shards"
+    process = start(
+        *stage(videos, folder, "--scheduler", "slurm", "--workers", 2), PATH=f"{commands}:{os.environ['PATH']}"
+    )
+    text, _ = process.communicate(timeout=200)
+    assert process.returncode == 0 and "82 of 84 videos kept" in text, text
+    jobs = list(tmp_path.glob("job-*.sh"))
+    assert len(jobs) == 2 and all("#SBATCH" in job.read_text() for job in jobs)
+    assert digests(folder) == undisturbed
+    pids = [int(path.stem.removeprefix("job-")) for path in jobs]
+    wait_until(lambda: not [pid for pid in pids if any(_in_group(pid))], 30)  # no job is left behind
+
+
+def _in_group(script: int) -> Iterator[int]:
+    for process in psutil.process_iter(["cmdline"]):
+        if any(f"job-{script}.sh" in word for word in process.info["cmdline"] or []):
+            yield process.pid
