@@ -1,0 +1,87 @@
+"""A list of a million videos: planned, and scheduled on real workers as tasks that do nothing, in bounded memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from benchmarks.common import machine, scratch
+from pipeline.errors import exit_with_message
+from preprocess import cluster
+from preprocess.datasets.listing import Video
+from preprocess.ffmpeg import Extraction
+from preprocess.plan import Plan, ShardTask, VideoList
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Measure planning."""
+
+    videos: tuple[int, ...] = (10_000, 100_000, 1_000_000)
+    """Lengths of the lists."""
+    videos_per_shard: int = 128
+    """Videos in one shard, and so in one task."""
+
+
+def entries(count: int, source: Path) -> Iterator[Video]:
+    """Videos with names like those of Kinetics; there are no such files."""
+    for k in range(count):
+        name = f"{k:011x}_{k % 300:06d}_{k % 300 + 10:06d}"
+        yield Video(name, source / f"class {k % 400}" / f"{name}.mp4", f"class {k % 400}")
+
+
+def simulated(task: ShardTask) -> int:
+    """What a worker gets, without the work."""
+    return len(task.videos)
+
+
+def measure(count: int, videos_per_shard: int) -> str:
+    """One line of the table, measured in this process, which holds the list, the client and the scheduler."""
+    language = {"vocabulary": "", "stop_words": ""}
+    with scratch() as name:
+        folder = Path(name)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        began = time.perf_counter()
+        with VideoList(entries(count, folder), folder, folder) as videos:
+            listed = time.perf_counter()
+            plan = Plan(videos, folder, videos_per_shard, megabytes_per_shard=256)
+            plan.write()
+            pending = plan.pending(Extraction(), language)
+            planned = time.perf_counter()
+            with cluster.connect("", len(os.sched_getaffinity(0))) as client:
+                tasks = (plan.task(shard, Extraction(), language) for shard in pending)
+                total = sum(cluster.unordered(client, simulated, tasks))
+            ended = time.perf_counter()
+        if total != count:
+            raise RuntimeError(f"{total} of {count} videos came back")
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return (
+            f"{count:9d} videos, {len(plan):6d} tasks: listed in {listed - began:.1f} s, planned in "
+            f"{planned - listed:.1f} s, scheduled in {ended - planned:.1f} s; {peak / 1024:.0f} MiB, of which "
+            f"{before / 1024:.0f} before"
+        )
+
+
+def main() -> None:
+    settings = tyro.cli(Benchmark, prog="python -m benchmarks.planning")
+    print(machine(), flush=True)
+    for count in settings.videos:
+        child = os.fork()  # a process of its own, whose greatest memory is this list's
+        if child == 0:
+            print(measure(count, settings.videos_per_shard))
+            sys.stdout.flush()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    exit_with_message(main)
