@@ -30,6 +30,8 @@ class Frozen:
     """Preprocessed data set with labels and a train and a test split; default the one it was pretrained on."""
     shards: Path | None = None
     """Folder of its shards; default data/shards/<dataset>."""
+    fold: int = 0
+    """Official fold whose splits count (UCF-101 and HMDB-51 have three); 0 takes the splits as they are, fold 1."""
     gallery_split: str = "train"
     """Videos that are searched, and from which shots are drawn."""
     query_split: str = "test"
@@ -64,6 +66,8 @@ def frozen(settings: Frozen) -> dict[str, Any]:
     dataset = settings.dataset or trained["dataset"]
     stored = None if settings.dataset else trained["shards"]
     index = Index.open(settings.shards or Path(stored or shard_folder(dataset)))
+    if settings.fold:
+        index = index.fold(settings.fold)
     clip, scale = clip_of(trained)
     long_enough = index.starts(clip.frames, clip.stride) > 0
     labelled = [_labelled(index, split) for split in (settings.gallery_split, settings.query_split)]
@@ -91,6 +95,7 @@ def frozen(settings: Frozen) -> dict[str, Any]:
         "queries": len(queries),
         "too_short": too_short,
         "query_split": settings.query_split,
+        "fold": settings.fold,
         "classes": len(np.unique(train_label)),
         "clips": settings.clips,
         "recall": recall(features.maximum[n:], test_label, features.maximum[:n], train_label, KS),
@@ -103,7 +108,8 @@ def frozen(settings: Frozen) -> dict[str, Any]:
             if shots <= smallest
         },
     }
-    name = f"frozen-{dataset}{'-random' if settings.random_weights else ''}.json"
+    fold = f"-fold{settings.fold}" if settings.fold else ""
+    name = f"frozen-{dataset}{fold}{'-random' if settings.random_weights else ''}.json"
     folder = settings.ckpt if settings.ckpt.is_dir() else settings.ckpt.parent
     write_text(settings.out or folder / name, json.dumps(result, indent=2) + "\n")
     result["written"] = str(settings.out or folder / name)

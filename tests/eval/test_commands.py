@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -44,6 +46,20 @@ def test_frozen_features_are_evaluated_and_written(command: Run, checkpoint: Pat
     assert (result["gallery"], result["queries"], result["classes"], result["clips"]) == (24, 12, 3, 10)
     assert result["chance"]["1"] == pytest.approx(100 / 3)
     assert 0 <= result["recall"]["1"] <= result["recall"]["5"] <= result["recall"]["20"] <= 100
+
+
+def test_an_official_fold_decides_who_is_searched(command: Run, checkpoint: Path, shards: Path, tmp_path: Path) -> None:
+    shutil.copytree(shards, tmp_path / "folds")
+    with h5py.File(tmp_path / "folds" / "index.h5", "a") as file:
+        n = len(file["video/folds"])
+        file["video/folds"][:] = ["train,test" if k % 3 else "test,train" for k in range(n)]
+    for fold, gallery in ((1, 28), (2, 14)):
+        done = command("eval", "frozen", "--ckpt", checkpoint, "--shards", tmp_path / "folds", "--fold", fold)
+        assert done.returncode == 0, done.stderr
+        result = json.loads((checkpoint.parent / f"frozen-synthetic-fold{fold}.json").read_text())
+        assert (result["fold"], result["gallery"], result["queries"]) == (fold, gallery, 42 - gallery)
+    refused = command("eval", "frozen", "--ckpt", checkpoint, "--fold", 1)
+    assert refused.returncode == 2 and "has no fold 1" in refused.stderr
 
 
 def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Index, checkpoint: Path) -> None:

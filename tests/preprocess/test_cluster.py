@@ -22,6 +22,7 @@ from tests.conftest import ROOT
 from tests.preprocess.test_stage import digests
 
 PYTHON = (sys.executable, "-m")
+DASK = Path(sys.executable).with_name("dask")
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +137,12 @@ def scheduler(start: Start) -> tuple[subprocess.Popen[str], str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    process = start(*PYTHON, "dask", "scheduler", "--host", address, "--dashboard-address", "127.0.0.1:0")
+    process = start(DASK, "scheduler", "--host", address, "--dashboard-address", "127.0.0.1:0")
     return process, address
 
 
 def worker(start: Start, address: str) -> subprocess.Popen[str]:
-    return start(*PYTHON, "dask", "worker", address, "--nthreads", 1, "--memory-limit", 0, "--no-dashboard")
+    return start(DASK, "worker", address, "--nthreads", 1, "--memory-limit", 0, "--no-dashboard")
 
 
 def test_a_scheduler_and_two_workers_one_of_them_killed(
