@@ -40,6 +40,9 @@ class ShardTask:
     content: str
     """Hash of the settings and of the videos, their sizes included: a finished shard that carries it is kept."""
 
+    sizes: Sequence[int] = ()
+    """Bytes of each video when it was listed, -1 where there was no such file."""
+
     def __str__(self) -> str:
         return f"{self.path} ({self.videos[0].id} to {self.videos[-1].id})"
 
@@ -60,7 +63,7 @@ class VideoList:
                 self.missing += 1
                 self._missing.write(dump_rows([{"id": item.id, "path": "", "reason": item.reason}]))
                 continue
-            size = item.path.stat().st_size if item.path.is_file() else -1
+            size = size_of(item.path)
             self.source_bytes += max(size, 0)
             row = (json.dumps([os.path.relpath(item.path, source), size, *_fields(item)]) + "\n").encode()
             self._file.write(row)
@@ -107,6 +110,14 @@ class VideoList:
         """Rows of rejected.jsonl for what the official lists name but is not there."""
         self._missing.seek(0)
         yield from self._missing
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, -1 where it cannot be looked at (a broken link, a folder without permission)."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def _key(video_id: str) -> int:
@@ -170,7 +181,8 @@ class Plan:
         described = [[size, *_fields(video)] for video, size in rows]
         text = json.dumps([SCHEMA, asdict(extraction), dict(language), described], ensure_ascii=False)
         content = hashlib.sha256(text.encode()).hexdigest()
-        return ShardTask(self.path(shard), [video for video, _ in rows], extraction, self.videos.source, content)
+        videos, sizes = [video for video, _ in rows], [size for _, size in rows]
+        return ShardTask(self.path(shard), videos, extraction, self.videos.source, content, sizes)
 
     def pending(self, extraction: Extraction, language: Mapping[str, str]) -> array[int]:
         """Places of the shards that are not there yet, or not as this plan wants them."""

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -38,7 +39,7 @@ from preprocess import captions, cluster, datasets
 from preprocess.datasets.listing import Missing, Video, Words
 from preprocess.ffmpeg import Extracted, Extraction, Rejected, Target, extract_group, groups, pixel_sums, require_ffmpeg
 from preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
-from preprocess.plan import Plan, ShardTask, VideoList
+from preprocess.plan import Plan, ShardTask, VideoList, size_of
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
 
 _PROGRESS = "gdt-preprocess"
@@ -156,6 +157,8 @@ def _locked(destination: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(f"another run is writing to {destination}; wait for it, or set --destination") from error
+        except OSError:
+            pass  # a file system without locks
         yield
 
 
@@ -186,6 +189,12 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
 
 def make_shard(task: ShardTask) -> list[Slow]:
     """Decode the videos of one shard, one after another, and write it; returns those that took longest."""
+    for video, size in zip(task.videos, task.sizes, strict=False):
+        if size >= 0 and size_of(video.path) < 0:
+            raise UserError(
+                f"{video.path} was there when the videos were listed, and {socket.gethostname()} does not see it; "
+                "mount its disk on every machine, then run the same command again: finished shards are kept"
+            )
     try:
         with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
             return _make_shard(task, Path(folder))

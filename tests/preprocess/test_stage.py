@@ -20,9 +20,11 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.shards import Index, ShardReader, read_rejected
+from pipeline.shards import Index, ShardReader, read_rejected, shard_rejected
+from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extraction
-from preprocess.stage import Preprocess, run
+from preprocess.plan import ShardTask
+from preprocess.stage import Preprocess, make_shard, run
 from preprocess.summary import describe
 from preprocess.verify import check_shard
 from tests.conftest import ROOT
@@ -311,6 +313,17 @@ def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -
     index = Index.open(tmp_path)
     assert sorted([*index.id, *rejected]) == sorted(path.name for path in (real / "clips").iterdir())
     assert summary.without_sound == int((index.mel_count == 0).sum()) == 6
+
+
+def test_a_disk_that_goes_away_loses_no_video(synthetic: Path, tmp_path: Path) -> None:
+    path = next((synthetic / "train").rglob("*.mp4"))
+    gone = Video("gone", tmp_path / "gone.mp4")
+    task = ShardTask(tmp_path / "shard-000000.h5", [Video("a", path), gone], Extraction(), tmp_path, "", sizes=[1, 1])
+    with pytest.raises(UserError, match=r"gone.mp4 was there when the videos were listed, and .* does not see it"):
+        make_shard(task)
+    assert not task.path.exists()
+    make_shard(replace(task, sizes=[1, -1]))  # a broken link, which never was there
+    assert [row["reason"] for row in shard_rejected(task.path)] == ["the file does not exist"]
 
 
 def test_nothing_usable_is_an_error_that_shows_why(tmp_path: Path) -> None:
