@@ -31,6 +31,8 @@ from preprocess.datasets.listing import Video
 from preprocess.logmel import SAMPLE_RATE, Waveform
 
 _FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
+_NOT_STARTED = {126, 127}
+"""Exit statuses of a shell, of setpriv and of the loader of libraries where a program cannot be started."""
 _STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP}
 """Exit statuses of an ffmpeg that somebody ended; 255 is its own for SIGINT and SIGTERM."""
 _GROUP = 16
@@ -44,6 +46,7 @@ _GRACE = 60.0
 _LEAST_BYTES = 250
 """Bytes per second below which a file's length is not believed (beyond the first minute)."""
 _HDR = re.compile(r"Video: .*\b(smpte2084|arib-std-b67)\b")
+_LENGTH = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
 
 
 class Rejected(Exception):
@@ -106,11 +109,13 @@ class Extracted:
 
 
 def require_ffmpeg() -> None:
-    """Raise UserError where there is no ffmpeg."""
-    if shutil.which("ffmpeg") is None:
-        raise UserError(
-            "ffmpeg is not installed; install it with 'apt-get install ffmpeg' or 'conda install -c conda-forge ffmpeg'"
-        )
+    """Raise UserError where there is no ffmpeg, or no ffprobe, which comes with it."""
+    for name in ("ffmpeg", "ffprobe"):
+        if shutil.which(name) is None:
+            raise UserError(
+                f"{name} is not installed; install it with 'apt-get install ffmpeg' or "
+                "'conda install -c conda-forge ffmpeg'"
+            )
 
 
 @dataclass(frozen=True)
@@ -253,7 +258,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         raise Rejected("the file does not exist")
     if path.stat().st_size == 0:
         raise Rejected("the file is empty")
-    target = _with_its_segment(target)
+    target = _with_its_segment(target, settings)
 
     def decode(sound: bool, hdr: bool = False) -> _Log:
         return _run(command([target], settings, sound, hdr), settings, target.log, target.jpeg, target.pcm)
@@ -270,26 +275,26 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         if _has_bytes(target.jpeg) and not any("matches no streams" in line for line in with_sound):
             complaints = [f"its sound cannot be decoded: {_reason(with_sound)}", *complaints]
     if log.hdr and _has_bytes(target.jpeg):
-        if _has_tonemap():
-            decode(sound, hdr=True)
-        else:
+        mapped = decode(sound, hdr=True) if _has_tonemap() else None
+        if mapped is None:
             complaints = [*complaints, "HDR without tone mapping: this ffmpeg has no zscale filter"]
+        elif not _has_bytes(target.jpeg):  # as where the file does not say which colours it is coded in
+            decode(sound)
+            complaints = [*complaints, f"HDR without tone mapping: {_reason(mapped.complaints)}"]
     if not _has_bytes(target.jpeg):
         raise Rejected(f"ffmpeg cannot decode it: {_reason(complaints)}")
     return _collect(target, settings, complaints)
 
 
-def _with_its_segment(target: Target) -> Target:
+def _with_its_segment(target: Target, settings: Extraction) -> Target:
     """Forget the segment of a file that is no longer than the segment: somebody has cut it out already."""
     video = target.video
     if video.segment is None:
         return target
     begin, end = video.segment
-    try:
-        seconds = float(ffmpeg.probe(f"file:{video.path}", protocol_whitelist="file", format_whitelist=_FORMATS,
-                                     show_entries="format=duration", timeout=_GRACE)["format"]["duration"])  # fmt: skip
-    except (ffmpeg.Error, KeyError, ValueError, subprocess.TimeoutExpired):
-        seconds = 0.0
+    probe = ["ffprobe", "-hide_banner", "-loglevel", "level+info", "-protocol_whitelist", "file"]
+    probe += ["-format_whitelist", _FORMATS, f"file:{video.path}"]
+    seconds = _run([*_dies_with_parent(), *probe], settings, target.log).seconds
     original = seconds > max(end - begin + 2, begin + 1)
     return target if original else replace(target, video=replace(video, segment=None))
 
@@ -372,6 +377,8 @@ class _Log:
     """Errors, the first first."""
     hdr: bool
     """Whether the picture is coded for a brighter screen than an ordinary one."""
+    seconds: float
+    """How long the file says that it is; 0 where it does not say."""
 
 
 def _run(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) -> _Log:
@@ -387,14 +394,19 @@ def _run(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) 
             _wait(process, settings.patience)
         finally:
             process.kill()  # no effect on one that has ended
+    with log.open("rb") as file:
+        lines = file.read(_LOG_BYTES).decode(errors="replace").splitlines()
+    if process.returncode in _NOT_STARTED:
+        raise UserError(
+            f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; see that it is installed on every machine, and "
+            f"that --memory {settings.memory:g} is enough for it"
+        )
     if process.returncode in _STOPPED:
         # what it wrote may be cut, and the video is not to blame: no shard is made of it
         raise UserError(
             "ffmpeg was stopped from outside (by a signal, or for lack of memory); run the same command again, "
             "with fewer --workers if memory ran out"
         )
-    with log.open("rb") as file:
-        lines = file.read(_LOG_BYTES).decode(errors="replace").splitlines()
     complaints = [_without_prefix(line) for line in lines if "[error] " in line or "[fatal] " in line]
     if any("No space left on device" in line for line in complaints):
         raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
@@ -402,7 +414,9 @@ def _run(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) 
         raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
     if process.returncode and not complaints:
         complaints = [f"ffmpeg ended with status {process.returncode}"]
-    return _Log(complaints, any(map(_HDR.search, lines)))
+    length = next(filter(None, map(_LENGTH.match, lines)), None)
+    hours, minutes, seconds = map(float, length.groups()) if length else (0.0, 0.0, 0.0)
+    return _Log(complaints, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds)
 
 
 def _wait(process: subprocess.Popen[bytes], patience: float) -> None:

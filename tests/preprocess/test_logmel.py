@@ -11,7 +11,7 @@ from python_speech_features import logfbank
 
 from pipeline.shards import MEL_FLOOR
 from preprocess import logmel as module
-from preprocess.logmel import frames, logmel
+from preprocess.logmel import Waveform, frames, logmel, logmel_blocks, loudness
 
 
 def published(waveform: np.ndarray) -> np.ndarray:
@@ -46,5 +46,77 @@ def test_no_sound_and_too_little_give_no_frames() -> None:
 def test_computing_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     waveform = np.random.default_rng(1).integers(-9000, 9000, 30_000).astype(np.int16)
     whole = logmel(waveform)
-    monkeypatch.setattr(module, "_CHUNK", 7)
+    monkeypatch.setattr(module, "_BLOCK", 7)
+    assert [len(block) for block in logmel_blocks(waveform)] == [7] * 17 + [5]
     assert np.abs(logmel(waveform) - whole).max() < 1e-5
+
+
+@pytest.fixture
+def noise() -> np.ndarray:
+    return np.random.default_rng(2).integers(-9000, 9000, 30_011).astype(np.int16)
+
+
+@pytest.fixture
+def in_file(noise: np.ndarray, tmp_path: Path) -> Waveform:
+    noise.tofile(tmp_path / "sound.pcm")
+    return Waveform(tmp_path / "sound.pcm")
+
+
+@pytest.mark.parametrize(
+    "part", [slice(None), slice(0, 0), slice(7, 8), slice(100, 29_000), slice(-5, None), slice(30_000, 99_999),
+             slice(99_999, None), slice(9, 3)],
+)  # fmt: skip
+def test_a_slice_of_a_waveform_in_a_file_is_that_of_the_array(
+    noise: np.ndarray, in_file: Waveform, part: slice
+) -> None:
+    assert len(in_file) == len(noise)
+    assert in_file[part].dtype == np.int16
+    assert np.array_equal(in_file[part], noise[part])
+
+
+def test_a_waveform_without_a_file_is_empty_and_half_a_sample_is_none(tmp_path: Path) -> None:
+    gone = Waveform(tmp_path / "gone.pcm")
+    assert len(gone) == len(gone[0:100]) == len(loudness(gone)) == len(logmel(gone)) == 0
+    (tmp_path / "odd.pcm").write_bytes(b"\x01\x00\x02\x00\x03")
+    assert Waveform(tmp_path / "odd.pcm")[:].tolist() == [1, 2]
+
+
+def test_the_bank_of_a_file_is_that_of_the_array(noise: np.ndarray, in_file: Waveform) -> None:
+    assert np.array_equal(logmel(in_file), logmel(noise))
+    assert np.abs(logmel(in_file) - published(noise)).max() < 1e-3
+
+
+@pytest.mark.parametrize("block", [1, 7, 500])
+def test_loudness_is_the_peak_of_every_whole_10_ms(
+    noise: np.ndarray, in_file: Waveform, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(module, "_BLOCK", block)
+    whole = noise[: 125 * 240].astype(np.int32).reshape(125, 240)
+    peaks = loudness(in_file)
+    assert peaks.dtype == np.int32
+    assert np.array_equal(peaks, np.abs(whole).max(1))
+
+
+def test_loudness_of_the_lowest_sample_does_not_overflow(tmp_path: Path) -> None:
+    samples = np.zeros(480, np.int16)
+    samples[300] = -32768
+    samples.tofile(tmp_path / "low.pcm")
+    assert loudness(Waveform(tmp_path / "low.pcm")).tolist() == [0, 32768]
+
+
+def test_a_long_waveform_is_not_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "long.pcm").open("wb") as file:
+        file.truncate(2 * 24_000 * 60)
+    longest = 0
+    read = Waveform.__getitem__
+
+    def measured(self: Waveform, part: slice) -> np.ndarray:
+        nonlocal longest
+        samples = read(self, part)
+        longest = max(longest, len(samples))
+        return samples
+
+    monkeypatch.setattr(Waveform, "__getitem__", measured)
+    waveform = Waveform(tmp_path / "long.pcm")
+    assert sum(len(block) for block in logmel_blocks(waveform)) == 5999 and len(loudness(waveform)) == 6000
+    assert 0 < longest <= 6 * 24_000

@@ -1,0 +1,109 @@
+"""Damaged files, many of them: every one is kept whole or left out with a reason, and nothing else ever happens."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from pipeline.shards import shard_rejected
+from preprocess.datasets.listing import Video
+from preprocess.ffmpeg import Extraction
+from preprocess.plan import ShardTask
+from preprocess.stage import make_shard
+from preprocess.verify import check_shard
+from tests.conftest import REAL
+
+CONTAINERS = {
+    "mp4": ["-movflags", "+faststart"], "mkv": [], "ts": [], "avi": ["-c:v", "mpeg4", "-c:a", "libmp3lame"],
+    "webm": ["-c:v", "libvpx"], "flv": ["-c:a", "aac"], "mpg": [], "wmv": [], "ogv": [],
+    "mov": ["-c:v", "mjpeg", "-c:a", "pcm_s16le"], "3gp": ["-s", "128x96", "-c:v", "h263", "-c:a", "aac"],
+}  # fmt: skip
+REAL_FILES = [
+    "clips/h265_10bits.mp4", "clips/sample_sef_slow_motion.mp4", "clips/sample_shorter_audio.mp4",
+    "clips/te_s_t__video_____.flv", "grid/bbas3a.mpg",
+]  # fmt: skip
+SETTINGS = Extraction(short_side=32, max_hours=0.001)
+"""3.6 s at most: corrupted time stamps make a file long."""
+SEED, COUNT = map(int, os.environ.get("GDT_FUZZ", "1,300").split(","))
+"""Which files, and how many: GDT_FUZZ=7,5000 looks at 5000 others."""
+INTACT = 10
+"""Every so many files is not damaged."""
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Small files of every container, with sound and without, and real ones where they are at hand."""
+    folder = tmp_path_factory.mktemp("originals")
+    paths = [folder / f"made.{suffix}" for suffix in CONTAINERS]
+    picture = ["-f", "lavfi", "-i", "testsrc=s=64x48:r=25:d=1.4"]
+    for path, options in zip(paths, CONTAINERS.values(), strict=True):
+        sound = ["-f", "lavfi", "-i", "sine=d=1.4:r=44100"]
+        subprocess.run(["ffmpeg", "-v", "error", *picture, *sound, "-g", "10", *options, path], check=True)
+    mute = folder / "mute.mp4"
+    subprocess.run(["ffmpeg", "-v", "error", *picture, mute], check=True)
+    return [*paths, mute, *(path for path in (REAL / name for name in REAL_FILES) if path.is_file())]
+
+
+def damaged(data: bytes, random: np.random.Generator) -> bytes:
+    """Bytes flipped, a piece cut out, doubled, zeroed or overwritten, the end missing; often several of them."""
+    harmed = np.frombuffer(data, np.uint8).copy()
+    for _ in range(random.integers(1, 4)):
+        n = len(harmed)
+        begin = int(random.integers(0, max(1, n // random.choice([1, 1, 20]))))  # headers more often than by chance
+        end = min(n, begin + int(random.integers(1, max(2, n // 10))))
+        match random.integers(0, 6):
+            case 0:
+                at = random.integers(0, n, random.integers(1, 201))
+                harmed[at] = random.integers(0, 256, len(at))
+            case 1:
+                harmed[begin : begin + 8] ^= np.uint8(1 << random.integers(0, 8))
+            case 2:
+                harmed = np.delete(harmed, slice(begin, end))
+            case 3:
+                harmed = np.insert(harmed, end, harmed[begin:end])
+            case 4:
+                harmed[begin:end] = random.choice([0, 255])
+            case 5:
+                harmed = harmed[: max(1, begin)]
+    return harmed.tobytes()
+
+
+def batches(originals: list[Path], folder: Path, size: int) -> Iterator[list[Video]]:
+    random = np.random.default_rng(SEED)
+    for first in range(0, COUNT, size):
+        videos = []
+        for number in range(first, min(first + size, COUNT)):
+            original = originals[random.integers(len(originals))]
+            path = folder / f"{number}-{original.name}"
+            data = original.read_bytes()
+            path.write_bytes(damaged(data, random) if number % INTACT else data)
+            videos.append(Video(path.name, path))
+        yield videos
+
+
+def test_a_damaged_file_is_kept_whole_or_left_out_with_a_reason(originals: list[Path], tmp_path: Path) -> None:
+    left_out = 0
+    for number, videos in enumerate(batches(originals, tmp_path, size=50)):
+        path = tmp_path / f"shard-{number:06d}.h5"
+        make_shard(ShardTask(path, videos, SETTINGS, tmp_path, "content"))
+        assert check_shard(path, full=True) == []
+        rejected = shard_rejected(path)
+        assert all(row["reason"].strip() for row in rejected)
+        with h5py.File(path) as file:
+            notes = dict(zip(file["video/id"].asstr()[:], file["video/note"].asstr()[:], strict=True))
+            count = np.diff(file["video/frame"][:])
+            assert count.min() >= 30 and count.max() <= 30 * 3.6
+            assert np.isfinite(file["audio/logmel"][:]).all()
+        assert sorted([*notes, *(row["id"] for row in rejected)]) == sorted(video.id for video in videos)
+        assert [notes.get(video.id) for video in videos[::INTACT]] == [""] * len(videos[::INTACT])
+        left_out += len(rejected)
+        for video in videos:
+            video.path.unlink()
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]  # no scratch folder is left
+    assert COUNT / 5 < left_out < COUNT * 4 / 5  # the damage is neither harmless nor fatal throughout
