@@ -83,9 +83,11 @@ class Extraction:
             raise UserError(f"--short-side is {self.short_side}; it must be 16 pixels or more")
         if not 2 <= self.quality <= 31:
             raise UserError(f"--quality is {self.quality}; ffmpeg's JPEG scale goes from 2 (best) to 31")
-        for name in ("max_hours", "patience", "memory"):
+        for name in ("min_seconds", "max_hours", "patience", "memory"):
             if not 0 < getattr(self, name) <= 1e6:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
+        if not -200 <= self.silence <= 0:
+            raise UserError(f"--silence is {self.silence:g}; it must lie between -200 and 0 decibels of full scale")
 
     @property
     def silence_peak(self) -> float:
@@ -427,7 +429,8 @@ def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
     poll.register(process.stdout, select.POLLIN)
     while True:
         limit = _GRACE + patience * written
-        if not poll.poll(max(0.0, 1000 * (began + limit - time.monotonic()))):
+        remaining = began + limit - time.monotonic()
+        if remaining <= 0 or not poll.poll(1000 * remaining):
             raise Rejected(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
         progress = os.read(process.stdout.fileno(), 1 << 16)
         if not progress:

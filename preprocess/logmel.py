@@ -53,9 +53,11 @@ def frames(samples: int) -> int:
 class Waveform:
     """A mono waveform in a file of int16 samples, read a slice at a time, so that a long one takes no memory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int | None = None) -> None:
+        """Of an absent file no samples, of a longer one than `most` that many."""
         self._path = path
-        self._samples = path.stat().st_size // 2 if path.is_file() else 0
+        samples = path.stat().st_size // 2 if path.is_file() else 0
+        self._samples = samples if most is None else min(samples, most)
 
     def __len__(self) -> int:
         return self._samples

@@ -246,22 +246,23 @@ def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -
     if isinstance(taken, Rejected):
         raise taken
     video, note = target.video, taken.note
+    seconds = len(taken.sizes) / settings.fps
+    waveform = Waveform(target.pcm, most=round(seconds * SAMPLE_RATE))  # no clip begins after the picture's end
     bank = target.pcm.with_suffix(".mel")
-    peaks = loudness(taken.waveform)
+    peaks = loudness(waveform)
     heard = bool((peaks > settings.silence_peak).any())
     if not heard:
         if settings.need_sound:
-            raise Rejected("its sound is silence" if len(taken.waveform) else "it has no sound")
-        if len(taken.waveform):
+            raise Rejected("its sound is silence" if len(waveform) else "it has no sound")
+        if len(waveform):
             note = note or "its sound is silence"
-    sums = _write_bank(taken.waveform, bank) if heard else np.zeros(3, np.int64)
+    sums = _write_bank(waveform, bank) if heard else np.zeros(3, np.int64)
     if not heard:
         bank.touch()
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
     words = video.words
     if words is not None:  # those said after the picture has ended are of no use
-        seconds = len(taken.sizes) / settings.fps
         spoken = [k for k in range(len(words.token)) if words.end[k] <= seconds]
         words = Words(
             [words.token[k] for k in spoken], [words.start[k] for k in spoken], [words.end[k] for k in spoken]

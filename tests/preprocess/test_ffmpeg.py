@@ -779,6 +779,17 @@ def test_an_ffmpeg_that_hangs_is_killed_and_the_video_left_out(
     assert_gone(tmp_path / "pid")
 
 
+def test_an_ffmpeg_that_talks_and_does_not_advance_is_killed_too(
+    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_GRACE", 0.4)
+    fake(f"echo $$ > {tmp_path}/pid; while true; do echo out_time_us=10000; sleep 0.05; done")
+    began = time.monotonic()
+    assert reason(ticking, tmp_path, Extraction(patience=1)) == "ffmpeg took more than 0 s for 0 s of it"
+    assert time.monotonic() - began < 5
+    assert_gone(tmp_path / "pid")
+
+
 def test_an_ffmpeg_that_advances_has_the_time_it_needs_and_no_more(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,17 +114,15 @@ def test_memory_hardly_grows_with_the_list(tmp_path: Path) -> None:
         for k in range(count):
             yield Video(f"{k:011d}_000000_000010", tmp_path / f"class {k % 400}" / f"{k}.mp4", f"class {k % 400}")
 
-    def peak(count: int) -> int:
-        tracemalloc.start()
-        with VideoList(many(count), tmp_path, tmp_path) as videos:
-            plan = Plan(videos, tmp_path, 128, 256)
-            assert sum(plan.count(shard) for shard in plan.pending(Extraction(), LANGUAGE)) == count
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return most
-
-    # 50 bytes for each video, and up to 3 MB of the interpreter's own; the videos as objects would take 15 MB
-    assert peak(30_000) < 7_500_000
+    tracemalloc.start()
+    with VideoList(many(20_000), tmp_path, tmp_path) as videos:
+        plan = Plan(videos, tmp_path, 128, 256)
+        assert sum(plan.count(shard) for shard in plan.pending(Extraction(), LANGUAGE)) == 20_000
+        held = tracemalloc.take_snapshot().filter_traces(
+            [tracemalloc.Filter(True, f"*{name}*") for name in ("plan", "numpy")]
+        )
+    tracemalloc.stop()
+    assert 20 < sum(trace.size for trace in held.statistics("filename")) / 20_000 < 80  # bytes; the video takes 500
 
 
 def test_every_task_has_its_own_shard(tmp_path: Path) -> None:
