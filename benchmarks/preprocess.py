@@ -37,6 +37,8 @@ class Benchmark:
     """Folder of videos; by default some are made."""
     repeats: int = 3
     """Runs of each kind, of which the median counts."""
+    copies: int = 3
+    """How often each video is taken, so that a run is long beside its last shards, when some workers have no more."""
     workers: int = len(os.sched_getaffinity(0))
     """Processes of each kind."""
 
@@ -94,15 +96,19 @@ def main() -> None:
     with scratch() as name:
         folder = Path(name)
         (folder / "videos").mkdir()
-        paths = videos(settings.source, folder / "videos")
-        if len(paths) <= settings.workers:
-            raise UserError(f"{len(paths)} videos are too few to measure with")
-        source = settings.source or folder / "videos"
+        made = videos(settings.source, folder / "videos")
+        if len(made) <= settings.workers:
+            raise UserError(f"{len(made)} videos are too few to measure with")
         workers = settings.workers
+        source = folder / "source"
+        source.mkdir()
+        for number, path in enumerate(made * settings.copies):
+            (source / f"{number:06d}{path.suffix}").symlink_to(path.absolute())
+        paths = sorted(source.iterdir())
         for count in (1, workers):  # one video for each worker, so that all of them start
             (folder / f"first-{count}").mkdir(exist_ok=True)
             for path in paths[:count]:
-                (folder / f"first-{count}" / path.name).symlink_to(path.absolute())
+                (folder / f"first-{count}" / path.name).symlink_to(path.resolve())
         kinds: dict[str, Callable[[Path], None]] = {
             "bare": lambda out: bare(paths, out, workers),
             "stage": lambda out: stage(source, out, workers),
