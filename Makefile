@@ -66,6 +66,8 @@ show-batch: $(STAMP) ## a picture of every leaf of one video: [DATASET=] [PRESET
 bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(call flag,--source,$(SOURCE))
 	@$(PYTHON) -m benchmarks.loader $(call flag,--source,$(SOURCE))
+	@$(PYTHON) -m benchmarks.memory
+	@$(PYTHON) -m benchmarks.planning
 
 gpus:
 	@[[ "$(GPUS)" =~ ^[1-9][0-9]*$$ ]] || { echo "error: GPUS is '$(GPUS)'; it must be 1 or more" >&2; exit 2; }

@@ -23,8 +23,11 @@ _CONFIG: dict[str, Any] = {
     # one thread each for ffmpeg and log-mel. Dask's own MALLOC_TRIM_THRESHOLD_ is left out: with it every larger array,
     # in ffmpeg too, is fresh pages from the kernel, which costs a twentieth of the speed
     "distributed.nanny.pre-spawn-environ": {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")},
-    # it looks a hundred times a second at a thread that waits for ffmpeg
+    # what Dask watches a hundred times a second, in every process, beside threads that wait for ffmpeg
     "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": "1s",
+    "distributed.admin.tick.limit": "30s",
+    "distributed.admin.system-monitor.interval": "5s",
 }
 _LOST = (distributed.client.FutureCancelledError, distributed.comm.CommClosedError, TimeoutError, OSError)
 
