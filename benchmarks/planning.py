@@ -52,7 +52,7 @@ def measure(count: int, videos_per_shard: int) -> str:
         with VideoList(entries(count, folder), folder, folder) as videos:
             listed = time.perf_counter()
             plan = Plan(videos, folder, videos_per_shard, megabytes_per_shard=256)
-            plan.write()
+            plan.write(language)
             pending = plan.pending(Extraction(), language)
             planned = time.perf_counter()
             with cluster.connect("", len(os.sched_getaffinity(0))) as client:

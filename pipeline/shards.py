@@ -121,7 +121,8 @@ def write_shard(
         _write_strings(file, "rejected", [json.dumps(dict(row), ensure_ascii=False) for row in rejected])
         for name in SHARD.keys() - {"frames/jpeg", "audio/logmel"}:
             file[name].attrs["crc32"] = checksum(file[name])
-        file.attrs.update({"schema": SCHEMA, **attributes})
+        attributes = {"schema": SCHEMA, **attributes}
+        file.attrs.update(attributes | {"crc32": attributes_checksum(attributes)})
     publish(partial, path)
 
 
@@ -144,6 +145,12 @@ def _fill(dataset: h5py.Dataset, files: Sequence[Path]) -> None:
 
 def _write_strings(file: h5py.File, name: str, values: Sequence[Any] | np.ndarray) -> None:
     file.create_dataset(name, (len(values),), _TEXT, values if len(values) else None)
+
+
+def attributes_checksum(attributes: Mapping[str, Any]) -> int:
+    """CRC-32 of the attributes of a shard, without that of their own checksum."""
+    values = {name: np.asarray(value).tolist() for name, value in attributes.items() if name != "crc32"}
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
 
 
 def checksum(dataset: h5py.Dataset) -> int:
@@ -172,13 +179,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def shard_attributes(path: Path) -> dict[str, Any] | None:
-    """Attributes of a complete shard of this schema; None where the file is absent, cut short or of another schema."""
+    """Attributes of a complete shard of this schema; None where it is absent, damaged or of another schema."""
     try:
         with h5py.File(path, "r") as file:
             attributes = dict(file.attrs)
-    except OSError:
+    except Exception:  # h5py meets damage with errors of many kinds
         return None
-    return attributes if attributes.get("schema") == SCHEMA else None
+    if attributes.get("schema") != SCHEMA or attributes.get("crc32") != attributes_checksum(attributes):
+        return None
+    return attributes
 
 
 def shard_rejected(path: Path) -> list[dict[str, str]]:

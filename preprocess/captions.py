@@ -40,6 +40,10 @@ source/{FOLDERS[0]}/<id>.csv or .json             one file per video, with the c
 source/*.csv                              with the columns video_id,start,end,text"""
 LAYOUT = "{start: [...], end: [...], text: [...]}"
 
+_LONGEST = 1e6
+"""Seconds that no video lasts (eleven days)."""
+_STRETCHES = 1000
+"""Most stretches of a video, which ffmpeg is told on its command line."""
 _RECORD = struct.Struct("<qI")  # where the video's record before this one is (-1: nowhere), and bytes that follow
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
 
@@ -251,6 +255,8 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is damaged or no JSON: {error}; copy or download it again") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be understood: {error}; copy or download it again") from error
     except csv.Error as error:
         raise UserError(f"{path} is damaged or no csv: {error}; copy or download it again") from error
 
@@ -268,11 +274,7 @@ def _captions(columns: Any, where: str) -> list[Caption]:
         Caption(_seconds(start, where), _seconds(end, where), "" if text is None else str(text).strip())
         for start, end, text in zip(*lists, strict=True)
     )
-    usable = (
-        caption
-        for caption in captions
-        if caption.text and math.isfinite(caption.start) and caption.start <= caption.end < math.inf
-    )
+    usable = (caption for caption in captions if caption.text and -_LONGEST < caption.start <= caption.end < _LONGEST)
     return sorted(usable, key=attrgetter("start"))
 
 
@@ -465,7 +467,9 @@ def attach(
         if not only_captioned:
             yield replace(item, words=words)
         elif said:
-            kept = stretches(said)
+            gap = 2.0
+            while len(kept := stretches(said, gap)) > _STRETCHES:
+                gap *= 2
             yield replace(item, words=on_kept_clock(words, kept), stretches=kept)
         else:
             yield Missing(item.id, "there are no captions of it")

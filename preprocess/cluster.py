@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +18,8 @@ from pipeline.errors import UserError
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 _STARTS = 3
+_SHORT_WALLTIME = "00:30:00"
+"""What dask-jobqueue asks for where nobody has said anything."""
 _CONFIG: dict[str, Any] = {
     # the stage bounds its own memory, and a worker that pauses or restarts over page cache would lose its shard
     **{f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")},
@@ -81,11 +84,15 @@ def _slurm(workers: int) -> Any:
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
         raise UserError("SCHEDULER=slurm needs dask-jobqueue: pip install dask-jobqueue") from error
-    defaults: dict[str, Any] = {"cores": 1, "memory": "4GB", "walltime": "24:00:00"}
+    if shutil.which("sbatch") is None:
+        raise UserError("SCHEDULER=slurm needs SLURM's commands, and there is no sbatch on this machine")
     given = dask.config.get("jobqueue.slurm", {})
+    job: dict[str, Any] = {"cores": given.get("cores") or 1, "memory": given.get("memory") or "8GB"}
+    if given.get("walltime") in (None, _SHORT_WALLTIME):
+        job["walltime"] = "24:00:00"
     cluster: Any = SLURMCluster
-    cluster = cluster(processes=1, **{name: given.get(name) or value for name, value in defaults.items()})
-    cluster.scale(workers)
+    cluster = cluster(processes=1, **job)
+    cluster.adapt(minimum=workers, maximum=workers)  # jobs that end are submitted again
     return cluster
 
 
@@ -96,6 +103,9 @@ def unordered(
 
     Workers may come and go. Raises UserError if the scheduler is lost, or one task ends several workers.
     """
+    if not client.scheduler_info(n_workers=-1)["workers"]:
+        print("waiting for workers", flush=True)
+        client.wait_for_workers(1)
     waiting = iter(tasks)
     running = distributed.as_completed(loop=client.loop)
     task_of: dict[str, _Task] = {}
@@ -103,7 +113,8 @@ def unordered(
         while True:
             wanted = 2 * max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
             while len(task_of) < wanted and (task := next(waiting, None)) is not None:
-                future = client.submit(function, task, pure=False)
+                # again elsewhere where an ffmpeg was stopped with its worker
+                future = client.submit(function, task, pure=False, retries=2)
                 task_of[future.key] = task
                 running.add(future)
             if not task_of:

@@ -27,16 +27,17 @@ def estimate(settings: Preprocess) -> str:
         videos = stack.enter_context(VideoList(items, settings.source_folder, scratch))
         if not len(videos):
             raise UserError(f"there are no videos in {settings.source_folder}")
+        make_shard(_task(videos, 0, scratch / "shard-000000.h5", settings))  # not timed: it pays for the imports
         places = np.unique(np.linspace(0, len(videos) - 1, _SAMPLES).round().astype(int))
         seconds, made, source, rejected = [], [], [], 0
         for number, place in enumerate(places):
-            video, size = videos.video(int(place))
             path = scratch / f"shard-{number:06d}.h5"
+            task = _task(videos, int(place), path, settings)
             began = time.perf_counter()
-            make_shard(ShardTask(path, [video], settings.extraction, videos.source, content=""))
+            make_shard(task)
             seconds.append(time.perf_counter() - began)
             made.append(path.stat().st_size)
-            source.append(max(size, 0))
+            source.append(max(task.sizes[0], 0))
             rejected += len(shard_rejected(path))
         scale = videos.source_bytes / max(sum(source), 1)
         core_hours = sum(seconds) * scale / 3600
@@ -46,6 +47,11 @@ def estimate(settings: Preprocess) -> str:
             f"about {core_hours:.2f} core hours: {core_hours / settings.workers:.2f} hours with {settings.workers} "
             "workers on cores like this machine's"
         )
+
+
+def _task(videos: VideoList, place: int, path: Path, settings: Preprocess) -> ShardTask:
+    video, size = videos.video(place)
+    return ShardTask(path, [video], settings.extraction, videos.source, content="", sizes=[size])
 
 
 def _size(count: float) -> str:

@@ -17,7 +17,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ import numpy as np
 from PIL import Image
 
 from pipeline.errors import UserError
-from preprocess.datasets.listing import Video
+from preprocess.datasets.listing import Video, size_of
 from preprocess.logmel import SAMPLE_RATE, Waveform
 
 _FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
@@ -43,14 +43,25 @@ _BLOCK = 1 << 22
 _LOG_BYTES = 1 << 16
 _GRACE = 60.0
 """Seconds that ffmpeg may take before its time is set against the length of what it wrote."""
+_LONGEST = 16
+"""Short sides that the long side of a frame may have: a pixel aspect of 400 would fill the disk."""
 _LEAST_BYTES = 250
 """Bytes per second below which a file's length is not believed (beyond the first minute)."""
-_HDR = re.compile(r"Video: .*\b(smpte2084|arib-std-b67)\b")
+_COMPLAINT = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
+"""How a line of ffmpeg's log begins that tells of an error, and no line that quotes the file does."""
+_RESAMPLE = f"aresample={SAMPLE_RATE}:async=1:first_pts=0"
+"""Gaps in the time stamps become silence, so that sound and picture stay together to the end."""
+_OUT_OF_ORDER = "non monotonically increasing dts"
+_HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
 _LENGTH = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
 
 
 class Rejected(Exception):
     """This video cannot be used; the message is the reason a person reads in rejected.jsonl."""
+
+
+class _TooSlow(Rejected):
+    """ffmpeg took too long."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,11 @@ class Extraction:
                 raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
         if not -200 <= self.silence <= 0:
             raise UserError(f"--silence is {self.silence:g}; it must lie between -200 and 0 decibels of full scale")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What shows in the shards; limits of time and memory do not, in those that are made."""
+        return {name: value for name, value in asdict(self).items() if name not in ("patience", "memory")}
 
     @property
     def silence_peak(self) -> float:
@@ -143,7 +159,9 @@ class Target:
 def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: bool = False) -> list[str]:
     """The ffmpeg command line of one pass over each of the targets, with or without sound outputs."""
     shrink = f"min(1,{settings.short_side}/min(iw*sar,ih))"
-    size = f"w='max(2,2*round(iw*sar*{shrink}/2))':h='max(2,2*round(ih*{shrink}/2))'"
+    longest = _LONGEST * settings.short_side
+    width, height = (f"max(2,min({longest},2*round({side}*{shrink}/2)))" for side in ("iw*sar", "ih"))
+    size = f"w='{width}':h='{height}'"
     filters = [
         "yadif=deint=interlaced",  # only frames that are marked as interlaced
         f"fps=fps={settings.fps}:start_time=0",
@@ -156,17 +174,9 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
     # what JPEG means by YCbCr, whatever the video was coded in
     filters += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "setsar=1"]
     outputs = []
-    for target in targets:
+    for target, source in zip(targets, _inputs(targets), strict=True):
         video = target.video
-        # `file:` and the whitelists (no playlists, no network) keep names and contents from making ffmpeg open
-        # anything but this file
-        cut: dict[str, Any] = {"thread_queue_size": _QUEUE} if len(targets) > 1 else {}
-        if video.segment:
-            cut |= {"ss": video.segment[0], "t": video.segment[1] - video.segment[0]}
-        source = ffmpeg.input(
-            f"file:{video.path}", threads=1, protocol_whitelist="file", format_whitelist=_FORMATS, **cut
-        )
-        chain = [*filters[:2], *_select(video, settings.fps), *filters[2:]]
+        chain = [*filters[:2], *_select(_stretches(video, settings), settings.fps), *filters[2:]]
         limit = _seconds_limit(video.path, settings)
         outputs.append(
             ffmpeg.output(
@@ -175,31 +185,54 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
             )
         )  # fmt: skip
         if sound:
-            # async: gaps in the time stamps become silence, so that sound and picture stay together to the end
-            resample = f"aresample={SAMPLE_RATE}:async=1:first_pts=0"
             outputs.append(
                 ffmpeg.output(
-                    source["a:0"], str(target.pcm), af=resample, format="s16le", acodec="pcm_s16le", ac=1, t=limit
+                    source["a:0"], str(target.pcm), af=_RESAMPLE, format="s16le", acodec="pcm_s16le", ac=1, t=limit
                 )
             )
-    # what the streams are is said at level info; every line begins with its level
-    graph = ffmpeg.merge_outputs(*outputs).global_args(
-        "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1"
-    )
-    return [*_dies_with_parent(), *ffmpeg.compile(graph, overwrite_output=True)]
+    return _compiled(ffmpeg.merge_outputs(*outputs))
 
 
-def _select(video: Video, fps: int) -> list[str]:
+def _inputs(targets: Sequence[Target]) -> list[Any]:
+    """The videos as ffmpeg opens them.
+
+    `file:` and the whitelists (no playlists, no network) keep names and contents from making it open anything else.
+    """
+    sources = []
+    for target in targets:
+        video = target.video
+        cut: dict[str, Any] = {"thread_queue_size": _QUEUE} if len(targets) > 1 else {}
+        if video.segment:
+            cut |= {"ss": video.segment[0], "t": video.segment[1] - video.segment[0]}
+        options = {"threads": 1, "protocol_whitelist": "file", "format_whitelist": _FORMATS} | cut
+        sources.append(ffmpeg.input(f"file:{video.path}", **options))
+    return sources
+
+
+def _compiled(outputs: Any) -> list[str]:
+    """The command line of these outputs; what the streams are is said at level info, each line with its level."""
+    told = ("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1")
+    return [*_dies_with_parent(), *ffmpeg.compile(outputs.global_args(*told), overwrite_output=True)]
+
+
+def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:
     """Filters that keep the frames of the stretches, and close the gaps between them."""
-    if not video.stretches:
+    if not stretches:
         return []
-    kept = "+".join(f"between(n,{round(a * fps)},{round(b * fps) - 1})" for a, b in video.stretches)
+    kept = "+".join(f"between(n,{round(a * fps)},{round(b * fps) - 1})" for a, b in stretches)
     return [f"select='{kept}'", f"setpts=N/({fps}*TB)"]
+
+
+def _stretches(video: Video, settings: Extraction) -> list[tuple[float, float]]:
+    """The stretches to keep, as far as the video is read; of picture and sound alike."""
+    limit = _seconds_limit(video.path, settings)
+    kept = [(begin, min(end, limit)) for begin, end in video.stretches if begin < limit]
+    return kept if kept or not video.stretches else [(0.0, 0.1)]
 
 
 def _seconds_limit(path: Path, settings: Extraction) -> float:
     """Seconds at which a video is cut: a small file with huge time stamps would be hours of one repeated frame."""
-    size = path.stat().st_size if path.is_file() else 0
+    size = max(0, size_of(path))
     return min(settings.max_hours * 3600, 60 + size // _LEAST_BYTES)
 
 
@@ -221,7 +254,7 @@ def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
     group: list[Video] = []
     total = 0
     for video in videos:
-        size = video.path.stat().st_size if video.path.is_file() else 0
+        size = max(0, size_of(video.path))
         if group and (len(group) == _GROUP or total + size > _GROUP_BYTES):
             yield group
             group, total = [], 0
@@ -234,7 +267,7 @@ def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
 def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
     """Decode several videos in one process; if anything is amiss, each alone, so that none suffers for another."""
     # a segment is looked at alone: whether it has to be cut out depends on the file's length
-    if len(targets) > 1 and all(target.video.path.is_file() and not target.video.segment for target in targets):
+    if len(targets) > 1 and all(size_of(target.video.path) > 0 and not target.video.segment for target in targets):
         outputs = [path for target in targets for path in (target.jpeg, target.pcm)]
         try:
             log = _run(command(targets, settings, sound=True), settings, targets[0].log, *outputs)
@@ -256,9 +289,9 @@ def _attempt(step: Callable[..., Extracted], *arguments: Any) -> Extracted | Rej
 def _extract(target: Target, settings: Extraction) -> Extracted:
     """Decode one video. Raises Rejected with a reason where nothing usable comes out."""
     path = target.video.path
-    if not path.is_file():
-        raise Rejected("the file does not exist")
-    if path.stat().st_size == 0:
+    if (size := size_of(path)) < 0:
+        raise Rejected("the file does not exist, or cannot be looked at")
+    if size == 0:
         raise Rejected("the file is empty")
     target = _with_its_segment(target, settings)
 
@@ -276,6 +309,9 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
             raise Rejected("there is no video stream in it")
         if _has_bytes(target.jpeg) and not any("matches no streams" in line for line in with_sound):
             complaints = [f"its sound cannot be decoded: {_reason(with_sound)}", *complaints]
+    if sound and any(_OUT_OF_ORDER in line for line in complaints):
+        _decode_sound_in_two_steps(target, settings)
+        complaints = [line for line in complaints if _OUT_OF_ORDER not in line]
     if log.hdr and _has_bytes(target.jpeg):
         mapped = decode(sound, hdr=True) if _has_tonemap() else None
         if mapped is None:
@@ -286,6 +322,26 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     if not _has_bytes(target.jpeg):
         raise Rejected(f"ffmpeg cannot decode it: {_reason(complaints)}")
     return _collect(target, settings, complaints)
+
+
+def _decode_sound_in_two_steps(target: Target, settings: Extraction) -> None:
+    """Decode sound that changes its rate or its channels on the way, as broadcasts do.
+
+    ffmpeg then starts its filters anew, and `_RESAMPLE` would fill with silence from time 0 again. So the sound is
+    brought to one rate first, with its time stamps, and put on the clock after that.
+    """
+    steady = target.pcm.with_suffix(".nut")
+    (source, *_), limit = _inputs([target]), _seconds_limit(target.video.path, settings)
+    first = ffmpeg.output(
+        source["a:0"], str(steady), af=f"aresample={SAMPLE_RATE}", format="nut", acodec="pcm_s16le", ac=1, t=limit
+    )
+    second = ffmpeg.output(
+        ffmpeg.input(f"file:{steady}")["a:0"], str(target.pcm), af=_RESAMPLE, format="s16le", acodec="pcm_s16le",
+        copyts=None,
+    )  # fmt: skip
+    for step in (first, second):
+        _run(_compiled(step), settings, target.log)
+    steady.unlink(missing_ok=True)
 
 
 def _with_its_segment(target: Target, settings: Extraction) -> Target:
@@ -314,7 +370,7 @@ def _collect(target: Target, settings: Extraction, complaints: list[str]) -> Ext
     with target.jpeg.open("rb") as file:
         width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
     if target.video.stretches and _has_bytes(target.pcm):
-        _keep_stretches(target.pcm, target.video.stretches)
+        _keep_stretches(target.pcm, _stretches(target.video, settings))
     return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), _reason(complaints) if complaints else "")
 
 
@@ -384,11 +440,31 @@ class _Log:
 
 
 def _run(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) -> _Log:
+    """Run ffmpeg; once more where it was too slow without working: a machine that slept or a disk that stalled."""
+    for last in (False, True):
+        busy = _children_seconds()
+        began = time.monotonic()
+        try:
+            return _run_once(arguments, settings, log, *outputs)
+        except _TooSlow:
+            if last or _children_seconds() - busy > (time.monotonic() - began) / 2:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _run_once(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) -> _Log:
     for output in outputs:
         output.unlink(missing_ok=True)
     with (
         log.open("wb") as stderr,
-        subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr) as process,
+        subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+        ) as process,  # Ctrl-C is for the worker to act on
     ):
         try:
             memory = int(settings.memory * (1 << 30))
@@ -406,11 +482,11 @@ def _run(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) 
     if process.returncode in _STOPPED:
         # what it wrote may be cut, and the video is not to blame: no shard is made of it
         raise UserError(
-            "ffmpeg was stopped from outside (by a signal, or for lack of memory); run the same command again, "
-            "with fewer --workers if memory ran out"
+            f"ffmpeg was stopped from outside (by a signal, or for lack of memory) while it wrote {log.parent}; run "
+            "the same command again, with fewer --workers if memory ran out"
         )
-    complaints = [_without_prefix(line) for line in lines if "[error] " in line or "[fatal] " in line]
-    if any("No space left on device" in line for line in complaints):
+    complaints = [_without_prefix(line) for line in lines if _COMPLAINT.match(line)]
+    if any("No space left on device" in line or "Disk quota exceeded" in line for line in complaints):
         raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
     if process.returncode < 0:
         raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
@@ -430,8 +506,12 @@ def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
     while True:
         limit = _GRACE + patience * written
         remaining = began + limit - time.monotonic()
-        if remaining <= 0 or not poll.poll(1000 * remaining):
-            raise Rejected(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
+        if remaining > 3600:  # poll takes no more than 24 days
+            remaining = 3600.0
+        elif remaining <= 0:
+            raise _TooSlow(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
+        if not poll.poll(1000 * remaining):
+            continue
         progress = os.read(process.stdout.fileno(), 1 << 16)
         if not progress:
             break
@@ -442,7 +522,7 @@ def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
 
 def _without_prefix(line: str) -> str:
     """A line of the log without what comes before its text: the part of ffmpeg, an address in memory, the level."""
-    return re.sub(r"^.*?\[(error|fatal)\] ", "", line).strip()
+    return _COMPLAINT.sub("", line).strip()
 
 
 def _reason(complaints: list[str]) -> str:

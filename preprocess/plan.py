@@ -13,15 +13,16 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.shards import SCHEMA, dump_rows, publish, shard_attributes
-from preprocess.datasets.listing import Missing, Video, Words
+from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extraction
 
 PLAN = "plan.jsonl"
@@ -112,14 +113,6 @@ class VideoList:
         yield from self._missing
 
 
-def size_of(path: Path) -> int:
-    """Bytes of a file, -1 where it cannot be looked at (a broken link, a folder without permission)."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
-
-
 def _key(video_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(video_id.encode(), digest_size=8).digest(), "little")
 
@@ -179,7 +172,7 @@ class Plan:
         """What has to be done for the shard at this place of the plan."""
         rows = [self.videos.video(place) for place in self._places[self._ends[shard] : self._ends[shard + 1]]]
         described = [[size, *_fields(video)] for video, size in rows]
-        text = json.dumps([SCHEMA, asdict(extraction), dict(language), described], ensure_ascii=False)
+        text = json.dumps([SCHEMA, extraction.identity, dict(language), described], ensure_ascii=False)
         content = hashlib.sha256(text.encode()).hexdigest()
         videos, sizes = [video for video, _ in rows], [size for _, size in rows]
         return ShardTask(self.path(shard), videos, extraction, self.videos.source, content, sizes)
@@ -190,12 +183,13 @@ class Plan:
 
     def _is_done(self, shard: int, extraction: Extraction, language: Mapping[str, str]) -> bool:
         attributes = shard_attributes(self.path(shard))
-        return attributes is not None and attributes["content"] == self.task(shard, extraction, language).content
+        return attributes is not None and attributes.get("content") == self.task(shard, extraction, language).content
 
-    def write(self) -> None:
-        """Keep the assignment beside the shards: one line per shard, its number and the ids of its videos."""
+    def write(self, details: Mapping[str, Any]) -> None:
+        """Keep the assignment beside the shards: the settings, then a line per shard, its number and its videos."""
         partial = self.destination / (PLAN + ".partial")
         with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps({"settings": dict(details)}) + "\n")
             for shard in range(len(self)):
                 places = self._places[self._ends[shard] : self._ends[shard + 1]]
                 ids = [self.videos.video(place)[0].id for place in places]
@@ -203,13 +197,36 @@ class Plan:
         publish(partial, self.destination / PLAN)
 
 
+def read_settings(destination: Path) -> dict[str, Any] | None:
+    """The settings that the shards of a folder were planned with, None where there is no plan."""
+    path = destination / PLAN
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8") as file:
+        try:
+            return dict(json.loads(file.readline())["settings"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _damaged(path, error) from error
+
+
+def planned_ids(destination: Path) -> Iterator[str]:
+    """The ids of all videos in the plan of a folder."""
+    for _, ids in _read(destination / PLAN):
+        yield from ids
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} is damaged ({error}); delete it and run the same command again")
+
+
 def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
     if not path.is_file():
         return
     with path.open(encoding="utf-8") as file:
+        file.readline()  # the settings
         for line in file:
             try:
                 row = json.loads(line)
                 yield int(row["shard"]), [str(name) for name in row["videos"]]
             except (ValueError, KeyError, TypeError) as error:
-                raise UserError(f"{path} is damaged ({error}); delete it and run the same command again") from error
+                raise _damaged(path, error) from error

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from heapq import nlargest
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,10 @@ from pipeline.shards import (
     write_shard,
 )
 from preprocess import captions, cluster, datasets
-from preprocess.datasets.listing import Missing, Video, Words
+from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extracted, Extraction, Rejected, Target, extract_group, groups, pixel_sums, require_ffmpeg
 from preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
-from preprocess.plan import Plan, ShardTask, VideoList, size_of
+from preprocess.plan import Plan, ShardTask, VideoList, planned_ids, read_settings
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
 
 _PROGRESS = "gdt-preprocess"
@@ -92,6 +92,22 @@ class Preprocess:
 
 def run(settings: Preprocess) -> Summary:
     """Make every shard that is not there yet, then the index. Raises UserError on bad input, before any work."""
+    try:
+        return _run(settings)
+    except OSError as error:
+        raise _named(error, settings.shard_folder) from error
+
+
+def _named(error: OSError, folder: Path) -> UserError | OSError:
+    """A full disk as a sentence; what else may go wrong with files as it is."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    return UserError(
+        f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
+    )
+
+
+def _run(settings: Preprocess) -> Summary:
     require_ffmpeg()
     datasets.find(settings.dataset, settings.source_folder)
     destination = settings.shard_folder.absolute()
@@ -100,10 +116,12 @@ def run(settings: Preprocess) -> Summary:
         videos = stack.enter_context(VideoList(items, settings.source_folder, destination))
         if not len(videos):
             raise UserError(f"none of the videos in {settings.source_folder} can be used: {_first_missing(videos)}")
-        details = asdict(settings.extraction) | {"bands": BANDS, "dataset": settings.dataset} | language
+        details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.dataset} | language
         _refuse_to_replace(videos, destination, details)
+        if not settings.scheduler:  # elsewhere, workers may still be at what a killed run gave them
+            _remove_scratch(destination)
         plan = Plan(videos, destination, settings.videos_per_shard, settings.megabytes_per_shard)
-        plan.write()
+        plan.write(details)
         pending = plan.pending(settings.extraction, language)
         slow: list[Slow] = []
         if pending:
@@ -164,47 +182,63 @@ def _locked(destination: Path) -> Iterator[None]:
 
 def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, Any]) -> None:
     """A wrong SOURCE or a changed option must not replace finished shards, which may be days of work."""
-    if not (destination / INDEX).is_file():
+    before = read_settings(destination)
+    if before is None or next(destination.glob("shard-*.h5"), None) is None:
         return
-    try:
-        index = Index.open(destination)
-    except UserError:
-        return  # damaged shards are what this run mends
     changed = [
-        f"{name.replace('_', '-')} {index.settings.get(name)}, now {value}"
+        f"{name.replace('_', '-')} {before.get(name)}, now {value}"
         for name, value in details.items()
-        if index.settings.get(name) != value
+        if before.get(name) != value
     ]
     if changed:
         raise UserError(
             f"{destination} holds shards made with {'; '.join(changed)}; set --destination to another folder, "
             "or delete those shards first"
         )
-    if len(index) and sum(videos.place(name) is not None for name in index.id) < len(index) / 2:
+    known = [videos.place(name) is not None for name in planned_ids(destination)]
+    if sum(known) < len(known) / 2:
         raise UserError(
-            f"{destination} holds shards of {len(index)} videos, most of which are not in {videos.source}; "
+            f"{destination} holds shards of {len(known)} videos, most of which are not in {videos.source}; "
             "set --destination to another folder, or delete those shards first"
         )
 
 
 def make_shard(task: ShardTask) -> list[Slow]:
     """Decode the videos of one shard, one after another, and write it; returns those that took longest."""
-    for video, size in zip(task.videos, task.sizes, strict=False):
-        if size >= 0 and size_of(video.path) < 0:
-            raise UserError(
-                f"{video.path} was there when the videos were listed, and {socket.gethostname()} does not see it; "
-                "mount its disk on every machine, then run the same command again: finished shards are kept"
-            )
     try:
+        _require_present(task)
         with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
             return _make_shard(task, Path(folder))
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        named = _named(error, task.path.parent)
+        if named is error:
+            named = UserError(f"cannot write {task.path}: {error}; mend it and run the same command again")
+        raise named from error
+
+
+def _require_present(task: ShardTask) -> None:
+    """Raise UserError where a file is not what it was when the list was made: a disk that went away loses nothing."""
+    for video, size in zip(task.videos, task.sizes, strict=False):
+        if size >= 0 and size_of(video.path) != size:
             raise UserError(
-                f"no space left on the disk of {task.path.parent}; free some and run the same command again: "
-                "finished shards are kept"
+                f"{video.path} was there when the videos were listed, and {socket.gethostname()} does not see it, or "
+                "sees it changed; mount its disk on every machine, then run the same command again: finished shards "
+                "are kept"
+            )
+
+
+def _require_readable(path: Path) -> None:
+    """Raise UserError where the disk, not the file, is why ffmpeg could not read it."""
+    try:
+        with path.open("rb") as file:
+            while file.read(1 << 24):
+                pass
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ESTALE, errno.ENOTCONN):
+            raise UserError(
+                f"{path} cannot be read ({error.strerror}): its disk fails; mend it, or move the file away, then run "
+                "the same command again: finished shards are kept"
             ) from error
-        raise UserError(f"cannot write {task.path}: {error}; mend it and run the same command again") from error
 
 
 def _make_shard(task: ShardTask, folder: Path) -> list[Slow]:
@@ -220,6 +254,7 @@ def _make_shard(task: ShardTask, folder: Path) -> list[Slow]:
             try:
                 record, sums = _record(target, taken, task.extraction)
             except Rejected as reason:
+                _require_readable(target.video.path)
                 path = os.path.relpath(target.video.path, task.source)
                 rejected.append({"id": target.video.id, "path": path, "reason": str(reason)})
                 shutil.rmtree(target.jpeg.parent)
@@ -233,10 +268,11 @@ def _make_shard(task: ShardTask, folder: Path) -> list[Slow]:
             distributed.get_worker().log_event(_PROGRESS, len(group))
     attributes = {
         "content": task.content,
-        "settings": json.dumps(asdict(task.extraction)),
+        "settings": json.dumps(task.extraction.identity),
         "pixel_sums": pixels,
         "mel_sums": mels,
     }
+    _require_present(task)
     write_shard(task.path, records, rejected, attributes, BANDS, folder)
     return slow
 
@@ -299,6 +335,20 @@ def _make(plan: Plan, pending: Sequence[int], language: dict[str, str], settings
     return slow
 
 
+def _remove_scratch(destination: Path) -> None:
+    """What workers that were killed have left behind."""
+    for scratch in destination.glob(".shard-*"):
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _has_index(destination: Path, paths: Sequence[Path]) -> bool:
+    """Whether there is an index that speaks of these shards, in full length."""
+    try:
+        return Index.open(destination).shard_names == [path.name for path in paths]
+    except UserError:
+        return False
+
+
 def _finish(videos: VideoList, plan: Plan, made: int, slow: list[Slow], details: dict[str, Any]) -> Summary:
     """Index, rejected.jsonl and summary from the shards; what is no part of the plan is removed."""
     destination = plan.destination
@@ -307,8 +357,7 @@ def _finish(videos: VideoList, plan: Plan, made: int, slow: list[Slow], details:
     for old in destination.glob("shard-*.h5*"):
         if old.name not in names:
             old.unlink()
-    for scratch in destination.glob(".shard-*"):  # of workers that were killed
-        shutil.rmtree(scratch, ignore_errors=True)
+    _remove_scratch(destination)
     partial = destination / (REJECTED + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.writelines(videos.missing_rows())
@@ -317,7 +366,7 @@ def _finish(videos: VideoList, plan: Plan, made: int, slow: list[Slow], details:
                 row["path"] = str(videos.source / row["path"])
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
     publish(partial, destination / REJECTED)
-    if made or not (destination / INDEX).is_file():
+    if made or not _has_index(destination, paths):
         write_index(destination, paths, {"settings": json.dumps(details)})
     index = Index.open(destination)
     if not len(index):

@@ -6,9 +6,11 @@ too. A damaged shard is named with what is wrong; `--remove` removes it, and pre
 
 from __future__ import annotations
 
+import filecmp
 import io
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +23,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from pipeline.errors import UserError, exit_with_message
-from pipeline.shards import INDEX, SCHEMA, SHARD, Index, checksum, shard_folder
+from pipeline.shards import INDEX, SCHEMA, SHARD, Index, attributes_checksum, checksum, shard_folder, write_index
 from preprocess import cluster
 
 _FRAMES = 1 << 12
@@ -55,14 +57,16 @@ def check_shard(path: Path, full: bool) -> list[str]:
     try:
         with h5py.File(path, "r") as file:
             return list(_problems(file, full))
-    except (OSError, KeyError, ValueError, RuntimeError) as error:
-        return [f"it cannot be read as HDF5 ({error})"]
+    except Exception as error:  # h5py meets damage with errors of many kinds
+        return [f"it cannot be read ({type(error).__name__}: {error})"]
 
 
 def _problems(file: h5py.File, full: bool) -> Iterator[str]:
     if file.attrs.get("schema") != SCHEMA:
         yield f"it has schema {file.attrs.get('schema')} instead of {SCHEMA}"
         return
+    if file.attrs.get("crc32") != attributes_checksum(dict(file.attrs)):
+        yield "the checksum of its attributes does not match"
     missing = [name for name in SHARD if name not in file]
     if missing:
         yield f"it has no {', '.join(missing)}"
@@ -75,6 +79,7 @@ def _problems(file: h5py.File, full: bool) -> Iterator[str]:
         bounds, total = file[f"video/{name}"][:], len(file[rows]) - (name == "frame")
         if len(bounds) != n + 1 or bounds[0] != 0 or bounds[-1] != total or (np.diff(bounds) < 0).any():
             yield f"video/{name} does not fit {n} videos and {total} rows of {rows}"
+            return
     for name in SHARD:
         if name.startswith("video/") and len(file[name]) not in (n, n + 1):
             yield f"{name} has {len(file[name])} rows for {n} videos"
@@ -124,12 +129,15 @@ def _is_420(layers: object) -> bool:
 def verify(settings: Verify) -> dict[str, list[str]]:
     """Problems of the damaged shards by name. Raises UserError where there are no shards."""
     folder = settings.shard_folder
-    if not (folder / INDEX).is_file():
-        Index.open(folder)  # says which command makes them
-    with h5py.File(folder / INDEX, "r") as file:
-        names = [name.decode() for name in file["shard/name"][:]]
-        expected = dict(zip(names, file["shard/bytes"][:].tolist(), strict=True))
     damaged: dict[str, list[str]] = {}
+    try:
+        with h5py.File(folder / INDEX, "r") as file:
+            names = [name.decode() for name in file["shard/name"][:]]
+            expected = dict(zip(names, file["shard/bytes"][:].tolist(), strict=True))
+            settings_text = file.attrs["settings"]
+    except Exception as error:
+        Index.open(folder)  # says which command makes it
+        raise UserError(f"{folder / INDEX} is damaged ({error}); 'make preprocess' makes it again") from error
     with (
         cluster.connect(settings.scheduler, settings.workers) as client,
         tqdm(total=sum(expected.values()), unit="B", unit_scale=True, desc="verify") as bar,
@@ -141,7 +149,18 @@ def verify(settings: Verify) -> dict[str, list[str]]:
                 damaged[name] = problems
                 if settings.remove:
                     (folder / name).unlink(missing_ok=True)
+    if not damaged and not _index_agrees(folder, names, settings_text):
+        damaged[INDEX] = ["it is not what the shards say"]
+        if settings.remove:
+            (folder / INDEX).unlink()
     return damaged
+
+
+def _index_agrees(folder: Path, names: list[str], settings_text: str) -> bool:
+    """Whether the index, made again from the shards, is the same."""
+    with tempfile.TemporaryDirectory(prefix="gdt-verify-") as scratch:
+        write_index(Path(scratch), [folder / name for name in names], {"settings": settings_text})
+        return filecmp.cmp(Path(scratch) / INDEX, folder / INDEX, shallow=False)
 
 
 def _check(folder: Path, full: bool, expected: dict[str, int], name: str) -> tuple[str, list[str]]:
@@ -162,7 +181,9 @@ def main() -> None:
         print(f"{settings.shard_folder / name}: {problems[0]}{more}", file=sys.stderr)
     if damaged:
         first = "they were removed" if settings.remove else "remove them with 'make verify ARGS=--remove'"
-        raise UserError(f"{len(damaged)} shards are damaged: {first}; then 'make preprocess' makes them again")
+        raise UserError(
+            f"{len(damaged)} shards or indexes are damaged: {first}; then 'make preprocess' makes them again"
+        )
     print(f"every shard in {settings.shard_folder} is as it was written")
 
 

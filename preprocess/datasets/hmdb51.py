@@ -31,7 +31,7 @@ def listing(source: Path) -> Iterator[Video | Missing]:
 
 
 def _lines(lists: Path) -> Iterator[Line]:
-    classes = sorted({path.name.rpartition("_test_split")[0] for path in lists.glob("*_test_split?.txt")})
+    classes = sorted({path.name.rpartition("_test_split")[0] for path in lists.glob("[!.]*_test_split?.txt")})
     if not classes:
         raise UserError(f"there is no *_test_split1.txt in {lists}; expected:\n{TREE}")
     for name in classes:

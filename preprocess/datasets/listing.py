@@ -10,8 +10,8 @@ from pathlib import Path
 from pipeline.errors import UserError
 
 SUFFIXES = {
-    ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts",
-    ".ogv", ".qt", ".rm", ".ts", ".vob", ".webm", ".wmv",
+    ".3g2", ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".h264", ".ivf", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov",
+    ".mp4", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".ogg", ".ogv", ".qt", ".rm", ".ts", ".vob", ".webm", ".wmv",
 }  # fmt: skip
 SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
@@ -59,6 +59,14 @@ class Missing:
 
     id: str
     reason: str
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, -1 where it cannot be looked at (a broken link, a folder without permission)."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
 
 
 def video_files(root: Path) -> Iterator[Path]:

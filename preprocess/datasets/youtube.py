@@ -119,10 +119,12 @@ def parse(stem: str) -> tuple[str, float | None]:
 
 
 def _meant(segments: Sequence[Segment], start: float | None) -> Segment | None:
-    """The segment that begins at `start`, in seconds, whole seconds or milliseconds; else the only one there is."""
+    """The segment that begins at `start` (seconds, whole seconds or milliseconds); the only one if it may be meant."""
     units: tuple[Callable[[float], float], ...] = (float, int, lambda seconds: round(1000 * seconds))
     for unit in units:
         for segment in segments:
             if unit(segment.start) == start:
                 return segment
-    return segments[0] if len(segments) == 1 else None
+    # some tools round a start up and others down
+    near = start is None or (len(segments) == 1 and abs(segments[0].start - start) <= 1)
+    return segments[0] if near and len(segments) == 1 else None

@@ -331,6 +331,37 @@ def test_a_picture_that_changes_its_size_keeps_the_first_one(tmp_path: Path) -> 
     assert columns[:104].max() < 30 and columns[110:].min() > 225
 
 
+def test_sound_that_changes_its_channels_on_the_way_stays_where_it_is(tmp_path: Path) -> None:
+    parts = []
+    for k, channels in enumerate((2, 1)):
+        part = tmp_path / f"{k}.ts"
+        sound = ["-f", "lavfi", "-i", "sine=440:r=48000:d=3", "-c:a", "ac3", "-ac", str(channels)]
+        subprocess.run(
+            ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", "testsrc=s=64x64:r=30:d=3", *sound, "-c:v", "libx264",
+             "-output_ts_offset", str(3 * k), part],
+            check=True,
+        )  # fmt: skip
+        parts.append(part.read_bytes())
+    both = tmp_path / "both.ts"
+    both.write_bytes(b"".join(parts))
+    taken = kept(both, tmp_path)
+    loud = np.abs(taken.waveform[:].astype(float)).reshape(-1, 1)[: 24_000 * 6].reshape(-1, 2400).max(1)
+    assert abs(len(taken.waveform) / 24_000 - 6) < 0.15
+    assert (loud[2:-2] > 1000).mean() > 0.93  # the tone goes on, but for the seam
+
+
+@pytest.mark.parametrize("text", ["[error] No space left on device", "Video: how smpte2084 works", "[fatal] hello"])
+def test_what_a_file_says_of_itself_is_not_what_ffmpeg_says(tmp_path: Path, text: str) -> None:
+    path = made(tmp_path / "title.mp4", "testsrc=s=64x64:r=30:d=2", "", "-metadata", f"title={text}")
+    assert kept(path, tmp_path).note == ""
+
+
+def test_a_pixel_aspect_cannot_fill_the_disk(tmp_path: Path) -> None:
+    path = made(tmp_path / "wide.mp4", "testsrc=s=160x160:r=30:d=1.2,setsar=400", "")
+    taken = kept(path, tmp_path)
+    assert (taken.height, taken.width) == (160, 16 * 160)
+
+
 def test_a_cover_is_no_picture(tmp_path: Path) -> None:
     cover = made(
         tmp_path / "song.mp4", "testsrc=s=64x64:r=25:d=0.04", tone(), "-c:v", "mjpeg", "-disposition:v", "attached_pic"
@@ -865,7 +896,7 @@ def test_one_broken_file_does_not_spoil_its_group(synthetic: Path, tmp_path: Pat
     results = extract_group(targets, Extraction())
     assert [isinstance(result, Extracted) for result in results] == [True, False, False, False, True]
     assert "ffmpeg cannot decode it" in str(results[1]) and str(results[2]) == "the file is empty"
-    assert str(results[3]) == "the file does not exist"
+    assert str(results[3]) == "the file does not exist, or cannot be looked at"
 
 
 def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:

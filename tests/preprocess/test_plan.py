@@ -27,7 +27,7 @@ def cut(root: Path, names: list[str], videos_per_shard: int = 4, megabytes: floa
     """Plan these videos, write the plan, and say which number has which ids."""
     with VideoList((video(name, root) for name in names), root, root) as videos:
         plan = Plan(videos, root, videos_per_shard, megabytes)
-        plan.write()
+        plan.write({"fps": 30})
         tasks = [plan.task(shard, Extraction(), LANGUAGE) for shard in range(len(plan))]
         return {number: [v.id for v in task.videos] for number, task in zip(plan.numbers, tasks, strict=True)}
 
@@ -104,7 +104,7 @@ def test_the_content_says_whether_a_shard_has_to_be_made_again(tmp_path: Path) -
 
 
 def test_a_damaged_plan_is_one_sentence(tmp_path: Path) -> None:
-    (tmp_path / PLAN).write_text('{"shard": 0, "vid')
+    (tmp_path / PLAN).write_text('{"settings": {}}\n{"shard": 0, "vid')
     with pytest.raises(UserError, match=r"plan.jsonl is damaged .*delete it and run the same command again"):
         cut(tmp_path, ["a"])
 

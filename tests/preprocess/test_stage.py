@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -91,9 +91,27 @@ def test_other_settings_do_not_replace_finished_shards(synthetic: Path, tmp_path
         run(small)
     assert run(replace(settings, videos_per_shard=4)).shards_made == 0  # says how new shards are cut
     assert digests(tmp_path) == before
-    (tmp_path / "index.h5").unlink()  # of a run that was stopped before its end
-    assert run(small).shards_made == 2
-    assert (Index.open(tmp_path).height == 32).all()
+    (tmp_path / "index.h5").unlink()  # as in a run that was stopped before its end
+    with pytest.raises(UserError, match="made with short-side 160, now 32; set --destination"):
+        run(small)
+    assert run(settings).shards_made == 0 and digests(tmp_path) == before
+    # limits of time and memory do not show in shards that are made
+    assert run(replace(settings, extraction=Extraction(patience=50, memory=8))).shards_made == 0
+
+
+def test_what_is_left_of_a_smaller_list_is_a_whole_data_set(synthetic: Path, tmp_path: Path) -> None:
+    videos = tmp_path / "videos"
+    shutil.copytree(synthetic / "test", videos)
+    settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=4, workers=1)
+    assert run(settings).shards_made == 3
+    for path in sorted(videos.rglob("*.mp4"))[8:]:  # all of the last shard
+        path.unlink()
+    summary = run(settings)
+    assert (summary.kept, summary.shards_made, len(summary.index.shard_names)) == (8, 0, 2)
+    (tmp_path / "shards" / "index.h5").write_bytes(b"nonsense")
+    assert run(settings).kept == 8
+    shutil.rmtree(tmp_path / "shards")
+    assert run(settings).kept == 8
 
 
 def test_a_list_that_changes_touches_only_the_shards_it_must(synthetic: Path, tmp_path: Path) -> None:
@@ -283,7 +301,8 @@ def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    while not list(tmp_path.glob("shards/.shard-*/*/frames.mjpeg")):
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("shards/.shard-*/*/frames.mjpeg")) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, stderr = process.communicate(timeout=60)
@@ -318,12 +337,40 @@ def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -
 def test_a_disk_that_goes_away_loses_no_video(synthetic: Path, tmp_path: Path) -> None:
     path = next((synthetic / "train").rglob("*.mp4"))
     gone = Video("gone", tmp_path / "gone.mp4")
-    task = ShardTask(tmp_path / "shard-000000.h5", [Video("a", path), gone], Extraction(), tmp_path, "", sizes=[1, 1])
+    videos, size = [Video("a", path), gone], path.stat().st_size
+    task = ShardTask(tmp_path / "shard-000000.h5", videos, Extraction(), tmp_path, "", sizes=[size, 1])
     with pytest.raises(UserError, match=r"gone.mp4 was there when the videos were listed, and .* does not see it"):
         make_shard(task)
     assert not task.path.exists()
-    make_shard(replace(task, sizes=[1, -1]))  # a broken link, which never was there
-    assert [row["reason"] for row in shard_rejected(task.path)] == ["the file does not exist"]
+    make_shard(replace(task, sizes=[size, -1]))  # a broken link, which never was there
+    assert [row["reason"] for row in shard_rejected(task.path)] == ["the file does not exist, or cannot be looked at"]
+
+
+def test_a_disk_that_goes_away_in_the_middle_of_a_shard_loses_no_video(
+    synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [tmp_path / f"{k}.mp4" for k in range(3)]
+    for path in paths:
+        shutil.copy(next((synthetic / "train").rglob("*.mp4")), path)
+    sizes = [path.stat().st_size for path in paths]
+    task = ShardTask(
+        tmp_path / "shard-000000.h5",
+        [Video(path.stem, path) for path in paths],
+        Extraction(),
+        tmp_path,
+        "",
+        sizes=sizes,
+    )
+
+    def one_by_one(videos: Sequence[Video]) -> Iterator[list[Video]]:
+        for video in videos:
+            yield [video]
+            paths[2].unlink(missing_ok=True)  # after the first video of the shard
+
+    monkeypatch.setattr("preprocess.stage.groups", one_by_one)
+    with pytest.raises(UserError, match="2.mp4 was there when the videos were listed"):
+        make_shard(task)
+    assert not list(tmp_path.glob("shard-*"))
 
 
 def test_sound_after_the_end_of_the_picture_is_left_out(tmp_path: Path) -> None:
