@@ -57,7 +57,7 @@ def measure(count: int, videos_per_shard: int) -> str:
             planned = time.perf_counter()
             with cluster.connect("", len(os.sched_getaffinity(0))) as client:
                 tasks = (plan.task(shard, Extraction(), language) for shard in pending)
-                total = sum(cluster.unordered(client, simulated, tasks))
+                total = sum(cluster.unordered(client, simulated, tasks, 1))
             ended = time.perf_counter()
         if total != count:
             raise RuntimeError(f"{total} of {count} videos came back")

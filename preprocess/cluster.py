@@ -97,11 +97,11 @@ def _slurm(workers: int) -> Any:
 
 
 def unordered(
-    client: distributed.Client, function: Callable[[_Task], _Result], tasks: Iterable[_Task]
+    client: distributed.Client, function: Callable[[_Task], _Result], tasks: Iterable[_Task], expected: int
 ) -> Iterator[_Result]:
     """Results as they come, with two tasks per worker on the scheduler: memory stays bounded for any number of tasks.
 
-    Workers may come and go. Raises UserError if the scheduler is lost, or one task ends several workers.
+    Workers may come and go; `expected` are counted before they have come. Raises UserError if the scheduler is lost, or one task ends several workers.
     """
     if not client.scheduler_info(n_workers=-1)["workers"]:
         print("waiting for workers", flush=True)
@@ -111,7 +111,7 @@ def unordered(
     task_of: dict[str, _Task] = {}
     try:
         while True:
-            wanted = 2 * max(1, len(client.scheduler_info(n_workers=-1)["workers"]))
+            wanted = 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
             while len(task_of) < wanted and (task := next(waiting, None)) is not None:
                 # again elsewhere where an ffmpeg was stopped with its worker
                 future = client.submit(function, task, pure=False, retries=2)

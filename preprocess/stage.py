@@ -328,7 +328,7 @@ def _make(plan: Plan, pending: Sequence[int], language: dict[str, str], settings
         with tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar:
             client.subscribe_topic(_PROGRESS, lambda event: bar.update(event[1]))
             tasks = (plan.task(shard, settings.extraction, language) for shard in pending)
-            for slowest in cluster.unordered(client, make_shard, tasks):
+            for slowest in cluster.unordered(client, make_shard, tasks, settings.workers):
                 slow = nlargest(SLOWEST, [*slow, *slowest])
             client.unsubscribe_topic(_PROGRESS)
             bar.update(total - bar.n)

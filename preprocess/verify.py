@@ -143,7 +143,7 @@ def verify(settings: Verify) -> dict[str, list[str]]:
         tqdm(total=sum(expected.values()), unit="B", unit_scale=True, desc="verify") as bar,
     ):
         check = partial(_check, folder, settings.full, expected)
-        for name, problems in cluster.unordered(client, check, names):
+        for name, problems in cluster.unordered(client, check, names, settings.workers):
             bar.update(expected[name])
             if problems:
                 damaged[name] = problems
