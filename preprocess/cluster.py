@@ -101,7 +101,8 @@ def unordered(
 ) -> Iterator[_Result]:
     """Results as they come, with two tasks per worker on the scheduler: memory stays bounded for any number of tasks.
 
-    Workers may come and go; `expected` are counted before they have come. Raises UserError if the scheduler is lost, or one task ends several workers.
+    Workers may come and go; `expected` are counted before they have come. Raises UserError if the scheduler is lost,
+    or one task ends several workers.
     """
     if not client.scheduler_info(n_workers=-1)["workers"]:
         print("waiting for workers", flush=True)
