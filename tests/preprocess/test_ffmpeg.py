@@ -747,7 +747,7 @@ def test_a_crash_leaves_out_one_video_of_its_group(ticking: Path, tmp_path: Path
         assert isinstance(taken, Extracted) and len(taken.sizes) == 120 and abs(seconds(taken) - 4) < 0.06
 
 
-@pytest.mark.parametrize("script", ["kill -TERM $$", "kill -KILL $$", "kill -INT $$", "kill -HUP $$", "exit 255"])
+@pytest.mark.parametrize("script", ["kill -TERM $$", "kill -KILL $$", "kill -INT $$", "exit 255"])
 def test_an_ffmpeg_that_is_stopped_is_no_fault_of_the_video(
     ticking: Path, tmp_path: Path, fake: Fake, script: str
 ) -> None:
