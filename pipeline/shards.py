@@ -13,7 +13,7 @@ import resource
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -173,8 +173,14 @@ def publish(partial: Path, path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
+    write_lines(path, [text])
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file atomically, from lines that end with their line breaks and come one at a time."""
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(lines)
     publish(partial, path)
 
 
@@ -474,12 +480,14 @@ class _OpenShard:
             os.close(self._file)
 
 
-def read_rejected(folder: Path) -> list[dict[str, str]]:
-    """The rows of rejected.jsonl: id, path, reason."""
+def read_rejected(folder: Path) -> Iterator[dict[str, str]]:
+    """The rows of rejected.jsonl, one at a time: id, path, reason."""
     path = folder / REJECTED
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    if path.is_file():
+        with path.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
 
 
-def dump_rows(rows: Iterable[Mapping[str, Any]]) -> str:
-    """JSON lines."""
-    return "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
+def dump_row(row: Mapping[str, Any]) -> str:
+    """One JSON line."""
+    return json.dumps(dict(row), ensure_ascii=False) + "\n"

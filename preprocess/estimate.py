@@ -55,5 +55,7 @@ def _task(videos: VideoList, place: int, path: Path, settings: Preprocess) -> Sh
 
 
 def _size(count: float) -> str:
-    unit = next((unit for unit in ("MB", "GB") if count < 1e9 * 1000 ** ("MB", "GB").index(unit)), "TB")
-    return f"{count / {'MB': 1e6, 'GB': 1e9, 'TB': 1e12}[unit]:.1f} {unit}"
+    for unit, one in (("TB", 1e12), ("GB", 1e9)):
+        if count >= one:
+            return f"{count / one:.1f} {unit}"
+    return f"{count / 1e6:.1f} MB"

@@ -8,6 +8,7 @@ shards, and videos that are added later make new shards instead of moving the ol
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import tempfile
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.shards import SCHEMA, dump_rows, publish, shard_attributes
+from pipeline.shards import SCHEMA, dump_row, shard_attributes, write_lines
 from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extraction
 
@@ -49,7 +50,7 @@ class ShardTask:
 
 
 class VideoList:
-    """All videos of a data set, and those that are missing, in a temporary file. 16 bytes of memory per video."""
+    """All videos of a data set, and those that are missing, in a temporary file. 24 bytes of memory per video."""
 
     def __init__(self, items: Iterable[Video | Missing], source: Path, scratch: Path) -> None:
         """Read the list. Raises UserError if an id occurs twice."""
@@ -62,7 +63,7 @@ class VideoList:
         for item in items:
             if isinstance(item, Missing):
                 self.missing += 1
-                self._missing.write(dump_rows([{"id": item.id, "path": "", "reason": item.reason}]))
+                self._missing.write(dump_row({"id": item.id, "path": "", "reason": item.reason}))
                 continue
             size = size_of(item.path)
             self.source_bytes += max(size, 0)
@@ -71,9 +72,10 @@ class VideoList:
             keys.append(_key(item.id))
             offsets.append(position)
             position += len(row)
-        self._keys, self._offsets = np.frombuffer(keys, np.uint64), np.frombuffer(offsets, np.int64)
-        self._order = np.argsort(self._keys, kind="stable")
-        self._sorted = self._keys[self._order]
+        self._offsets = np.frombuffer(offsets, np.int64)
+        unsorted = np.frombuffer(keys, np.uint64)
+        self._order = np.argsort(unsorted, kind="stable")
+        self._sorted = unsorted[self._order]
         if len(twice := np.flatnonzero(self._sorted[1:] == self._sorted[:-1])):
             one, other = (self.video(int(self._order[twice[0] + k]))[0] for k in (0, 1))
             raise UserError(f"two videos have the id '{one.id}': {one.path} and {other.path}; rename one of them")
@@ -86,7 +88,7 @@ class VideoList:
         self._missing.close()
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self._offsets)
 
     def video(self, number: int) -> tuple[Video, int]:
         """One video by its place in the list, and its bytes (-1 where there is no such file)."""
@@ -165,12 +167,16 @@ class Plan:
         """How many videos the shard at this place of the plan is made of."""
         return self._ends[shard + 1] - self._ends[shard]
 
+    def _rows(self, shard: int) -> list[tuple[Video, int]]:
+        """The videos of the shard at this place of the plan, each with its bytes."""
+        return [self.videos.video(place) for place in self._places[self._ends[shard] : self._ends[shard + 1]]]
+
     def path(self, shard: int) -> Path:
         return self.destination / f"shard-{self.numbers[shard]:06d}.h5"
 
     def task(self, shard: int, extraction: Extraction, language: Mapping[str, str]) -> ShardTask:
         """What has to be done for the shard at this place of the plan."""
-        rows = [self.videos.video(place) for place in self._places[self._ends[shard] : self._ends[shard + 1]]]
+        rows = self._rows(shard)
         described = [[size, *_fields(video)] for video, size in rows]
         text = json.dumps([SCHEMA, extraction.identity, dict(language), described], ensure_ascii=False)
         content = hashlib.sha256(text.encode()).hexdigest()
@@ -187,14 +193,12 @@ class Plan:
 
     def write(self, details: Mapping[str, Any]) -> None:
         """Keep the assignment beside the shards: the settings, then a line per shard, its number and its videos."""
-        partial = self.destination / (PLAN + ".partial")
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(json.dumps({"settings": dict(details)}) + "\n")
-            for shard in range(len(self)):
-                places = self._places[self._ends[shard] : self._ends[shard + 1]]
-                ids = [self.videos.video(place)[0].id for place in places]
-                file.write(json.dumps({"shard": self.numbers[shard], "videos": ids}, ensure_ascii=False) + "\n")
-        publish(partial, self.destination / PLAN)
+        shards = (
+            {"shard": self.numbers[shard], "videos": [video.id for video, _ in self._rows(shard)]}
+            for shard in range(len(self))
+        )
+        rows: Iterable[dict[str, Any]] = itertools.chain([{"settings": dict(details)}], shards)
+        write_lines(self.destination / PLAN, map(dump_row, rows))
 
 
 def read_settings(destination: Path) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -28,11 +29,13 @@ from pipeline.shards import (
     REJECTED,
     Index,
     VideoRecord,
+    dump_row,
     mel_sums,
-    publish,
+    read_rejected,
     shard_folder,
     shard_rejected,
     write_index,
+    write_lines,
     write_shard,
 )
 from preprocess import captions, cluster, datasets
@@ -341,12 +344,13 @@ def _remove_scratch(destination: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _has_index(destination: Path, paths: Sequence[Path]) -> bool:
-    """Whether there is an index that speaks of these shards, in full length."""
+def _index_of(destination: Path, paths: Sequence[Path]) -> Index | None:
+    """The index that is there, if it speaks of these shards, in full length."""
     try:
-        return Index.open(destination).shard_names == [path.name for path in paths]
+        index = Index.open(destination)
     except UserError:
-        return False
+        return None
+    return index if index.shard_names == [path.name for path in paths] else None
 
 
 def _finish(videos: VideoList, plan: Plan, made: int, slow: list[Slow], details: dict[str, Any]) -> Summary:
@@ -358,20 +362,14 @@ def _finish(videos: VideoList, plan: Plan, made: int, slow: list[Slow], details:
         if old.name not in names:
             old.unlink()
     _remove_scratch(destination)
-    partial = destination / (REJECTED + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(videos.missing_rows())
-        for path in paths:
-            for row in shard_rejected(path):
-                row["path"] = str(videos.source / row["path"])
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    publish(partial, destination / REJECTED)
-    if made or not _has_index(destination, paths):
+    rejected = (row | {"path": str(videos.source / row["path"])} for path in paths for row in shard_rejected(path))
+    write_lines(destination / REJECTED, itertools.chain(videos.missing_rows(), map(dump_row, rejected)))
+    index = None if made else _index_of(destination, paths)
+    if index is None:
         write_index(destination, paths, {"settings": json.dumps(details)})
-    index = Index.open(destination)
+        index = Index.open(destination)
     if not len(index):
-        with (destination / REJECTED).open(encoding="utf-8") as file:
-            first = json.loads(file.readline())
+        first = next(read_rejected(destination))
         raise UserError(
             f"none of the {len(videos)} videos could be used; {first['path'] or first['id']}: {first['reason']}. "
             f"See {destination / REJECTED}"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.shards import REJECTED, Index, write_text
+from pipeline.shards import REJECTED, Index, read_rejected, write_text
 
 SUMMARY = "summary.json"
 SLOWEST = 10
@@ -81,9 +81,7 @@ def summarise(index: Index, videos: int, made: int, slow: Sequence[Slow]) -> Sum
         earlier = []
     again = {row.id for row in slow}
     slowest = nlargest(SLOWEST, [*slow, *(row for row in earlier if row.id not in again)])
-    reasons: Counter[str] = Counter()
-    with (index.folder / REJECTED).open(encoding="utf-8") as file:
-        reasons.update(_kind(json.loads(line)["reason"]) for line in file)
+    reasons = Counter(_kind(row["reason"]) for row in read_rejected(index.folder))
     notes = Counter(_kind(note) for note in index.notes() if note)
     summary = Summary(index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, slowest)
     row = {
