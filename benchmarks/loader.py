@@ -20,7 +20,8 @@ from benchmarks.common import machine, scratch, videos
 from pipeline import presets
 from pipeline.errors import exit_with_message
 from pipeline.loader import Clip, Loader, Loading
-from pipeline.shards import Index, ShardReader
+from pipeline.shards.index import Index
+from pipeline.shards.reader import ShardReader
 from pipeline.tree import Augmentation, Tree
 from preprocess.stage import Preprocess, run
 

@@ -14,7 +14,7 @@ import tyro
 
 from benchmarks.common import machine, scratch, videos
 from pipeline.errors import exit_with_message
-from pipeline.shards import shard_rejected
+from pipeline.shards.layout import shard_rejected
 from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extraction
 from preprocess.plan import ShardTask

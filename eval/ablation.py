@@ -18,8 +18,10 @@ import torch
 
 from eval.frozen import KS, layout
 from pipeline.errors import UserError
+from pipeline.files import write_text
 from pipeline.presets import clips_per_video, row
-from pipeline.shards import Index, shard_folder, write_text
+from pipeline.shards.index import Index
+from pipeline.shards.layout import shard_folder
 
 RANDOM = "random weights"
 

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from pipeline.errors import UserError
 from pipeline.loader import Clip, Loader, Loading
-from pipeline.shards import Index
+from pipeline.shards.index import Index
 from pipeline.tree import EVALUATION, BatchPlan, uniform_clips
 from train.models.gdt import GDT
 

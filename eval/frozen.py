@@ -13,7 +13,9 @@ import torch
 from eval.features import clip_of, extract
 from eval.retrieval import chance, few_shot, recall
 from pipeline.errors import UserError
-from pipeline.shards import Index, shard_folder, write_text
+from pipeline.files import write_text
+from pipeline.shards.index import Index
+from pipeline.shards.layout import shard_folder
 from train.checkpoint import load_model, untrained
 
 KS = (1, 5, 20)

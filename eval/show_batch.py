@@ -12,7 +12,7 @@ import torch
 from pipeline.errors import UserError
 from pipeline.factors import MODALITIES, REVERSED, VIDEO
 from pipeline.loader import Loader
-from pipeline.shards import Index
+from pipeline.shards.index import Index
 from train.pretrain import sampling_tree
 from train.settings import SIZES, Pretrain
 

@@ -10,7 +10,7 @@ import nvidia.dali.types as types
 import torch
 from nvidia.dali import pipeline_def
 
-from pipeline.shards import MEL_FLOOR
+from pipeline.shards.layout import MEL_FLOOR
 
 
 @pipeline_def

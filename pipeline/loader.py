@@ -24,7 +24,8 @@ from pipeline.colour import affine, apply
 from pipeline.errors import UserError
 from pipeline.factors import AUDIO, REVERSED, VIDEO
 from pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph, video_graph
-from pipeline.shards import Index, ShardReader
+from pipeline.shards.index import Index
+from pipeline.shards.reader import ShardReader
 from pipeline.tree import BatchPlan
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.shards import shard_rejected
+from pipeline.shards.layout import shard_rejected
 from preprocess.ffmpeg import require_ffmpeg
 from preprocess.plan import ShardTask, VideoList
 from preprocess.stage import Preprocess, described, make_shard

@@ -8,14 +8,8 @@ file or an address, run for ever, or take the memory or the disk.
 from __future__ import annotations
 
 import io
-import os
-import re
-import resource
-import select
 import shutil
-import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -29,39 +23,21 @@ from PIL import Image
 from pipeline.errors import UserError
 from preprocess.datasets.listing import Video, size_of
 from preprocess.logmel import SAMPLE_RATE, Waveform
+from preprocess.process import Limits, Log, Rejected, dies_with_parent, run
 
 _FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
-_NOT_STARTED = {126, 127}
-"""Exit statuses of a shell, of setpriv and of the loader of libraries where a program cannot be started."""
-_STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP}
-"""Exit statuses of an ffmpeg that somebody ended; 255 is its own for SIGINT and SIGTERM."""
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
 _QUEUE = 1024
 """Packets that are read ahead of the decoder: with ffmpeg's 8, the videos of a group wait for each other's readers."""
 _BLOCK = 1 << 22
-_LOG_BYTES = 1 << 16
-_GRACE = 60.0
-"""Seconds that ffmpeg may take before its time is set against the length of what it wrote."""
 _LONGEST = 16
 """Short sides that the long side of a frame may have: a pixel aspect of 400 would fill the disk."""
 _LEAST_BYTES = 250
 """Bytes per second below which a file's length is not believed (beyond the first minute)."""
-_COMPLAINT = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
-"""How a line of ffmpeg's log begins that tells of an error, and no line that quotes the file does."""
 _RESAMPLE = f"aresample={SAMPLE_RATE}:async=1:first_pts=0"
 """Gaps in the time stamps become silence, so that sound and picture stay together to the end."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
-_HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
-_LENGTH = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
-
-
-class Rejected(Exception):
-    """This video cannot be used; the message is the reason a person reads in rejected.jsonl."""
-
-
-class _TooSlow(Rejected):
-    """ffmpeg took too long."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +80,11 @@ class Extraction:
     def identity(self) -> dict[str, Any]:
         """What shows in the shards; limits of time and memory do not, in those that are made."""
         return {name: value for name, value in asdict(self).items() if name not in ("patience", "memory")}
+
+    @property
+    def limits(self) -> Limits:
+        """What ffmpeg may take for a video."""
+        return Limits(self.patience, self.memory)
 
     @property
     def silence_peak(self) -> float:
@@ -212,7 +193,7 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
 def _compiled(outputs: Any) -> list[str]:
     """The command line of these outputs; what the streams are is said at level info, each line with its level."""
     told = ("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1")
-    return [*_dies_with_parent(), *ffmpeg.compile(outputs.global_args(*told), overwrite_output=True)]
+    return [*dies_with_parent(), *ffmpeg.compile(outputs.global_args(*told), overwrite_output=True)]
 
 
 def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:
@@ -234,12 +215,6 @@ def _seconds_limit(path: Path, settings: Extraction) -> float:
     """Seconds at which a video is cut: a small file with huge time stamps would be hours of one repeated frame."""
     size = max(0, size_of(path))
     return min(settings.max_hours * 3600, 60 + size // _LEAST_BYTES)
-
-
-@cache
-def _dies_with_parent() -> tuple[str, ...]:
-    """A killed worker takes its ffmpeg with it, where util-linux is installed."""
-    return ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 
 
 @cache
@@ -270,7 +245,7 @@ def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extra
     if len(targets) > 1 and all(size_of(target.video.path) > 0 and not target.video.segment for target in targets):
         outputs = [path for target in targets for path in (target.jpeg, target.pcm)]
         try:
-            log = _run(command(targets, settings, sound=True), settings, targets[0].log, *outputs)
+            log = run(command(targets, settings, sound=True), settings.limits, targets[0].log, *outputs)
             fine = not log.complaints and not log.hdr and all(map(_has_bytes, outputs))
         except Rejected:
             fine = False
@@ -295,8 +270,8 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
         raise Rejected("the file is empty")
     target = _with_its_segment(target, settings)
 
-    def decode(sound: bool, hdr: bool = False) -> _Log:
-        return _run(command([target], settings, sound, hdr), settings, target.log, target.jpeg, target.pcm)
+    def decode(sound: bool, hdr: bool = False) -> Log:
+        return run(command([target], settings, sound, hdr), settings.limits, target.log, target.jpeg, target.pcm)
 
     log, sound = decode(sound=True), True
     complaints = log.complaints
@@ -340,7 +315,7 @@ def _decode_sound_in_two_steps(target: Target, settings: Extraction) -> None:
         copyts=None,
     )  # fmt: skip
     for step in (first, second):
-        _run(_compiled(step), settings, target.log)
+        run(_compiled(step), settings.limits, target.log)
     steady.unlink(missing_ok=True)
 
 
@@ -352,7 +327,7 @@ def _with_its_segment(target: Target, settings: Extraction) -> Target:
     begin, end = video.segment
     probe = ["ffprobe", "-hide_banner", "-loglevel", "level+info", "-protocol_whitelist", "file"]
     probe += ["-format_whitelist", _FORMATS, f"file:{video.path}"]
-    seconds = _run([*_dies_with_parent(), *probe], settings, target.log).seconds
+    seconds = run([*dies_with_parent(), *probe], settings.limits, target.log).seconds
     original = seconds > max(end - begin + 2, begin + 1)
     return target if original else replace(target, video=replace(video, segment=None))
 
@@ -425,104 +400,6 @@ def pixel_sums(jpeg: Path, sizes: np.ndarray, every: int) -> np.ndarray:
 
 def _has_bytes(path: Path) -> bool:
     return path.is_file() and path.stat().st_size > 0
-
-
-@dataclass(frozen=True)
-class _Log:
-    """What ffmpeg said."""
-
-    complaints: list[str]
-    """Errors, the first first."""
-    hdr: bool
-    """Whether the picture is coded for a brighter screen than an ordinary one."""
-    seconds: float
-    """How long the file says that it is; 0 where it does not say."""
-
-
-def _run(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) -> _Log:
-    """Run ffmpeg; once more where it was too slow without working: a machine that slept or a disk that stalled."""
-    for last in (False, True):
-        busy = _children_seconds()
-        began = time.monotonic()
-        try:
-            return _run_once(arguments, settings, log, *outputs)
-        except _TooSlow:
-            if last or _children_seconds() - busy > (time.monotonic() - began) / 2:
-                raise
-    raise AssertionError("unreachable")
-
-
-def _children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _run_once(arguments: list[str], settings: Extraction, log: Path, *outputs: Path) -> _Log:
-    for output in outputs:
-        output.unlink(missing_ok=True)
-    with (
-        log.open("wb") as stderr,
-        subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-        ) as process,  # Ctrl-C is for the worker to act on
-    ):
-        try:
-            memory = int(settings.memory * (1 << 30))
-            resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
-            _wait(process, settings.patience)
-        finally:
-            process.kill()  # no effect on one that has ended
-    with log.open("rb") as file:
-        lines = file.read(_LOG_BYTES).decode(errors="replace").splitlines()
-    if process.returncode in _NOT_STARTED:
-        raise UserError(
-            f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; see that it is installed on every machine, and "
-            f"that --memory {settings.memory:g} is enough for it"
-        )
-    if process.returncode in _STOPPED:
-        # what it wrote may be cut, and the video is not to blame: no shard is made of it
-        raise UserError(
-            f"ffmpeg was stopped from outside (by a signal, or for lack of memory) while it wrote {log.parent}; run "
-            "the same command again, with fewer --workers if memory ran out"
-        )
-    complaints = [_without_prefix(line) for line in lines if _COMPLAINT.match(line)]
-    if any("No space left on device" in line or "Disk quota exceeded" in line for line in complaints):
-        raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
-    if process.returncode < 0:
-        raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
-    if process.returncode and not complaints:
-        complaints = [f"ffmpeg ended with status {process.returncode}"]
-    length = next(filter(None, map(_LENGTH.match, lines)), None)
-    hours, minutes, seconds = map(float, length.groups()) if length else (0.0, 0.0, 0.0)
-    return _Log(complaints, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds)
-
-
-def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Until the process ends. Raises Rejected where it takes too long for the seconds of video it has written."""
-    assert process.stdout is not None
-    began, written = time.monotonic(), 0.0
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    while True:
-        limit = _GRACE + patience * written
-        remaining = began + limit - time.monotonic()
-        if remaining > 3600:  # poll takes no more than 24 days
-            remaining = 3600.0
-        elif remaining <= 0:
-            raise _TooSlow(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
-        if not poll.poll(1000 * remaining):
-            continue
-        progress = os.read(process.stdout.fileno(), 1 << 16)
-        if not progress:
-            break
-        for microseconds in re.findall(rb"out_time_us=(\d+)", progress):
-            written = max(written, int(microseconds) / 1e6)
-    process.wait()
-
-
-def _without_prefix(line: str) -> str:
-    """A line of the log without what comes before its text: the part of ffmpeg, an address in memory, the level."""
-    return _COMPLAINT.sub("", line).strip()
 
 
 def _reason(complaints: list[str]) -> str:

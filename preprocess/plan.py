@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.shards import SCHEMA, dump_row, shard_attributes, write_lines
+from pipeline.files import dump_row, write_lines
+from pipeline.shards.layout import SCHEMA, shard_attributes
 from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extraction
 

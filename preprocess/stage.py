@@ -24,25 +24,23 @@ import numpy as np
 from tqdm import tqdm
 
 from pipeline.errors import UserError
-from pipeline.shards import (
+from pipeline.files import dump_row, write_lines
+from pipeline.shards.index import Index, mel_sums, write_index
+from pipeline.shards.layout import (
     INDEX,
     REJECTED,
-    Index,
     VideoRecord,
-    dump_row,
-    mel_sums,
     read_rejected,
     shard_folder,
     shard_rejected,
-    write_index,
-    write_lines,
     write_shard,
 )
 from preprocess import captions, cluster, datasets
 from preprocess.datasets.listing import Missing, Video, Words, size_of
-from preprocess.ffmpeg import Extracted, Extraction, Rejected, Target, extract_group, groups, pixel_sums, require_ffmpeg
+from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums, require_ffmpeg
 from preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
 from preprocess.plan import Plan, ShardTask, VideoList, planned_ids, read_settings
+from preprocess.process import Rejected
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
 
 _PROGRESS = "gdt-preprocess"

@@ -12,7 +12,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.shards import REJECTED, Index, read_rejected, write_text
+from pipeline.files import write_text
+from pipeline.shards.index import Index
+from pipeline.shards.layout import REJECTED, read_rejected
 
 SUMMARY = "summary.json"
 SLOWEST = 10

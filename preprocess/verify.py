@@ -23,7 +23,8 @@ from PIL import Image
 from tqdm import tqdm
 
 from pipeline.errors import UserError, exit_with_message
-from pipeline.shards import INDEX, SCHEMA, SHARD, Index, attributes_checksum, checksum, shard_folder, write_index
+from pipeline.shards.index import Index, write_index
+from pipeline.shards.layout import INDEX, SCHEMA, SHARD, attributes_checksum, checksum, shard_folder
 from preprocess import cluster
 
 _FRAMES = 1 << 12

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.shards import Index
+from pipeline.shards.index import Index
 from preprocess.stage import Preprocess
 from preprocess.stage import run as preprocess
 from preprocess.synthetic import Synthetic, generate

@@ -11,7 +11,7 @@ import torch
 
 from pipeline import presets
 from pipeline.loader import Clip, Loader, Loading
-from pipeline.shards import Index
+from pipeline.shards.index import Index
 from pipeline.tree import Augmentation, Tree
 from train.pretrain import pretrain
 from train.settings import SIZES

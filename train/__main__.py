@@ -10,7 +10,8 @@ import torch.distributed as dist
 import tyro
 
 from pipeline.errors import UserError, exit_with_message
-from train.pretrain import leave_without_teardown, pretrain
+from train.pretrain import pretrain
+from train.run import leave_without_teardown
 from train.settings import SIZES, Pretrain
 
 

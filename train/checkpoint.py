@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import UserError
-from pipeline.shards import publish
+from pipeline.files import publish
 from train.models.gdt import GDT, load_weights
 from train.settings import network_from_json
 

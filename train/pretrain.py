@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.loader import Batch, Loader
-from pipeline.shards import Index, write_text
+from pipeline.shards.index import Index
 from pipeline.tree import Tree
 from train import checkpoint
 from train.loss import gdt_loss
 from train.models.gdt import GDT, load_weights
+from train.run import Log, StopSignal, place, precision
 from train.settings import Pretrain, differences, to_json
 
 _MINUTE = 60.0
@@ -37,25 +34,28 @@ def pretrain(settings: Pretrain) -> Path:
     The losses are a function of the settings and the shards alone: a run that was killed and started again gives
     the same ones, bit for bit on a CPU. Raises UserError on bad input; exits with 128 + n on a stopping signal n.
     """
-    rank, world, device = _place(settings)
+    rank, world, device = place(settings)
     # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
     chosen: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
-    settings = replace(settings, device=chosen, precision=_precision(settings, device))
+    settings = replace(settings, device=chosen, precision=precision(settings, device))
     index = Index.open(settings.shard_folder)
     tree = sampling_tree(index, settings, verbose=rank == 0)
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
     trainer = Trainer(settings, tree, fingerprint(index), device, rank, world)
     first = trainer.resume()
-    stop = _StopSignal()
+    stop = StopSignal()
     plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
     with (
         Loader(index, plans, settings.clip, device, settings.loading) as loader,
-        Log(settings, trainer, first, rank) as log,
+        Log(settings, first, trainer.steps, trainer.rate, rank) as log,
     ):
         for step, batch in enumerate(loader, first):
             log.loaded()
             loss = trainer.step(step, batch)
-            log.stepped(step, loss, len(batch.video) * world)
+            value = loss.item()  # waits for the device, so that the log's times are true
+            log.stepped(step, value, len(batch.video) * world)
+            if not np.isfinite(value):
+                raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
             signalled = stop.agreed(device)
             if rank == 0 and (signalled or trainer.checkpoint_due(step + 1)):
                 trainer.save(step + 1)
@@ -69,17 +69,6 @@ def pretrain(settings: Pretrain) -> Path:
     if world > 1:
         dist.barrier()  # none leaves while another still talks to it
     return trainer.path
-
-
-def leave_without_teardown() -> NoReturn:
-    """End a rank whose work is on disk, successfully.
-
-    Threads of torch's communication that still run while the interpreter is torn down now and then abort the process
-    ("terminate called without an active exception"), and torchrun would call a finished run a failed one.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 class Trainer:
@@ -169,100 +158,6 @@ class Trainer:
         return int(state["step"])
 
 
-class Log:
-    """Progress bar, TensorBoard and metrics.jsonl of one run, on the first rank."""
-
-    def __init__(self, settings: Pretrain, trainer: Trainer, first: int, rank: int) -> None:
-        self._active = rank == 0
-        self._device = trainer.device
-        if not self._active:
-            return
-        folder = settings.run_folder
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "settings.json", json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
-        path = folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
-        # steps after the checkpoint are done again, and a line that was cut off by a crash is one of them
-        write_text(path, "".join(line + "\n" for line in lines if _step_of(line) < first))
-        self._file = path.open("a", buffering=1)
-        self._board = SummaryWriter(str(folder), purge_step=first)
-        self._bar = tqdm(
-            total=trainer.steps, initial=first, unit="step", desc=f"pretrain {settings.preset}",
-            mininterval=0.5 if sys.stderr.isatty() else 30.0,
-        )  # fmt: skip
-        self._start = self._ready = time.perf_counter()
-        self._rate = trainer.rate
-
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._active:
-            self._bar.close()
-            self._board.close()
-            self._file.close()
-
-    def next(self) -> None:
-        """What comes now is waiting for the next batch."""
-        self._start = time.perf_counter()
-
-    def loaded(self) -> None:
-        """The batch has arrived; what comes now is computing."""
-        self._ready = time.perf_counter()
-
-    def stepped(self, step: int, loss: torch.Tensor, clips: int) -> None:
-        """The step is done, over `clips` video clips on all ranks."""
-        if not self._active:
-            return
-        value = loss.item()  # waits for the device, so the times below are true
-        now = time.perf_counter()
-        waiting, total = self._ready - self._start, now - self._start
-        row = {
-            "step": step, "loss": value, "rate": self._rate(step), "clips_per_second": clips / total,
-            "waiting": waiting / total,
-        }  # fmt: skip
-        self._file.write(json.dumps(row) + "\n")
-        for name in ("loss", "rate", "clips_per_second", "waiting"):
-            self._board.add_scalar(name, row[name], step)
-        self._bar.set_postfix_str(
-            f"loss {value:.3f}, {clips / total:.0f} clips/s, {waiting / total:.0%} waiting", False
-        )
-        self._bar.update()
-        if not np.isfinite(value):
-            raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
-
-
-def _step_of(line: str) -> float:
-    try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return np.inf
-
-
-@dataclass
-class _StopSignal:
-    """Remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done."""
-
-    signal: int = 0
-
-    def __post_init__(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._remember)
-
-    def agreed(self, device: torch.device) -> int:
-        """The signal that any rank got, so that all stop after the same step; 0 for none."""
-        if not dist.is_initialized():
-            return self.signal
-        signalled = torch.tensor(self.signal, device=device)
-        dist.all_reduce(signalled, dist.ReduceOp.MAX)
-        return int(signalled)
-
-    def _remember(self, number: int, frame: Any) -> None:
-        if self.signal:
-            raise KeyboardInterrupt  # told twice: stop at once
-        self.signal = number
-
-
 def sampling_tree(index: Index, settings: Pretrain, verbose: bool = True) -> Tree:
     """The tree over the videos of the split that are long enough for the preset. Raises UserError if too few are."""
     row = presets.row(settings.preset)
@@ -296,29 +191,3 @@ def fingerprint(index: Index) -> str:
     statistics = [index.statistics.pixel_mean.tolist(), index.statistics.pixel_std.tolist(), index.statistics.mel_mean]
     text = json.dumps([list(rows), index.settings, index.shard_bytes.tolist(), statistics])
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _precision(settings: Pretrain, device: torch.device) -> Literal["float32", "bfloat16"]:
-    if settings.precision == "auto":
-        return "bfloat16" if device.type == "cuda" else "float32"
-    return settings.precision
-
-
-def _place(settings: Pretrain) -> tuple[int, int, torch.device]:
-    """Rank, number of ranks, device; joins the process group when started by torchrun."""
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
-    cuda = torch.cuda.is_available() and settings.device != "cpu"
-    rank, world, local = (
-        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    )
-    if cuda and local >= torch.cuda.device_count():
-        raise UserError(f"{local + 1} or more processes but only {torch.cuda.device_count()} GPUs; lower GPUS")
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
-    if cuda:
-        torch.cuda.set_device(device)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo")
-    return rank, world, device

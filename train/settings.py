@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pipeline.errors import UserError
 from pipeline.loader import Clip, Loading
-from pipeline.shards import shard_folder
+from pipeline.shards.layout import shard_folder
 from pipeline.tree import Augmentation
 from train.models.gdt import Network
 

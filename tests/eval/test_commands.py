@@ -17,7 +17,7 @@ from PIL import Image
 from eval.features import clip_of, extract
 from pipeline.errors import UserError
 from pipeline.loader import Clip
-from pipeline.shards import Index
+from pipeline.shards.index import Index
 from tests.conftest import Run
 from train.checkpoint import load_model
 from train.models.gdt import GDT

@@ -22,7 +22,9 @@ from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.factors import AUDIO, REVERSED, VIDEO
 from pipeline.loader import Batch, Clip, Loader, Loading
-from pipeline.shards import MEL_FLOOR, Index, ShardReader
+from pipeline.shards.index import Index
+from pipeline.shards.layout import MEL_FLOOR
+from pipeline.shards.reader import ShardReader
 from pipeline.tree import Augmentation, BatchPlan, Tree, uniform_clips
 
 CPU = torch.device("cpu")

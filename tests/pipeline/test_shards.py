@@ -12,17 +12,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.shards import (
-    SHARD,
-    Index,
-    ShardReader,
-    Statistics,
-    VideoRecord,
-    mel_sums,
-    shard_attributes,
-    write_index,
-    write_shard,
-)
+from pipeline.shards.index import Index, Statistics, mel_sums, write_index
+from pipeline.shards.layout import SHARD, VideoRecord, shard_attributes, write_shard
+from pipeline.shards.reader import ShardReader
 
 
 @pytest.fixture

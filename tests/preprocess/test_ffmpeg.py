@@ -21,13 +21,13 @@ import pytest
 from PIL import Image
 
 from pipeline.errors import UserError
-from pipeline.shards import shard_rejected
+from pipeline.shards.layout import shard_rejected
 from preprocess import ffmpeg as module
+from preprocess import process
 from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import (
     Extracted,
     Extraction,
-    Rejected,
     Target,
     extract_group,
     frame_sizes,
@@ -36,6 +36,7 @@ from preprocess.ffmpeg import (
     require_ffmpeg,
 )  # fmt: skip
 from preprocess.plan import ShardTask
+from preprocess.process import Rejected
 from preprocess.stage import make_shard
 from preprocess.verify import check_shard
 
@@ -774,7 +775,7 @@ def test_an_interrupted_ffmpeg_makes_neither_a_short_video_nor_a_rejected_one(
         threading.Thread(target=stop, daemon=True).start()
         return process
 
-    monkeypatch.setattr("preprocess.ffmpeg.subprocess.Popen", started)
+    monkeypatch.setattr("preprocess.process.subprocess.Popen", started)
     with pytest.raises(UserError, match="ffmpeg was stopped from outside"):
         extract_group([target], Extraction())
 
@@ -802,7 +803,7 @@ def assert_gone(pid_file: Path) -> None:
 def test_an_ffmpeg_that_hangs_is_killed_and_the_video_left_out(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_GRACE", 0.4)
+    monkeypatch.setattr(process, "_GRACE", 0.4)
     fake(f"echo $$ > {tmp_path}/pid; exec sleep 60")
     began = time.monotonic()
     assert reason(ticking, tmp_path) == "ffmpeg took more than 0 s for 0 s of it"
@@ -813,7 +814,7 @@ def test_an_ffmpeg_that_hangs_is_killed_and_the_video_left_out(
 def test_an_ffmpeg_that_talks_and_does_not_advance_is_killed_too(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_GRACE", 0.4)
+    monkeypatch.setattr(process, "_GRACE", 0.4)
     fake(f"echo $$ > {tmp_path}/pid; while true; do echo out_time_us=10000; sleep 0.05; done")
     began = time.monotonic()
     assert reason(ticking, tmp_path, Extraction(patience=1)) == "ffmpeg took more than 0 s for 0 s of it"
@@ -824,7 +825,7 @@ def test_an_ffmpeg_that_talks_and_does_not_advance_is_killed_too(
 def test_an_ffmpeg_that_advances_has_the_time_it_needs_and_no_more(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_GRACE", 0.3)
+    monkeypatch.setattr(process, "_GRACE", 0.3)
     slow = "for k in 1 2 3 4; do sleep 0.2; echo out_time_us=${k}000000; done"
     fake(f'{slow}; exec $real "$@"')
     assert len(kept(ticking, tmp_path, Extraction(patience=0.5)).sizes) == 120
@@ -836,7 +837,7 @@ def test_an_ffmpeg_that_advances_has_the_time_it_needs_and_no_more(
 def test_a_real_file_that_takes_too_long_is_left_out(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_GRACE", 0.01)
+    monkeypatch.setattr(process, "_GRACE", 0.01)
     assert "ffmpeg took more than" in reason(real / "clips" / "nasa_13013.mp4", tmp_path, Extraction(patience=1e-3))
 
 
@@ -867,7 +868,7 @@ def test_a_file_that_does_not_say_its_length_is_taken_whole(
 def test_an_ffprobe_that_hangs_is_killed(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_GRACE", 0.4)
+    monkeypatch.setattr(process, "_GRACE", 0.4)
     fake(f"echo $$ > {tmp_path}/pid; exec sleep 60", "ffprobe")
     assert "took more than" in reason(Video("part", ticking, segment=(1.0, 2.0)), tmp_path)
     assert_gone(tmp_path / "pid")

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pipeline.shards import shard_rejected
+from pipeline.shards.layout import shard_rejected
 from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extraction
 from preprocess.plan import ShardTask

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from python_speech_features import logfbank
 
-from pipeline.shards import MEL_FLOOR
+from pipeline.shards.layout import MEL_FLOOR
 from preprocess import logmel as module
 from preprocess.logmel import Waveform, frames, logmel, logmel_blocks, loudness
 

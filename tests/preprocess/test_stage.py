@@ -20,7 +20,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.shards import Index, ShardReader, read_rejected, shard_rejected
+from pipeline.shards.index import Index
+from pipeline.shards.layout import read_rejected, shard_rejected
+from pipeline.shards.reader import ShardReader
 from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extraction
 from preprocess.plan import ShardTask

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from pipeline.shards import SHARD, checksum, shard_attributes
+from pipeline.shards.layout import SHARD, checksum, shard_attributes
 from preprocess.stage import Preprocess, run
 from preprocess.verify import check_shard
 from tests.conftest import Run

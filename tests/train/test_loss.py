@@ -18,7 +18,7 @@ from pipeline.composition import contrast, weight
 from pipeline.factors import Contrast, Factor
 from pipeline.tree import Augmentation, BatchPlan, Tree
 from train.loss import gdt_loss
-from train.pretrain import leave_without_teardown
+from train.run import leave_without_teardown
 
 RHO = 0.07
 

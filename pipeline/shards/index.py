@@ -1,0 +1,207 @@
+"""The video table of all shards, in one small file that is opened at start, and the data set's statistics."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from pipeline.errors import UserError
+from pipeline.files import publish
+from pipeline.shards.layout import INDEX, SCHEMA, write_strings
+
+MEL_ONE = 1 << 16
+"""1.0 in the fixed point in which log-mel values are summed."""
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and standard deviation per colour channel (0-255 scale) [3], and of the log-mel values."""
+
+    pixel_mean: np.ndarray
+    pixel_std: np.ndarray
+    mel_mean: float
+    mel_std: float
+
+    @staticmethod
+    def from_sums(pixels: Sequence[Sequence[int]], mels: Sequence[int]) -> Statistics:
+        """From running sums: `pixels` per channel (n, sum x, sum x^2), `mels` the same of `fixed_point` values."""
+
+        def moments(sums: Sequence[int], one: int) -> tuple[float, float]:
+            n, total, square = map(int, sums)
+            n = max(n, 1)
+            variance = (n * square * one - total**2) / (n * one) ** 2  # whole numbers up to here: nothing cancels
+            return total / (n * one), max(variance, 0.0) ** 0.5
+
+        pixel = np.array([moments(channel, one=1) for channel in pixels])
+        mel_mean, mel_std = moments(mels, one=MEL_ONE)
+        return Statistics(pixel[:, 0], np.maximum(pixel[:, 1], 1.0), mel_mean, max(mel_std, 1e-3))
+
+
+def mel_sums(bank: np.ndarray) -> np.ndarray:
+    """(n, sum x, sum x^2) of log-mel values in fixed point: int64 [3], the same in whatever order they are added."""
+    value = bank.astype(np.float64)
+    total, square = (int(np.rint(x * MEL_ONE).astype(np.int64).sum()) for x in (value, value**2))
+    return np.array([bank.size, total, square], np.int64)
+
+
+def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, Any]) -> None:
+    """Gather the video tables of all shards, sorted by id, into `index.h5`; statistics from the shards' running sums.
+
+    The order, and so every plan drawn from it, does not depend on which video went into which shard.
+    """
+    rows: dict[str, list[np.ndarray]] = {}
+    pixels, mels = np.zeros((3, 3), object), np.zeros(3, object)  # of Python's integers, which do not overflow
+    for number, path in enumerate(shards):
+        with h5py.File(path, "r") as file:
+            n = len(file["video/id"])
+            for name in ("frame", "mel", "text"):
+                bounds = file[f"video/{name}"][:]
+                rows.setdefault(f"{name}_start", []).append(bounds[:-1])
+                rows.setdefault(f"{name}_count", []).append(np.diff(bounds))
+            for name in ("id", "label", "split", "folds", "note", "height", "width", "silence"):
+                rows.setdefault(name, []).append(file[f"video/{name}"][:])
+            rows.setdefault("shard", []).append(np.full(n, number, np.int64))
+            pixels += file.attrs["pixel_sums"].astype(object)
+            mels += file.attrs["mel_sums"].astype(object)
+    columns = {name: np.concatenate(parts) for name, parts in rows.items()}
+    order = np.argsort(columns["id"], kind="stable")
+    partial = folder / (INDEX + ".partial")
+    with h5py.File(partial, "w", libver=("earliest", "v110")) as file:
+        for name, values in columns.items():
+            if values.dtype == object:
+                write_strings(file, f"video/{name}", values[order])
+            else:
+                file[f"video/{name}"] = values[order]
+        write_strings(file, "classes", sorted({label.decode() for label in columns["label"]} - {""}))
+        write_strings(file, "shard/name", [path.name for path in shards])
+        file["shard/bytes"] = np.asarray([path.stat().st_size for path in shards], np.int64)
+        sums = {"pixels": [[int(x) for x in channel] for channel in pixels], "mels": [int(x) for x in mels]}
+        file.attrs.update({"schema": SCHEMA, "sums": json.dumps(sums), **attributes})
+    publish(partial, folder / INDEX)
+
+
+@dataclass
+class Index:
+    """The video table of a preprocessed data set, in memory; every column is an array [n_videos]."""
+
+    folder: Path
+    id: np.ndarray
+    label: np.ndarray
+    split: np.ndarray
+    folds: np.ndarray
+    shard: np.ndarray
+    height: np.ndarray
+    width: np.ndarray
+    silence: np.ndarray
+    frame_start: np.ndarray
+    frame_count: np.ndarray
+    mel_start: np.ndarray
+    mel_count: np.ndarray
+    text_start: np.ndarray
+    text_count: np.ndarray
+    classes: list[str]
+    shard_names: list[str]
+    shard_bytes: np.ndarray
+    fps: int
+    bands: int
+    statistics: Statistics
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    @staticmethod
+    def open(folder: Path) -> Index:
+        """Read `index.h5` and check that every shard is there in full length.
+
+        Raises UserError if the folder, the index or a shard is missing, cut short or of another schema.
+        """
+        path = folder / INDEX
+        if not path.is_file():
+            raise UserError(
+                f"there are no shards in {folder} (no {INDEX}); make them with "
+                f"'make preprocess DATASET={folder.name} SOURCE=<your videos>'"
+            )
+        try:
+            with h5py.File(path, "r") as file:
+                schema = file.attrs.get("schema")
+                if schema != SCHEMA:
+                    raise UserError(
+                        f"{path} has schema {schema}, this version reads schema {SCHEMA}; "
+                        "run 'make preprocess' into another folder, or use the version that wrote it"
+                    )
+                index = _read_index(folder, file)
+        except (OSError, KeyError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}); run 'make preprocess' again, finished shards are kept"
+            ) from error
+        for name, expected in zip(index.shard_names, index.shard_bytes, strict=True):
+            shard = folder / name
+            found = shard.stat().st_size if shard.is_file() else None
+            if found != expected:
+                state = (
+                    "is missing" if found is None else f"has {found} bytes instead of {expected}: it was cut or changed"
+                )
+                raise UserError(f"shard {shard} {state}; run 'make preprocess' again, it remakes only what is damaged")
+        return index
+
+    def notes(self) -> list[str]:
+        """What the decoder complained about, per video; read when asked for."""
+        with h5py.File(self.folder / INDEX, "r") as file:
+            return [note.decode() for note in file["video/note"][:]]
+
+    def fold(self, number: int) -> Index:
+        """The same videos with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
+        folds = [row.split(",") for row in self.folds]
+        if number < 1 or any(len(row) < number or not row[0] for row in folds):
+            known = min((len(row) if row[0] else 0 for row in folds), default=0)
+            raise UserError(f"{self.folder} has no fold {number}; its videos have {known} official folds")
+        return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
+
+    def starts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
+        """How many start frames every video offers to a clip: int64 [n_videos], 0 where none fits.
+
+        A clip takes `frames` frames, every `stride`-th, and with sound `mel_frames` rows from mel_position(start).
+        """
+        count = self.frame_count - ((frames - 1) * stride + 1) + 1
+        if mel_frames:
+            # the last start f with mel_position(f) + mel_frames <= mel_count, from f = fps * row / 100 and a step about
+            last = (self.mel_count - mel_frames) * self.fps // 100 + 1
+            for _ in range(3):
+                last -= self.mel_position(last) + mel_frames > self.mel_count
+            count = np.minimum(count, last + 1)
+        return np.maximum(count, 0)
+
+    def mel_position(self, start: np.ndarray) -> np.ndarray:
+        """The log-mel row at which a clip that starts at frame `start` begins: round(100 tau), tau = start / fps."""
+        return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
+
+
+def _read_index(folder: Path, file: h5py.File) -> Index:
+    def text(name: str) -> np.ndarray:
+        return np.asarray([value.decode() for value in file[name][:]], dtype=object)
+
+    columns = {name: text(f"video/{name}") for name in ("id", "label", "split", "folds")}
+    for name in ("shard", "height", "width"):
+        columns[name] = file[f"video/{name}"][:].astype(np.int64)
+    for name in ("frame_start", "frame_count", "mel_start", "mel_count", "text_start", "text_count"):
+        columns[name] = file[f"video/{name}"][:]
+    columns["silence"] = file["video/silence"][:]
+    settings, sums = json.loads(file.attrs["settings"]), json.loads(file.attrs["sums"])
+    return Index(
+        folder=folder,
+        **columns,
+        classes=list(text("classes")),
+        shard_names=list(text("shard/name")),
+        shard_bytes=file["shard/bytes"][:],
+        fps=settings["fps"],
+        bands=settings["bands"],
+        statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
+        settings=settings,
+    )

@@ -1,0 +1,151 @@
+"""Running ffmpeg within limits of time and memory, and what it says of a file."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+_NOT_STARTED = {126, 127}
+"""Exit statuses of a shell, of setpriv and of the loader of libraries where a program cannot be started."""
+_STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP}
+"""Exit statuses of an ffmpeg that somebody ended; 255 is its own for SIGINT and SIGTERM."""
+_LOG_BYTES = 1 << 16
+_GRACE = 60.0
+"""Seconds that ffmpeg may take before its time is set against the length of what it wrote."""
+_COMPLAINT = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
+"""How a line of ffmpeg's log begins that tells of an error, and no line that quotes the file does."""
+_HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
+_LENGTH = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
+
+
+class Rejected(Exception):
+    """This video cannot be used; the message is the reason a person reads in rejected.jsonl."""
+
+
+class _TooSlow(Rejected):
+    """ffmpeg took too long."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one ffmpeg process may take."""
+
+    patience: float
+    """Seconds for each second of video, after a first minute."""
+    memory: float
+    """GiB of address space."""
+
+
+@cache
+def dies_with_parent() -> tuple[str, ...]:
+    """A killed worker takes its ffmpeg with it, where util-linux is installed."""
+    return ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+
+
+@dataclass(frozen=True)
+class Log:
+    """What ffmpeg said."""
+
+    complaints: list[str]
+    """Errors, the first first."""
+    hdr: bool
+    """Whether the picture is coded for a brighter screen than an ordinary one."""
+    seconds: float
+    """How long the file says that it is; 0 where it does not say."""
+
+
+def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
+    """Run ffmpeg; once more where it was too slow without working: a machine that slept or a disk that stalled."""
+    for last in (False, True):
+        busy = _children_seconds()
+        began = time.monotonic()
+        try:
+            return _run_once(arguments, limits, log, *outputs)
+        except _TooSlow:
+            if last or _children_seconds() - busy > (time.monotonic() - began) / 2:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _children_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _run_once(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
+    for output in outputs:
+        output.unlink(missing_ok=True)
+    with (
+        log.open("wb") as stderr,
+        subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+        ) as process,  # Ctrl-C is for the worker to act on
+    ):
+        try:
+            memory = int(limits.memory * (1 << 30))
+            resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
+            _wait(process, limits.patience)
+        finally:
+            process.kill()  # no effect on one that has ended
+    with log.open("rb") as file:
+        lines = file.read(_LOG_BYTES).decode(errors="replace").splitlines()
+    if process.returncode in _NOT_STARTED:
+        raise UserError(
+            f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; see that it is installed on every machine, and "
+            f"that --memory {limits.memory:g} is enough for it"
+        )
+    if process.returncode in _STOPPED:
+        # what it wrote may be cut, and the video is not to blame: no shard is made of it
+        raise UserError(
+            f"ffmpeg was stopped from outside (by a signal, or for lack of memory) while it wrote {log.parent}; run "
+            "the same command again, with fewer --workers if memory ran out"
+        )
+    complaints = [_without_prefix(line) for line in lines if _COMPLAINT.match(line)]
+    if any("No space left on device" in line or "Disk quota exceeded" in line for line in complaints):
+        raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
+    if process.returncode < 0:
+        raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
+    if process.returncode and not complaints:
+        complaints = [f"ffmpeg ended with status {process.returncode}"]
+    length = next(filter(None, map(_LENGTH.match, lines)), None)
+    hours, minutes, seconds = map(float, length.groups()) if length else (0.0, 0.0, 0.0)
+    return Log(complaints, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds)
+
+
+def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Until the process ends. Raises Rejected where it takes too long for the seconds of video it has written."""
+    assert process.stdout is not None
+    began, written = time.monotonic(), 0.0
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    while True:
+        limit = _GRACE + patience * written
+        remaining = began + limit - time.monotonic()
+        if remaining > 3600:  # poll takes no more than 24 days
+            remaining = 3600.0
+        elif remaining <= 0:
+            raise _TooSlow(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
+        if not poll.poll(1000 * remaining):
+            continue
+        progress = os.read(process.stdout.fileno(), 1 << 16)
+        if not progress:
+            break
+        for microseconds in re.findall(rb"out_time_us=(\d+)", progress):
+            written = max(written, int(microseconds) / 1e6)
+    process.wait()
+
+
+def _without_prefix(line: str) -> str:
+    """A line of the log without what comes before its text: the part of ffmpeg, an address in memory, the level."""
+    return _COMPLAINT.sub("", line).strip()

@@ -1,0 +1,150 @@
+"""Around the loop: where a run takes place, when it is told to stop, and what it writes down."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from pipeline.errors import UserError
+from pipeline.files import write_text
+from train.settings import Pretrain, to_json
+
+
+def precision(settings: Pretrain, device: torch.device) -> Literal["float32", "bfloat16"]:
+    if settings.precision == "auto":
+        return "bfloat16" if device.type == "cuda" else "float32"
+    return settings.precision
+
+
+def place(settings: Pretrain) -> tuple[int, int, torch.device]:
+    """Rank, number of ranks, device; joins the process group when started by torchrun."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
+    cuda = torch.cuda.is_available() and settings.device != "cpu"
+    rank, world, local = (
+        int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    if cuda and local >= torch.cuda.device_count():
+        raise UserError(f"{local + 1} or more processes but only {torch.cuda.device_count()} GPUs; lower GPUS")
+    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    if world > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if cuda else "gloo")
+    return rank, world, device
+
+
+def leave_without_teardown() -> NoReturn:
+    """End a rank whose work is on disk, successfully.
+
+    Threads of torch's communication that still run while the interpreter is torn down now and then abort the process
+    ("terminate called without an active exception"), and torchrun would call a finished run a failed one.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+class Log:
+    """Progress bar, TensorBoard and metrics.jsonl of one run, on the first rank."""
+
+    def __init__(self, settings: Pretrain, first: int, steps: int, rate: Callable[[int], float], rank: int) -> None:
+        """Of steps first..steps-1; `rate` gives the learning rate of a step."""
+        self._active = rank == 0
+        if not self._active:
+            return
+        folder = settings.run_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "settings.json", json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
+        path = folder / "metrics.jsonl"
+        lines = path.read_text().splitlines() if path.is_file() else []
+        # steps after the checkpoint are done again, and a line that was cut off by a crash is one of them
+        write_text(path, "".join(line + "\n" for line in lines if _step_of(line) < first))
+        self._file = path.open("a", buffering=1)
+        self._board = SummaryWriter(str(folder), purge_step=first)
+        self._bar = tqdm(
+            total=steps, initial=first, unit="step", desc=f"pretrain {settings.preset}",
+            mininterval=0.5 if sys.stderr.isatty() else 30.0,
+        )  # fmt: skip
+        self._start = self._ready = time.perf_counter()
+        self._rate = rate
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._active:
+            self._bar.close()
+            self._board.close()
+            self._file.close()
+
+    def next(self) -> None:
+        """What comes now is waiting for the next batch."""
+        self._start = time.perf_counter()
+
+    def loaded(self) -> None:
+        """The batch has arrived; what comes now is computing."""
+        self._ready = time.perf_counter()
+
+    def stepped(self, step: int, value: float, clips: int) -> None:
+        """The step is done, over `clips` video clips on all ranks."""
+        if not self._active:
+            return
+        now = time.perf_counter()
+        waiting, total = self._ready - self._start, now - self._start
+        row = {
+            "step": step, "loss": value, "rate": self._rate(step), "clips_per_second": clips / total,
+            "waiting": waiting / total,
+        }  # fmt: skip
+        self._file.write(json.dumps(row) + "\n")
+        for name in ("loss", "rate", "clips_per_second", "waiting"):
+            self._board.add_scalar(name, row[name], step)
+        self._bar.set_postfix_str(
+            f"loss {value:.3f}, {clips / total:.0f} clips/s, {waiting / total:.0%} waiting", False
+        )
+        self._bar.update()
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return np.inf
+
+
+@dataclass
+class StopSignal:
+    """Remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done."""
+
+    signal: int = 0
+
+    def __post_init__(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.signal(number, self._remember)
+
+    def agreed(self, device: torch.device) -> int:
+        """The signal that any rank got, so that all stop after the same step; 0 for none."""
+        if not dist.is_initialized():
+            return self.signal
+        signalled = torch.tensor(self.signal, device=device)
+        dist.all_reduce(signalled, dist.ReduceOp.MAX)
+        return int(signalled)
+
+    def _remember(self, number: int, frame: Any) -> None:
+        if self.signal:
+            raise KeyboardInterrupt  # told twice: stop at once
+        self.signal = number
