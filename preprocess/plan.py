@@ -23,7 +23,8 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.files import dump_row, write_lines
-from pipeline.shards.layout import SCHEMA, shard_attributes
+from pipeline.shards.layout import shard_content
+from pipeline.shards.seal import SCHEMA
 from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extraction
 
@@ -189,8 +190,8 @@ class Plan:
         return array("q", (shard for shard in range(len(self)) if not self._is_done(shard, extraction, language)))
 
     def _is_done(self, shard: int, extraction: Extraction, language: Mapping[str, str]) -> bool:
-        attributes = shard_attributes(self.path(shard))
-        return attributes is not None and attributes.get("content") == self.task(shard, extraction, language).content
+        content = shard_content(self.path(shard))
+        return content is not None and content == self.task(shard, extraction, language).content
 
     def write(self, details: Mapping[str, Any]) -> None:
         """Keep the assignment beside the shards: the settings, then a line per shard, its number and its videos."""

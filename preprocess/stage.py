@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import json
 import os
@@ -35,9 +34,11 @@ from pipeline.shards.layout import (
     shard_rejected,
     write_shard,
 )
+from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from preprocess import captions, cluster, datasets
 from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums, require_ffmpeg
+from preprocess.lock import locked
 from preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
 from preprocess.plan import Plan, ShardTask, VideoList, planned_ids, read_settings
 from preprocess.process import Rejected
@@ -112,7 +113,7 @@ def _run(settings: Preprocess) -> Summary:
     require_ffmpeg()
     datasets.find(settings.dataset, settings.source_folder)
     destination = settings.shard_folder.absolute()
-    with _locked(destination), contextlib.ExitStack() as stack:
+    with locked(destination), contextlib.ExitStack() as stack:
         items, language = described(settings, destination, stack)
         videos = stack.enter_context(VideoList(items, settings.source_folder, destination))
         if not len(videos):
@@ -126,7 +127,7 @@ def _run(settings: Preprocess) -> Summary:
         pending = plan.pending(settings.extraction, language)
         slow: list[Slow] = []
         if pending:
-            (destination / INDEX).unlink(missing_ok=True)  # it would speak of shards that are about to change
+            _forget_index(plan, pending)
             slow = _make(plan, pending, language, settings)
         return _finish(videos, plan, len(pending), slow, details)
 
@@ -163,28 +164,21 @@ def _first_missing(videos: VideoList) -> str:
     return "there are none" if row is None else "{id}: {reason}".format(**json.loads(row))
 
 
-@contextlib.contextmanager
-def _locked(destination: Path) -> Iterator[None]:
-    """Hold the folder of the shards: two runs at once would each remove what the other makes."""
-    try:
-        destination.mkdir(parents=True, exist_ok=True)
-        file = (destination / ".lock").open("a")
-    except OSError as error:
-        raise UserError(f"cannot write to {destination}: {error.strerror}; set --destination") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another run is writing to {destination}; wait for it, or set --destination") from error
-        except OSError:
-            pass  # a file system without locks
-        yield
-
-
 def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, Any]) -> None:
     """A wrong SOURCE or a changed option must not replace finished shards, which may be days of work."""
+    if (some := next(destination.glob("shard-*.h5"), None)) is None:
+        return
+    try:
+        seal_of(some)
+    except OtherSchema as error:
+        raise UserError(
+            f"{destination} holds shards of another version: {error}; set --destination to another folder, or delete "
+            "those shards first"
+        ) from error
+    except (OSError, Damaged):
+        pass  # it is made again
     before = read_settings(destination)
-    if before is None or next(destination.glob("shard-*.h5"), None) is None:
+    if before is None:
         return
     changed = [
         f"{name.replace('_', '-')} {before.get(name)}, now {value}"
@@ -268,13 +262,12 @@ def _make_shard(task: ShardTask, folder: Path) -> list[Slow]:
         with contextlib.suppress(ValueError):  # called directly, without Dask
             distributed.get_worker().log_event(_PROGRESS, len(group))
     attributes = {
-        "content": task.content,
         "settings": json.dumps(task.extraction.identity),
         "pixel_sums": pixels,
         "mel_sums": mels,
     }
     _require_present(task)
-    write_shard(task.path, records, rejected, attributes, BANDS, folder)
+    write_shard(task.path, records, rejected, attributes, task.content, BANDS, folder)
     return slow
 
 
@@ -342,13 +335,26 @@ def _remove_scratch(destination: Path) -> None:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _forget_index(plan: Plan, pending: Sequence[int]) -> None:
+    """Remove the index if it speaks of shards that are about to change; else it stays of use until the new one."""
+    try:
+        with open_sealed(plan.destination / INDEX) as file:
+            spoken_of = set(file["shard/name"].asstr()[:])
+    except (OSError, Damaged):
+        spoken_of = set()
+    kept = {plan.path(shard).name for shard in range(len(plan))} - {plan.path(shard).name for shard in pending}
+    if not spoken_of or not spoken_of <= kept:
+        (plan.destination / INDEX).unlink(missing_ok=True)
+
+
 def _index_of(destination: Path, paths: Sequence[Path]) -> Index | None:
-    """The index that is there, if it speaks of these shards, in full length."""
+    """The index that is there, if it speaks of these shards as they are."""
     try:
         index = Index.open(destination)
     except UserError:
         return None
-    return index if index.shard_names == [path.name for path in paths] else None
+    same = index.shard_names == [path.name for path in paths]
+    return index if same and index.shard_seal.tolist() == [seal_of(path).own for path in paths] else None
 
 
 def _finish(videos: VideoList, plan: Plan, made: int, slow: list[Slow], details: dict[str, Any]) -> Summary:

@@ -11,6 +11,7 @@ import io
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,11 +25,15 @@ from tqdm import tqdm
 
 from pipeline.errors import UserError, exit_with_message
 from pipeline.shards.index import Index, write_index
-from pipeline.shards.layout import INDEX, SCHEMA, SHARD, attributes_checksum, checksum, shard_folder
+from pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, shard_folder, words_checksum
+from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from preprocess import cluster
+from preprocess.lock import is_locked
 
 _FRAMES = 1 << 12
 """Frames looked at together."""
+_PIECES = 1 << 10
+"""Pieces of sound looked at together."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class Verify:
     scheduler: str = ""
     """Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."""
 
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise UserError(f"--workers is {self.workers}; it must be 1 or more")
+
     @property
     def shard_folder(self) -> Path:
         return (self.shards or shard_folder(self.dataset)).absolute()
@@ -56,57 +65,92 @@ class Verify:
 def check_shard(path: Path, full: bool) -> list[str]:
     """What is wrong with a shard, in the order in which it was found; empty where nothing is."""
     try:
-        with h5py.File(path, "r") as file:
+        with open_sealed(path) as file:
             return list(_problems(file, full))
-    except Exception as error:  # h5py meets damage with errors of many kinds
+    except Damaged as damage:
+        return [str(damage)]
+    except Exception as error:  # what a sealed file holds that no writer of ours wrote
         return [f"it cannot be read ({type(error).__name__}: {error})"]
 
 
 def _problems(file: h5py.File, full: bool) -> Iterator[str]:
-    if file.attrs.get("schema") != SCHEMA:
-        yield f"it has schema {file.attrs.get('schema')} instead of {SCHEMA}"
-        return
-    if file.attrs.get("crc32") != attributes_checksum(dict(file.attrs)):
-        yield "the checksum of its attributes does not match"
     missing = [name for name in SHARD if name not in file]
     if missing:
         yield f"it has no {', '.join(missing)}"
         return
+    size = Path(file.filename).stat().st_size
     for name in SHARD:
-        if checksum(file[name]) != file[name].attrs.get("crc32"):
-            yield f"the checksum of {name} does not match"
+        if file[name].chunks is not None or file[name].nbytes > size:
+            yield f"{name} is not stored in one piece, or longer than the file"
+            return
     n = len(file["video/id"])
-    for name, rows in (("frame", "frames/offset"), ("mel", "audio/logmel"), ("text", "text/token")):
-        bounds, total = file[f"video/{name}"][:], len(file[rows]) - (name == "frame")
+    for name, rows in (("frame", "frames/crc32"), ("mel", "audio/logmel"), ("text", "text/token")):
+        bounds, total = file[f"video/{name}"][:], len(file[rows])
         if len(bounds) != n + 1 or bounds[0] != 0 or bounds[-1] != total or (np.diff(bounds) < 0).any():
             yield f"video/{name} does not fit {n} videos and {total} rows of {rows}"
             return
     for name in SHARD:
         if name.startswith("video/") and len(file[name]) not in (n, n + 1):
             yield f"{name} has {len(file[name])} rows for {n} videos"
+            return
     offset = file["frames/offset"][:]
-    if offset[0] != 0 or offset[-1] != len(file["frames/jpeg"]) or (np.diff(offset) < 4).any():
+    if len(offset) != len(file["frames/crc32"]) + 1 or offset[0] != 0 or offset[-1] != len(file["frames/jpeg"]):
+        yield "frames/offset does not fit frames/jpeg"
+        return
+    if (np.diff(offset) < 4).any():
         yield "frames/offset does not fit frames/jpeg"
         return
     yield from _frame_problems(file, offset, full)
+    yield from _sound_problems(file)
+    yield from _word_problems(file)
 
 
 def _frame_problems(file: h5py.File, offset: np.ndarray, full: bool) -> Iterator[str]:
     frame = file["video/frame"][:]
     size = np.stack([file["video/width"][:], file["video/height"][:]], 1)
     ids = file["video/id"][:]
+    expected = file["frames/crc32"][:]
     for first in range(0, len(offset) - 1, _FRAMES):
         bounds = offset[first : first + _FRAMES + 1]
         data = file["frames/jpeg"][bounds[0] : bounds[-1]]
         start, end = bounds[:-1] - bounds[0], bounds[1:] - bounds[0]
         whole = (data[start] == 0xFF) & (data[start + 1] == 0xD8) & (data[end - 2] == 0xFF) & (data[end - 1] == 0xD9)
         for k in range(len(start)):
-            problem = "" if whole[k] else "does not begin and end as a JPEG does"
+            jpeg = data[start[k] : end[k]]
+            problem = "" if zlib.crc32(jpeg) == expected[first + k] else "is not what was written"
+            if not problem and not whole[k]:
+                problem = "does not begin and end as a JPEG does"
             video = int(np.searchsorted(frame, first + k, side="right")) - 1
             if full and not problem:
-                problem = _decoding_problem(data[start[k] : end[k]], tuple(size[video]))
+                problem = _decoding_problem(jpeg, tuple(size[video]))
             if problem:
                 yield f"frame {first + k - frame[video]} of {ids[video].decode()} {problem}"
+
+
+def _sound_problems(file: h5py.File) -> Iterator[str]:
+    logmel, expected = file["audio/logmel"], file["audio/crc32"][:]
+    if len(expected) != -(-len(logmel) // ROWS):
+        yield "audio/crc32 does not fit audio/logmel"
+        return
+    bounds, ids = file["video/mel"][:], file["video/id"][:]
+    for first in range(0, len(logmel), _PIECES * ROWS):
+        data = logmel[first : first + _PIECES * ROWS]
+        for k in range(0, len(data), ROWS):
+            if zlib.crc32(data[k : k + ROWS]) != expected[(first + k) // ROWS]:
+                video = int(np.searchsorted(bounds, first + k, side="right")) - 1
+                yield f"the sound of {ids[video].decode()}, or of the next, is not what was written"
+
+
+def _word_problems(file: h5py.File) -> Iterator[str]:
+    bounds, expected = file["video/text"][:], file["text/crc32"][:]
+    columns = [file[f"text/{name}"] for name in WORDS]
+    if len(expected) != len(bounds) - 1 or len({len(column) for column in columns}) > 1:
+        yield "the tables of words do not fit each other"
+        return
+    for video, name in enumerate(file["video/id"][:]):
+        words = slice(bounds[video], bounds[video + 1])
+        if words_checksum(*(column[words] for column in columns)) != expected[video]:
+            yield f"the words of {name.decode()} are not what was written"
 
 
 def _decoding_problem(jpeg: np.ndarray, size: tuple[int, ...]) -> str:
@@ -128,48 +172,85 @@ def _is_420(layers: object) -> bool:
 
 
 def verify(settings: Verify) -> dict[str, list[str]]:
-    """Problems of the damaged shards by name. Raises UserError where there are no shards."""
+    """Problems of what is damaged, by name. Raises UserError where there are no shards.
+
+    Where a run is still at work, or was stopped, the shards that it has finished are checked.
+    """
     folder = settings.shard_folder
-    damaged: dict[str, list[str]] = {}
-    try:
-        with h5py.File(folder / INDEX, "r") as file:
-            names = [name.decode() for name in file["shard/name"][:]]
-            expected = dict(zip(names, file["shard/bytes"][:].tolist(), strict=True))
-            settings_text = file.attrs["settings"]
-    except Exception as error:
-        Index.open(folder)  # says which command makes it
-        raise UserError(f"{folder / INDEX} is damaged ({error}); 'make preprocess' makes it again") from error
+    running = is_locked(folder)
+    if running and settings.remove:
+        raise UserError(f"a run is writing to {folder}; wait for it before you set --remove")
+    table, damaged = _read_table(folder, running)
+    found = {path.name: path.stat().st_size for path in sorted(folder.glob("shard-*.h5"))}
+    if not found and not table.seals:
+        Index.open(folder)  # says which command makes them
+    sizes = dict.fromkeys(table.seals, 0) | found
     with (
         cluster.connect(settings.scheduler, settings.workers) as client,
-        tqdm(total=sum(expected.values()), unit="B", unit_scale=True, desc="verify") as bar,
+        tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verify") as bar,
     ):
-        check = partial(_check, folder, settings.full, expected)
-        for name, problems in cluster.unordered(client, check, names, settings.workers):
-            bar.update(expected[name])
+        check = partial(_check, folder, settings.full, table.seals)
+        for name, problems in cluster.unordered(client, check, sorted(sizes), settings.workers):
+            bar.update(sizes[name])
             if problems:
                 damaged[name] = problems
-                if settings.remove:
-                    (folder / name).unlink(missing_ok=True)
-    if not damaged and not _index_agrees(folder, names, settings_text):
+    if not damaged and table.seals and not _index_agrees(folder, table):
         damaged[INDEX] = ["it is not what the shards say"]
-        if settings.remove:
-            (folder / INDEX).unlink()
+    if settings.remove:
+        for name in damaged:
+            (folder / name).unlink(missing_ok=True)
+    if running:
+        print(f"a run is writing to {folder}: {len(found)} finished shards were checked")
     return damaged
 
 
-def _index_agrees(folder: Path, names: list[str], settings_text: str) -> bool:
+@dataclass(frozen=True)
+class _Table:
+    """What the index says of the shards."""
+
+    seals: dict[str, int] = field(default_factory=dict)
+    """Shard -> checksum of its seal; empty where there is no index."""
+    settings: str = ""
+
+
+def _read_table(folder: Path, running: bool) -> tuple[_Table, dict[str, list[str]]]:
+    """The index's table of shards, and what is wrong with the index."""
+    path = folder / INDEX
+    if not path.is_file():
+        some = next(folder.glob("shard-*.h5"), None) is not None
+        problem = "it is missing: preprocessing has not come to its end; run the same 'make preprocess' command again"
+        return _Table(), {INDEX: [problem]} if some and not running else {}
+    try:
+        with open_sealed(path) as file:
+            names = file["shard/name"].asstr()[:].tolist()
+            seals = dict(zip(names, file["shard/seal"][:].tolist(), strict=True))
+            return _Table(seals, file.attrs["settings"]), {}
+    except OtherSchema:
+        Index.open(folder)  # says what to do
+        raise
+    except Damaged as damage:
+        return _Table(), {INDEX: [str(damage)]}
+
+
+def _index_agrees(folder: Path, table: _Table) -> bool:
     """Whether the index, made again from the shards, is the same."""
     with tempfile.TemporaryDirectory(prefix="gdt-verify-") as scratch:
-        write_index(Path(scratch), [folder / name for name in names], {"settings": settings_text})
+        write_index(Path(scratch), [folder / name for name in table.seals], {"settings": table.settings})
         return filecmp.cmp(Path(scratch) / INDEX, folder / INDEX, shallow=False)
 
 
-def _check(folder: Path, full: bool, expected: dict[str, int], name: str) -> tuple[str, list[str]]:
+def _check(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, list[str]]:
     path = folder / name
-    if not path.is_file():
+    try:
+        seal = seal_of(path)
+    except FileNotFoundError:
         return name, ["it is missing"]
-    if (size := path.stat().st_size) != expected[name]:
-        return name, [f"it has {size} bytes instead of {expected[name]}: it was cut or changed"]
+    except Damaged as damage:
+        return name, [str(damage)]
+    except OSError as error:
+        return name, [f"it cannot be read ({error.strerror or error})"]
+    if name in seals and seal.own != seals[name]:
+        return name, ["it is not the one that the index was made of"]
     return name, check_shard(path, full)
 
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.files import publish
-from pipeline.shards.layout import INDEX, SCHEMA, write_strings
+from pipeline.shards.layout import INDEX, REMAKE, write_strings
+from pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
 
 MEL_ONE = 1 << 16
 """1.0 in the fixed point in which log-mel values are summed."""
@@ -56,10 +57,12 @@ def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, A
     The order, and so every plan drawn from it, does not depend on which video went into which shard.
     """
     rows: dict[str, list[np.ndarray]] = {}
+    totals: list[list[int]] = []
     pixels, mels = np.zeros((3, 3), object), np.zeros(3, object)  # of Python's integers, which do not overflow
     for number, path in enumerate(shards):
-        with h5py.File(path, "r") as file:
+        with _open_shard(path) as file:
             n = len(file["video/id"])
+            totals.append([len(file[name]) for name in ("frames/crc32", "audio/logmel", "text/token")])
             for name in ("frame", "mel", "text"):
                 bounds = file[f"video/{name}"][:]
                 rows.setdefault(f"{name}_start", []).append(bounds[:-1])
@@ -67,12 +70,13 @@ def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, A
             for name in ("id", "label", "split", "folds", "note", "height", "width", "silence"):
                 rows.setdefault(name, []).append(file[f"video/{name}"][:])
             rows.setdefault("shard", []).append(np.full(n, number, np.int64))
+            rows.setdefault("place", []).append(np.arange(n, dtype=np.int64))
             pixels += file.attrs["pixel_sums"].astype(object)
             mels += file.attrs["mel_sums"].astype(object)
     columns = {name: np.concatenate(parts) for name, parts in rows.items()}
     order = np.argsort(columns["id"], kind="stable")
     partial = folder / (INDEX + ".partial")
-    with h5py.File(partial, "w", libver=("earliest", "v110")) as file:
+    with create(partial) as file:
         for name, values in columns.items():
             if values.dtype == object:
                 write_strings(file, f"video/{name}", values[order])
@@ -81,9 +85,19 @@ def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, A
         write_strings(file, "classes", sorted({label.decode() for label in columns["label"]} - {""}))
         write_strings(file, "shard/name", [path.name for path in shards])
         file["shard/bytes"] = np.asarray([path.stat().st_size for path in shards], np.int64)
+        file["shard/seal"] = np.asarray([seal_of(path).own for path in shards], np.int64)
+        file["shard/totals"] = np.asarray(totals, np.int64).reshape(-1, 3)
         sums = {"pixels": [[int(x) for x in channel] for channel in pixels], "mels": [int(x) for x in mels]}
         file.attrs.update({"schema": SCHEMA, "sums": json.dumps(sums), **attributes})
+    seal(partial)
     publish(partial, folder / INDEX)
+
+
+def _open_shard(path: Path) -> h5py.File:
+    try:
+        return open_sealed(path)
+    except Damaged as error:
+        raise UserError(f"shard {path} is damaged: {error}; {REMAKE}") from error
 
 
 @dataclass
@@ -96,6 +110,8 @@ class Index:
     split: np.ndarray
     folds: np.ndarray
     shard: np.ndarray
+    place: np.ndarray
+    """Row in the shard's own tables."""
     height: np.ndarray
     width: np.ndarray
     silence: np.ndarray
@@ -108,6 +124,10 @@ class Index:
     classes: list[str]
     shard_names: list[str]
     shard_bytes: np.ndarray
+    shard_seal: np.ndarray
+    """The checksum of each shard's seal, which tells it from any other, int64 [n_shards]."""
+    shard_totals: np.ndarray
+    """Frames, log-mel rows and words of each shard, int64 [n_shards, 3]."""
     fps: int
     bands: int
     statistics: Statistics
@@ -124,23 +144,21 @@ class Index:
         """
         path = folder / INDEX
         if not path.is_file():
-            raise UserError(
-                f"there are no shards in {folder} (no {INDEX}); make them with "
-                f"'make preprocess DATASET={folder.name} SOURCE=<your videos>'"
-            )
+            raise UserError(_no_index(folder))
         try:
-            with h5py.File(path, "r") as file:
-                schema = file.attrs.get("schema")
-                if schema != SCHEMA:
-                    raise UserError(
-                        f"{path} has schema {schema}, this version reads schema {SCHEMA}; "
-                        "run 'make preprocess' into another folder, or use the version that wrote it"
-                    )
+            with open_sealed(path) as file:
                 index = _read_index(folder, file)
-        except (OSError, KeyError) as error:
+        except OtherSchema as error:
             raise UserError(
-                f"{path} is damaged ({error}); run 'make preprocess' again, finished shards are kept"
+                f"{path} cannot be used: {error}; make the shards anew with 'make preprocess' into another folder, or "
+                "use the version that wrote it"
             ) from error
+        except (Damaged, OSError) as error:
+            raise UserError(
+                f"{path} is damaged: {error}; run the same 'make preprocess' command again, which makes it again and "
+                "keeps finished shards"
+            ) from error
+        index.require_inside()
         for name, expected in zip(index.shard_names, index.shard_bytes, strict=True):
             shard = folder / name
             found = shard.stat().st_size if shard.is_file() else None
@@ -151,9 +169,24 @@ class Index:
                 raise UserError(f"shard {shard} {state}; run 'make preprocess' again, it remakes only what is damaged")
         return index
 
+    def require_inside(self) -> None:
+        """Raise UserError unless every video lies inside its shard, as far as the shards go."""
+        known = (self.shard >= 0) & (self.shard < len(self.shard_names))
+        totals = self.shard_totals[np.where(known, self.shard, 0)] if len(self.shard_names) else np.zeros((0, 3))
+        wrong = ~known | (self.height < 1) | (self.width < 1)
+        for total, name in zip(totals.T, ("frame", "mel", "text"), strict=True):
+            start, count = getattr(self, f"{name}_start"), getattr(self, f"{name}_count")
+            wrong |= (start < 0) | (count < 0) | (start > total) | (count > total - start)
+        if wrong.any():
+            raise UserError(
+                f"{self.folder / INDEX} says of '{self.id[wrong.argmax()]}' what its shard does not hold "
+                f"({int(wrong.sum())} videos in all); delete {INDEX} and run the same 'make preprocess' command again, "
+                "which keeps finished shards"
+            )
+
     def notes(self) -> list[str]:
         """What the decoder complained about, per video; read when asked for."""
-        with h5py.File(self.folder / INDEX, "r") as file:
+        with open_sealed(self.folder / INDEX) as file:
             return [note.decode() for note in file["video/note"][:]]
 
     def fold(self, number: int) -> Index:
@@ -183,12 +216,25 @@ class Index:
         return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
 
 
+def _no_index(folder: Path) -> str:
+    shards = sum(1 for _ in folder.glob("shard-*.h5"))
+    if shards:
+        return (
+            f"{folder} holds {shards} shards and no {INDEX}, so preprocessing has not come to its end; wait for it, or "
+            "run the same 'make preprocess' command again, which goes on"
+        )
+    return (
+        f"there are no shards in {folder} (no {INDEX}); make them with "
+        f"'make preprocess DATASET={folder.name} SOURCE=<your videos>'"
+    )
+
+
 def _read_index(folder: Path, file: h5py.File) -> Index:
     def text(name: str) -> np.ndarray:
         return np.asarray([value.decode() for value in file[name][:]], dtype=object)
 
     columns = {name: text(f"video/{name}") for name in ("id", "label", "split", "folds")}
-    for name in ("shard", "height", "width"):
+    for name in ("shard", "place", "height", "width"):
         columns[name] = file[f"video/{name}"][:].astype(np.int64)
     for name in ("frame_start", "frame_count", "mel_start", "mel_count", "text_start", "text_count"):
         columns[name] = file[f"video/{name}"][:]
@@ -200,6 +246,8 @@ def _read_index(folder: Path, file: h5py.File) -> Index:
         classes=list(text("classes")),
         shard_names=list(text("shard/name")),
         shard_bytes=file["shard/bytes"][:],
+        shard_seal=file["shard/seal"][:],
+        shard_totals=file["shard/totals"][:],
         fps=settings["fps"],
         bands=settings["bands"],
         statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),

@@ -1,8 +1,9 @@
-"""The shard layout, schema 1: write, open, check.
+"""The shard layout, schema 2: write, open, check.
 
-A shard is one plain HDF5 file of contiguous datasets (see SHARD), so that any clip is one slice of the file. Beside
-the shards lie `index.h5` (one row per video of all shards, classes, statistics; the one file opened at start) and
-`rejected.jsonl` (every video left out, and why).
+A shard is one plain HDF5 file of contiguous datasets (see SHARD), so that any clip is one slice of the file. Every byte
+of it is under a checksum: what is read in pieces (PIECES) piece by piece, all else by the file's seal. Beside the
+shards lie `index.h5` (one row per video of all shards, classes, statistics; the one file opened at start, sealed too)
+and `rejected.jsonl` (every video left out, and why).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,21 @@ import h5py
 import numpy as np
 
 from pipeline.files import publish
+from pipeline.shards.seal import SCHEMA, Damaged, check_seal, create, open_sealed, seal
 
-SCHEMA = 1
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
+REMAKE = "'make verify ARGS=--remove' removes what is damaged, and the same 'make preprocess' command makes it again"
+"""What to do about a damaged shard."""
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of an energy of exactly zero, as in digital silence."""
 
 SHARD = {
     "frames/jpeg": "uint8 [bytes]: all frames of all videos, baseline 4:2:0 JPEG, one after another",
     "frames/offset": "int64 [n_frames + 1]: where each frame starts in frames/jpeg",
+    "frames/crc32": "uint32 [n_frames]: CRC-32 of each frame's bytes",
     "audio/logmel": "float32 [n_mel, bands]: log-mel bank at 100 frames/s, not normalised",
+    "audio/crc32": "uint32 [n_mel / 100, rounded up]: CRC-32 of the bytes of rows 100 k to 100 k + 99",
     "video/frame": "int64 [n_videos + 1]: where each video's frames start in frames/offset",
     "video/mel": "int64 [n_videos + 1]: where each video's rows start in audio/logmel",
     "video/id": "str [n_videos]",
@@ -43,9 +49,15 @@ SHARD = {
     "text/token": "int32 [n_words]: rows of the word2vec file; no words where there are no captions",
     "text/start": "float32 [n_words]: seconds from the start of the video",
     "text/end": "float32 [n_words]",
+    "text/crc32": "uint32 [n_videos]: CRC-32 of the bytes of each video's tokens, starts and ends, one after another",
     "rejected": "str [n_rejected]: JSON of id, path and reason of the videos that were left out",
 }
-"""Every dataset carries its checksum as the attribute `crc32`."""
+PIECES = tuple(name for name in SHARD if name.startswith(("frames/", "audio/", "text/")))
+"""What is read a piece at a time, while training. An offset or a checksum that is wrong makes a piece wrong, too."""
+WORDS = {"token": np.int32, "start": np.float32, "end": np.float32}
+"""The columns of text/."""
+ROWS = 100
+"""Rows of audio/logmel under one checksum."""
 _TEXT = h5py.string_dtype()
 _BLOCK = 1 << 24
 
@@ -77,18 +89,24 @@ class VideoRecord:
     start: Sequence[float] = ()
     end: Sequence[float] = ()
 
+    @property
+    def words(self) -> tuple[np.ndarray, ...]:
+        """Tokens, starts and ends as they are stored, each [n_words]."""
+        return tuple(np.asarray(getattr(self, name), dtype) for name, dtype in WORDS.items())
+
 
 def write_shard(
     path: Path,
     records: Sequence[VideoRecord],
     rejected: Sequence[Mapping[str, str]],
     attributes: Mapping[str, Any],
+    content: str,
     bands: int,
     scratch: Path,
 ) -> None:
     """Write a shard in the folder `scratch`, and give it its name when it is complete and on disk."""
     partial = scratch / path.name
-    with h5py.File(partial, "w", libver=("earliest", "v110")) as file:
+    with create(partial) as file:
 
         def numbers(name: str, values: Any, dtype: type) -> None:
             file.create_dataset(name, data=np.asarray(values, dtype))
@@ -100,79 +118,99 @@ def write_shard(
         rows = [record.logmel.stat().st_size // (4 * bands) for record in records]
         jpeg = file.create_dataset("frames/jpeg", (int(sizes.sum()),), np.uint8)
         logmel = file.create_dataset("audio/logmel", (sum(rows), bands), np.float32)
-        _fill(jpeg, [record.jpeg for record in records])
-        _fill(logmel, [record.logmel for record in records])
+        numbers("frames/crc32", _fill_frames(jpeg, records), np.uint32)
+        numbers("audio/crc32", _fill_rows(logmel, records), np.uint32)
         numbers("frames/offset", np.concatenate([[0], np.cumsum(sizes)]), np.int64)
         bounds("video/frame", [len(record.sizes) for record in records])
         bounds("video/mel", rows)
         bounds("video/text", [len(record.token) for record in records])
-        for name, dtype in (("token", np.int32), ("start", np.float32), ("end", np.float32)):
-            numbers(f"text/{name}", [value for record in records for value in getattr(record, name)], dtype)
+        words = [record.words for record in records]
+        for k, (name, dtype) in enumerate(WORDS.items()):
+            numbers(f"text/{name}", np.concatenate([np.zeros(0, dtype), *(columns[k] for columns in words)]), dtype)
+        numbers("text/crc32", [words_checksum(*columns) for columns in words], np.uint32)
         for name, dtype in (("height", np.int32), ("width", np.int32), ("silence", np.float32)):
             numbers(f"video/{name}", [getattr(record, name) for record in records], dtype)
         for name in ("id", "label", "split", "folds", "note"):
             write_strings(file, f"video/{name}", [getattr(record, name) for record in records])
         write_strings(file, "rejected", [json.dumps(dict(row), ensure_ascii=False) for row in rejected])
-        for name in SHARD.keys() - {"frames/jpeg", "audio/logmel"}:
-            file[name].attrs["crc32"] = checksum(file[name])
-        attributes = {"schema": SCHEMA, **attributes}
-        file.attrs.update(attributes | {"crc32": attributes_checksum(attributes)})
+        file.attrs.update({"schema": SCHEMA, **attributes})
+    seal(partial, PIECES, content=content)
     publish(partial, path)
 
 
-def _fill(dataset: h5py.Dataset, files: Sequence[Path]) -> None:
-    """Copy files into a contiguous dataset that they fill exactly, one after another, and remove them."""
-    row = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
-    checksum, position = 0, 0
-    for path in files:
-        with path.open("rb") as file:
-            while block := file.read(_BLOCK // row * row):
-                values = np.frombuffer(block, dataset.dtype).reshape(-1, *dataset.shape[1:])
+def _fill_frames(dataset: h5py.Dataset, records: Sequence[VideoRecord]) -> list[int]:
+    """Move the JPEG files of the records into a dataset, one after another; returns the checksum of every frame."""
+    checksums: list[int] = []
+    position = 0
+    for record in records:
+        ends = np.cumsum(record.sizes)
+        with record.jpeg.open("rb") as file:
+            first = 0
+            while first < len(ends):
+                begin = int(ends[first] - record.sizes[first])
+                last = max(first + 1, int(np.searchsorted(ends, begin + _BLOCK, side="right")))
+                block = memoryview(file.read(int(ends[last - 1]) - begin))
+                bounds = [0, *(ends[first:last] - begin).tolist()]
+                checksums += [zlib.crc32(block[a:b]) for a, b in pairwise(bounds)]
+                dataset[position : position + len(block)] = np.frombuffer(block, np.uint8)
+                position += len(block)
+                first = last
+        record.jpeg.unlink()
+    _require_full(dataset, position)
+    return checksums
+
+
+def _fill_rows(dataset: h5py.Dataset, records: Sequence[VideoRecord]) -> list[int]:
+    """Move the log-mel files of the records into a dataset; returns the checksum of every ROWS of its rows."""
+    checksums: list[int] = []
+    row = 4 * dataset.shape[1]
+    position = value = 0
+    for record in records:
+        with record.logmel.open("rb") as file:
+            # a piece ends where the shard's rows reach a multiple of ROWS, whichever videos it is made of
+            while block := file.read((ROWS - position % ROWS) * row):
+                values = np.frombuffer(block, np.float32).reshape(-1, dataset.shape[1])
                 dataset[position : position + len(values)] = values
-                checksum = zlib.crc32(block, checksum)
                 position += len(values)
-        path.unlink()
+                value = zlib.crc32(block, value)
+                if position % ROWS == 0:
+                    checksums.append(value)
+                    value = 0
+        record.logmel.unlink()
+    if position % ROWS:
+        checksums.append(value)
+    _require_full(dataset, position)
+    return checksums
+
+
+def _require_full(dataset: h5py.Dataset, position: int) -> None:
     if position != len(dataset):
         raise RuntimeError(f"{dataset.name}: {position} rows were written but {len(dataset)} expected")
-    dataset.attrs["crc32"] = checksum
+
+
+def words_checksum(token: np.ndarray, start: np.ndarray, end: np.ndarray) -> int:
+    """CRC-32 of the words of one video, arrays of the types in WORDS."""
+    return zlib.crc32(end.tobytes(), zlib.crc32(start.tobytes(), zlib.crc32(token.tobytes())))
 
 
 def write_strings(file: h5py.File, name: str, values: Sequence[Any] | np.ndarray) -> None:
     file.create_dataset(name, (len(values),), _TEXT, values if len(values) else None)
 
 
-def attributes_checksum(attributes: Mapping[str, Any]) -> int:
-    """CRC-32 of the attributes of a shard, without that of their own checksum."""
-    values = {name: np.asarray(value).tolist() for name, value in attributes.items() if name != "crc32"}
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+def shard_content(path: Path) -> str | None:
+    """What the shard was made of, as its plan called it; None where it is absent, damaged or of another schema.
 
-
-def checksum(dataset: h5py.Dataset) -> int:
-    """CRC-32 of the bytes of a dataset, read a block at a time; of strings, joined by zeros."""
-    if dataset.dtype == object:
-        return zlib.crc32(b"\0".join(dataset[:]))
-    value = 0
-    rows = max(1, _BLOCK * len(dataset) // max(dataset.nbytes, 1))
-    for first in range(0, len(dataset), rows):
-        value = zlib.crc32(dataset[first : first + rows].tobytes(), value)
-    return value
-
-
-def shard_attributes(path: Path) -> dict[str, Any] | None:
-    """Attributes of a complete shard of this schema; None where it is absent, damaged or of another schema."""
+    Damage in the frames, the sound and the words is left to those who read them.
+    """
     try:
-        with h5py.File(path, "r") as file:
-            attributes = dict(file.attrs)
-    except Exception:  # h5py meets damage with errors of many kinds
+        return str(check_seal(path).notes["content"])
+    except (OSError, Damaged):
         return None
-    if attributes.get("schema") != SCHEMA or attributes.get("crc32") != attributes_checksum(attributes):
-        return None
-    return attributes
 
 
 def shard_rejected(path: Path) -> list[dict[str, str]]:
     """The videos of a shard that were left out: id, path below the source folder, reason."""
-    with h5py.File(path, "r") as file:
+    with open_sealed(path) as file:
         return [json.loads(row) for row in file["rejected"][:]]
 
 

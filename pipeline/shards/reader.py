@@ -1,24 +1,36 @@
-"""Random access to the frames, log-mel rows and words of an index."""
+"""Random access to the frames, log-mel rows and words of an index, each checked as it is read."""
 
 from __future__ import annotations
 
 import os
 import resource
 import threading
+import zlib
 from collections import OrderedDict
-from pathlib import Path
+from typing import Any
 
-import h5py
 import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.shards.index import Index
+from pipeline.shards.layout import REMAKE, ROWS, WORDS, words_checksum
+from pipeline.shards.seal import Damaged, Seal, seal_of
+
+
+class DamagedVideo(UserError):
+    """What a shard holds of a video is not what was written there."""
+
+    def __init__(self, video: int, message: str) -> None:
+        super().__init__(message)
+        self.video = video
+        """Row of the index."""
 
 
 class ShardReader:
     """Random access to the frames and log-mel rows of an index, safe to share between threads.
 
-    Files are opened when first read, in the process that reads them, and the least recently used are closed.
+    Files are opened when first read, in the process that reads them, and the least recently used are closed. Reading
+    raises DamagedVideo where bytes are not those that were written, and UserError where a shard cannot be read.
     """
 
     def __init__(self, index: Index, open_files: int = 4096) -> None:
@@ -34,44 +46,66 @@ class ShardReader:
 
     def frames(self, video: int, start: int, count: int, stride: int) -> list[np.ndarray]:
         """JPEG bytes of `count` frames of a video, every `stride`-th from `start`: uint8 arrays."""
-        shard = self._shard(int(self.index.shard[video]))
+        shard = self._shard(video)
         first = int(self.index.frame_start[video]) + start
-        offset = shard.read(shard.offset_position + 8 * first, 8 * ((count - 1) * stride + 2), np.int64)
-        data = shard.read(shard.jpeg_position + int(offset[0]), int(offset[-1] - offset[0]), np.uint8)
+        run = (count - 1) * stride + 1
+        offset = shard.read("frames/offset", first, run + 1, np.int64)
+        checksums = shard.read("frames/crc32", first, run, np.uint32)[::stride]
+        if offset[0] < 0 or (np.diff(offset) < 0).any() or offset[-1] > shard.size("frames/jpeg"):
+            raise self._damaged(video, shard, f"the offsets of frames {start} to {start + run}")
+        data = shard.read("frames/jpeg", int(offset[0]), int(offset[-1] - offset[0]), np.uint8)
         bounds = offset - offset[0]
-        return [data[bounds[k] : bounds[k + 1]] for k in range(0, len(bounds) - 1, stride)]
+        frames = [data[bounds[k] : bounds[k + 1]] for k in range(0, run, stride)]
+        for k, (frame, expected) in enumerate(zip(frames, checksums, strict=True)):
+            if zlib.crc32(frame.data) != expected:
+                raise self._damaged(video, shard, f"frame {start + k * stride}")
+        return frames
 
     def logmel(self, video: int, start: int, count: int) -> np.ndarray:
         """Log-mel rows of a video from row `start`: float32 [count, bands]."""
-        shard = self._shard(int(self.index.shard[video]))
+        shard = self._shard(video)
         bands = self.index.bands
         first = int(self.index.mel_start[video]) + start
-        data = shard.read(shard.logmel_position + first * bands * 4, count * bands * 4, np.float32)
-        return data.reshape(count, bands)
+        # whole pieces, since they have one checksum each
+        begin, end = first // ROWS, -(-(first + count) // ROWS)
+        checksums = shard.read("audio/crc32", begin, end - begin, np.uint32)
+        rows = min(end * ROWS, shard.size("audio/logmel") // (4 * bands)) - begin * ROWS
+        data = shard.read("audio/logmel", begin * ROWS * bands, rows * bands, np.float32).reshape(rows, bands)
+        for k, expected in enumerate(checksums):
+            if zlib.crc32(data[k * ROWS : (k + 1) * ROWS].data) != expected:
+                raise self._damaged(video, shard, f"the sound around {(start + k * ROWS) / 100:.0f} s")
+        return data[first - begin * ROWS :][:count]
 
     def tokens(self, video: int, start: float, words: int = 16, seconds: float = 4.0) -> np.ndarray:
         """What is said from `start` (seconds): up to `words` consecutive tokens within `seconds` (section A.4): int32.
 
         A word counts if it begins and ends within that time.
         """
-        shard = self._shard(int(self.index.shard[video]))
+        shard = self._shard(video)
         first, count = int(self.index.text_start[video]), int(self.index.text_count[video])
-        token, begin, end = (
-            shard.read(position + 4 * first, 4 * count, dtype)
-            for position, dtype in zip(shard.text_positions, (np.int32, np.float32, np.float32), strict=True)
-        )
+        token, begin, end = (shard.read(f"text/{name}", first, count, dtype) for name, dtype in WORDS.items())
+        place = int(self.index.place[video])
+        if words_checksum(token, begin, end) != shard.read("text/crc32", place, 1, np.uint32)[0]:
+            raise self._damaged(video, shard, "the words")
         first = int(np.searchsorted(begin, start))
         late = np.flatnonzero(end[first:] > start + seconds)
         return token[first:][: late[0] if len(late) else None][:words]
 
-    def _shard(self, number: int) -> _OpenShard:
+    def _damaged(self, video: int, shard: _OpenShard, what: str) -> DamagedVideo:
+        return DamagedVideo(
+            video,
+            f"shard {shard.path} is damaged: {what} of '{self.index.id[video]}' is not what was written; {REMAKE}",
+        )
+
+    def _shard(self, video: int) -> _OpenShard:
+        number = int(self.index.shard[video])
         with self._lock:
             if self._pid != os.getpid():  # a fork must not share file handles with its parent
                 self._files, self._pid = OrderedDict(), os.getpid()
             if number in self._files:
                 self._files.move_to_end(number)
                 return self._files[number]
-        opened = _OpenShard(self.index.folder / self.index.shard_names[number])  # slow on remote disks: not in the lock
+        opened = _OpenShard(self.index, number)  # slow on remote disks: not in the lock
         with self._lock:
             self._files[number] = opened
             if len(self._files) > self._limit:
@@ -80,26 +114,61 @@ class ShardReader:
 
 
 class _OpenShard:
-    """Positions inside one shard file; bytes are read past HDF5, which takes one global lock for every read."""
+    """One shard file, whose seal says where its datasets lie; bytes are read past HDF5, which reads one at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, index: Index, number: int) -> None:
+        self.path = index.folder / index.shard_names[number]
         try:
-            with h5py.File(path, "r") as file:
-                self.offset_position = file["frames/offset"].id.get_offset() or 0
-                self.jpeg_position = file["frames/jpeg"].id.get_offset() or 0
-                self.logmel_position = file["audio/logmel"].id.get_offset() or 0
-                self.text_positions = [file[f"text/{name}"].id.get_offset() or 0 for name in ("token", "start", "end")]
-        except (OSError, KeyError) as error:
-            raise UserError(f"shard {path} is damaged ({error}); run 'make preprocess' again to remake it") from error
-        self.path = path
-        self._file = os.open(path, os.O_RDONLY)
+            seal = seal_of(self.path)
+            self._file = os.open(self.path, os.O_RDONLY)
+        except Damaged as error:
+            raise UserError(f"shard {self.path} is damaged: {error}; {REMAKE}") from error
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if seal.own != index.shard_seal[number] or not _fits(seal, index.shard_totals[number].tolist(), index.bands):
+            raise UserError(
+                f"shard {self.path} is not the one that the index was made of; run the same 'make preprocess' command "
+                "again, which makes the index anew"
+            )
+        self._spans = seal.spans
 
-    def read(self, position: int, size: int, dtype: type) -> np.ndarray:
-        data = os.pread(self._file, size, position)
-        if len(data) < size:
-            raise UserError(f"shard {self.path} ends early; run 'make preprocess' again to remake it")
+    def size(self, name: str) -> int:
+        """Bytes of a dataset."""
+        return self._spans[name][1]
+
+    def read(self, name: str, first: int, count: int, dtype: Any) -> np.ndarray:
+        """Values first..first+count-1 of a dataset: [count]."""
+        begin, size = self._spans[name]
+        item = np.dtype(dtype).itemsize
+        if first < 0 or count < 0 or (first + count) * item > size:
+            raise UserError(
+                f"shard {self.path} has no values {first} to {first + count} of {name}, which the index promises; "
+                "run the same 'make preprocess' command again, which makes the index anew"
+            )
+        try:
+            data = os.pread(self._file, count * item, begin + first * item)
+        except OSError as error:
+            raise self._unreadable(error) from error
+        if len(data) < count * item:
+            raise UserError(f"shard {self.path} ends early; {REMAKE}")
         return np.frombuffer(data, dtype)
+
+    def _unreadable(self, error: OSError) -> UserError:
+        return UserError(
+            f"shard {self.path} cannot be read: {error.strerror or error}; see whether its disk is there and in order, "
+            "then run the same command again"
+        )
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
             os.close(self._file)
+
+
+def _fits(seal: Seal, totals: list[int], bands: int) -> bool:
+    """Whether the datasets of a shard are as long as the index promises."""
+    frames, rows, words = totals
+    expected = {
+        "frames/offset": 8 * (frames + 1), "frames/crc32": 4 * frames, "audio/logmel": 4 * bands * rows,
+        "audio/crc32": 4 * -(-rows // ROWS), "text/token": 4 * words, "text/start": 4 * words, "text/end": 4 * words,
+    }  # fmt: skip
+    return all(seal.spans[name][1] == size for name, size in expected.items())

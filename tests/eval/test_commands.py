@@ -8,7 +8,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -19,6 +18,7 @@ from pipeline.errors import UserError
 from pipeline.loader import Clip
 from pipeline.shards.index import Index
 from tests.conftest import Run
+from tests.tamper import changed
 from train.checkpoint import load_model
 from train.models.gdt import GDT
 from train.pretrain import pretrain
@@ -50,7 +50,7 @@ def test_frozen_features_are_evaluated_and_written(command: Run, checkpoint: Pat
 
 def test_an_official_fold_decides_who_is_searched(command: Run, checkpoint: Path, shards: Path, tmp_path: Path) -> None:
     shutil.copytree(shards, tmp_path / "folds")
-    with h5py.File(tmp_path / "folds" / "index.h5", "a") as file:
+    with changed(tmp_path / "folds" / "index.h5", hidden=True) as file:
         n = len(file["video/folds"])
         file["video/folds"][:] = ["train,test" if k % 3 else "test,train" for k in range(n)]
     for fold, gallery in ((1, 28), (2, 14)):

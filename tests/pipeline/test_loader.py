@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
 import numpy as np
 import nvidia.dali.fn as fn
 import nvidia.dali.types as types
@@ -26,6 +25,7 @@ from pipeline.shards.index import Index
 from pipeline.shards.layout import MEL_FLOOR
 from pipeline.shards.reader import ShardReader
 from pipeline.tree import Augmentation, BatchPlan, Tree, uniform_clips
+from tests.tamper import changed, reindex
 
 CPU = torch.device("cpu")
 CLIP = Clip(frames=6, stride=3, size=40)
@@ -250,8 +250,9 @@ def test_an_error_while_loading_reaches_the_consumer(index: Index, tmp_path: Pat
 def test_a_damaged_frame_is_told_by_its_video_and_shard(index: Index, tmp_path: Path) -> None:
     shutil.copytree(index.folder, tmp_path / "copy")
     path = tmp_path / "copy" / index.shard_names[0]
-    with h5py.File(path, "a") as file:
+    with changed(path, hidden=True) as file:
         file["frames/jpeg"][:] = 0
+    reindex(tmp_path / "copy")
     plan = uniform_clips(np.array([0]), np.array([1]), 1, AUGMENTATION)
     with pytest.raises(UserError, match=f"cannot be decoded: {index.id[0]}; delete {index.shard_names[0]}"):
         load(Index.open(tmp_path / "copy"), [plan])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
+import random
 import shutil
 from dataclasses import replace
 from itertools import pairwise
@@ -13,8 +17,10 @@ import pytest
 
 from pipeline.errors import UserError
 from pipeline.shards.index import Index, Statistics, mel_sums, write_index
-from pipeline.shards.layout import SHARD, VideoRecord, shard_attributes, write_shard
-from pipeline.shards.reader import ShardReader
+from pipeline.shards.layout import PIECES, SHARD, VideoRecord, shard_content, write_shard
+from pipeline.shards.reader import DamagedVideo, ShardReader
+from pipeline.shards.seal import SEAL_BYTES
+from tests.tamper import changed, flip
 
 
 @pytest.fixture
@@ -37,7 +43,7 @@ def test_a_shard_is_contiguous_documented_and_readable_with_h5py_alone(shards: P
             jpeg = file["frames/jpeg"][start:end].tobytes()
             assert jpeg[:2] == b"\xff\xd8" and jpeg[-2:] == b"\xff\xd9"
         assert file["video/mel"][-1] == len(file["audio/logmel"])
-        assert file.attrs["schema"] == 1
+        assert file.attrs["schema"] == 2
 
 
 def test_the_reader_returns_the_slices_of_the_shard(index: Index) -> None:
@@ -116,7 +122,7 @@ def test_tokens_are_consecutive_words_within_a_time(tmp_path: Path) -> None:
         )  # fmt: skip
     sums = {"pixel_sums": np.zeros((3, 3), np.int64), "mel_sums": np.zeros(3, np.int64)}
     (tmp_path / "scratch").mkdir()
-    write_shard(tmp_path / "shard-000000.h5", records, [], sums, 40, tmp_path / "scratch")
+    write_shard(tmp_path / "shard-000000.h5", records, [], sums, "content", 40, tmp_path / "scratch")
     write_index(tmp_path, [tmp_path / "shard-000000.h5"], {"settings": '{"fps": 30, "bands": 40}'})
     index = Index.open(tmp_path)
     assert index.text_count.tolist() == [20, 0, 60]
@@ -147,10 +153,10 @@ def test_no_shards_names_the_command_that_makes_them(tmp_path: Path) -> None:
         Index.open(tmp_path / "kinetics")
 
 
-def test_another_schema_is_refused(copy: Path) -> None:
-    with h5py.File(copy / "index.h5", "a") as file:
-        file.attrs["schema"] = 99
-    with pytest.raises(UserError, match="has schema 99, this version reads schema 1"):
+def test_another_schema_is_refused(copy: Path, tmp_path: Path) -> None:
+    with h5py.File(copy / "index.h5", "w") as file:  # as the first version wrote it
+        file.attrs["schema"] = 1
+    with pytest.raises(UserError, match="it has schema 1 and this version reads schema 2; make the shards anew"):
         Index.open(copy)
 
 
@@ -159,7 +165,7 @@ def test_a_shard_cut_in_half_is_named(copy: Path) -> None:
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     with pytest.raises(UserError, match=r"shard-000001.h5 has \d+ bytes instead of \d+.*make preprocess"):
         Index.open(copy)
-    assert shard_attributes(shard) is None
+    assert shard_content(shard) is None
     shard.unlink()
     with pytest.raises(UserError, match="shard-000001.h5 is missing"):
         Index.open(copy)
@@ -169,3 +175,106 @@ def test_a_damaged_index_is_one_sentence(copy: Path) -> None:
     (copy / "index.h5").write_bytes(b"nonsense")
     with pytest.raises(UserError, match="index.h5 is damaged"):
         Index.open(copy)
+
+
+def test_no_bit_of_an_index_can_flip_unseen(copy: Path) -> None:
+    path = copy / "index.h5"
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    for _ in range(250):
+        flip(path, draw.randrange(len(whole)), draw.randrange(8))
+        with pytest.raises(UserError, match="index.h5 is damaged: .* run the same 'make preprocess' command again"):
+            Index.open(copy)
+        path.write_bytes(whole)
+    path.write_bytes(whole + b"x")
+    with pytest.raises(UserError, match=r"index.h5 is damaged: it has \d+ bytes instead of"):
+        Index.open(copy)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("frame_count", 90_000_000), ("frame_start", -1), ("frame_start", 1 << 62), ("mel_count", 1 << 40),
+        ("mel_start", 10_000), ("text_count", 1), ("text_start", -5), ("shard", 3), ("shard", -1), ("height", 0),
+    ],
+)  # fmt: skip
+def test_what_an_index_promises_is_held_against_the_shards(copy: Path, column: str, value: int) -> None:
+    with changed(copy / "index.h5", hidden=True) as file:
+        name = file["video/id"][7].decode()
+        file[f"video/{column}"][7] = value
+    with pytest.raises(UserError, match=f"index.h5 says of '{name}' what its shard does not hold"):
+        Index.open(copy)
+
+
+def test_a_shard_that_is_not_the_one_of_the_index_is_refused(copy: Path, shards: Path) -> None:
+    index = Index.open(copy)
+    one, other = copy / "shard-000000.h5", copy / "shard-000001.h5"
+    data = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    video = int(np.flatnonzero(index.shard == 0)[0])
+    with pytest.raises(UserError, match="shard-000000.h5 is not the one that the index was made of"):
+        ShardReader(index).frames(video, 0, 5, 1)
+    one.write_bytes(data)
+    assert len(ShardReader(index).frames(video, 0, 5, 1)) == 5
+
+
+def test_an_unfinished_folder_is_not_called_empty(copy: Path) -> None:
+    (copy / "index.h5").unlink()
+    with pytest.raises(UserError, match=r"holds 3 shards and no index.h5, so preprocessing has not come to its end"):
+        Index.open(copy)
+
+
+def test_what_is_read_is_what_was_written_or_damage_with_a_name(copy: Path) -> None:
+    index = Index.open(copy)
+    whole = ShardReader(index)
+    draw = random.Random(1)
+    for number, name in enumerate(index.shard_names):
+        path = copy / name
+        data = path.read_bytes()
+        videos = np.flatnonzero(index.shard == number)
+        for k in range(40):
+            damage = bytearray(data)
+            if k % 2:
+                damage[(place := draw.randrange(5000, len(data)))] ^= 1 << draw.randrange(8)
+            else:
+                place = draw.randrange(5000, len(data) - 4096)
+                damage[place : place + 4096] = bytes(4096)  # a block that the disk lost
+            expected = [(whole.frames(v, 0, 90, 1), whole.logmel(v, 0, int(index.mel_count[v]))) for v in videos]
+            path.write_bytes(damage)
+            reader, found = ShardReader(index), 0
+            for video, (frames, bank) in zip(videos, expected, strict=True):
+                try:
+                    assert all(map(np.array_equal, reader.frames(video, 0, 90, 1), frames))
+                    assert np.array_equal(reader.logmel(video, 0, int(index.mel_count[video])), bank)
+                except DamagedVideo as error:
+                    assert error.video == video and f"of '{index.id[video]}' is not what was written" in str(error)
+                    found += 1
+            path.write_bytes(data)
+            assert 0 <= found <= len(videos)
+            if place < len(data) * 0.9:  # in the frames and the sound, which lie before all else
+                assert found
+        whole = ShardReader(index)
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
+def test_a_disk_that_cannot_be_read_is_told_by_the_shard(
+    index: Index, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    reader = ShardReader(index)
+    reader.frames(0, 0, 5, 1)
+
+    def broken(*arguments: object) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.pread", broken)
+    name = index.shard_names[index.shard[0]]
+    with pytest.raises(UserError, match=f"{name} cannot be read: {os.strerror(number)}; see whether its disk is there"):
+        reader.logmel(0, 0, 10)
+
+
+def test_the_seal_is_a_line_that_people_can_read(shards: Path) -> None:
+    line = (shards / "shard-000000.h5").read_bytes().split(b"\n")[0]
+    assert line.startswith(b"gdt ")
+    assert json.loads(line[13:])["spans"].keys() == set(PIECES)
+    with h5py.File(shards / "shard-000000.h5") as file:
+        assert file.userblock_size == SEAL_BYTES

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
@@ -149,6 +150,43 @@ def test_a_list_that_changes_touches_only_the_shards_it_must(synthetic: Path, tm
     assert at_once.statistics.mel_std == index.statistics.mel_std
     assert (at_once.statistics.pixel_mean == index.statistics.pixel_mean).all()
     assert (at_once.statistics.pixel_std == index.statistics.pixel_std).all()
+
+
+def test_the_index_is_of_use_until_its_shards_change(
+    synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    videos, every = tmp_path / "videos", sorted((synthetic / "train").rglob("*.mp4"))
+    videos.mkdir()
+    for path in every[:4]:
+        shutil.copy(path, videos)
+    settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=2, workers=1)
+    run(settings)
+
+    def stopped(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("preprocess.stage._make", stopped)
+        shutil.copy(every[10], videos)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+        assert len(Index.open(tmp_path / "shards")) == 4  # new shards are made beside those that it speaks of
+        shutil.copy(every[11], videos / every[0].name)  # another video of that name
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+        with pytest.raises(UserError, match="holds 2 shards and no index.h5, so preprocessing has not come to its end"):
+            Index.open(tmp_path / "shards")
+    assert run(settings).kept == 5
+
+
+def test_shards_of_another_version_are_not_replaced(synthetic: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shard-000000.h5"
+    with h5py.File(path, "w") as file:
+        file.attrs["schema"] = 1
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="holds shards of another version: it has schema 1 .* set --destination"):
+        run(Preprocess("folder", synthetic / "test", tmp_path, workers=1))
+    assert path.read_bytes() == before
 
 
 def test_a_shard_is_full_by_bytes_too(synthetic: Path, tmp_path: Path) -> None:

@@ -1,0 +1,143 @@
+"""The seal of an HDF5 file: checksums that are checked before HDF5 reads anything of it.
+
+HDF5 follows whatever it finds in a file: a flipped bit becomes another value, an error of any kind, or an endless loop
+inside the library. So what is written here begins with one line of text, in HDF5's user block (room at the start of a
+file that HDF5 leaves to others): its own checksum, the length of the file, the checksum of all that HDF5 interprets,
+and where the large datasets lie. Those carry checksums of their own, piece by piece (see layout.py), and are read past
+HDF5. `head -1` shows the line; any HDF5 tool opens the file as if it were not there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import h5py
+
+SCHEMA = 2
+SEAL_BYTES = 4096
+"""Length of the user block."""
+_MAGIC = b"gdt "
+_HDF5 = b"\x89HDF"
+_BLOCK = 1 << 22
+
+
+class Damaged(Exception):
+    """A file is not what was written; the message says what is wrong, and not which file."""
+
+
+class OtherSchema(Damaged):
+    """A file was written by another version of this program."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What the first line of a sealed file says."""
+
+    schema: int
+    bytes: int
+    """Length of the file."""
+    crc32: int
+    """Of everything but the user block and the spans."""
+    spans: Mapping[str, tuple[int, int]]
+    """Dataset -> (position in the file, bytes), of those that are read past HDF5."""
+    notes: Mapping[str, Any]
+    """What else the writer wanted to be known without HDF5."""
+    own: int
+    """The line's own checksum, which stands for the whole file."""
+
+    def check(self, file: BinaryIO) -> None:
+        """Raise Damaged unless what HDF5 interprets is what was written."""
+        if _structure(file, self.bytes, self.spans) != self.crc32:
+            raise Damaged("its structure is not what was written (the checksum does not match)")
+
+
+def create(path: Path) -> h5py.File:
+    """A new HDF5 file with room for its seal."""
+    return h5py.File(path, "w", libver=("earliest", "v110"), userblock_size=SEAL_BYTES)
+
+
+def seal(path: Path, spans: Sequence[str] = (), **notes: Any) -> None:
+    """Seal a finished file, whatever seal it had before; `spans` are datasets with checksums of their own."""
+    with h5py.File(path, "r") as file:
+        places = {name: _place(file[name]) for name in spans}
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        values = {"schema": SCHEMA, "bytes": size, "crc32": _structure(file, size, places), "spans": places}
+        line = _line(json.dumps(values | {"notes": notes}).encode())
+        if len(line) > SEAL_BYTES:
+            raise ValueError(f"the seal of {path} takes {len(line)} bytes")
+        file.seek(0)
+        file.write(line.ljust(SEAL_BYTES, b"\0"))
+
+
+def _line(text: bytes) -> bytes:
+    return _MAGIC + b"%08x " % zlib.crc32(text) + text + b"\n"
+
+
+def _place(dataset: h5py.Dataset) -> tuple[int, int]:
+    return (dataset.id.get_offset(), dataset.nbytes) if dataset.nbytes else (0, 0)
+
+
+def read_seal(file: BinaryIO) -> Seal:
+    """The seal of an open file, of which nothing else is read. Raises Damaged, or OtherSchema."""
+    file.seek(0)
+    head = file.read(SEAL_BYTES)
+    if head.startswith(_HDF5):
+        raise OtherSchema(f"it has schema 1 and this version reads schema {SCHEMA}")
+    line = head.partition(b"\n")[0]
+    try:
+        own, text = int(line[len(_MAGIC) : len(_MAGIC) + 8], 16), line[len(_MAGIC) + 9 :]
+    except ValueError:
+        own, text = -1, b""
+    if own != zlib.crc32(text) or head != _line(text).ljust(SEAL_BYTES, b"\0"):
+        raise Damaged("its first line is not what was written")
+    values = json.loads(text)
+    if values["schema"] != SCHEMA:
+        raise OtherSchema(f"it has schema {values['schema']} and this version reads schema {SCHEMA}")
+    size = os.fstat(file.fileno()).st_size
+    if size != values["bytes"]:
+        raise Damaged(f"it has {size} bytes instead of {values['bytes']}: it was cut or changed")
+    spans = {name: (begin, length) for name, (begin, length) in values["spans"].items()}
+    return Seal(values["schema"], values["bytes"], values["crc32"], spans, values["notes"], own)
+
+
+def seal_of(path: Path) -> Seal:
+    """The seal of a file, of which nothing else is read. Raises Damaged, OtherSchema, or OSError."""
+    with path.open("rb") as file:
+        return read_seal(file)
+
+
+def check_seal(path: Path) -> Seal:
+    """The seal of a file whose structure is what was written. Raises Damaged, OtherSchema, or OSError."""
+    with path.open("rb") as file:
+        found = read_seal(file)
+        found.check(file)
+    return found
+
+
+def open_sealed(path: Path) -> h5py.File:
+    """Open a file for HDF5 once its seal is checked. Raises Damaged, OtherSchema, or OSError."""
+    check_seal(path)
+    return h5py.File(path, "r")
+
+
+def _structure(file: BinaryIO, size: int, spans: Mapping[str, tuple[int, int]]) -> int:
+    """CRC-32 of a file of that size without its user block and the spans."""
+    value, position = 0, SEAL_BYTES
+    for begin, length in [*sorted(span for span in spans.values() if span[1]), (size, 0)]:
+        file.seek(position)
+        remaining = begin - position
+        while remaining > 0:
+            block = file.read(min(remaining, _BLOCK))
+            if not block:
+                raise Damaged("it ends early")
+            value = zlib.crc32(block, value)
+            remaining -= len(block)
+        position = begin + length
+    return value

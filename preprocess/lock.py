@@ -1,0 +1,51 @@
+"""One run at a time in a folder of shards."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipeline.errors import UserError
+
+_NAME = ".lock"
+
+
+@contextlib.contextmanager
+def locked(destination: Path) -> Iterator[None]:
+    """Hold the folder of the shards: two runs at once would each remove what the other makes."""
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        # not blocking: whatever lies there under that name, opening it does not wait
+        file = os.open(destination / _NAME, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        raise UserError(f"cannot write to {destination}: {error.strerror}; set --destination") from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(f"another run is writing to {destination}; wait for it, or set --destination") from error
+        except OSError:
+            pass  # a file system without locks
+        yield
+    finally:
+        os.close(file)
+
+
+def is_locked(destination: Path) -> bool:
+    """Whether a run is writing to the folder; False where nobody can tell."""
+    try:
+        file = os.open(destination / _NAME, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
