@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import tyro
-
-from eval.ablation import Ablation, ablation
-from eval.frozen import Frozen, frozen, table
-from eval.show_batch import ShowBatch, show_batch
 from pipeline.errors import exit_with_message
-
-Command = (
-    Annotated[Frozen, tyro.conf.subcommand("frozen")]
-    | Annotated[Ablation, tyro.conf.subcommand("ablation")]
-    | Annotated[ShowBatch, tyro.conf.subcommand("show-batch")]
-)
+from pipeline.supervise import supervised
 
 
 def main() -> None:
-    command: Frozen | Ablation | ShowBatch = tyro.cli(Command, prog="python -m eval")
-    if isinstance(command, Frozen):
-        result = frozen(command)
-        print(table([result], [result["preset"]]))
-        print(f"numbers: {result['written']} (checkpoint {result['checkpoint']}, step {result['step']})")
-    elif isinstance(command, Ablation):
-        print(ablation(command))
-    else:
-        print(f"the picture is {show_batch(command)}")
+    from eval.command import main as command  # torch and DALI, which the parent does not need
+
+    exit_with_message(command)
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    supervised(main, "run the same command again")

@@ -11,12 +11,30 @@ class UserError(Exception):
     """Something outside the code is wrong; the message says what, why, and what to do."""
 
 
+_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memory allocation")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of Python, torch (on a CPU or a GPU) or DALI says that there was no memory left."""
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MEMORY)
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def exit_with_message(main: Callable[[], None]) -> None:
     """Run `main`; a `UserError` or a file that cannot be reached becomes one message on stderr and exit status 2."""
     try:
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except MemoryError as error:
+        print(f"error: out of memory ({first_line(error)}); run it where there is more", file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -96,3 +96,10 @@ class Pipeline:
         if tensors[0].is_cuda:
             torch.cuda.current_stream().synchronize()  # DALI may write over its outputs once they are released
         self._graph.release_outputs()
+
+
+def dali_message(error: RuntimeError) -> str:
+    """What went wrong, of the many lines that DALI says."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    after = lines.index("encountered:") + 1 if "encountered:" in lines[:-1] else 0
+    return lines[after] if lines else type(error).__name__

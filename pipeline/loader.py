@@ -7,25 +7,27 @@ normalisation together are one affine map of RGB, applied while the crops are co
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from PIL import Image, UnidentifiedImageError
 
 from pipeline.colour import affine, apply
-from pipeline.errors import UserError
+from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.factors import AUDIO, REVERSED, VIDEO
-from pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph, video_graph
+from pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph, dali_message, video_graph
 from pipeline.shards.index import Index
-from pipeline.shards.reader import ShardReader
+from pipeline.shards.reader import DamagedVideo, ShardReader
 from pipeline.tree import BatchPlan
 
 
@@ -55,7 +57,9 @@ def _cores() -> int:
 
 @dataclass(frozen=True)
 class Loading:
-    """How loading is spread over threads and buffers; no value changes what is loaded."""
+    """How loading is spread over threads and buffers, and what it does about damage; no value changes what is loaded
+    from undamaged shards.
+    """
 
     threads: int = field(default_factory=_cores)
     """DALI worker threads; by default this process's share of the cores."""
@@ -65,6 +69,9 @@ class Loading:
     """Decoded clips per DALI run; larger ones suit a GPU, smaller ones a small cache."""
     prefetch: int = 2
     """Batches made ahead of the training step."""
+    damaged: Literal["stop", "skip"] = "stop"
+    """What a clip does that is not what was written into its shard: it ends the run with its name, or its leaves count
+    for nothing in the loss, and are counted, and named at the end."""
 
     def __post_init__(self) -> None:
         for name in ("threads", "readers", "clips_at_once", "prefetch"):
@@ -81,7 +88,8 @@ class Batch:
     audio: torch.Tensor
     """float32 [n_audio, 1, bands, mel_frames]."""
     table: dict[str, torch.Tensor]
-    """Factor name -> int64 [n_video + n_audio]: the factor table, video leaves first, in the order of the tensors."""
+    """Factor name -> int64 [n_video + n_audio]: the factor table, video leaves first, in the order of the tensors.
+    Where damaged clips are skipped, `intact` is 0 for their leaves, which hold grey pictures or average sound."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
 
@@ -102,6 +110,11 @@ class Loader:
         self._ready: queue.Queue[Any] = queue.Queue(loading.prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """What is damaged -> how many clips of it have been skipped."""
+        return self._executor.skipped
 
     def __iter__(self) -> Iterator[Batch]:
         self._thread.start()
@@ -187,6 +200,8 @@ class _Work:
     video: BatchPlan
     shared: np.ndarray
     """Video leaf rows by decoded clip, int64 [clips, branches]."""
+    intact: np.ndarray
+    """Whether each leaf could be read, int64 [leaves]; known once the whole plan is fed."""
 
 
 class Executor:
@@ -200,6 +215,8 @@ class Executor:
         self._reader = ShardReader(index)
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
         self._pipelines: dict[tuple[str, int], Pipeline] = {}
+        self._lock = threading.Lock()
+        self.skipped: dict[str, int] = {}
 
     def close(self) -> None:
         """Drop what is still to be read, and the DALI graphs."""
@@ -224,29 +241,55 @@ class Executor:
                     pixels = frames.view(len(leaves), -1, 3)
                     apply(pixels, matrix[leaves], offset[leaves], batch.video.permute(0, 2, 3, 4, 1), leaves)
                 if rows[-1, 0] == work.shared[-1, 0]:
+                    if self.loading.damaged == "skip":
+                        batch.table["intact"] = torch.from_numpy(work.intact).to(self.device)
                     yield batch
 
     def _next(
         self, outputs: Iterator[list[torch.Tensor]], ahead: deque[tuple[_Work, np.ndarray]]
     ) -> list[torch.Tensor] | None:
-        """The next crops; what DALI cannot decode is told by the names of the videos and their shards."""
+        """The next crops; what DALI cannot decode is told by the name of the video and its shard."""
         try:
             return next(outputs, None)
         except RuntimeError as error:
-            rows = {int(video) for work, rows in ahead for video in work.video.columns["video"][rows[:, 0]]}
-            videos = ", ".join(str(self.index.id[row]) for row in sorted(rows))
-            shards = ", ".join(sorted({self.index.shard_names[self.index.shard[row]] for row in rows}))
+            what = dali_message(error)
+            if is_out_of_memory(RuntimeError(what)):
+                raise MemoryError(what) from error
+            for work, rows in ahead:
+                for leaf in rows[:, 0]:
+                    video, start = (int(work.video.columns[name][leaf]) for name in ("video", "time_shift"))
+                    self._require_decodable(video, start)
             raise UserError(
-                f"a frame of one of these videos cannot be decoded: {videos}; delete {shards} in {self.index.folder} "
-                "and run 'make preprocess' again to remake them"
+                f"DALI failed, and not for the frames, which are in order: {what}; where it names "
+                "CUDA or the driver, see nvidia-smi"
             ) from error
+
+    def _require_decodable(self, video: int, start: int) -> None:
+        """Raise UserError where another library cannot decode a frame of a clip either."""
+        size = (int(self.index.width[video]), int(self.index.height[video]))
+        frames = self._reader.frames(video, start, self.clip.frames, self.clip.stride)
+        for k, jpeg in enumerate(frames):
+            try:
+                with Image.open(io.BytesIO(jpeg.tobytes())) as image:
+                    image.load()
+                    reason = "" if image.size == size else f"it has {image.size} pixels, not {size}"
+            except UnidentifiedImageError:
+                reason = "it is no picture"
+            except (OSError, SyntaxError, ValueError) as error:
+                reason = first_line(error)
+            if reason:
+                raise UserError(
+                    f"frame {start + k * self.clip.stride} of '{self.index.id[video]}' cannot be decoded ({reason}), "
+                    f"though it is what was written; delete {self.index.shard_names[self.index.shard[video]]} in "
+                    f"{self.index.folder} and run 'make preprocess' again to remake it"
+                )
 
     def _feed(self, works: Iterable[_Work], ahead: deque[tuple[_Work, np.ndarray]]) -> Iterator[dict[str, Any]]:
         for work in works:
             begin, end = self._regions(work.video)
             for first in range(0, len(work.shared), self.loading.clips_at_once):
                 rows = work.shared[first : first + self.loading.clips_at_once]
-                inputs = self._feed_video(work.video, rows, begin, end)
+                inputs = self._feed_video(work, rows, begin, end)
                 ahead.append((work, rows))
                 yield inputs
 
@@ -255,28 +298,31 @@ class Executor:
         clip = self.clip
         table = {name: torch.from_numpy(values).to(self.device) for name, values in work.plan.columns.items()}
         video = buffer.get("video", (len(work.video), clip.frames, clip.size, clip.size, 3), self.device)
-        audio = self._audio(work.plan.modality(AUDIO), buffer)
+        audio = self._audio(work, buffer)
         return Batch(video.permute(0, 4, 1, 2, 3), audio, table, work.plan)
 
-    def _audio(self, plan: BatchPlan, buffer: _Buffer) -> torch.Tensor:
+    def _audio(self, work: _Work, buffer: _Buffer) -> torch.Tensor:
+        plan = work.plan.modality(AUDIO)
         n = len(plan)
         out = buffer.get("audio", (n, self.index.bands, self.clip.mel_frames), self.device)
         if n:
-            chunks = [np.arange(first, min(first + AUDIO_CLIPS, n)) for first in range(0, n, AUDIO_CLIPS)]
-            feed = (self._feed_audio(plan.take(rows)) for rows in chunks)
+            chunks = [slice(first, min(first + AUDIO_CLIPS, n)) for first in range(0, n, AUDIO_CLIPS)]
+            intact = work.intact[len(work.video) :]
+            feed = (self._feed_audio(plan.take(rows), intact[rows]) for rows in chunks)
             for rows, (bank,) in zip(chunks, self._pipeline("audio", 1).run(feed), strict=True):
-                out[rows[0] : rows[-1] + 1].copy_(bank)
+                out[rows].copy_(bank)
         return out[:, None]
 
-    def _feed_video(self, plan: BatchPlan, rows: np.ndarray, begin: np.ndarray, end: np.ndarray) -> dict[str, Any]:
+    def _feed_video(self, work: _Work, rows: np.ndarray, begin: np.ndarray, end: np.ndarray) -> dict[str, Any]:
         """Inputs of one DALI run over clips [n, branches] of leaf rows: the frames, then per branch its arguments."""
-        frames = self.clip.frames
+        frames, columns = self.clip.frames, work.video.columns
         firsts = rows[:, 0]
-        jobs = zip(plan.columns["video"][firsts], plan.columns["time_shift"][firsts], strict=True)
-        read = self._pool.map(lambda job: self._reader.frames(job[0], job[1], frames, self.clip.stride), jobs)
-        inputs: dict[str, Any] = {"jpeg": [frame for clip in read for frame in clip]}
+        jobs = zip(columns["video"][firsts].tolist(), columns["time_shift"][firsts].tolist(), strict=True)
+        read = list(self._pool.map(self._read_frames, jobs))
+        inputs: dict[str, Any] = {"jpeg": [frame for clip, _ in read for frame in clip]}
+        work.intact[rows] = np.asarray([intact for _, intact in read])[:, None]
         order = np.arange(frames, dtype=np.int32)
-        reverse = plan.columns["time_reversal"] == REVERSED
+        reverse = columns["time_reversal"] == REVERSED
         clips = np.arange(len(rows), dtype=np.int32)[:, None] * frames
         for branch, leaves in enumerate(rows.T):
             inputs[f"begin{branch}"] = np.repeat(begin[leaves], frames, 0)
@@ -284,11 +330,39 @@ class Executor:
             inputs[f"order{branch}"] = (clips + np.where(reverse[leaves, None], order[::-1], order)).reshape(-1)
         return inputs
 
-    def _feed_audio(self, plan: BatchPlan) -> dict[str, Any]:
-        """Inputs of one DALI run over the audio leaves of a plan."""
+    def _read_frames(self, job: tuple[int, int]) -> tuple[list[np.ndarray], bool]:
+        """JPEGs of a clip, or grey ones of its size, and whether they are what was written."""
+        video, start = job
+        try:
+            return self._reader.frames(video, start, self.clip.frames, self.clip.stride), True
+        except DamagedVideo as damage:
+            self._skip(damage)
+        grey = io.BytesIO()
+        size = (int(self.index.width[video]), int(self.index.height[video]))
+        Image.new("RGB", size, (128, 128, 128)).save(grey, "JPEG")
+        return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames, False
+
+    def _read_logmel(self, job: tuple[int, int]) -> tuple[np.ndarray, bool]:
+        """Log-mel rows of a clip, or average ones, and whether they are what was written."""
         frames = self.clip.mel_frames
+        try:
+            return self._reader.logmel(*job, frames), True
+        except DamagedVideo as damage:
+            self._skip(damage)
+        return np.full((frames, self.index.bands), self.index.statistics.mel_mean, np.float32), False
+
+    def _skip(self, damage: DamagedVideo) -> None:
+        if self.loading.damaged == "stop":
+            raise damage
+        with self._lock:
+            self.skipped[str(damage)] = self.skipped.get(str(damage), 0) + 1
+
+    def _feed_audio(self, plan: BatchPlan, intact: np.ndarray) -> dict[str, Any]:
+        """Inputs of one DALI run over the audio leaves of a plan; whether each could be read goes into `intact`."""
         start = self.index.mel_position(plan.columns["time_shift"])
-        jobs = zip(plan.columns["video"], start, strict=True)
+        jobs = zip(plan.columns["video"].tolist(), start.tolist(), strict=True)
+        read = list(self._pool.map(self._read_logmel, jobs))
+        intact[:] = [whole for _, whole in read]
         statistics, draws = self.index.statistics, plan.draws
         masks = {
             f"{axis}_{part}": draws[f"{axis}_{part}"][:, None]
@@ -296,7 +370,7 @@ class Executor:
             for part in ("start", "width")
         }
         return masks | {
-            "rows": list(self._pool.map(lambda job: self._reader.logmel(int(job[0]), int(job[1]), frames), jobs)),
+            "rows": [rows for rows, _ in read],
             "reverse": (plan.columns["time_reversal"] == REVERSED).astype(np.int32),
             # a gain a on the waveform is 2 ln a on the log power, exactly
             "gain": (2 * np.log(draws["volume"])).astype(np.float32),
@@ -337,7 +411,7 @@ def _prepare(plan: BatchPlan) -> _Work:
     modality = plan.columns["modality"]
     plan = plan.take(np.concatenate([np.flatnonzero(modality == VIDEO), np.flatnonzero(modality == AUDIO)]))
     video = plan.modality(VIDEO)
-    return _Work(plan, video, _share_decoding(video))
+    return _Work(plan, video, _share_decoding(video), np.ones(len(plan), np.int64))
 
 
 def _share_decoding(plan: BatchPlan) -> np.ndarray:

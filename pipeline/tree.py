@@ -102,8 +102,8 @@ class BatchPlan:
     def __len__(self) -> int:
         return len(self.columns["leaf"])
 
-    def take(self, leaves: np.ndarray) -> BatchPlan:
-        """The plan of some leaves, given by their rows or a mask."""
+    def take(self, leaves: np.ndarray | slice) -> BatchPlan:
+        """The plan of some leaves, given by their rows, a mask or a slice."""
         return BatchPlan(
             self.epoch,
             self.batch,

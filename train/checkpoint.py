@@ -1,32 +1,62 @@
-"""Checkpoints: written atomically, read without unpickling objects, refused where they do not fit."""
+"""Checkpoints: written atomically, checked and read without unpickling objects, refused where they do not fit."""
 
 from __future__ import annotations
 
+import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, first_line
 from pipeline.files import publish
 from train.models.gdt import GDT, load_weights
 from train.settings import network_from_json
 
 NAME = "checkpoint.pt"
+PREVIOUS = "checkpoint.previous.pt"
+"""The one before, for the case that the newest is damaged."""
+DAMAGED = "checkpoint.damaged.pt"
 FORMAT = "gdt-pretrain-1"
 
 
 def save(
     path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: str
 ) -> None:
-    """Everything that the next step depends on, under a temporary name first."""
+    """Everything that the next step depends on, under a temporary name first; the one before is kept as PREVIOUS.
+
+    Raises UserError where the disk has no room for it; what is there stays.
+    """
     partial = path.with_name(path.name + ".partial")
     state = {
         "format": FORMAT, "settings": settings, "data": data, "step": step,
         "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
-    torch.save(state, partial)
-    publish(partial, path)
+    try:
+        with partial.open("wb") as file:
+            torch.save(state, file)
+        if path.is_file():
+            _keep(path)
+        publish(partial, path)
+    except (OSError, RuntimeError) as error:  # RuntimeError is how torch's writer tells of a full disk
+        partial.unlink(missing_ok=True)
+        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+        raise UserError(
+            f"the checkpoint of step {step} cannot be written to {path.parent} ({reason}); see that there is room, "
+            "then run the same command again, which goes on from the checkpoint before"
+        ) from error
+
+
+def _keep(path: Path) -> None:
+    """Give the newest checkpoint the name of the one before, without a moment in which there is none."""
+    link = path.with_name(PREVIOUS + ".partial")
+    try:
+        link.unlink(missing_ok=True)
+        os.link(path, link)
+        link.rename(path.with_name(PREVIOUS))
+    except OSError:  # a file system without hard links
+        path.rename(path.with_name(PREVIOUS))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -36,15 +66,53 @@ def read(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}; make one with 'make pretrain', or set CKPT to yours")
     try:
+        return _read(path)
+    except Damaged as damage:
+        previous = path.with_name(PREVIOUS)
+        instead = f"name the one before it, {previous}" if previous.is_file() and path.name == NAME else "name another"
+        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}") from damage
+
+
+def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """The newest checkpoint of a run that is whole, None where there is none, and what is wrong with a newer one.
+
+    Raises UserError where there are checkpoints and none is whole.
+    """
+    wrong = ""
+    for name in (NAME, PREVIOUS):
+        if not (folder / name).is_file():
+            continue
+        try:
+            return _read(folder / name), wrong
+        except Damaged as damage:
+            wrong += f"{folder / name} cannot be read as a checkpoint: {damage}; "
+    if wrong:
+        raise UserError(f"{wrong}delete it to begin anew, or set --out to another folder")
+    return None, ""
+
+
+def set_aside(folder: Path) -> None:
+    """Give a damaged newest checkpoint another name, so that it does not become the one before."""
+    if (folder / NAME).is_file():
+        (folder / NAME).rename(folder / DAMAGED)
+
+
+class Damaged(Exception):
+    """A file is no whole checkpoint; the message says what is wrong, and not which file."""
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with zipfile.ZipFile(path) as archive:  # torch writes checksums and does not look at them
+            if (part := archive.testzip()) is not None:
+                raise Damaged(f"the checksum of its part {part} does not match, it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever strange bytes make the reader raise
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"{path} cannot be read as a checkpoint of weights ({first}); it is damaged or "
-            "something else; delete it or name another"
-        ) from error
+    except (MemoryError, Damaged):
+        raise
+    except Exception as error:  # whatever strange bytes make the readers raise
+        raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise UserError(f"{path} is not a checkpoint of this program (format {FORMAT} expected)")
+        raise Damaged(f"it is not a checkpoint of this program (format {FORMAT} expected)")
     return state
 
 

@@ -18,7 +18,9 @@ def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[
 
     `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves; with
     several ranks each gives an equal share, and the gradients that DDP averages are those of the joined batch.
-    The value returned is the same on every rank. Computed in float32, or float64 if the embeddings are.
+    The value returned is the same on every rank. Computed in float32, or float64 if the embeddings are. Leaves that
+    are 0 in the column `intact` of the table, where there is one, count for nothing: the loss is that of the batch
+    without them, 0 where no positive pair is left.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
     columns, gathered = dict(table), embeddings
@@ -29,18 +31,23 @@ def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[
     with torch.autocast(embeddings.device.type, enabled=False):
         similarity = embeddings.to(wide) @ gathered.to(wide).T / temperature
     w = weight(factors, table, columns)
-    positive = contrast(factors, table, columns) & w
+    positive = contrast(factors, table, columns)
+    if "intact" in table:
+        w &= (table["intact"][:, None] * columns["intact"][None, :]).bool()
+        rows = w.any(1)  # of a row without any weight, the logarithm below has no gradient
+        similarity, w, positive = similarity[rows], w[rows], positive[rows]
+    positive &= w
     log_p = similarity - torch.logsumexp(similarity.masked_fill(~w, -torch.inf), dim=1, keepdim=True)
     total = -log_p.masked_select(positive).sum()
     pairs = positive.sum()
     if world > 1:
         dist.all_reduce(pairs)
         # DDP divides the summed gradients by the world size; the loss of the joined batch asks for their plain sum
-        share = total * world / pairs
-        value = total.detach() / pairs
+        share = total * world / pairs.clamp(min=1)
+        value = total.detach() / pairs.clamp(min=1)
         dist.all_reduce(value)
         return value + share - share.detach()
-    return total / pairs
+    return total / pairs.clamp(min=1)
 
 
 class _GatherWithGradient(torch.autograd.Function):

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from pipeline import presets
-from pipeline.errors import UserError
+from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
 from pipeline.tree import Tree
 from train import checkpoint
 from train.loss import gdt_loss
 from train.models.gdt import GDT, load_weights
+from train.ranks import require_alike, watched
 from train.run import Log, StopSignal, place, precision
-from train.settings import Pretrain, differences, to_json
+from train.settings import Pretrain, differences, flags, to_json
 
 _MINUTE = 60.0
 
@@ -38,16 +41,32 @@ def pretrain(settings: Pretrain) -> Path:
     # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
     chosen: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     settings = replace(settings, device=chosen, precision=precision(settings, device))
+    with watched(device), memory_told(settings):
+        return _pretrain(settings, rank, world, device)
+
+
+def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -> Path:
     index = Index.open(settings.shard_folder)
     tree = sampling_tree(index, settings, verbose=rank == 0)
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
-    trainer = Trainer(settings, tree, fingerprint(index), device, rank, world)
+    data = fingerprint(index)
+    require_alike(
+        flags(settings) | {"set of shards": data, "version of torch": torch.__version__},
+        "start all of them with the same command, the same software and the same shards",
+    )
+    trainer = Trainer(settings, tree, data, device, rank, world)
     first = trainer.resume()
-    stop = StopSignal()
+    require_alike(
+        {"step": str(first), "state of the model": trainer.digest() if world > 1 else ""},
+        f"the folder {settings.run_folder} must be on a disk that all ranks share",
+    )
+    trainer.settle()
     plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
     with (
         Loader(index, plans, settings.clip, device, settings.loading) as loader,
         Log(settings, first, trainer.steps, trainer.rate, rank) as log,
+        skipped_told(loader, log),
+        StopSignal() as stop,
     ):
         for step, batch in enumerate(loader, first):
             log.loaded()
@@ -83,13 +102,12 @@ class Trainer:
         self.path = settings.run_folder / checkpoint.NAME
         self._data = data
         self._saved_at = time.monotonic()
+        self._damaged = False
         torch.manual_seed(settings.seed)
         model = GDT(settings.network, audio=presets.row(settings.preset).uses_audio).to(device)
         # the loader's layout, and the faster one
         model.video_network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-        if world > 1 and device.type == "cuda":
-            model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        self.model = model
+        self.model = model = synchronised(model, device, world)
         self.replica = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
         o = settings.optimization
         if o.method == "sgd":
@@ -102,12 +120,13 @@ class Trainer:
             )
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step: linear warm-up, constant, linear fall at the end where one is set."""
+        """Learning rate of a step: linear warm-up from the rate of one GPU, constant, linear fall where one is set."""
         o = self.settings.optimization
         full = o.rate * (self.settings.videos_per_batch / o.per_videos if o.per_videos else 1.0)
-        rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        first = min(o.rate, full) if o.per_videos else 0.0
+        rise = min(1.0, step / self.warmup) if self.warmup else 1.0
         fall = min(1.0, (self.steps - step) / (o.decay * self.steps)) if o.decay else 1.0
-        return full * rise * fall
+        return (first + (full - first) * rise) * fall
 
     def step(self, step: int, batch: Batch) -> torch.Tensor:
         """One update; returns the loss of the whole batch, not yet copied from the device."""
@@ -142,9 +161,12 @@ class Trainer:
 
         Raises UserError if the run was made with other settings or other data.
         """
-        if not self.path.is_file():
+        state, wrong = checkpoint.read_newest(self.path.parent)
+        if state is None:
             return 0
-        state = checkpoint.read(self.path)
+        self._damaged = bool(wrong)
+        if wrong and self.rank == 0:
+            print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
         changed = differences(state["settings"], to_json(self.settings))
         if state["data"] != self._data:
             changed.append("the shards were made anew or hold other videos")
@@ -156,6 +178,60 @@ class Trainer:
         load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(state["optimizer"])
         return int(state["step"])
+
+    def settle(self) -> None:
+        """Once every rank has resumed: take a damaged checkpoint out of the way of those to come."""
+        if self._damaged and self.rank == 0:
+            checkpoint.set_aside(self.path.parent)
+
+    def digest(self) -> str:
+        """Hash of the weights and of the optimiser's state."""
+        value = hashlib.sha256()
+        for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
+            value.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+        return value.hexdigest()
+
+
+def synchronised(model: GDT, device: torch.device, world: int) -> GDT:
+    """The model with batch norm over all ranks, which torch has for GPUs only."""
+    if world > 1 and device.type == "cuda":
+        return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict | list):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _tensors(value)
+
+
+@contextlib.contextmanager
+def memory_told(settings: Pretrain) -> Iterator[None]:
+    """A lack of memory as a sentence that says what to change."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"out of memory ({first_line(error)}); lower --videos-per-batch (now {settings.videos_per_batch}), which "
+            "changes the run, or --loading.prefetch and --loading.clips-at-once, which do not, or use more GPUs"
+        ) from error
+
+
+@contextlib.contextmanager
+def skipped_told(loader: Loader, log: Log) -> Iterator[None]:
+    """At the end, however it comes, name the clips that were skipped."""
+    try:
+        yield
+    finally:
+        if loader.skipped:
+            clips = sum(loader.skipped.values())
+            log.say(f"{clips} damaged clips were skipped and counted for nothing:")
+            for what, times in loader.skipped.items():
+                log.say(f"{times:6d} times: {what}")
 
 
 def sampling_tree(index: Index, settings: Pretrain, verbose: bool = True) -> Tree:

@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -48,15 +48,15 @@ def place(settings: Pretrain) -> tuple[int, int, torch.device]:
     return rank, world, device
 
 
-def leave_without_teardown() -> NoReturn:
-    """End a rank whose work is on disk, successfully.
+def leave_without_teardown(status: int = 0) -> NoReturn:
+    """End a rank whose work is on disk.
 
     Threads of torch's communication that still run while the interpreter is torn down now and then abort the process
     ("terminate called without an active exception"), and torchrun would call a finished run a failed one.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(status)
 
 
 class Log:
@@ -71,7 +71,7 @@ class Log:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "settings.json", json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
         path = folder / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.is_file() else []
+        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
         # steps after the checkpoint are done again, and a line that was cut off by a crash is one of them
         write_text(path, "".join(line + "\n" for line in lines if _step_of(line) < first))
         self._file = path.open("a", buffering=1)
@@ -91,6 +91,10 @@ class Log:
             self._bar.close()
             self._board.close()
             self._file.close()
+
+    def say(self, text: str) -> None:
+        """A line above the progress bar, on every rank."""
+        tqdm.write(text, file=sys.stderr)
 
     def next(self) -> None:
         """What comes now is waiting for the next batch."""
@@ -126,15 +130,22 @@ def _step_of(line: str) -> float:
         return np.inf
 
 
-@dataclass
 class StopSignal:
-    """Remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done."""
+    """While entered, remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; Ctrl-C twice stops at once."""
 
-    signal: int = 0
+    def __init__(self) -> None:
+        self.signal = 0
+        self._before: dict[int, Any] = {}
 
-    def __post_init__(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-            signal.signal(number, self._remember)
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():  # no other can say what becomes of signals
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
     def agreed(self, device: torch.device) -> int:
         """The signal that any rank got, so that all stop after the same step; 0 for none."""
@@ -145,6 +156,6 @@ class StopSignal:
         return int(signalled)
 
     def _remember(self, number: int, frame: Any) -> None:
-        if self.signal:
-            raise KeyboardInterrupt  # told twice: stop at once
+        if self.signal == number == signal.SIGINT:
+            raise KeyboardInterrupt
         self.signal = number

@@ -30,7 +30,8 @@ class Optimization:
     weight_decay: float = 1e-5
     """Weight decay."""
     warmup_epochs: float = 10
-    """Epochs over which the rate rises linearly to its full value."""
+    """Epochs over which the rate rises linearly to its full value: from --optimization.rate, the rate of one GPU, as
+    in the published release (0.01, 0.073, ... 0.577, 0.64), or from 0 where --optimization.per-videos is 0."""
     decay: float = 0.0
     """Share of the training, at its end, over which the rate falls linearly to 0."""
 
@@ -146,6 +147,21 @@ _NO_EFFECT_ON_NUMBERS = ("out", "shards", "loading", "checkpoint_minutes", "chec
 def to_json(settings: Pretrain) -> str:
     """Settings as text, for checkpoints."""
     return json.dumps(asdict(settings), default=str)
+
+
+def flags(settings: Pretrain) -> dict[str, str]:
+    """What of the settings has to be the same on every rank, by its name on the command line."""
+    found = {}
+
+    def walk(values: dict[str, Any], prefix: str) -> None:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                walk(value, f"{prefix}{name}.")
+            else:
+                found[(prefix + name).replace("_", "-")] = str(value)
+
+    walk({name: value for name, value in asdict(settings).items() if name not in _NO_EFFECT_ON_NUMBERS}, "--")
+    return found | {"--loading.damaged": settings.loading.damaged}
 
 
 def network_from_json(text: str) -> tuple[dict[str, Any], Network]:

@@ -6,9 +6,12 @@ import io
 import shutil
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 import nvidia.dali.fn as fn
 import nvidia.dali.types as types
@@ -20,10 +23,12 @@ from PIL import Image
 from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.factors import AUDIO, REVERSED, VIDEO
+from pipeline.graphs import Pipeline
 from pipeline.loader import Batch, Clip, Loader, Loading
 from pipeline.shards.index import Index
 from pipeline.shards.layout import MEL_FLOOR
-from pipeline.shards.reader import ShardReader
+from pipeline.shards.reader import DamagedVideo, ShardReader
+from pipeline.shards.seal import check_seal
 from pipeline.tree import Augmentation, BatchPlan, Tree, uniform_clips
 from tests.tamper import changed, reindex
 
@@ -247,15 +252,106 @@ def test_an_error_while_loading_reaches_the_consumer(index: Index, tmp_path: Pat
         load(copy, [tree(index, "e").plan(0, 0)])
 
 
-def test_a_damaged_frame_is_told_by_its_video_and_shard(index: Index, tmp_path: Path) -> None:
+@pytest.fixture
+def copy(index: Index, tmp_path: Path) -> Path:
+    """Shards that a test may damage."""
     shutil.copytree(index.folder, tmp_path / "copy")
-    path = tmp_path / "copy" / index.shard_names[0]
-    with changed(path, hidden=True) as file:
-        file["frames/jpeg"][:] = 0
-    reindex(tmp_path / "copy")
-    plan = uniform_clips(np.array([0]), np.array([1]), 1, AUGMENTATION)
-    with pytest.raises(UserError, match=f"cannot be decoded: {index.id[0]}; delete {index.shard_names[0]}"):
-        load(Index.open(tmp_path / "copy"), [plan])
+    return tmp_path / "copy"
+
+
+def test_a_frame_that_was_written_undecodable_is_told_by_its_name(copy: Path, index: Index) -> None:
+    video = 0
+    with changed(copy / index.shard_names[index.shard[video]], hidden=True) as file:
+        offset = file["frames/offset"][:]
+        frame = index.frame_start[video] + 3
+        file["frames/jpeg"][offset[frame] : offset[frame + 1]] = 0
+    reindex(copy)
+    plan = uniform_clips(np.array([5, video]), np.array([1, 1]), 1, AUGMENTATION)
+    name = index.shard_names[index.shard[video]]
+    with pytest.raises(UserError, match=rf"frame 3 of '{index.id[video]}' cannot be decoded \(.*delete {name} in"):
+        load(Index.open(copy), [plan])
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "message"),
+    [
+        ("CUDA driver error 999", UserError, "DALI failed, and not for the frames, which are in order: CUDA driver"),
+        ("std::bad_alloc", MemoryError, "std::bad_alloc"),
+    ],
+)
+def test_only_what_cannot_be_decoded_is_called_so(
+    index: Index, monkeypatch: pytest.MonkeyPatch, said: str, kind: type[Exception], message: str
+) -> None:
+    def failing(self: Pipeline, feed: Iterable[dict[str, Any]]) -> Iterator[list[torch.Tensor]]:
+        next(iter(feed))
+        raise RuntimeError(
+            f"Critical error in pipeline:\nError in CPU operator `x`\n\nencountered:\n\n{said}\nno longer valid"
+        )
+        yield
+
+    monkeypatch.setattr(Pipeline, "run", failing)
+    with pytest.raises(kind, match=message):
+        load(index, [uniform_clips(np.array([0]), np.array([1]), 1, AUGMENTATION)])
+
+
+def damage(copy: Path, index: Index, video: int, what: str) -> None:
+    """Overwrite 200 bytes in the middle of a video's frames or sound."""
+    path = copy / index.shard_names[index.shard[video]]
+    begin = check_seal(path).spans[what][0]
+    with h5py.File(path) as file:
+        if what == "frames/jpeg":
+            begin += int(file["frames/offset"][index.frame_start[video] + index.frame_count[video] // 2])
+        else:
+            begin += 4 * index.bands * int(index.mel_start[video] + index.mel_count[video] // 2)
+    with path.open("r+b") as file:
+        file.seek(begin)
+        file.write(bytes(200))
+
+
+@pytest.mark.parametrize("what", ["frames/jpeg", "audio/logmel"])
+def test_damage_ends_the_run_with_its_name(copy: Path, index: Index, what: str) -> None:
+    plan = tree(index, "e").plan(0, 0)
+    video = int(plan.columns["video"][0])
+    damage(copy, index, video, what)
+    name = index.shard_names[index.shard[video]]
+    told = rf"shard .*{name} is damaged: .* of '{index.id[video]}' is not what was written; 'make verify"
+    plans = [tree(index, "e").plan(0, k) for k in range(4)]  # somewhere in them the damaged part is taken
+    whole = [uniform_clips(np.array([video]), np.array([80]), 20, AUGMENTATION)]
+    with pytest.raises(UserError, match=told):
+        load(Index.open(copy), plans * 3 + whole if what == "frames/jpeg" else plans * 3)
+
+
+def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: Index) -> None:
+    plans = [tree(index, "l").plan(0, k) for k in range(3)]
+    intact = load(index, plans)
+    bad = int(plans[0].columns["video"][0])
+    damage(copy, index, bad, "frames/jpeg")
+    damage(copy, index, bad, "audio/logmel")
+    with Loader(Index.open(copy), plans, CLIP, CPU, Loading(damaged="skip", clips_at_once=3)) as loader:
+        batches = [replace(batch, video=batch.video.clone(), audio=batch.audio.clone()) for batch in loader]
+        skipped = dict(loader.skipped)
+    reader = ShardReader(Index.open(copy))
+    total = 0
+    for batch, expected in zip(batches, intact, strict=True):
+        columns = batch.plan.columns
+        for leaf in range(len(batch.plan)):
+            video, start = int(columns["video"][leaf]), int(columns["time_shift"][leaf])
+            try:
+                if columns["modality"][leaf] == VIDEO:
+                    reader.frames(video, start, CLIP.frames, CLIP.stride)
+                else:
+                    reader.logmel(video, int(index.mel_position(start)), CLIP.mel_frames)
+                whole = True
+            except DamagedVideo:
+                whole, total = False, total + 1
+            assert batch.table["intact"][leaf] == whole
+            first = len(batch.video)
+            got, wanted = ((b.video[leaf] if leaf < first else b.audio[leaf - first]) for b in (batch, expected))
+            assert torch.equal(got, wanted) == whole and torch.isfinite(got).all()
+    assert total > 0
+    assert all(index.id[bad] in what for what in skipped) and 0 < sum(skipped.values()) <= total
+    with Loader(index, plans, CLIP, CPU, Loading(damaged="skip")) as loader:
+        assert all(batch.table["intact"].all() for batch in loader) and not loader.skipped
 
 
 def test_clip_settings_out_of_range_are_refused() -> None:

@@ -83,6 +83,26 @@ def test_the_order_of_the_leaves_does_not_matter() -> None:
     assert math.isclose(one.item(), other.item(), rel_tol=1e-12)
 
 
+@pytest.mark.parametrize("preset", ["a", "e", "l"])
+def test_leaves_that_could_not_be_read_count_for_nothing(preset: str) -> None:
+    factors, plan = planned(preset, 4)
+    intact = np.random.default_rng(0).random(len(plan)) > 0.3
+    z, y = embed(len(plan)), embed(len(plan))
+    table = tensors(plan)
+    without = gdt_loss(z[intact], {name: values[intact] for name, values in table.items()}, factors, RHO)
+    masked = gdt_loss(y, table | {"intact": torch.from_numpy(intact.astype(np.int64))}, factors, RHO)
+    without.backward()
+    masked.backward()
+    assert math.isclose(without.item(), masked.item(), rel_tol=1e-12)
+    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-13) and not y.grad[~intact].any()
+    everything = gdt_loss(y, table | {"intact": torch.ones(len(plan), dtype=torch.int64)}, factors, RHO)
+    assert everything.item() == gdt_loss(y, table, factors, RHO).item()
+    y.grad = None
+    nothing = gdt_loss(y, table | {"intact": torch.zeros(len(plan), dtype=torch.int64)}, factors, RHO)
+    nothing.backward()
+    assert nothing.item() == 0 and not y.grad.any()
+
+
 def test_float32_is_close_to_float64_even_under_autocast() -> None:
     factors, plan = planned("l", 8)
     z = embed(len(plan)).detach()
@@ -116,7 +136,12 @@ def _rank(rank: int, world: int, folder: str, preset: str) -> None:
     z = functional.normalize(replica(inputs[share.columns["leaf"]]), dim=1)
     loss = gdt_loss(z, tensors(share), factors, RHO)
     loss.backward()
-    torch.save({"loss": loss.detach(), "gradient": layer.weight.grad}, f"{folder}/{world}-{rank}.pt")
+    table = tensors(share)
+    intact = table["leaf"] % 5 > 0
+    with torch.no_grad():
+        without = gdt_loss(z, table | {"intact": intact.long()}, factors, RHO)
+    results = {"loss": loss.detach(), "gradient": layer.weight.grad, "without": without}
+    torch.save(results, f"{folder}/{world}-{rank}.pt")
     dist.barrier()  # none leaves while another still talks to it
     leave_without_teardown()
 
@@ -131,6 +156,7 @@ def test_two_ranks_equal_one_process_with_the_joined_batch(tmp_path: Path, prese
     for rank in range(2):
         part = torch.load(tmp_path / "2" / f"2-{rank}.pt", weights_only=True)
         assert math.isclose(part["loss"].item(), one["loss"].item(), rel_tol=1e-12)
+        assert math.isclose(part["without"].item(), one["without"].item(), rel_tol=1e-12)
         assert torch.allclose(part["gradient"], one["gradient"], rtol=1e-9, atol=1e-13)
 
 

@@ -1,0 +1,64 @@
+"""A parent that tells a crash of its child in a sentence.
+
+Decoders and drivers are compiled code: what goes wrong there can end the process without a word. So a command that
+uses them runs in a child, and its parent, which does nothing else, says how the child ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+_PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
+_FROM_TERMINAL = 0x80
+"""SI_KERNEL: the whole process group gets it, the child too."""
+_PR_SET_PDEATHSIG = 1
+
+
+def supervised(main: Callable[[], None], what_next: str) -> None:
+    """Run `main` in a child process; signals are passed on to it, and it dies with its parent.
+
+    Exits with the child's status, or 128 + n after a sentence where signal n ended it; `what_next` says what to do.
+    Call it before anything starts threads.
+    """
+    watched = {*_PASSED_ON, signal.SIGCHLD}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _die_with(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        main()
+        return
+    status = None
+    while status is None:
+        told = signal.sigwaitinfo(watched)
+        if told.si_signo == signal.SIGCHLD:
+            ended, value = os.waitpid(child, os.WNOHANG)
+            status = value if ended else None
+        elif told.si_signo != signal.SIGINT or told.si_code != _FROM_TERMINAL:
+            os.kill(child, told.si_signo)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        sys.exit(code)
+    name, why = signal.Signals(-code).name, ""
+    if -code in _CRASHES:
+        why = f"it crashed ({name}), as compiled libraries do on damaged data, for which 'make verify FULL=1' looks"
+    elif -code == signal.SIGKILL:
+        why = f"it was killed ({name}), as the system does where memory runs out"
+    if why:
+        print(f"\nerror: {why}; {what_next}", file=sys.stderr)  # below the progress bar that the child left
+    sys.exit(128 - code)
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the parent is, where Linux can do that."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        os._exit(1)

@@ -1,0 +1,117 @@
+"""Checkpoints: whole or refused, with one before to go on from."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.errors import UserError
+from tests.tamper import flip
+from train import checkpoint
+
+
+def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A model and its optimiser, other ones for every step."""
+    torch.manual_seed(step)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(torch.randn(8, 40)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def save(path: Path, step: int) -> None:
+    checkpoint.save(path, *model_at(step), step, "{}", "data")
+
+
+def same(state: dict, step: int) -> bool:
+    model, optimizer = model_at(step)
+    expected = model.state_dict()
+    momentum = [value["momentum_buffer"] for value in state["optimizer"]["state"].values()]
+    wanted = [value["momentum_buffer"] for value in optimizer.state_dict()["state"].values()]
+    return (
+        state["step"] == step and state["settings"] == "{}" and state["data"] == "data"
+        and state["model"].keys() == expected.keys()
+        and all(torch.equal(state["model"][name], expected[name]) for name in expected)
+        and all(map(torch.equal, momentum, wanted))
+    )  # fmt: skip
+
+
+def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
+    path = tmp_path / checkpoint.NAME
+    save(path, 5)
+    whole = path.read_bytes()
+    draw = random.Random(0)
+    refused = 0
+    for _ in range(200):
+        flip(path, draw.randrange(len(whole)), draw.randrange(8))
+        try:
+            assert same(checkpoint.read(path), 5)
+        except UserError as error:
+            assert "cannot be read as a checkpoint" in str(error) and "\n" not in str(error)
+            refused += 1
+        path.write_bytes(whole)
+    assert refused > 150  # the others hit bytes that fill gaps between the parts of the file
+
+
+def test_the_one_before_is_kept_and_taken_where_the_newest_is_damaged(tmp_path: Path) -> None:
+    path, previous = tmp_path / checkpoint.NAME, tmp_path / checkpoint.PREVIOUS
+    assert checkpoint.read_newest(tmp_path) == (None, "")
+    for step in (1, 2, 3):
+        save(path, step)
+    assert same(torch.load(path, weights_only=True), 3) and same(torch.load(previous, weights_only=True), 2)
+    path.write_bytes(path.read_bytes()[:-500])
+    state, wrong = checkpoint.read_newest(tmp_path)
+    assert same(state, 2) and str(path) in wrong and "damaged" in wrong
+    with pytest.raises(UserError, match=f"name the one before it, {previous}"):
+        checkpoint.read(path)
+    checkpoint.set_aside(tmp_path)
+    save(path, 4)  # the damaged one does not take the place of a whole one
+    assert same(torch.load(previous, weights_only=True), 2) and (tmp_path / checkpoint.DAMAGED).is_file()
+    path.unlink()  # as where the machine went down between two names
+    state, wrong = checkpoint.read_newest(tmp_path)
+    assert same(state, 2) and wrong == ""
+    path.write_bytes(b"nonsense")
+    previous.write_bytes(b"nonsense")
+    with pytest.raises(UserError, match="checkpoint.pt cannot .*previous.pt cannot .*delete it to begin anew"):
+        checkpoint.read_newest(tmp_path)
+
+
+def test_a_file_system_without_hard_links_keeps_the_one_before_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*arguments: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr("os.link", refused)
+    for step in (1, 2):
+        save(tmp_path / checkpoint.NAME, step)
+    assert same(checkpoint.read(tmp_path), 2) and same(checkpoint.read(tmp_path / checkpoint.PREVIOUS), 1)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 24 kB, on which a checkpoint takes 16."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", folder], capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here (root is needed)")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_keeps_the_checkpoint_before(tiny_disk: Path) -> None:
+    path = tiny_disk / checkpoint.NAME
+    save(path, 1)
+    assert 12_000 < path.stat().st_size < 16_384
+    with pytest.raises(UserError, match=r"step 2 cannot be written to .*disk \(.*\); see that there is room, then run"):
+        save(path, 2)
+    assert same(checkpoint.read(path), 1)
+    assert sorted(file.name for file in tiny_disk.iterdir()) == [checkpoint.NAME]

@@ -1,0 +1,138 @@
+"""Two ranks that start alike, stop together, and do not wait for one that is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from train import checkpoint
+
+STEPS = 24
+Ranks = list["subprocess.Popen[str]"]
+Start = Callable[..., Ranks]
+
+
+@pytest.fixture
+def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
+    """Starts two ranks as any launcher does, each with arguments of its own; nobody but they ends the other."""
+    started: Ranks = []
+
+    def ranks(*arguments: tuple[object, ...]) -> Ranks:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        base = ["train", "tiny", "--shards", shards, "--out", tmp_path / "run", "--videos-per-batch", 4, "--threads", 1,
+                "--steps", STEPS, "--checkpoint-steps", 4]  # fmt: skip
+        for rank, more in enumerate(arguments):
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", *map(str, [*base, *more])], cwd=tmp_path, text=True,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                    env=os.environ | {
+                        "PYTHONPATH": str(ROOT), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": "",
+                    },
+                )
+            )  # fmt: skip
+        return started[-len(arguments) :]
+
+    yield ranks
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def wait_for_steps(run: Path, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while not ((run / "metrics.jsonl").is_file() and len(losses(run)) >= count):
+        assert time.monotonic() < deadline, "it did not come so far"
+        time.sleep(0.01)
+
+
+def ended(ranks: Ranks) -> tuple[list[int], list[str]]:
+    """Exit statuses, and what was said on stderr but for progress."""
+    said = [process.communicate(timeout=120)[1] for process in ranks]
+    lines = ["\n".join(line for line in text.splitlines() if line.strip() and "step/s" not in line) for text in said]
+    return [process.returncode for process in ranks], lines
+
+
+def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_they_go_on(start: Start, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    ranks = start((), ())
+    wait_for_steps(run, 3)
+    ranks[1].send_signal(signal.SIGUSR1)  # not the one that writes the checkpoint
+    codes, _ = ended(ranks)
+    assert codes == [128 + signal.SIGUSR1] * 2
+    stopped = len(losses(run))
+    assert torch.load(run / checkpoint.NAME, weights_only=True)["step"] == stopped < STEPS
+    half = losses(run)
+    assert ended(start((), ()))[0] == [0, 0]
+    assert losses(run)[:stopped] == half and len(losses(run)) == STEPS
+    straight = tmp_path / "straight"
+    assert ended(start(("--out", straight), ("--out", straight)))[0] == [0, 0]
+    assert losses(straight) == losses(run)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_is_killed_ends_the_other_with_a_reason(start: Start, tmp_path: Path, victim: int) -> None:
+    ranks = start((), ())
+    wait_for_steps(tmp_path / "run", 2)
+    (child,) = psutil.Process(ranks[victim].pid).children()
+    began = time.monotonic()
+    child.kill()
+    codes, said = ended(ranks)
+    assert time.monotonic() - began < 30
+    assert codes[victim] == 128 + signal.SIGKILL and codes[1 - victim] == 2
+    why = "it was killed or crashed, or its machine is gone; the same command goes on from the last checkpoint"
+    assert said[1 - victim] == f"error: rank {victim} has ended without a word, and so do the others: {why}"
+    assert "Traceback" not in "".join(said)
+
+
+def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(shards, other)
+    for difference, words in (
+        (("--temperature", 0.2), "another --temperature than rank 0 (0.2, not 0.07)"),
+        (("--loading.damaged", "skip"), "another --loading.damaged than rank 0 (skip, not stop)"),
+    ):
+        codes, said = ended(start((), difference))
+        assert codes == [2, 2]
+        assert f"error: rank 1 starts with {words}; start all of them with the same command" in said[0]
+        assert said[1] == ""  # told once
+    assert not (tmp_path / "run").exists()
+
+
+def test_ranks_that_go_on_from_different_steps_refuse_to_start(start: Start, tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    assert ended(start(("--steps", 4), ("--steps", 4)))[0] == [0, 0]
+    codes, said = ended(start(("--steps", 4), ("--steps", 4, "--out", elsewhere)))  # a disk that is not shared
+    assert codes == [2, 2]
+    assert "error: rank 1 starts with another step than rank 0 (0, not 4); the folder" in said[0]
+    assert "must be on a disk that all ranks share" in said[0]
+    assert len(losses(run)) == 4
+
+
+def test_the_error_of_one_rank_ends_both_and_is_printed_once(start: Start, tmp_path: Path) -> None:
+    codes, said = ended(start((), ("--shards", tmp_path / "nowhere")))
+    assert codes == [2, 2]
+    assert said[0].count("error: there are no shards in") == 1 and said[1] == ""
+    assert "Traceback" not in said[0]

@@ -1,0 +1,134 @@
+"""The trainer's parts: schedule, optimiser, normalisation across ranks, signals, memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline import presets
+from pipeline.errors import UserError
+from pipeline.loader import Loader
+from pipeline.shards.index import Index
+from pipeline.tree import Augmentation, Tree
+from train.models.gdt import GDT
+from train.pretrain import Trainer, pretrain, sampling_tree, synchronised
+from train.run import StopSignal
+from train.settings import SIZES, Optimization, Pretrain
+
+CPU = torch.device("cpu")
+PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
+
+
+def trainer(settings: Pretrain, videos: int) -> Trainer:
+    """A trainer of a small network with these settings, over so many videos."""
+    starts = np.full(videos, 100)
+    factors = presets.factors(settings.preset, np.arange(videos), starts, settings.videos_per_batch)
+    tree = Tree(factors, Augmentation(), (99, 40), videos, settings.seed)
+    return Trainer(replace(settings, network=TINY.network, device="cpu", precision="float32"), tree, "data", CPU)
+
+
+def test_the_rate_is_that_of_the_published_schedule() -> None:
+    """Goyal et al.: from the rate of one GPU to that of all, over 10 epochs; then constant."""
+    one = trainer(PAPER, videos=512 * 7)
+    at_epochs = [one.rate(7 * epoch) for epoch in range(100)]
+    warm = [0.01, 0.073, 0.136, 0.199, 0.262, 0.325, 0.388, 0.451, 0.514, 0.577]
+    assert np.allclose(at_epochs[:10], warm, rtol=1e-12) and np.allclose(at_epochs[10:], 0.64, rtol=1e-12)
+    steps = np.array([one.rate(step) for step in range(one.steps)])
+    assert one.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
+    few = trainer(replace(PAPER, videos_per_batch=16), videos=16 * 7)  # two GPUs' worth
+    assert np.allclose([few.rate(0), few.rate(35), few.rate(70)], [0.01, 0.015, 0.02])
+    fewer = trainer(replace(PAPER, videos_per_batch=4), videos=28)  # less than one GPU's: nothing to warm up to
+    assert np.allclose([fewer.rate(0), fewer.rate(300)], 0.005)
+
+
+def test_the_tiny_schedule_is_constant_and_falls_at_the_end() -> None:
+    one = trainer(TINY, videos=64)
+    rates = np.array([one.rate(step) for step in range(600)])
+    assert (rates[:451] == 3e-3).all()
+    assert np.allclose(rates[450:], 3e-3 * np.arange(150, 0, -1) / 150)
+
+
+@pytest.fixture(scope="module")
+def batch_settings(shards: Path) -> Pretrain:
+    return replace(
+        TINY, shards=shards, videos_per_batch=4, device="cpu", precision="float32", preset="e",
+        network=replace(TINY.network, dropout=0.3),
+        optimization=Optimization(method="sgd", rate=0.05, per_videos=4, warmup_epochs=0),
+    )  # fmt: skip
+
+
+def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings: Pretrain, index: Index) -> None:
+    tree = sampling_tree(index, batch_settings, verbose=False)
+    one = Trainer(batch_settings, tree, "data", CPU)
+    weights = {name: p.detach().clone() for name, p in one.model.named_parameters()}
+    velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
+    with Loader(index, tree.plans(0, 4), batch_settings.clip, CPU) as loader:
+        for step, batch in enumerate(loader):
+            one.step(step, batch)
+            for name, p in one.model.named_parameters():
+                gradient = p.grad + 1e-5 * weights[name]  # weight decay as in the paper, on every parameter
+                velocity[name] = 0.9 * velocity[name] + gradient
+                weights[name] = weights[name] - 0.05 * velocity[name]
+                assert torch.allclose(p, weights[name], rtol=1e-4, atol=1e-7), (step, name)
+                weights[name] = p.detach().clone()
+
+
+def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretrain, index: Index) -> None:
+    optimization = replace(batch_settings.optimization, per_videos=1, warmup_epochs=1, decay=0.5)
+    settings = replace(batch_settings, optimization=optimization, steps=8)
+    tree = sampling_tree(index, settings, verbose=False)
+    one = Trainer(settings, tree, "data", CPU)
+    with Loader(index, tree.plans(0, 8), settings.clip, CPU) as loader:
+        for step, batch in enumerate(loader):
+            one.step(step, batch)
+            assert [group["lr"] for group in one.optimizer.param_groups] == [one.rate(step)]
+    assert len({one.rate(step) for step in range(8)}) > 5
+
+
+def test_adamw_is_taken_where_it_is_asked_for() -> None:
+    (group,) = trainer(TINY, videos=64).optimizer.param_groups
+    assert isinstance(trainer(TINY, videos=64).optimizer, torch.optim.AdamW)
+    assert (group["betas"], group["weight_decay"]) == ((0.9, 0.999), 1e-2)
+
+
+def test_batch_norm_is_synchronised_across_gpus_and_only_there() -> None:
+    norms = torch.nn.modules.batchnorm._BatchNorm
+    for device, world, expected in (("cuda", 2, True), ("cuda", 1, False), ("cpu", 2, False)):
+        model = GDT(TINY.network)
+        before = [name for name, module in model.named_modules() if isinstance(module, norms)]
+        model = synchronised(model, torch.device(device), world)
+        found = [name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]
+        assert found == (before if expected else []) and len(before) > 10
+
+
+def test_signals_are_remembered_for_a_while_and_then_what_they_were() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    with StopSignal() as stop:
+        assert stop.agreed(CPU) == 0
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stop.agreed(CPU) == signal.SIGUSR1
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # as where a launcher and a supervisor both tell
+        assert stop.agreed(CPU) == signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt), StopSignal():
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+
+
+@pytest.mark.parametrize("where", ["train.pretrain.gdt_loss", "pipeline.loader.affine"])
+def test_a_lack_of_memory_is_one_sentence_with_what_to_change(
+    batch_settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def greedy(*arguments: object) -> None:
+        torch.empty(1 << 50)  # what torch really says where there is no memory
+
+    monkeypatch.setattr(where, greedy)
+    with pytest.raises(UserError, match=r"out of memory \(.*\); lower --videos-per-batch \(now 4\), .* --loading"):
+        pretrain(replace(batch_settings, out=tmp_path))

@@ -1,0 +1,48 @@
+"""The command line of pretraining."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+import tyro
+
+from pipeline.errors import UserError, exit_with_message
+from train.pretrain import pretrain
+from train.run import leave_without_teardown
+from train.settings import SIZES, Pretrain
+
+
+def main() -> None:
+    status: Any = 0
+    try:
+        exit_with_message(_pretrain)
+    except SystemExit as end:
+        status = end.code
+    if dist.is_initialized():
+        leave_without_teardown(status)
+    sys.exit(status)
+
+
+def _pretrain() -> None:
+    arguments = sys.argv[1:]
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
+        raise UserError(f"there is no size '{arguments[0]}'; choose one of {', '.join(SIZES)}")
+    sizes = {name: (text, _with_one_length(base, arguments)) for name, (text, base) in SIZES.items()}
+    settings = tyro.extras.overridable_config_cli(sizes, prog="python -m train")
+    path = pretrain(settings)
+    if os.environ.get("RANK", "0") == "0":
+        print(f"the trained model is in {path}")
+
+
+def _with_one_length(base: Pretrain, arguments: list[str]) -> Pretrain:
+    """A size's default epochs give way to --steps on the command line, and its steps to --epochs."""
+    given = {argument.split("=")[0] for argument in arguments} & {"--steps", "--epochs"}
+    if given == {"--steps"}:
+        return replace(base, epochs=0, steps=1)
+    if given == {"--epochs"}:
+        return replace(base, steps=0, epochs=1)
+    return base
