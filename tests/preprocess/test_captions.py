@@ -8,8 +8,10 @@ import json
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,8 @@ def test_times_may_be_numbers_of_any_kind() -> None:
         ),
         ({"start": ["early"], "end": [2], "text": ["x"]}, "video 'a': the time 'early' is no number of seconds"),
         ({"start": [[]], "end": [2], "text": ["x"]}, r"video 'a': the time \[\] is no number of seconds"),
+        ({"start": [1], "end": [2], "text": [["x"]]}, r"video 'a': \['x'\] is no text"),
+        ({"start": ["early" * 999], "end": [2], "text": ["x"]}, r"the time 'early.{,200}\.\.\..{,200}' is no number"),
     ],
 )
 def test_another_layout_is_refused(tmp_path: Path, content: Any, message: str) -> None:
@@ -237,20 +241,31 @@ def test_a_damaged_csv_of_many_videos_is_refused(tmp_path: Path) -> None:
         find(tmp_path)
 
 
-def test_what_cannot_be_read_or_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "caption.json").write_text(json.dumps({"a": HELLO}))
     (tmp_path / "scratch").write_text("a file")
     with pytest.raises(UserError, match=r"cannot set captions aside in .*/scratch: File exists; they take about"):
         find(tmp_path)
 
-    (tmp_path / "scratch").unlink()
 
-    def broken(*_: object) -> None:
-        raise OSError(5, "Input/output error")
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+@pytest.mark.parametrize("name", ["caption.json", "x.csv", "captions/a.csv", "captions/a.json"])
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to("/proc/self/mem")  # a regular file, and its first bytes are nowhere
+    with pytest.raises(UserError, match=f"cannot read .*{name}: Input/output error"), find(tmp_path) as captions:
+        captions.get("a")
 
-    monkeypatch.setattr(Path, "open", broken)
-    with pytest.raises(UserError, match=r"cannot read .*caption.json: Input/output error"):
-        find(tmp_path)
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["caption.json", "captions.json", "x.csv", "captions/a.csv", "csv/a.json"])
+@pytest.mark.parametrize(("what", "target"), [("FIFO", "fifo"), ("device", "/dev/null"), ("broken link", "absent")])
+def test_captions_that_are_no_file_are_named(tmp_path: Path, name: str, what: str, target: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / target)
+    with pytest.raises(UserError, match=f"/{name} is a {what}, not a file"), find(tmp_path) as captions:
+        captions.get("a")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -307,6 +322,118 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert (videos, captions) == (2000, 500)
     assert size > 60
     assert megabytes < size / 5
+
+
+# --- what takes more than a file should ----------------------------------------------------------------------------
+
+OPEN_ALL = """
+import json, resource, sys
+from pathlib import Path
+from pipeline.errors import UserError
+from preprocess.captions import Captions
+
+memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (memory + 300 * 2**20,) * 2)
+for folder in map(Path, sys.stdin.read().splitlines()):
+    outcome = []
+    try:
+        if captions := Captions.find(folder, folder / "scratch"):
+            with captions:
+                outcome = captions.get("a")
+    except (UserError, MemoryError) as error:
+        outcome = f"{type(error).__name__}: {error}"
+    print(json.dumps(outcome))
+"""
+
+
+def opened(folders: Iterable[Path]) -> list[Any]:
+    """The captions of the video 'a' in each folder, or what is told instead; with 300 MB of memory for all that."""
+    result = subprocess.run(
+        [sys.executable, "-c", OPEN_ALL], input="\n".join(map(str, folders)),
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=200,
+    )  # fmt: skip
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux to tell the memory")
+@pytest.mark.parametrize("name", ["caption.json", "captions/a.json"])
+def test_lists_within_lists_are_refused_at_any_depth(tmp_path: Path, name: str) -> None:
+    lists, maps = "[" * 200_000 + "]" * 200_000, '{"a":' * 100_000 + "1" + "}" * 100_000
+    contents = [
+        *(lists, maps, "[" * 400_000, '{"a":' * 100_000),
+        *(f'{{"a": {{"start": [{deep}]}}}}' for deep in (lists, maps)),
+        *(f'{{"start": [{deep}], "end": [1], "text": ["x"]}}' for deep in (lists, maps)),
+        *(f'{{"a": {{"start": [1], "end": [1], "text": ["x"], "x": {deep}}}}}' for deep in (lists, maps)),
+    ]
+    folders = []
+    for number, content in enumerate(contents):
+        folders.append(tmp_path / str(number))
+        (folders[-1] / name).parent.mkdir(parents=True)
+        (folders[-1] / name).write_text(content)
+    outcomes = opened(folders)
+    assert len(outcomes) == len(contents)
+    for folder, outcome in zip(folders, outcomes, strict=True):
+        assert re.match(
+            rf"UserError: {folder / name} (has lists within lists|holds no captions).*; expected .*\{{start: \[...\]",
+            outcome,
+        )
+
+
+def test_what_stands_beside_the_captions_may_be_nested_a_little(tmp_path: Path) -> None:
+    words = [{"word": "hello", "tokens": [[1, 2], []]}]
+    assert read(tmp_path, {"words": words, **HELLO, "text of all": "hello"}) == [(1, 2, "hello")]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("value", ["0." + "1" * 3_000_000, "1" * 3_000_000, f'"{"x" * 3_000_000}"', " " * 3_000_000])
+def test_a_value_without_an_end_is_not_read_on(tmp_path: Path, value: str) -> None:
+    (tmp_path / "caption.json").write_text(f'{{"a": {{"start": [{value}')
+    with pytest.raises(
+        UserError, match=r"caption.json cannot be understood: a value is longer than 1 MB, up to byte 1"
+    ):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["caption.json", "x.csv", "captions/a.csv", "captions/a.json"])
+def test_what_one_video_may_take_is_bounded(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preprocess.captions, "_MOST", 1 << 20)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+
+    def write(**counts: int) -> None:
+        """As many captions of each video; of 'a' alone, where each has its own file."""
+        if name.endswith(".json"):
+            videos = {id: {"start": [1] * n, "end": [2] * n, "text": ["x" * 20] * n} for id, n in counts.items()}
+            (tmp_path / name).write_text(json.dumps(videos["a"] if name.startswith("captions/") else videos))
+        else:
+            rows = [f"{id},1,2,{'x' * 20}\n" for id, n in counts.items() for _ in range(n)]
+            rows = rows[: counts["a"]] if name.startswith("captions/") else rows
+            (tmp_path / name).write_text("video_id,start,end,text\n" + "".join(rows))
+
+    write(a=25_000, b=25_000, c=25_000)  # each less than 1 MB, together more
+    with find(tmp_path) as captions:
+        assert len(captions.get("a")) == 25_000
+    write(a=60_000, b=1)
+    message = f"{name} holds more than 1 MB of captions of one video, up to byte .*; is it the right file?"
+    with pytest.raises(UserError, match=message), find(tmp_path) as captions:
+        captions.get("a")
+
+
+def test_a_line_without_an_end_is_not_read_on(word2vec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preprocess.captions, "_MOST", 1 << 20)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "x.csv").write_text("a," * 1_000_000)
+    with pytest.raises(UserError, match="x.csv holds more than 1 MB of header, up to byte 1"):
+        find(source)
+    (source / "x.csv").write_text("video_id,start,end,text\n" + "a," * 1_000_000)
+    with pytest.raises(UserError, match="x.csv holds more than 1 MB of captions of one video, up to byte 1"):
+        find(source)
+    (source / "x.csv").write_text('video_id,start,end,text\n"' + "a" * 1_000_000)
+    with pytest.raises(UserError, match="x.csv is damaged or no csv: field larger than field limit"):
+        find(source)
+    (tmp_path / "stop.txt").write_text("a" * 2_000_000)
+    with pytest.raises(UserError, match="stop.txt holds more than 1 MB of stop words, up to byte 1"):
+        Vocabulary.load(word2vec, tmp_path / "stop.txt")
 
 
 # --- vocabulary ----------------------------------------------------------------------------------------------------
@@ -366,6 +493,16 @@ def test_stop_words_of_a_file(word2vec: Path, tmp_path: Path) -> None:
         Vocabulary.load(word2vec, tmp_path / "stop.txt")
     with pytest.raises(UserError, match="cannot read .*none.txt: No such file or directory"):
         Vocabulary.load(word2vec, tmp_path / "none.txt")
+
+
+@pytest.mark.timeout(20)
+def test_words_come_from_files_only(word2vec: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "fifo.bin").symlink_to("fifo")
+    with pytest.raises(UserError, match="fifo is a FIFO, not a file"):
+        Vocabulary.load(word2vec, tmp_path / "fifo")
+    with pytest.raises(UserError, match="the word2vec file .*fifo.bin is a FIFO; download one"):
+        Vocabulary.load(tmp_path / "fifo.bin")
 
 
 def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> None:
