@@ -35,12 +35,13 @@ from preprocess.datasets.listing import Missing, Video, Words
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
 """One file for all videos, the first that is there; the official caption.json has lost its stop words already."""
 FOLDERS = ("captions", "csv")
-"""One file per video, <id>.csv or <id>.json, in the first of these folders that holds any."""
+"""One file per video, <id>.csv or <id>.json, in the first of these folders that holds any, at any depth."""
 COLUMNS = ("start", "end", "text")
 EXPECTED = f"""\
 source/{JSON_NAMES[0]} or {", ".join(JSON_NAMES[1:])}     {{id: {{start: [...], end: [...], text: [...]}}}}
 source/{FOLDERS[0]}/<id>.csv or .json             one file per video, with the columns start,end,text
-source/*.csv                              with the columns video_id,start,end,text"""
+source/*.csv                              with the columns video_id,start,end,text
+where an <id> is the video's, or its path below source without the suffix (cats/a for source/cats/a.mp4)"""
 LAYOUT = "{start: [...], end: [...], text: [...]}"
 
 _LONGEST = 1e6
@@ -104,6 +105,10 @@ class Captions(ABC):
         """
 
     @abstractmethod
+    def __contains__(self, id: str) -> bool:
+        """Whether there are captions by this name, usable or not."""
+
+    @abstractmethod
     def __len__(self) -> int:
         """Videos that have captions."""
 
@@ -163,6 +168,9 @@ class _Spool(Captions):
             position = position_before
         return sorted(itertools.chain.from_iterable(reversed(records)), key=attrgetter("start"))
 
+    def __contains__(self, id: str) -> bool:
+        return id in self._last
+
     def __len__(self) -> int:
         return len(self._last)
 
@@ -197,21 +205,34 @@ class _Folder(Captions):
             return _captions(json.loads(file.read().decode("utf-8-sig")), str(path))
 
     def _path(self, id: str) -> Path | None:
-        """The file of a video, None where there is none, or its id would lead to another folder."""
-        if os.sep in id:
+        """The file of a video, None where there is none, or its id would lead out of the folder."""
+        if {"", ".", ".."} & set(id.split("/")):
             return None
         paths = (self._folder / f"{id}{suffix}" for suffix in (".csv", ".json"))
         return next((path for path in paths if kind(path) != "missing"), None)
+
+    def __contains__(self, id: str) -> bool:
+        return self._path(id) is not None
 
     def __len__(self) -> int:
         return sum(1 for _ in _caption_files(self._folder))
 
 
 def _caption_files(folder: Path) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith((".csv", ".json")) and not entry.name.startswith("._"):  # which macOS leaves
-                yield entry.name
+    """Names of the files at any depth; links to folders are followed, each folder is read once."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    seen: set[str] = set()
+    for here, subfolders, names in os.walk(folder, followlinks=True, onerror=refuse):
+        if (real := os.path.realpath(here)) in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        for name in names:
+            if name.endswith((".csv", ".json")) and not name.startswith("._"):  # which macOS leaves
+                yield name
 
 
 class _Source(io.RawIOBase):
@@ -584,18 +605,25 @@ def on_kept_clock(words: Words, stretches: Sequence[tuple[float, float]]) -> Wor
 
 
 def attach(
-    items: Iterable[Video | Missing], captions: Captions, vocabulary: Vocabulary, only_captioned: bool
+    items: Iterable[Video | Missing], captions: Captions, vocabulary: Vocabulary, source: Path, only_captioned: bool
 ) -> Iterator[Video | Missing]:
     """The videos with their words; with `only_captioned`, without what nobody speaks in, or captions are silent on.
 
-    Captions go by a video's id, else by the name of its file. A video whose captions are damaged is named as missing.
+    Captions go by a video's id, else by its path below `source` without the suffix; so a bare stem, which videos in
+    several folders may have, counts in `source` itself. Prints how many videos only a bare stem would have served. A
+    video whose captions are damaged is named as missing.
     """
+    by_stem, example = 0, ""
     for item in items:
         if isinstance(item, Missing):
             yield item
             continue
+        stem, place = item.path.stem, str(Path(os.path.relpath(item.path, source)).with_suffix(""))
         try:
-            said = captions.get(item.id) or captions.get(item.path.stem)
+            said = captions.get(item.id) or captions.get(place)
+            if not said and stem not in (item.id, place) and stem in captions:
+                by_stem += 1
+                example = example or place
         except UserError as error:
             yield Missing(item.id, f"its captions cannot be read: {error}")
             continue
@@ -609,3 +637,10 @@ def attach(
             yield replace(item, words=on_kept_clock(words, kept), stretches=kept)
         else:
             yield Missing(item.id, "there are no captions of it")
+    if by_stem:
+        videos, stem = "1 video was" if by_stem == 1 else f"{by_stem} videos were", Path(example).name
+        print(
+            f"{videos} given no captions: those of '{stem}' count only for a video {stem}.* in {source} itself; "
+            f"name them by their path, such as '{example}'",
+            flush=True,
+        )
