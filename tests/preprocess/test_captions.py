@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import math
 import os
 import pickle
 import random
@@ -25,6 +26,7 @@ from pipeline.errors import UserError
 from preprocess.captions import Caption, Captions, Vocabulary, attach, on_kept_clock, stretches
 from preprocess.datasets import DATASETS, howto100m
 from preprocess.datasets.listing import Missing, Video, Words
+from tests.preprocess.test_fuzz import COUNT, INTACT, SEED, damaged
 
 ROOT = Path(__file__).resolve().parents[2]
 HELLO = {"start": [1], "end": [2], "text": ["hello"]}
@@ -453,6 +455,57 @@ def test_a_line_without_an_end_is_not_read_on(word2vec: Path, tmp_path: Path, mo
     (tmp_path / "stop.txt").write_text("a" * 2_000_000)
     with pytest.raises(UserError, match="stop.txt holds more than 1 MB of stop words, up to byte 1"):
         Vocabulary.load(word2vec, tmp_path / "stop.txt")
+
+
+FUZZED = ("caption.json", "x.csv", "captions/a.csv", "captions/a.json")
+SAID = [[k * 2.5, k * 2.5 + 2, f"then, {'stir ' * (k % 7)}it – “well”"] for k in range(30)]
+PIECES = [
+    b"[", b"{", b"]", b"}", b'{"a":', b'"', b",", b":", b"\\", b"\\ud800", b"null", b"NaN", b"Infinity", b"1e999", b"-",
+    b"9" * 400, b"\r", b"\n", b'"\n', b"\0", b"\xef\xbb\xbf", b"\xe9", b'"a": {},', b"a,", b"start,",
+]  # fmt: skip
+
+
+def intact(name: str) -> bytes:
+    """Captions of two videos, or of one that has its own file."""
+    if name.endswith(".json"):
+        columns = dict(zip(("start", "end", "text"), zip(*SAID, strict=True), strict=True))
+        return json.dumps(columns if name.startswith("captions/") else {"a": columns, "b": columns}).encode()
+    rows = [f'{id},{start},{end},"{text}"' for id in ("a", "b") for start, end, text in SAID]
+    return "\n".join(["video_id,start,end,text", *(rows[:30] if name.startswith("captions/") else rows), ""]).encode()
+
+
+def spliced(data: bytes, random: np.random.Generator) -> bytes:
+    """What means something to a parser, put in anywhere, up to 5000 times over, in the place of a few bytes or none."""
+    for _ in range(random.integers(1, 4)):
+        at = int(random.integers(0, len(data) + 1))
+        piece = PIECES[random.integers(len(PIECES))] * int(random.choice([1, 1, 2, 9, 10, 5000]))
+        data = data[:at] + piece + data[at + int(random.integers(0, 3)) :]
+    return data
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux to tell the memory")
+def test_damaged_captions_are_captions_or_one_sentence(tmp_path: Path) -> None:
+    random = np.random.default_rng(SEED)
+    paths = [tmp_path / str(number) / FUZZED[number % len(FUZZED)] for number in range(4 * COUNT)]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        data = intact(FUZZED[number % len(FUZZED)])
+        if number // len(FUZZED) % INTACT:
+            data = (damaged, spliced)[random.integers(2)](data, random)
+        path.write_bytes(data)
+    outcomes = opened(tmp_path / str(number) for number in range(len(paths)))
+    assert len(outcomes) == len(paths)
+    for number, (path, outcome) in enumerate(zip(paths, outcomes, strict=True)):
+        if not number // len(FUZZED) % INTACT:
+            assert outcome == [[start, end, text.strip()] for start, end, text in SAID]
+        elif isinstance(outcome, str):
+            assert outcome.startswith("UserError: ") and str(path) in outcome and len(outcome) < len(str(path)) + 1000
+        else:
+            assert outcome == sorted(outcome, key=lambda caption: caption[0])
+            assert all(-math.inf < start <= end < math.inf and text.strip() for start, end, text in outcome)
+    for layout in range(len(FUZZED)):  # the damage is neither harmless nor fatal throughout
+        told = [isinstance(outcome, str) for outcome in outcomes[layout :: len(FUZZED)]]
+        assert COUNT / 10 < sum(told) < COUNT * 9 / 10
 
 
 # --- vocabulary ----------------------------------------------------------------------------------------------------
