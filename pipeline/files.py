@@ -1,12 +1,18 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and files that are files."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from pipeline.errors import UserError
+
+_NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def publish(partial: Path, path: Path) -> None:
@@ -32,3 +38,44 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def dump_row(row: Mapping[str, Any]) -> str:
     """One JSON line."""
     return json.dumps(dict(row), ensure_ascii=False) + "\n"
+
+
+def kind(path: Path) -> str:
+    """What a path leads to, links followed: "" where that is a regular file.
+
+    Else "a folder", "a FIFO", "a socket", "a device", "a broken link" or "missing", which is also what a name is that
+    no file can have. Raises UserError where it cannot be looked at.
+    """
+    try:
+        return _kind(path.stat().st_mode)
+    except ValueError:  # a NUL in the name, or half a character
+        return "missing"
+    except OSError as error:
+        if error.errno not in _NOT_THERE:
+            raise UserError(f"cannot look at {path}: {error.strerror}") from error
+        return "a broken link" if os.path.islink(path) else "missing"  # noqa: PTH114 - raises for too long a name
+
+
+def _kind(mode: int) -> str:
+    """The same of a mode as stat gives it."""
+    kinds = {stat.S_IFREG: "", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading. Raises UserError for anything else: a FIFO would be waited for without end."""
+    if (what := kind(path)) not in ("", "missing"):  # looked at first, since some devices act on being opened
+        raise _no_file(path, what)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+    if what := _kind(os.fstat(descriptor).st_mode):  # it has changed in between
+        os.close(descriptor)
+        raise _no_file(path, what)
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "rb")
+
+
+def _no_file(path: Path, what: str) -> UserError:
+    return UserError(f"{path} is {what}, not a file; put a regular file there, or take it away")

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import hashlib
+import io
 import itertools
 import json
 import math
 import os
 import re
+import reprlib
 import struct
 import tempfile
 import zlib
@@ -22,29 +24,42 @@ from dataclasses import replace
 from functools import cached_property
 from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
 from pipeline.errors import UserError
+from pipeline.files import kind, open_regular
 from preprocess.datasets.listing import Missing, Video, Words
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
 """One file for all videos, the first that is there; the official caption.json has lost its stop words already."""
 FOLDERS = ("captions", "csv")
-"""One file per video, <id>.csv or <id>.json, in the first of these folders that holds any."""
+"""One file per video, <id>.csv or <id>.json, in the first of these folders that holds any, at any depth."""
 COLUMNS = ("start", "end", "text")
 EXPECTED = f"""\
 source/{JSON_NAMES[0]} or {", ".join(JSON_NAMES[1:])}     {{id: {{start: [...], end: [...], text: [...]}}}}
 source/{FOLDERS[0]}/<id>.csv or .json             one file per video, with the columns start,end,text
-source/*.csv                              with the columns video_id,start,end,text"""
+source/*.csv                              with the columns video_id,start,end,text
+where an <id> is the video's, or its path below source without the suffix (cats/a for source/cats/a.mp4)"""
 LAYOUT = "{start: [...], end: [...], text: [...]}"
 
 _LONGEST = 1e6
 """Seconds that no video lasts (eleven days)."""
 _STRETCHES = 1000
 """Most stretches of a video, which ffmpeg is told on its command line."""
+_MOST = 16 << 20
+"""Bytes of captions that no video has: four times what is said in twelve hours, word by word."""
+_LONGEST_VALUE = 1 << 20
+"""Bytes of JSON without the end of a value in them that are not read on: the parser begins such a value anew with
+every chunk."""
+_DEEPEST = 8
+"""Lists and objects in one another, in what is said of a video; LAYOUT has two, and others may stand beside it."""
+_CHUNK = 1 << 15
 _RECORD = struct.Struct("<qI")  # where the video's record before this one is (-1: nowhere), and bytes that follow
+_SCALARS = frozenset(("number", "string", "null", "boolean"))
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 200
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
 
 
@@ -72,7 +87,7 @@ class Captions(ABC):
         Raises UserError for a file that is damaged or empty, and where `scratch` cannot be written.
         """
         for name in JSON_NAMES:
-            if (path := source / name).is_file():
+            if kind(path := source / name) != "missing":
                 return _Spool.of(_json_videos(path), scratch, path)
         for name in FOLDERS:
             if (source / name).is_dir() and any(_caption_files(source / name)):
@@ -88,6 +103,10 @@ class Captions(ABC):
         Those without text, with times that are not finite, or that end before they start are left out.
         Raises UserError for a damaged file, where every video has its own.
         """
+
+    @abstractmethod
+    def __contains__(self, id: str) -> bool:
+        """Whether there are captions by this name, usable or not."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -149,6 +168,9 @@ class _Spool(Captions):
             position = position_before
         return sorted(itertools.chain.from_iterable(reversed(records)), key=attrgetter("start"))
 
+    def __contains__(self, id: str) -> bool:
+        return id in self._last
+
     def __len__(self) -> int:
         return len(self._last)
 
@@ -174,52 +196,170 @@ class _Folder(Captions):
         self._folder = folder
 
     def get(self, id: str) -> list[Caption]:
-        if os.sep in id:  # it would lead to another folder
+        path = self._path(id)
+        if path is None:
             return []
-        path = self._folder / f"{id}.csv"
-        if os.path.isfile(path):  # noqa: PTH113 - Path.is_file raises for a name that is too long
-            return _captions(_columns(_rows(path, COLUMNS)), str(path))
-        path = path.with_name(f"{id}.json")
-        if os.path.isfile(path):  # noqa: PTH113
-            with _reading(path):
-                return _captions(json.loads(path.read_text(encoding="utf-8-sig")), str(path))
-        return []
+        with _reading(path) as file:
+            if path.suffix == ".csv":
+                return _captions(_columns(_rows(file, COLUMNS)), str(path))
+            return _captions(json.loads(file.read().decode("utf-8-sig")), str(path))
+
+    def _path(self, id: str) -> Path | None:
+        """The file of a video, None where there is none, or its id would lead out of the folder."""
+        if {"", ".", ".."} & set(id.split("/")):
+            return None
+        paths = (self._folder / f"{id}{suffix}" for suffix in (".csv", ".json"))
+        return next((path for path in paths if kind(path) != "missing"), None)
+
+    def __contains__(self, id: str) -> bool:
+        return self._path(id) is not None
 
     def __len__(self) -> int:
         return sum(1 for _ in _caption_files(self._folder))
 
 
 def _caption_files(folder: Path) -> Iterator[str]:
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith((".csv", ".json")) and not entry.name.startswith("._"):  # which macOS leaves
-                yield entry.name
+    """Names of the files at any depth; links to folders are followed, each folder is read once."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    seen: set[str] = set()
+    for here, subfolders, names in os.walk(folder, followlinks=True, onerror=refuse):
+        if (real := os.path.realpath(here)) in seen:
+            subfolders.clear()
+            continue
+        seen.add(real)
+        for name in names:
+            if name.endswith((".csv", ".json")) and not name.startswith("._"):  # which macOS leaves
+                yield name
+
+
+class _Source(io.RawIOBase):
+    """A file of captions, read as far as one video may take, and on once that video is done with.
+
+    So what is held stays small, whatever the file holds.
+    """
+
+    def __init__(self, path: Path, file: BinaryIO, holds: str) -> None:
+        self.path = path
+        self.position = 0
+        self._file = file
+        self._holds = holds
+        self._end = _MOST
+
+    def next_video(self) -> None:
+        self._end = self.position + _MOST
+
+    def text(self, errors: str = "strict") -> io.TextIOWrapper:
+        """Its text, with line breaks as they are; closes this too."""
+        return io.TextIOWrapper(io.BufferedReader(self, _CHUNK), encoding="utf-8-sig", errors=errors, newline="")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if self.position > self._end:
+            raise UserError(
+                f"{self.path} holds more than {_MOST >> 20} MB of {self._holds}, up to byte {self.position}; "
+                "is it the right file?"
+            )
+        chunk = self._file.read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        self.position += len(chunk)
+        return len(chunk)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
     """Every video of a JSON file {id: LAYOUT}, one in memory at a time."""
     import ijson
 
-    with _reading(path), path.open("rb") as file:
+    with _reading(path) as file:
         try:
-            for id, columns in ijson.kvitems(file, "", use_float=True):
-                yield id, _captions(columns, f"{path}, video {id!r}")
+            for id, columns in _pairs(itertools.chain.from_iterable(_events(file))):
+                yield id, _captions(columns, f"{path}, video {_SHORT.repr(id)}")
+                file.next_video()
         except ijson.JSONError as error:
             what = re.split(r"\n|\\n", str(error).removeprefix("b'"))[0].strip()  # the parser goes on with a drawing
             raise UserError(
-                f"{path} is damaged or no JSON, up to byte {file.tell()}: {what}; copy or download it again"
+                f"{path} is damaged or no JSON, up to byte {file.position}: {what}; copy or download it again"
             ) from error
+
+
+Event = tuple[str, Any]
+
+
+def _events(file: _Source) -> Iterator[list[Event]]:
+    """What the parser finds in a JSON file, a chunk at a time.
+
+    These events do not carry the path to where they are, as those of ijson.kvitems do: where lists are nested deep, the
+    paths of a small file fill the memory.
+    """
+    import ijson
+
+    events = ijson.sendable_list()
+    parser = ijson.basic_parse_coro(events, use_float=True)
+    silent = 0
+    while chunk := file.read(_CHUNK):
+        parser.send(chunk)
+        silent = 0 if events else silent + len(chunk)
+        if silent > _LONGEST_VALUE:
+            raise ValueError(f"a value is longer than {_LONGEST_VALUE >> 20} MB, up to byte {file.position}")
+        yield events
+        events.clear()
+    parser.close()
+    yield events
+
+
+def _pairs(events: Iterator[Event]) -> Iterator[tuple[str, Any]]:
+    """Names and values of the object that `events` are of; none of anything else."""
+    if next(events) == ("start_map", None):
+        for event, name in events:
+            if event == "map_key":
+                yield name, _value(*next(events), events, _DEEPEST)
+
+
+def _value(event: str, value: Any, events: Iterator[Event], room: int) -> Any:
+    """What begins with `event`, up to `room` lists and objects deep; of objects, only the COLUMNS are kept."""
+    if event not in ("start_array", "start_map"):
+        return value
+    if not room:
+        raise RecursionError("lists within lists")  # as json.loads does where it has no room
+    if event == "start_map":
+        named = {}
+        for event, name in events:
+            if event == "end_map":
+                break
+            value = _value(*next(events), events, room - 1)
+            if name in COLUMNS:
+                named[name] = value
+        return named
+    values: list[Any] = []
+    for event, value in events:
+        if event in _SCALARS:
+            values.append(value)
+        elif event == "end_array":
+            break
+        else:
+            values.append(_value(event, value, events, room - 1))
+    return values
 
 
 def _csv_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
     """Every run of rows with one video_id in a csv."""
-    for id, rows in itertools.groupby(_rows(path, ("video_id", *COLUMNS)), key=itemgetter("video_id")):
-        yield id, _captions(_columns(rows), f"{path}, video {id!r}")
+    with _reading(path) as file:
+        for id, rows in itertools.groupby(_rows(file, ("video_id", *COLUMNS)), key=itemgetter("video_id")):
+            yield id, _captions(_columns(rows), f"{path}, video {_SHORT.repr(id)}")
+            file.next_video()
 
 
 def _is_table(path: Path) -> bool:
-    with _reading(path), path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
-        return {"video_id", *COLUMNS} <= set(next(csv.reader(file), []))
+    with _reading(path, "header") as file:
+        return {"video_id", *COLUMNS} <= set(next(csv.reader(file.text(errors="replace")), []))
 
 
 def _columns(rows: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
@@ -230,23 +370,23 @@ def _columns(rows: Iterable[Mapping[str, str]]) -> dict[str, list[str]]:
     return columns
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterator[dict[str, str]]:
+def _rows(file: _Source, columns: Sequence[str]) -> Iterator[dict[str, str]]:
     """Rows of a csv that must have these columns, and may have others."""
-    with _reading(path), path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, strict=True)
-        if absent := [name for name in columns if name not in (reader.fieldnames or ())]:
-            raise UserError(f"{path} has no column {' and no column '.join(absent)}; expected {','.join(columns)}")
-        for row in reader:
-            if None in row or None in row.values():  # how DictReader marks what is over and what lacks
-                raise UserError(f"{path}, line {reader.line_num}: not as many fields as the header has")
-            yield row
+    reader = csv.DictReader(file.text(), strict=True)
+    if absent := [name for name in columns if name not in (reader.fieldnames or ())]:
+        raise UserError(f"{file.path} has no column {' and no column '.join(absent)}; expected {','.join(columns)}")
+    for row in reader:
+        if None in row or None in row.values():  # how DictReader marks what is over and what lacks
+            raise UserError(f"{file.path}, line {reader.line_num}: not as many fields as the header has")
+        yield row
 
 
 @contextlib.contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """What can go wrong with a file is the user's to mend, and told with the file's name."""
+def _reading(path: Path, holds: str = "captions of one video") -> Iterator[_Source]:
+    """A file to read. What can go wrong with it is the user's to mend, and told with the file's name."""
     try:
-        yield
+        with _Source(path, open_regular(path), holds) as file:
+            yield file
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
@@ -255,7 +395,9 @@ def _reading(path: Path) -> Iterator[None]:
         ) from error
     except json.JSONDecodeError as error:
         raise UserError(f"{path} is damaged or no JSON: {error}; copy or download it again") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise UserError(f"{path} has lists within lists, deeper than any captions; expected {LAYOUT}") from error
+    except ValueError as error:
         raise UserError(f"{path} cannot be understood: {error}; copy or download it again") from error
     except csv.Error as error:
         raise UserError(f"{path} is damaged or no csv: {error}; copy or download it again") from error
@@ -270,12 +412,21 @@ def _captions(columns: Any, where: str) -> list[Caption]:
     if len({len(values) for values in lists}) > 1:
         counts = ", ".join(f"{len(values)} of {name}" for name, values in zip(COLUMNS, lists, strict=True))
         raise UserError(f"{where}: the lists differ in length, {counts}")
-    captions = (
-        Caption(_seconds(start, where), _seconds(end, where), "" if text is None else str(text).strip())
-        for start, end, text in zip(*lists, strict=True)
-    )
-    usable = (caption for caption in captions if caption.text and -_LONGEST < caption.start <= caption.end < _LONGEST)
+    starts, ends, texts = lists
+    said = [text.strip() if isinstance(text, str) else _text(text, where) for text in texts]
+    usable = [
+        Caption(start, end, text)
+        for start, end, text in zip(_times(starts, where), _times(ends, where), said, strict=True)
+        if text and -_LONGEST < start <= end < _LONGEST
+    ]
     return sorted(usable, key=attrgetter("start"))
+
+
+def _times(values: Iterable[Any], where: str) -> list[float]:
+    try:
+        return list(map(float, values))
+    except (TypeError, ValueError, OverflowError):  # some are missing, or no times
+        return [_seconds(value, where) for value in values]
 
 
 def _seconds(value: Any, where: str) -> float:
@@ -284,7 +435,13 @@ def _seconds(value: Any, where: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise UserError(f"{where}: the time {value!r} is no number of seconds") from error
+        raise UserError(f"{where}: the time {_SHORT.repr(value)} is no number of seconds") from error
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, list | dict):
+        raise UserError(f"{where}: {_SHORT.repr(value)} is no text")
+    return "" if value is None else str(value).strip()
 
 
 class Vocabulary:
@@ -350,15 +507,15 @@ class Vocabulary:
 def _word2vec_rows(path: Path) -> dict[str, int]:
     from gensim.models import KeyedVectors
 
-    if not path.is_file():
-        state = "is a folder" if path.is_dir() else "does not exist"
+    if what := kind(path):
+        state = "does not exist" if what == "missing" else f"is {what}"
         raise UserError(
             f"the word2vec file {path} {state}; download one, such as GoogleNews-vectors-negative300.bin.gz, "
             "and give its path"
         )
     binary = path.name.lower().endswith((".bin", ".bin.gz"))
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             pickled = file.read(1) == b"\x80"
         if pickled or path.suffix.lower() in {".kv", ".model", ".pkl", ".pickle"}:
             raise UserError(
@@ -384,8 +541,8 @@ def _stop_words(path: Path | None) -> frozenset[str]:
 
         return frozenset(ENGLISH_STOP_WORDS)
     words = set()
-    with _reading(path):
-        for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    with _reading(path, "stop words") as file:
+        for number, line in enumerate(file.text(), start=1):
             found = line.partition("#")[0].split()
             if len(found) > 1:
                 raise UserError(f"{path}, line {number}: a file of stop words has one word per line")
@@ -448,18 +605,25 @@ def on_kept_clock(words: Words, stretches: Sequence[tuple[float, float]]) -> Wor
 
 
 def attach(
-    items: Iterable[Video | Missing], captions: Captions, vocabulary: Vocabulary, only_captioned: bool
+    items: Iterable[Video | Missing], captions: Captions, vocabulary: Vocabulary, source: Path, only_captioned: bool
 ) -> Iterator[Video | Missing]:
     """The videos with their words; with `only_captioned`, without what nobody speaks in, or captions are silent on.
 
-    Captions go by a video's id, else by the name of its file. A video whose captions are damaged is named as missing.
+    Captions go by a video's id, else by its path below `source` without the suffix; so a bare stem, which videos in
+    several folders may have, counts in `source` itself. Prints how many videos only a bare stem would have served. A
+    video whose captions are damaged is named as missing.
     """
+    by_stem, example = 0, ""
     for item in items:
         if isinstance(item, Missing):
             yield item
             continue
+        stem, place = item.path.stem, str(Path(os.path.relpath(item.path, source)).with_suffix(""))
         try:
-            said = captions.get(item.id) or captions.get(item.path.stem)
+            said = captions.get(item.id) or captions.get(place)
+            if not said and stem not in (item.id, place) and stem in captions:
+                by_stem += 1
+                example = example or place
         except UserError as error:
             yield Missing(item.id, f"its captions cannot be read: {error}")
             continue
@@ -473,3 +637,10 @@ def attach(
             yield replace(item, words=on_kept_clock(words, kept), stretches=kept)
         else:
             yield Missing(item.id, "there are no captions of it")
+    if by_stem:
+        videos, stem = "1 video was" if by_stem == 1 else f"{by_stem} videos were", Path(example).name
+        print(
+            f"{videos} given no captions: those of '{stem}' count only for a video {stem}.* in {source} itself; "
+            f"name them by their path, such as '{example}'",
+            flush=True,
+        )

@@ -156,7 +156,7 @@ def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) 
     stack.enter_context(said)
     vocabulary = captions.Vocabulary.load(settings.word2vec, settings.stop_words)
     language = {"vocabulary": vocabulary.digest, "stop_words": vocabulary.stop_digest}
-    return captions.attach(items, said, vocabulary, only_captioned=entry.captioned), language
+    return captions.attach(items, said, vocabulary, source, only_captioned=entry.captioned), language
 
 
 def _first_missing(videos: VideoList) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.files import kind
 from preprocess.datasets import youtube
 from preprocess.datasets.listing import Missing, Video
 from preprocess.datasets.youtube import Segment
@@ -32,7 +33,7 @@ _SPLITS = {
 
 def listing(source: Path) -> Iterator[Video | Missing]:
     """Videos by their file stems; files that no csv lists have no split, and are left out by name."""
-    tables = [source / name for name in _SPLITS if (source / name).is_file()]
+    tables = [source / name for name in _SPLITS if kind(source / name) != "missing"]
     if not tables:
         raise UserError(f"there is none of {', '.join(_SPLITS)} in {source}; expected:\n{TREE}")
     names = _display_names(source / "class_labels_indices.csv")
@@ -41,7 +42,7 @@ def listing(source: Path) -> Iterator[Video | Missing]:
 
 
 def _display_names(path: Path) -> dict[str, str]:
-    if not path.is_file():
+    if kind(path) == "missing":
         return {}
     return dict(youtube.read(path, ("mid", "display_name"), lambda row: (row["mid"], row["display_name"])))
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from pipeline.errors import UserError
+from pipeline.files import kind, open_regular
 from preprocess.datasets.listing import Missing, Video, video_files
 
 FOLDS = (1, 2, 3)
@@ -33,9 +34,14 @@ def find_lists(source: Path, name: str, tree: str) -> Path:
 
 def texts(path: Path, tree: str) -> Iterator[str]:
     """The lines of an official list, without empty ones. Raises UserError where there is no such file."""
-    if not path.is_file():
+    if kind(path) == "missing":
         raise UserError(f"of the official splits, {path} is missing; expected:\n{tree}")
-    return (line for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    with open_regular(path) as file:
+        try:
+            text = file.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8 text: {error.reason}; copy or download it again") from error
+    return (line for line in text.splitlines() if line.strip())
 
 
 @dataclass

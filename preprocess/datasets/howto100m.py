@@ -7,11 +7,13 @@ the videos are your own downloads from YouTube. Captions are found by preprocess
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.files import kind, open_regular
 from preprocess.datasets.listing import Missing, Video, video_files
 
 TABLE = "HowTo100M_v1.csv"
@@ -29,7 +31,7 @@ def listing(source: Path) -> Iterator[Video | Missing]:
     Holds the official table in memory, about 250 MB. Raises UserError where there are no videos or the table is
     damaged.
     """
-    labels = read_labels(source / TABLE) if (source / TABLE).is_file() else {}
+    labels = {} if kind(source / TABLE) == "missing" else read_labels(source / TABLE)
     listed: set[str] = set()
     video = None
     for path in video_files(source):
@@ -48,7 +50,7 @@ def read_labels(path: Path) -> dict[str, str]:
     """category_1 by video_id, in the order of the official table. Raises UserError for any other table."""
     labels: dict[str, str] = {}
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
+        with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, strict=True)
             header = next(reader, [])
             if not {"video_id", "category_1"} <= set(header):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.files import kind
 from preprocess.datasets import youtube
 from preprocess.datasets.listing import SPLITS, Missing, Video
 from preprocess.datasets.youtube import Segment
@@ -24,7 +25,7 @@ _SECONDS = 10
 def listing(source: Path) -> Iterator[Video | Missing]:
     """Videos by their file stems; files that the csv does not list have no split, and are left out by name."""
     path = source / "vggsound.csv"
-    if not path.is_file():
+    if kind(path) == "missing":
         raise UserError(f"there is no {path}; expected:\n{TREE}")
     rows = youtube.read(path, ("youtube_id", "start_seconds", "label", "split"), _segment, header=False)
     return youtube.listing(source, youtube.table(rows), _name, _unlisted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.errors import UserError
+from pipeline.files import open_regular
 from preprocess.datasets import folder
 from preprocess.datasets.listing import Missing, Video
 
@@ -41,7 +43,7 @@ def read(path: Path, columns: Sequence[str], row_to: Callable[[dict[str, str]], 
     column that is missing, and for a row that has too many values or that `row_to` refuses with a ValueError or a
     KeyError.
     """
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, None if header else columns, restval="", skipinitialspace=True)
         try:
             if missing := set(columns) - set(rows.fieldnames or ()):

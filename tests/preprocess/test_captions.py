@@ -5,11 +5,14 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import math
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,10 @@ import pytest
 
 import preprocess.captions
 from pipeline.errors import UserError
-from preprocess.captions import Caption, Captions, Vocabulary, on_kept_clock, stretches
+from preprocess.captions import Caption, Captions, Vocabulary, attach, on_kept_clock, stretches
 from preprocess.datasets import DATASETS, howto100m
 from preprocess.datasets.listing import Missing, Video, Words
+from tests.preprocess.test_fuzz import COUNT, INTACT, SEED, damaged
 
 ROOT = Path(__file__).resolve().parents[2]
 HELLO = {"start": [1], "end": [2], "text": ["hello"]}
@@ -88,6 +92,25 @@ def test_a_file_per_video(tmp_path: Path, folder: str) -> None:
         for id in ("", "..", "../outside", str(tmp_path / "outside"), "a\0b", "x" * 255):
             assert captions.get(id) == []
     assert not (tmp_path / "scratch").exists()
+
+
+def test_a_file_per_video_in_folders(tmp_path: Path) -> None:
+    for name in ("cats/a.csv", "cats/indoor/b.json", "dogs/a.csv"):
+        (tmp_path / "captions" / name).parent.mkdir(parents=True, exist_ok=True)
+        row = {"start": [0], "end": [1], "text": [name]}
+        text = json.dumps(row) if name.endswith(".json") else f"start,end,text\n0,1,{name}\n"
+        (tmp_path / "captions" / name).write_text(text)
+    (tmp_path / "captions" / "dogs" / "again").symlink_to(tmp_path / "captions")  # seen already
+    (tmp_path / "outside.csv").write_text("start,end,text\n0,1,x\n")
+    with find(tmp_path) as captions:
+        assert len(captions) == 3
+        assert captions.get("cats/a") == [(0, 1, "cats/a.csv")]
+        assert captions.get("dogs/a") == [(0, 1, "dogs/a.csv")]
+        assert captions.get("cats/indoor/b") == [(0, 1, "cats/indoor/b.json")]
+        assert "cats/a" in captions and "a" not in captions
+        outside = ("cats/../../outside", "cats/./a", "cats//a", "/cats/a", "cats/", "cats/a/b", f"cats/{'x' * 255}")
+        for id in ("a", "cats", "cats/a\0", *outside):
+            assert captions.get(id) == []
 
 
 def test_which_captions_are_preferred(tmp_path: Path) -> None:
@@ -164,6 +187,8 @@ def test_times_may_be_numbers_of_any_kind() -> None:
         ),
         ({"start": ["early"], "end": [2], "text": ["x"]}, "video 'a': the time 'early' is no number of seconds"),
         ({"start": [[]], "end": [2], "text": ["x"]}, r"video 'a': the time \[\] is no number of seconds"),
+        ({"start": [1], "end": [2], "text": [["x"]]}, r"video 'a': \['x'\] is no text"),
+        ({"start": ["early" * 999], "end": [2], "text": ["x"]}, r"the time 'early.{,200}\.\.\..{,200}' is no number"),
     ],
 )
 def test_another_layout_is_refused(tmp_path: Path, content: Any, message: str) -> None:
@@ -237,20 +262,31 @@ def test_a_damaged_csv_of_many_videos_is_refused(tmp_path: Path) -> None:
         find(tmp_path)
 
 
-def test_what_cannot_be_read_or_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "caption.json").write_text(json.dumps({"a": HELLO}))
     (tmp_path / "scratch").write_text("a file")
     with pytest.raises(UserError, match=r"cannot set captions aside in .*/scratch: File exists; they take about"):
         find(tmp_path)
 
-    (tmp_path / "scratch").unlink()
 
-    def broken(*_: object) -> None:
-        raise OSError(5, "Input/output error")
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
+@pytest.mark.parametrize("name", ["caption.json", "x.csv", "captions/a.csv", "captions/a.json"])
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to("/proc/self/mem")  # a regular file, and its first bytes are nowhere
+    with pytest.raises(UserError, match=f"cannot read .*{name}: Input/output error"), find(tmp_path) as captions:
+        captions.get("a")
 
-    monkeypatch.setattr(Path, "open", broken)
-    with pytest.raises(UserError, match=r"cannot read .*caption.json: Input/output error"):
-        find(tmp_path)
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ["caption.json", "captions.json", "x.csv", "captions/a.csv", "csv/a.json"])
+@pytest.mark.parametrize(("what", "target"), [("FIFO", "fifo"), ("device", "/dev/null"), ("broken link", "absent")])
+def test_captions_that_are_no_file_are_named(tmp_path: Path, name: str, what: str, target: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / target)
+    with pytest.raises(UserError, match=f"/{name} is a {what}, not a file"), find(tmp_path) as captions:
+        captions.get("a")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -307,6 +343,169 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     assert (videos, captions) == (2000, 500)
     assert size > 60
     assert megabytes < size / 5
+
+
+# --- what takes more than a file should ----------------------------------------------------------------------------
+
+OPEN_ALL = """
+import json, resource, sys
+from pathlib import Path
+from pipeline.errors import UserError
+from preprocess.captions import Captions
+
+memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (memory + 300 * 2**20,) * 2)
+for folder in map(Path, sys.stdin.read().splitlines()):
+    outcome = []
+    try:
+        if captions := Captions.find(folder, folder / "scratch"):
+            with captions:
+                outcome = captions.get("a")
+    except (UserError, MemoryError) as error:
+        outcome = f"{type(error).__name__}: {error}"
+    print(json.dumps(outcome))
+"""
+
+
+def opened(folders: Iterable[Path]) -> list[Any]:
+    """The captions of the video 'a' in each folder, or what is told instead; with 300 MB of memory for all that."""
+    result = subprocess.run(
+        [sys.executable, "-c", OPEN_ALL], input="\n".join(map(str, folders)),
+        cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=200,
+    )  # fmt: skip
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux to tell the memory")
+@pytest.mark.parametrize("name", ["caption.json", "captions/a.json"])
+def test_lists_within_lists_are_refused_at_any_depth(tmp_path: Path, name: str) -> None:
+    lists, maps = "[" * 200_000 + "]" * 200_000, '{"a":' * 100_000 + "1" + "}" * 100_000
+    contents = [
+        *(lists, maps, "[" * 400_000, '{"a":' * 100_000),
+        *(f'{{"a": {{"start": [{deep}]}}}}' for deep in (lists, maps)),
+        *(f'{{"start": [{deep}], "end": [1], "text": ["x"]}}' for deep in (lists, maps)),
+        *(f'{{"a": {{"start": [1], "end": [1], "text": ["x"], "x": {deep}}}}}' for deep in (lists, maps)),
+    ]
+    folders = []
+    for number, content in enumerate(contents):
+        folders.append(tmp_path / str(number))
+        (folders[-1] / name).parent.mkdir(parents=True)
+        (folders[-1] / name).write_text(content)
+    outcomes = opened(folders)
+    assert len(outcomes) == len(contents)
+    for folder, outcome in zip(folders, outcomes, strict=True):
+        assert re.match(
+            rf"UserError: {folder / name} (has lists within lists|holds no captions).*; expected .*\{{start: \[...\]",
+            outcome,
+        )
+
+
+def test_what_stands_beside_the_captions_may_be_nested_a_little(tmp_path: Path) -> None:
+    words = [{"word": "hello", "tokens": [[1, 2], []]}]
+    assert read(tmp_path, {"words": words, **HELLO, "text of all": "hello"}) == [(1, 2, "hello")]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("value", ["0." + "1" * 3_000_000, "1" * 3_000_000, f'"{"x" * 3_000_000}"', " " * 3_000_000])
+def test_a_value_without_an_end_is_not_read_on(tmp_path: Path, value: str) -> None:
+    (tmp_path / "caption.json").write_text(f'{{"a": {{"start": [{value}')
+    with pytest.raises(
+        UserError, match=r"caption.json cannot be understood: a value is longer than 1 MB, up to byte 1"
+    ):
+        find(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["caption.json", "x.csv", "captions/a.csv", "captions/a.json"])
+def test_what_one_video_may_take_is_bounded(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preprocess.captions, "_MOST", 1 << 20)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+
+    def write(**counts: int) -> None:
+        """As many captions of each video; of 'a' alone, where each has its own file."""
+        if name.endswith(".json"):
+            videos = {id: {"start": [1] * n, "end": [2] * n, "text": ["x" * 20] * n} for id, n in counts.items()}
+            (tmp_path / name).write_text(json.dumps(videos["a"] if name.startswith("captions/") else videos))
+        else:
+            rows = [f"{id},1,2,{'x' * 20}\n" for id, n in counts.items() for _ in range(n)]
+            rows = rows[: counts["a"]] if name.startswith("captions/") else rows
+            (tmp_path / name).write_text("video_id,start,end,text\n" + "".join(rows))
+
+    write(a=25_000, b=25_000, c=25_000)  # each less than 1 MB, together more
+    with find(tmp_path) as captions:
+        assert len(captions.get("a")) == 25_000
+    write(a=60_000, b=1)
+    message = f"{name} holds more than 1 MB of captions of one video, up to byte .*; is it the right file?"
+    with pytest.raises(UserError, match=message), find(tmp_path) as captions:
+        captions.get("a")
+
+
+def test_a_line_without_an_end_is_not_read_on(word2vec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preprocess.captions, "_MOST", 1 << 20)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "x.csv").write_text("a," * 1_000_000)
+    with pytest.raises(UserError, match="x.csv holds more than 1 MB of header, up to byte 1"):
+        find(source)
+    (source / "x.csv").write_text("video_id,start,end,text\n" + "a," * 1_000_000)
+    with pytest.raises(UserError, match="x.csv holds more than 1 MB of captions of one video, up to byte 1"):
+        find(source)
+    (source / "x.csv").write_text('video_id,start,end,text\n"' + "a" * 1_000_000)
+    with pytest.raises(UserError, match="x.csv is damaged or no csv: field larger than field limit"):
+        find(source)
+    (tmp_path / "stop.txt").write_text("a" * 2_000_000)
+    with pytest.raises(UserError, match="stop.txt holds more than 1 MB of stop words, up to byte 1"):
+        Vocabulary.load(word2vec, tmp_path / "stop.txt")
+
+
+FUZZED = ("caption.json", "x.csv", "captions/a.csv", "captions/a.json")
+SAID = [[k * 2.5, k * 2.5 + 2, f"then, {'stir ' * (k % 7)}it – “well”"] for k in range(30)]
+PIECES = [
+    b"[", b"{", b"]", b"}", b'{"a":', b'"', b",", b":", b"\\", b"\\ud800", b"null", b"NaN", b"Infinity", b"1e999", b"-",
+    b"9" * 400, b"\r", b"\n", b'"\n', b"\0", b"\xef\xbb\xbf", b"\xe9", b'"a": {},', b"a,", b"start,",
+]  # fmt: skip
+
+
+def intact(name: str) -> bytes:
+    """Captions of two videos, or of one that has its own file."""
+    if name.endswith(".json"):
+        columns = dict(zip(("start", "end", "text"), zip(*SAID, strict=True), strict=True))
+        return json.dumps(columns if name.startswith("captions/") else {"a": columns, "b": columns}).encode()
+    rows = [f'{id},{start},{end},"{text}"' for id in ("a", "b") for start, end, text in SAID]
+    return "\n".join(["video_id,start,end,text", *(rows[:30] if name.startswith("captions/") else rows), ""]).encode()
+
+
+def spliced(data: bytes, random: np.random.Generator) -> bytes:
+    """What means something to a parser, put in anywhere, up to 5000 times over, in the place of a few bytes or none."""
+    for _ in range(random.integers(1, 4)):
+        at = int(random.integers(0, len(data) + 1))
+        piece = PIECES[random.integers(len(PIECES))] * int(random.choice([1, 1, 2, 9, 10, 5000]))
+        data = data[:at] + piece + data[at + int(random.integers(0, 3)) :]
+    return data
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux to tell the memory")
+def test_damaged_captions_are_captions_or_one_sentence(tmp_path: Path) -> None:
+    random = np.random.default_rng(SEED)
+    paths = [tmp_path / str(number) / FUZZED[number % len(FUZZED)] for number in range(4 * COUNT)]
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True)
+        data = intact(FUZZED[number % len(FUZZED)])
+        if number // len(FUZZED) % INTACT:
+            data = (damaged, spliced)[random.integers(2)](data, random)
+        path.write_bytes(data)
+    outcomes = opened(tmp_path / str(number) for number in range(len(paths)))
+    assert len(outcomes) == len(paths)
+    for number, (path, outcome) in enumerate(zip(paths, outcomes, strict=True)):
+        if not number // len(FUZZED) % INTACT:
+            assert outcome == [[start, end, text.strip()] for start, end, text in SAID]
+        elif isinstance(outcome, str):
+            assert outcome.startswith("UserError: ") and str(path) in outcome and len(outcome) < len(str(path)) + 1000
+        else:
+            assert outcome == sorted(outcome, key=lambda caption: caption[0])
+            assert all(-math.inf < start <= end < math.inf and text.strip() for start, end, text in outcome)
+    for layout in range(len(FUZZED)):  # the damage is neither harmless nor fatal throughout
+        told = [isinstance(outcome, str) for outcome in outcomes[layout :: len(FUZZED)]]
+        assert COUNT / 10 < sum(told) < COUNT * 9 / 10
 
 
 # --- vocabulary ----------------------------------------------------------------------------------------------------
@@ -366,6 +565,16 @@ def test_stop_words_of_a_file(word2vec: Path, tmp_path: Path) -> None:
         Vocabulary.load(word2vec, tmp_path / "stop.txt")
     with pytest.raises(UserError, match="cannot read .*none.txt: No such file or directory"):
         Vocabulary.load(word2vec, tmp_path / "none.txt")
+
+
+@pytest.mark.timeout(20)
+def test_words_come_from_files_only(word2vec: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "fifo.bin").symlink_to("fifo")
+    with pytest.raises(UserError, match="fifo is a FIFO, not a file"):
+        Vocabulary.load(word2vec, tmp_path / "fifo")
+    with pytest.raises(UserError, match="the word2vec file .*fifo.bin is a FIFO; download one"):
+        Vocabulary.load(tmp_path / "fifo.bin")
 
 
 def test_a_caption_gives_its_words_equal_shares_of_its_time(word2vec: Path) -> None:
@@ -577,6 +786,97 @@ def test_words_of_captions_all_have_a_place_in_their_stretches() -> None:
         lengths = np.subtract(words.end, words.start)
         assert np.subtract(moved.end, moved.start) == pytest.approx(lengths, abs=1e-6)
         assert max(moved.end) <= sum(end - start for start, end in kept) + 1e-6
+
+
+# --- videos and their captions -------------------------------------------------------------------------------------
+
+LISTEN = Vocabulary({"bark": 0, "meow": 1, "moo": 2}, [])
+
+
+def written(source: Path, layout: str, said: dict[str, str]) -> None:
+    """Captions of one word, by what they are called, in one of the three layouts."""
+    if layout == "caption.json":
+        videos = {id: {"start": [0], "end": [5], "text": [text]} for id, text in said.items()}
+        (source / layout).write_text(json.dumps(videos))
+    elif layout == "x.csv":
+        (source / layout).write_text("video_id,start,end,text\n" + "".join(f"{a},0,5,{b}\n" for a, b in said.items()))
+    else:
+        for id, text in said.items():
+            (source / layout / f"{id}.csv").parent.mkdir(parents=True, exist_ok=True)
+            (source / layout / f"{id}.csv").write_text(f"start,end,text\n0,5,{text}\n")
+
+
+def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
+    """The words of each video, or why it is left out."""
+    with find(source) as captions:
+        items = attach(DATASETS[dataset].listing(source), captions, LISTEN, source, only_captioned)
+        return {item.id: item.reason if isinstance(item, Missing) else item.words.token for item in items}
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """Videos of one name in several folders."""
+    for name in ("a.mp4", "cats/a.mp4", "dogs/a.webm", "dogs/indoor/a.mp4"):
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pets" / name).touch()
+    return tmp_path / "pets"
+
+
+LAYOUTS = pytest.mark.parametrize("layout", ["caption.json", "x.csv", "captions"])
+
+
+@LAYOUTS
+def test_videos_of_one_name_have_their_own_captions(
+    pets: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
+    expected = {"a.mp4": [], "cats/a.mp4": [1], "dogs/a.webm": [0], "dogs/indoor/a.mp4": [0, 0]}
+    assert tokens(pets) == expected
+    written(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
+    assert tokens(pets) == expected | {"a.mp4": [2]}
+    assert capsys.readouterr().out == ""
+    written(pets, layout, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
+    assert tokens(pets)["cats/a.mp4"] == [1, 1]  # by its id before any other name
+
+
+@LAYOUTS
+def test_captions_of_a_bare_name_are_those_of_the_video_beside_them(
+    pets: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(pets, layout, {"a": "moo", "dogs/a": "bark"})
+    assert tokens(pets) == {"a.mp4": [2], "cats/a.mp4": [], "dogs/a.webm": [0], "dogs/indoor/a.mp4": []}
+    assert capsys.readouterr().out == (
+        f"2 videos were given no captions: those of 'a' count only for a video a.* in {pets} itself; "
+        "name them by their path, such as 'cats/a'\n"
+    )
+    (pets / "cats" / "a.mp4").unlink()
+    assert tokens(pets, only_captioned=True)["dogs/indoor/a.mp4"] == "there are no captions of it"
+    assert capsys.readouterr().out.startswith("1 video was given no captions: those of 'a' count only for a video a.*")
+
+
+@LAYOUTS
+def test_where_a_name_is_an_id_it_is_found_in_any_folder(
+    tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/silent.mkv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    written(tmp_path, layout, {"0wR5jVB-WPk": "moo", "-caPS4FHFF8": "bark"})
+    (tmp_path / "synthetic.json").touch()  # so that none is made
+    for dataset in ("howto100m", "synthetic"):
+        assert tokens(tmp_path, dataset) == {"0wR5jVB-WPk": [2], "-caPS4FHFF8": [0], "silent": []}
+    assert capsys.readouterr().out == ""
+
+
+def test_a_video_whose_captions_are_damaged_is_named(pets: Path) -> None:
+    written(pets, "captions", {"cats/a": "meow"})
+    (pets / "captions" / "a.csv").write_text("start,end\n")
+    os.mkfifo(pets / "captions" / "dogs.csv")
+    (pets / "dogs.mp4").touch()
+    found = tokens(pets)
+    assert found["cats/a.mp4"] == [1] and found["dogs/a.webm"] == []
+    assert re.fullmatch("its captions cannot be read: .*/captions/a.csv has no column text; .*", str(found["a.mp4"]))
+    assert re.match("its captions cannot be read: .*/captions/dogs.csv is a FIFO, not a file", str(found["dogs.mp4"]))
 
 
 # --- HowTo100M -----------------------------------------------------------------------------------------------------

@@ -81,6 +81,30 @@ def test_a_name_that_is_no_text_is_left_out_by_name(tmp_path: Path) -> None:
     assert missing("folder", tmp_path) == [Missing(r"'caf\udce9.mp4'", reason)]
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        ("audioset", "eval_segments.csv"),
+        ("audioset", "class_labels_indices.csv"),
+        ("hmdb51", "testTrainMulti_7030_splits/wave_test_split1.txt"),
+        ("howto100m", "HowTo100M_v1.csv"),
+        ("kinetics", "any.csv"),
+        ("ucf101", "ucfTrainTestlist/trainlist01.txt"),
+        ("vggsound", "vggsound.csv"),
+    ],
+)
+def test_lists_that_are_no_file_are_named(tmp_path: Path, dataset: str, name: str) -> None:
+    touch(tmp_path, "a/a.mp4", name, "balanced_train_segments.csv")
+    for target, what in (("fifo", "a FIFO"), ("absent", "a broken link"), ("/dev/null", "a device")):
+        (tmp_path / name).unlink()
+        (tmp_path / name).symlink_to(tmp_path / target)
+        if target == "fifo":
+            os.mkfifo(tmp_path / "fifo")
+        with pytest.raises(UserError, match=f"^{tmp_path}/{name} is {what}, not a file"):
+            list(listing(dataset, tmp_path))
+
+
 # folder
 
 
@@ -338,6 +362,9 @@ def test_what_hmdb51_lacks_is_told(tmp_path: Path) -> None:
         list(listing("hmdb51", tmp_path))
     (lists / "wave_test_split2.txt").write_text("a.avi 3 \n")
     with pytest.raises(UserError, match="'a.avi 3 ' in .*wave_test_split2.txt is not understood"):
+        list(listing("hmdb51", tmp_path))
+    (lists / "wave_test_split2.txt").write_bytes(b"caf\xe9.avi 1\n")
+    with pytest.raises(UserError, match="wave_test_split2.txt is not UTF-8 text: invalid continuation byte; copy or"):
         list(listing("hmdb51", tmp_path))
     (lists / "wave_test_split2.txt").write_text("a.avi 2 \n")
     assert [video.folds for video in found("hmdb51", tmp_path)] == [("train", "test", "train")]

@@ -54,7 +54,8 @@ def damaged(data: bytes, random: np.random.Generator) -> bytes:
     """Bytes flipped, a piece cut out, doubled, zeroed or overwritten, the end missing; often several of them."""
     harmed = np.frombuffer(data, np.uint8).copy()
     for _ in range(random.integers(1, 4)):
-        n = len(harmed)
+        if not (n := len(harmed)):
+            break
         begin = int(random.integers(0, max(1, n // random.choice([1, 1, 20]))))  # headers more often than by chance
         end = min(n, begin + int(random.integers(1, max(2, n // 10))))
         match random.integers(0, 6):
