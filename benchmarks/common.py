@@ -28,7 +28,7 @@ def videos(source: Path | None, folder: Path, count: int = 64) -> list[Path]:
     The made ones hold moving noise and texture, so that their decoding and JPEGs cost about what real ones do.
     """
     if source is not None:
-        found = list(video_files(source.resolve()))
+        found = [path for path in video_files(source.resolve()) if isinstance(path, Path)]
         if not found:
             raise UserError(f"there are no videos in {source}; set SOURCE to a folder of videos")
         return found

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.errors import UserError
 
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def partial_of(path: Path) -> Path:
+    """The name of a file while it is being written; what lies there, of whatever kind, is removed."""
+    partial = path.with_name(path.name + ".partial")
+    partial.unlink(missing_ok=True)
+    return partial
 
 
 def publish(partial: Path, path: Path) -> None:
@@ -29,7 +38,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file atomically, from lines that end with their line breaks and come one at a time."""
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_of(path)
     with partial.open("w", encoding="utf-8") as file:
         file.writelines(lines)
     publish(partial, path)
@@ -38,6 +47,32 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def dump_row(row: Mapping[str, Any]) -> str:
     """One JSON line."""
     return json.dumps(dict(row), ensure_ascii=False) + "\n"
+
+
+def with_checksum(lines: Iterable[str]) -> Iterator[str]:
+    """The lines, then one with the checksum of them all."""
+    value = 0
+    for line in lines:
+        value = zlib.crc32(line.encode(), value)
+        yield line
+    yield dump_row({"crc32": value})
+
+
+def checked_lines(path: Path) -> Iterator[str]:
+    """The lines of a file that was written `with_checksum`. Raises ValueError, before the first, where they are not."""
+    value, last = 0, b""
+    with path.open("rb") as file:
+        for line in file:
+            value, last = zlib.crc32(last, value), line
+    if last != dump_row({"crc32": value}).encode():
+        raise ValueError("the checksum at its end does not match")
+    return _without_the_last(path)
+
+
+def _without_the_last(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line, _ in itertools.pairwise(file):
+            yield line
 
 
 def kind(path: Path) -> str:

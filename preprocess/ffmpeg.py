@@ -21,6 +21,7 @@ import numpy as np
 from PIL import Image
 
 from pipeline.errors import UserError
+from pipeline.files import kind
 from preprocess.datasets.listing import Video, size_of
 from preprocess.logmel import SAMPLE_RATE, Waveform
 from preprocess.process import Limits, Log, Rejected, dies_with_parent, run
@@ -265,7 +266,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     """Decode one video. Raises Rejected with a reason where nothing usable comes out."""
     path = target.video.path
     if (size := size_of(path)) < 0:
-        raise Rejected("the file does not exist, or cannot be looked at")
+        raise Rejected(_why_not_opened(path))
     if size == 0:
         raise Rejected("the file is empty")
     target = _with_its_segment(target, settings)
@@ -297,6 +298,14 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     if not _has_bytes(target.jpeg):
         raise Rejected(f"ffmpeg cannot decode it: {_reason(complaints)}")
     return _collect(target, settings, complaints)
+
+
+def _why_not_opened(path: Path) -> str:
+    try:
+        what = kind(path)
+    except UserError as error:
+        return str(error)
+    return "the file does not exist" if what == "missing" else f"it is {what}, not a file"
 
 
 def _decode_sound_in_two_steps(target: Target, settings: Extraction) -> None:
@@ -403,10 +412,7 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _reason(complaints: list[str]) -> str:
-    """The first complaint, without our own file names."""
+    """The first complaint."""
     if not complaints:
         return "no frame comes out"
-    line = complaints[0]
-    if line.startswith("file:"):
-        line = line.rsplit(": ", 1)[-1]
-    return line[:200]
+    return complaints[0][:200]

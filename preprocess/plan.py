@@ -7,6 +7,8 @@ shards, and videos that are added later make new shards instead of moving the ol
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -14,7 +16,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,13 +24,15 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.files import dump_row, write_lines
+from pipeline.files import checked_lines, dump_row, with_checksum, write_lines
 from pipeline.shards.layout import shard_content
-from pipeline.shards.seal import SCHEMA
+from pipeline.shards.seal import SCHEMA, Damaged, open_sealed
 from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extraction
 
 PLAN = "plan.jsonl"
+_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
+"""Why a file cannot be looked at though its disk is there."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,12 @@ class ShardTask:
     sizes: Sequence[int] = ()
     """Bytes of each video when it was listed, -1 where there was no such file."""
 
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """The settings in full, for whoever finds the shard alone."""
+
+    last: bool = False
+    """Whether a video that is not what it was when it was listed is left out, instead of being tried again."""
+
     def __str__(self) -> str:
         return f"{self.path} ({self.videos[0].id} to {self.videos[-1].id})"
 
@@ -57,19 +67,24 @@ class VideoList:
     def __init__(self, items: Iterable[Video | Missing], source: Path, scratch: Path) -> None:
         """Read the list. Raises UserError if an id occurs twice."""
         self.source = source
+        self._sizes: dict[int, int] = {}
         self.missing = 0
         self.source_bytes = 0
         self._file = tempfile.TemporaryFile(dir=scratch, prefix=".videos-")  # noqa: SIM115 (closed by __exit__)
         self._missing = tempfile.TemporaryFile("w+", dir=scratch, prefix=".missing-", encoding="utf-8")  # noqa: SIM115
         keys, offsets, position = array("Q"), array("q"), 0
+        folder, device = Path(), -1
         for item in items:
             if isinstance(item, Missing):
                 self.missing += 1
-                self._missing.write(dump_row({"id": item.id, "path": "", "reason": item.reason}))
+                path = str(item.path) if item.path else ""
+                self._missing.write(dump_row({"id": item.id, "path": path, "reason": item.reason}))
                 continue
             size = size_of(item.path)
             self.source_bytes += max(size, 0)
-            row = (json.dumps([os.path.relpath(item.path, source), size, *_fields(item)]) + "\n").encode()
+            if folder != (folder := _folder_of(item.path)):
+                device = _device(folder)
+            row = (json.dumps([os.path.relpath(item.path, source), size, device, *_fields(item)]) + "\n").encode()
             self._file.write(row)
             keys.append(_key(item.id))
             offsets.append(position)
@@ -94,16 +109,38 @@ class VideoList:
 
     def video(self, number: int) -> tuple[Video, int]:
         """One video by its place in the list, and its bytes (-1 where there is no such file)."""
-        self._file.seek(int(self._offsets[number]))
-        path, size, *fields = json.loads(self._file.readline())
+        path, size, _, *fields = self._row(number)
         name, label, split, folds, segment, stretches, words = fields
         return (
             Video(
                 name, self.source / path, label, split, tuple(folds), tuple(segment) if segment else None,
                 tuple((a, b) for a, b in stretches), Words(*words) if words else None,
             ),
-            size,
+            self._sizes.get(number, size),
         )  # fmt: skip
+
+    def _row(self, number: int) -> list[Any]:
+        self._file.seek(int(self._offsets[number]))
+        row: list[Any] = json.loads(self._file.readline())
+        return row
+
+    def look_again(self, number: int) -> int:
+        """The bytes of a video as they are now, which from now on are those of the list.
+
+        Raises UserError where its disk, and not it alone, is gone.
+        """
+        name, _, device, *_ = self._row(number)
+        path = self.source / name
+        try:
+            path.stat()
+        except OSError as error:
+            if error.errno not in _ABSENT or _device(_folder_of(path)) != device:
+                raise UserError(
+                    f"{path} was there when the videos were listed, and its disk is gone ({error.strerror}); mount it, "
+                    "then run the same command again: finished shards are kept"
+                ) from error
+        self._sizes[number] = size_of(path)
+        return self._sizes[number]
 
     def place(self, video_id: str) -> int | None:
         """Where in the list a video is, None where it is not."""
@@ -115,6 +152,19 @@ class VideoList:
         """Rows of rejected.jsonl for what the official lists name but is not there."""
         self._missing.seek(0)
         yield from self._missing
+
+
+def _folder_of(path: Path) -> Path:
+    """The folder that a file really lies in."""
+    return Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+
+
+def _device(folder: Path) -> int:
+    """The file system of a folder, or of the nearest one above it: other where a disk is not mounted any more."""
+    try:
+        return folder.stat().st_dev
+    except OSError:
+        return _device(folder.parent) if folder != folder.parent else -1
 
 
 def _key(video_id: str) -> int:
@@ -139,8 +189,11 @@ class Plan:
         self.numbers = array("q")
         self._places, self._ends = array("q"), array("q", [0])
         assigned = np.zeros(len(videos), bool)
-        for number, ids in _read(destination / PLAN):
+        known, whole = _assigned(destination)
+        for number, ids in known:
             places = [place for place in map(videos.place, ids) if place is not None and not assigned[place]]
+            if not whole:
+                places.sort()  # as they were cut
             if places:
                 assigned[places] = True
                 self._add(number, places)
@@ -171,27 +224,31 @@ class Plan:
 
     def _rows(self, shard: int) -> list[tuple[Video, int]]:
         """The videos of the shard at this place of the plan, each with its bytes."""
-        return [self.videos.video(place) for place in self._places[self._ends[shard] : self._ends[shard + 1]]]
+        return [self.videos.video(place) for place in self.places(shard)]
 
     def path(self, shard: int) -> Path:
         return self.destination / f"shard-{self.numbers[shard]:06d}.h5"
 
-    def task(self, shard: int, extraction: Extraction, language: Mapping[str, str]) -> ShardTask:
-        """What has to be done for the shard at this place of the plan."""
+    def places(self, shard: int) -> Sequence[int]:
+        """Where in the list the videos of the shard at this place of the plan are."""
+        return self._places[self._ends[shard] : self._ends[shard + 1]]
+
+    def task(self, shard: int, extraction: Extraction, details: Mapping[str, Any], last: bool = False) -> ShardTask:
+        """What has to be done for the shard at this place of the plan; `details` are the settings in full."""
         rows = self._rows(shard)
         described = [[size, *_fields(video)] for video, size in rows]
-        text = json.dumps([SCHEMA, extraction.identity, dict(language), described], ensure_ascii=False)
+        text = json.dumps([SCHEMA, extraction.identity, dict(details), described], ensure_ascii=False)
         content = hashlib.sha256(text.encode()).hexdigest()
         videos, sizes = [video for video, _ in rows], [size for _, size in rows]
-        return ShardTask(self.path(shard), videos, extraction, self.videos.source, content, sizes)
+        return ShardTask(self.path(shard), videos, extraction, self.videos.source, content, sizes, details, last)
 
-    def pending(self, extraction: Extraction, language: Mapping[str, str]) -> array[int]:
+    def pending(self, extraction: Extraction, details: Mapping[str, Any]) -> array[int]:
         """Places of the shards that are not there yet, or not as this plan wants them."""
-        return array("q", (shard for shard in range(len(self)) if not self._is_done(shard, extraction, language)))
+        return array("q", (shard for shard in range(len(self)) if not self._is_done(shard, extraction, details)))
 
-    def _is_done(self, shard: int, extraction: Extraction, language: Mapping[str, str]) -> bool:
+    def _is_done(self, shard: int, extraction: Extraction, details: Mapping[str, Any]) -> bool:
         content = shard_content(self.path(shard))
-        return content is not None and content == self.task(shard, extraction, language).content
+        return content is not None and content == self.task(shard, extraction, details).content
 
     def write(self, details: Mapping[str, Any]) -> None:
         """Keep the assignment beside the shards: the settings, then a line per shard, its number and its videos."""
@@ -200,39 +257,60 @@ class Plan:
             for shard in range(len(self))
         )
         rows: Iterable[dict[str, Any]] = itertools.chain([{"settings": dict(details)}], shards)
-        write_lines(self.destination / PLAN, map(dump_row, rows))
+        write_lines(self.destination / PLAN, with_checksum(map(dump_row, rows)))
 
 
 def read_settings(destination: Path) -> dict[str, Any] | None:
-    """The settings that the shards of a folder were planned with, None where there is no plan."""
-    path = destination / PLAN
-    if not path.is_file():
-        return None
-    with path.open(encoding="utf-8") as file:
-        try:
-            return dict(json.loads(file.readline())["settings"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise _damaged(path, error) from error
+    """The settings that the shards of a folder were planned with, None where there is nothing that tells them."""
+    lines = _lines(destination / PLAN)
+    if lines is not None:
+        return dict(json.loads(next(lines))["settings"])
+    for path in _shards(destination):
+        with contextlib.suppress(OSError, Damaged), open_sealed(path) as file:
+            return dict(json.loads(file.attrs["settings"]))
+    return None
 
 
 def planned_ids(destination: Path) -> Iterator[str]:
     """The ids of all videos in the plan of a folder."""
-    for _, ids in _read(destination / PLAN):
+    for _, ids in _assigned(destination)[0]:
         yield from ids
 
 
-def _damaged(path: Path, error: Exception) -> UserError:
-    return UserError(f"{path} is damaged ({error}); delete it and run the same command again")
+Assigned = Iterator[tuple[int, list[str]]]
 
 
-def _read(path: Path) -> Iterator[tuple[int, list[str]]]:
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
-        file.readline()  # the settings
-        for line in file:
-            try:
-                row = json.loads(line)
-                yield int(row["shard"]), [str(name) for name in row["videos"]]
-            except (ValueError, KeyError, TypeError) as error:
-                raise _damaged(path, error) from error
+def _assigned(destination: Path) -> tuple[Assigned, bool]:
+    """Number and videos of every shard, and whether it is the plan that says so, or, where that is damaged, the shards.
+
+    They name the same videos, in another order.
+    """
+    lines = _lines(destination / PLAN)
+    return (_by_shards(destination), False) if lines is None else (_by_plan(lines), True)
+
+
+def _by_plan(lines: Iterator[str]) -> Assigned:
+    next(lines)  # the settings
+    for line in lines:
+        row = json.loads(line)
+        yield row["shard"], row["videos"]
+
+
+def _by_shards(destination: Path) -> Assigned:
+    for path in _shards(destination):
+        with contextlib.suppress(OSError, Damaged), open_sealed(path) as file:
+            kept = file["video/id"].asstr()[:].tolist()
+            left_out = [json.loads(row)["id"] for row in file["rejected"][:]]
+            yield int(path.stem.removeprefix("shard-")), kept + left_out
+
+
+def _lines(path: Path) -> Iterator[str] | None:
+    """The lines of a plan, None where there is none, or none that is whole."""
+    try:
+        return checked_lines(path) if path.is_file() else None
+    except ValueError:
+        return None
+
+
+def _shards(destination: Path) -> list[Path]:
+    return sorted(path for path in destination.glob("shard-*.h5") if path.stem[6:].isdecimal())

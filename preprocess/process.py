@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import resource
@@ -9,6 +10,7 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -26,6 +28,9 @@ _GRACE = 60.0
 _COMPLAINT = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
 """How a line of ffmpeg's log begins that tells of an error, and no line that quotes the file does."""
 _HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
+_FULL = re.compile(r": (No space left on device|Disk quota exceeded)$")
+_UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
+"""What ffmpeg replaces by question marks."""
 _LENGTH = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
 
 
@@ -35,6 +40,10 @@ class Rejected(Exception):
 
 class _TooSlow(Rejected):
     """ffmpeg took too long."""
+
+
+class _RoomAgain(Exception):
+    """ffmpeg says that the disk is full, and it is not, or not any more."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +75,20 @@ class Log:
 
 
 def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
-    """Run ffmpeg; once more where it was too slow without working: a machine that slept or a disk that stalled."""
+    """Run ffmpeg; once more where it was too slow without working: a machine that slept or a disk that stalled.
+
+    Raises Rejected where the file is to blame, and UserError where the machine is.
+    """
     for last in (False, True):
         busy = _children_seconds()
         began = time.monotonic()
         try:
-            return _run_once(arguments, limits, log, *outputs)
+            return _run_once(arguments, limits, last, log, *outputs)
         except _TooSlow:
             if last or _children_seconds() - busy > (time.monotonic() - began) / 2:
                 raise
+        except _RoomAgain:
+            pass
     raise AssertionError("unreachable")
 
 
@@ -83,7 +97,7 @@ def _children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _run_once(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
+def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outputs: Path) -> Log:
     for output in outputs:
         output.unlink(missing_ok=True)
     with (
@@ -98,8 +112,7 @@ def _run_once(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -
             _wait(process, limits.patience)
         finally:
             process.kill()  # no effect on one that has ended
-    with log.open("rb") as file:
-        lines = file.read(_LOG_BYTES).decode(errors="replace").splitlines()
+    lines = _lines(log, arguments)
     if process.returncode in _NOT_STARTED:
         raise UserError(
             f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; see that it is installed on every machine, and "
@@ -112,8 +125,11 @@ def _run_once(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -
             "the same command again, with fewer --workers if memory ran out"
         )
     complaints = [_without_prefix(line) for line in lines if _COMPLAINT.match(line)]
-    if any("No space left on device" in line or "Disk quota exceeded" in line for line in complaints):
+    says_full = any(map(_FULL.search, complaints))
+    if (says_full or (process.returncode and not complaints)) and _is_full(log.parent):  # maybe too full to say so
         raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
+    if says_full and not last:
+        raise _RoomAgain
     if process.returncode < 0:
         raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
     if process.returncode and not complaints:
@@ -121,6 +137,28 @@ def _run_once(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -
     length = next(filter(None, map(_LENGTH.match, lines)), None)
     hours, minutes, seconds = map(float, length.groups()) if length else (0.0, 0.0, 0.0)
     return Log(complaints, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds)
+
+
+def _lines(log: Path, arguments: list[str]) -> list[str]:
+    """The lines of the log without the names in them, of files that we gave it: only ffmpeg's own words are judged."""
+    with log.open("rb") as file:
+        text = file.read(_LOG_BYTES)
+    names = (os.fsencode(argument) for argument in arguments if argument.startswith(("file:", "/")))
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, b"").replace(_UNPRINTABLE.sub(b"?", name), b"")
+    return text.decode(errors="replace").splitlines()
+
+
+def _is_full(folder: Path) -> bool:
+    """Whether the disk says so itself."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return False
 
 
 def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
@@ -148,4 +186,4 @@ def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
 
 def _without_prefix(line: str) -> str:
     """A line of the log without what comes before its text: the part of ffmpeg, an address in memory, the level."""
-    return _COMPLAINT.sub("", line).strip()
+    return _COMPLAINT.sub("", line).strip(" :")

@@ -16,14 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field
 from heapq import nlargest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import distributed
 import numpy as np
 from tqdm import tqdm
 
 from pipeline.errors import UserError
-from pipeline.files import dump_row, write_lines
+from pipeline.files import dump_row, open_regular, write_lines
 from pipeline.shards.index import Index, mel_sums, write_index
 from pipeline.shards.layout import (
     INDEX,
@@ -45,6 +45,8 @@ from preprocess.process import Rejected
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
 
 _PROGRESS = "gdt-preprocess"
+_ATTEMPTS = 4
+"""How often a shard is tried whose videos change or come and go."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,11 @@ def _run(settings: Preprocess) -> Summary:
             _remove_scratch(destination)
         plan = Plan(videos, destination, settings.videos_per_shard, settings.megabytes_per_shard)
         plan.write(details)
-        pending = plan.pending(settings.extraction, language)
+        pending = plan.pending(settings.extraction, details)
         slow: list[Slow] = []
         if pending:
             _forget_index(plan, pending)
-            slow = _make(plan, pending, language, settings)
+            slow = _make(plan, pending, details, settings)
         return _finish(videos, plan, len(pending), slow, details)
 
 
@@ -198,12 +200,42 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
         )
 
 
-def make_shard(task: ShardTask) -> list[Slow]:
-    """Decode the videos of one shard, one after another, and write it; returns those that took longest."""
+class Changed(NamedTuple):
+    """A video of a task that is not what it was when it was listed."""
+
+    number: int
+    size: int
+    """As `host` sees it."""
+    host: str
+
+
+@dataclass(frozen=True)
+class Made:
+    """What came of a task."""
+
+    slow: list[Slow]
+    """The videos that took longest."""
+    changed: list[Changed] = field(default_factory=list)
+    """Videos that are not what they were when they were listed; where there are any, there is no shard yet."""
+
+
+def make_shard(task: ShardTask) -> Made:
+    """Decode the videos of one shard, one after another, and write it.
+
+    Where a video is not what it was when it was listed, or changes meanwhile, there is no shard, unless it is the last
+    time that this is tried: then such videos are left out, and the next run will want to make the shard again.
+    """
+    looks = [_look(video.path) for video in task.videos]
+    changed = [
+        Changed(k, look.size, socket.gethostname())
+        for k, (look, size) in enumerate(zip(looks, task.sizes, strict=False))
+        if look.size != size
+    ]
+    if changed and (not task.last or any(seen.size < 0 for seen in changed)):
+        return Made([], changed)
     try:
-        _require_present(task)
         with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
-            return _make_shard(task, Path(folder))
+            return _make_shard(task, Path(folder), looks, {seen.number for seen in changed})
     except OSError as error:
         named = _named(error, task.path.parent)
         if named is error:
@@ -211,47 +243,69 @@ def make_shard(task: ShardTask) -> list[Slow]:
         raise named from error
 
 
-def _require_present(task: ShardTask) -> None:
-    """Raise UserError where a file is not what it was when the list was made: a disk that went away loses nothing."""
-    for video, size in zip(task.videos, task.sizes, strict=False):
-        if size >= 0 and size_of(video.path) != size:
-            raise UserError(
-                f"{video.path} was there when the videos were listed, and {socket.gethostname()} does not see it, or "
-                "sees it changed; mount its disk on every machine, then run the same command again: finished shards "
-                "are kept"
-            )
+class _Look(NamedTuple):
+    """What can be seen of a file without reading it; another one means that somebody has written to it."""
+
+    size: int
+    """As `size_of` has it."""
+    written: int = 0
+    """When that was last done, in nanoseconds."""
 
 
-def _require_readable(path: Path) -> None:
-    """Raise UserError where the disk, not the file, is why ffmpeg could not read it."""
+def _look(path: Path) -> _Look:
+    size = size_of(path)
     try:
-        with path.open("rb") as file:
+        return _Look(size, path.stat().st_mtime_ns if size > 0 else 0)
+    except OSError:
+        return _Look(-1)
+
+
+def _read_error(path: Path) -> str:
+    """Why the disk, not the file, kept ffmpeg from reading it; empty where all of it can be read."""
+    if size_of(path) < 0:
+        return ""
+    try:
+        with open_regular(path) as file:
             while file.read(1 << 24):
                 pass
     except OSError as error:
-        if error.errno in (errno.EIO, errno.ESTALE, errno.ENOTCONN):
-            raise UserError(
-                f"{path} cannot be read ({error.strerror}): its disk fails; mend it, or move the file away, then run "
-                "the same command again: finished shards are kept"
-            ) from error
+        return error.strerror or str(error)
+    except UserError as error:
+        return str(error)
+    return ""
 
 
-def _make_shard(task: ShardTask, folder: Path) -> list[Slow]:
+def _make_shard(task: ShardTask, folder: Path, looks: Sequence[_Look], unsettled: set[int]) -> Made:
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
     slow: list[Slow] = []
+    unreadable = 0
     pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
     for group in groups(task.videos):
         began = time.perf_counter()
-        count = len(records) + len(rejected)
-        targets = [Target.within(folder / str(count + k), video) for k, video in enumerate(group)]
-        for target, taken in zip(targets, extract_group(targets, task.extraction), strict=True):
+        first = len(records) + len(rejected)
+        numbers = range(first, first + len(group))
+        targets = [Target.within(folder / str(number), task.videos[number]) for number in numbers]
+        for number, target, taken in zip(numbers, targets, extract_group(targets, task.extraction), strict=True):
             try:
                 record, sums = _record(target, taken, task.extraction)
-            except Rejected as reason:
-                _require_readable(target.video.path)
+            except Rejected as caught:
+                reason = str(caught)
+                if error := _read_error(target.video.path):
+                    reason, unreadable = f"it cannot be read ({error})", unreadable + 1
+                    unsettled.add(number)
+            else:
+                reason = ""
+            if task.sizes and _look(target.video.path) != looks[number]:
+                reason = f"somebody writes to it: it has {size_of(target.video.path)} bytes now"
+                unsettled.add(number)
+            elif number in unsettled:
+                reason = reason or f"it changes: it has {looks[number].size} bytes now"
+            if number in unsettled and not task.last:
+                return Made([], [Changed(number, size_of(target.video.path), socket.gethostname())])
+            if reason:
                 path = os.path.relpath(target.video.path, task.source)
-                rejected.append({"id": target.video.id, "path": path, "reason": str(reason)})
+                rejected.append({"id": target.video.id, "path": path, "reason": reason})
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(record)
@@ -261,14 +315,15 @@ def _make_shard(task: ShardTask, folder: Path) -> list[Slow]:
         slow = nlargest(SLOWEST, [*slow, *(Slow(seconds, video.id) for video in group)])
         with contextlib.suppress(ValueError):  # called directly, without Dask
             distributed.get_worker().log_event(_PROGRESS, len(group))
-    attributes = {
-        "settings": json.dumps(task.extraction.identity),
-        "pixel_sums": pixels,
-        "mel_sums": mels,
-    }
-    _require_present(task)
-    write_shard(task.path, records, rejected, attributes, task.content, BANDS, folder)
-    return slow
+    if unreadable == len(task.videos) > 1:
+        raise UserError(
+            f"none of the videos of {task} can be read: {rejected[0]['reason']}; mend their disk, then run the same "
+            "command again: finished shards are kept"
+        )
+    attributes = {"settings": json.dumps(dict(task.details)), "pixel_sums": pixels, "mel_sums": mels}
+    content = "" if unsettled else task.content  # which no plan asks for
+    write_shard(task.path, records, rejected, attributes, content, BANDS, folder)
+    return Made(slow)
 
 
 def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -> tuple[VideoRecord, np.ndarray]:
@@ -313,7 +368,7 @@ def _write_bank(waveform: Waveform, path: Path) -> np.ndarray:
     return sums
 
 
-def _make(plan: Plan, pending: Sequence[int], language: dict[str, str], settings: Preprocess) -> list[Slow]:
+def _make(plan: Plan, pending: Sequence[int], details: dict[str, Any], settings: Preprocess) -> list[Slow]:
     total = sum(plan.count(shard) for shard in pending)
     slow: list[Slow] = []
     interval = 0.5 if sys.stderr.isatty() else 20.0
@@ -321,12 +376,39 @@ def _make(plan: Plan, pending: Sequence[int], language: dict[str, str], settings
         print(f"Dask dashboard: {client.dashboard_link}", flush=True)
         with tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar:
             client.subscribe_topic(_PROGRESS, lambda event: bar.update(event[1]))
-            tasks = (plan.task(shard, settings.extraction, language) for shard in pending)
-            for slowest in cluster.unordered(client, make_shard, tasks, settings.workers):
-                slow = nlargest(SLOWEST, [*slow, *slowest])
+            for attempt in range(_ATTEMPTS):
+                tasks = ((shard, plan.task(shard, settings.extraction, details, attempt > 0)) for shard in pending)
+                again = []
+                for shard, made in cluster.unordered(client, _make_numbered, tasks, settings.workers):
+                    slow = nlargest(SLOWEST, [*slow, *made.slow])
+                    if made.changed:
+                        _look_again(plan, shard, made.changed)
+                        again.append(shard)
+                pending = sorted(again)  # after all others: what somebody writes to may be whole by then
+                if not pending:
+                    break
+            else:
+                raise UserError(f"videos in {settings.source_folder} come and go; run the same command again")
             client.unsubscribe_topic(_PROGRESS)
             bar.update(total - bar.n)
     return slow
+
+
+def _look_again(plan: Plan, shard: int, changed: Sequence[Changed]) -> None:
+    """Take the sizes of videos that a worker saw changed as they are now. Raises UserError where it saw amiss."""
+    for seen in changed:
+        place = plan.places(shard)[seen.number]
+        (video, before), now = plan.videos.video(place), plan.videos.look_again(place)
+        if seen.size < 0 <= now == before:
+            raise UserError(
+                f"{video.path} is there, and {seen.host} does not see it; mount its disk on every machine, then run "
+                "the same command again: finished shards are kept"
+            )
+
+
+def _make_numbered(task: tuple[int, ShardTask]) -> tuple[int, Made]:
+    shard, what = task
+    return shard, make_shard(what)
 
 
 def _remove_scratch(destination: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections import Counter
@@ -77,10 +78,10 @@ class Summary:
 def summarise(index: Index, videos: int, made: int, slow: Sequence[Slow]) -> Summary:
     """Count what is in the shards' folder, and write it to `summary.json` there."""
     path = index.folder / SUMMARY
-    try:
-        earlier = [Slow(*row) for row in json.loads(path.read_text())["slowest"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        earlier = []
+    earlier: list[Slow] = []
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        if path.is_file():
+            earlier = [Slow(float(seconds), str(name)) for seconds, name in json.loads(path.read_text())["slowest"]]
     again = {row.id for row in slow}
     slowest = nlargest(SLOWEST, [*slow, *(row for row in earlier if row.id not in again)])
     reasons = Counter(_kind(row["reason"]) for row in read_rejected(index.folder))

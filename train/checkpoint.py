@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import UserError, first_line
-from pipeline.files import publish
+from pipeline.files import partial_of, publish
 from train.models.gdt import GDT, load_weights
 from train.settings import network_from_json
 
@@ -28,7 +28,7 @@ def save(
 
     Raises UserError where the disk has no room for it; what is there stays.
     """
-    partial = path.with_name(path.name + ".partial")
+    partial = partial_of(path)
     state = {
         "format": FORMAT, "settings": settings, "data": data, "step": step,
         "model": model.state_dict(), "optimizer": optimizer.state_dict(),

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.files import publish
+from pipeline.files import partial_of, publish
 from pipeline.shards.layout import INDEX, REMAKE, write_strings
 from pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
 
@@ -75,7 +75,7 @@ def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, A
             mels += file.attrs["mel_sums"].astype(object)
     columns = {name: np.concatenate(parts) for name, parts in rows.items()}
     order = np.argsort(columns["id"], kind="stable")
-    partial = folder / (INDEX + ".partial")
+    partial = partial_of(folder / INDEX)
     with create(partial) as file:
         for name, values in columns.items():
             if values.dtype == object:

@@ -9,6 +9,7 @@ HDF5. `head -1` shows the line; any HDF5 tool opens the file as if it were not t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import zlib
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import h5py
+
+from pipeline.files import kind
 
 SCHEMA = 2
 SEAL_BYTES = 4096
@@ -109,13 +112,13 @@ def read_seal(file: BinaryIO) -> Seal:
 
 def seal_of(path: Path) -> Seal:
     """The seal of a file, of which nothing else is read. Raises Damaged, OtherSchema, or OSError."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         return read_seal(file)
 
 
 def check_seal(path: Path) -> Seal:
     """The seal of a file whose structure is what was written. Raises Damaged, OtherSchema, or OSError."""
-    with path.open("rb") as file:
+    with _open(path) as file:
         found = read_seal(file)
         found.check(file)
     return found
@@ -125,6 +128,14 @@ def open_sealed(path: Path) -> h5py.File:
     """Open a file for HDF5 once its seal is checked. Raises Damaged, OtherSchema, or OSError."""
     check_seal(path)
     return h5py.File(path, "r")
+
+
+def _open(path: Path) -> BinaryIO:
+    if what := kind(path):
+        if what in ("missing", "a broken link"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        raise Damaged(f"it is {what}, not a file")
+    return path.open("rb")
 
 
 def _structure(file: BinaryIO, size: int, spans: Mapping[str, tuple[int, int]]) -> int:

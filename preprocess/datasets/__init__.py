@@ -57,11 +57,9 @@ def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
     entry = find(dataset, source)
     empty = True
     for item in entry.listing(source):
-        name = item.id
-        if isinstance(item, Video):
-            empty = False
-            name += str(item.path)
-        yield item if _is_text(name) else Missing(ascii(item.id), "its name is not valid UTF-8; rename it")
+        empty = empty and isinstance(item, Missing)
+        text = _is_text(item.id + str(item.path))
+        yield item if text else Missing(ascii(item.id), "its name is not valid UTF-8; rename it")
     if empty:
         raise UserError(f"there are no videos in {source}; expected:\n{entry.tree}")
 

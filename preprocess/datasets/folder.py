@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from preprocess.datasets.listing import SPLITS, SUFFIXES, Video, video_files
+from preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, video_files
 
 TREE = f"""\
 source/a.mp4                      no class, split train
@@ -17,9 +17,12 @@ source/test/cats/indoor/a.mp4     class cats/indoor, split test
 files ending in {", ".join(sorted(SUFFIXES))}"""
 
 
-def listing(source: Path) -> Iterator[Video]:
+def listing(source: Path) -> Iterator[Video | Missing]:
     """One video per file; its id is the path below `source`."""
     for path in video_files(source):
+        if isinstance(path, Missing):
+            yield path
+            continue
         relative = path.relative_to(source)
         folders = relative.parent.parts
         split = SPLITS.get(folders[0].lower()) if folders else None

@@ -65,6 +65,9 @@ def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Mi
         stem = PurePosixPath(line.file).stem
         listed.setdefault(stem.lower(), _Listed(stem, line.class_name)).folds[line.fold - 1] = line.split
     for path in video_files(root):
+        if isinstance(path, Missing):
+            yield path
+            continue
         label = path.parent.name
         entry = listed.get(path.stem.lower()) or _Listed(path.stem, label)
         if path.parent == root or label.lower() != entry.class_name.lower():

@@ -35,6 +35,9 @@ def listing(source: Path) -> Iterator[Video | Missing]:
     listed: set[str] = set()
     video = None
     for path in video_files(source):
+        if isinstance(path, Missing):
+            yield path
+            continue
         video = Video(path.stem, path, labels.get(path.stem, ""))
         if video.id in labels:
             listed.add(video.id)

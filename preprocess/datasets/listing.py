@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,20 +60,24 @@ class Missing:
 
     id: str
     reason: str
+    path: Path | None = None
+    """Where there is something."""
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, -1 where it cannot be looked at (a broken link, a folder without permission)."""
+    """Bytes of a regular file, -1 of anything else (a FIFO, a broken link) and of what cannot be looked at."""
     try:
-        return path.stat().st_size
+        status = path.stat()
     except OSError:
         return -1
+    return status.st_size if stat.S_ISREG(status.st_mode) else -1
 
 
-def video_files(root: Path) -> Iterator[Path]:
-    """All video files below `root`, in a fixed order; links to folders are followed, each folder is read once.
+def video_files(root: Path) -> Iterator[Path | Missing]:
+    """All that is named like a video below `root`, in a fixed order, whatever kind of file it is.
 
-    Raises UserError for a folder that cannot be read.
+    Hidden files, and folders that are named like a video, come as missing, with their path below `root` as their id.
+    Links to folders are followed, each folder is read once. Raises UserError for a folder that cannot be read.
     """
 
     def refuse(error: OSError) -> None:
@@ -86,6 +91,18 @@ def video_files(root: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         subfolders.sort()
-        for name in sorted(names):
-            if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                yield Path(folder) / name
+        for name in filter(_is_named_like_a_video, subfolders):
+            yield _unused(Path(folder, name), root, "it is a folder, not a file")
+        for name in filter(_is_named_like_a_video, sorted(names)):
+            if name.startswith("."):
+                yield _unused(Path(folder, name), root, "it is hidden: its name begins with a dot")
+            else:
+                yield Path(folder, name)
+
+
+def _is_named_like_a_video(name: str) -> bool:
+    return Path(name).suffix.lower() in SUFFIXES or name.lower() in SUFFIXES
+
+
+def _unused(path: Path, root: Path, reason: str) -> Missing:
+    return Missing(str(path.relative_to(root)), reason, path)

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from preprocess.datasets import folder
-from preprocess.datasets.listing import Video
+from preprocess.datasets.listing import Missing, Video
 from preprocess.synthetic import generate
 
 
-def listing(source: Path) -> Iterator[Video]:
+def listing(source: Path) -> Iterator[Video | Missing]:
     """Generate the default set into `source` unless a complete set is there; ids are file stems, as in captions."""
     if not (source / "synthetic.json").is_file():
         generate(source)
-    for video in folder.listing(source):
-        yield replace(video, id=video.path.stem)
+    for item in folder.listing(source):
+        yield replace(item, id=item.path.stem) if isinstance(item, Video) else item

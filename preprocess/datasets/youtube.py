@@ -82,6 +82,9 @@ def listing(
     """
     originals: list[tuple[Path, tuple[Segment, ...]]] = []
     for video in folder.listing(source):
+        if isinstance(video, Missing):
+            yield video
+            continue
         path = video.path
         youtube_id, start = parse(path.stem)
         candidates = segments.get(youtube_id, ())

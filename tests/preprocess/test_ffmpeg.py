@@ -789,10 +789,56 @@ def test_an_ffmpeg_that_cannot_start_is_no_fault_of_the_video(
         extract(ticking, tmp_path)
 
 
-def test_a_full_disk_is_no_fault_of_the_video(ticking: Path, tmp_path: Path, fake: Fake) -> None:
-    fake("echo '[out#0 @ 0x1] [error] Error writing trailer: No space left on device' >&2; exit 1")
-    with pytest.raises(UserError, match="no space left on the disk"):
-        extract(ticking, tmp_path)
+SAYS_FULL = "echo '[out#0 @ 0x1] [error] Error writing trailer: No space left on device' >&2; exit 1"
+
+
+def test_words_about_a_full_disk_are_believed_of_a_full_disk_alone(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+    fake(SAYS_FULL)
+    assert reason(ticking, tmp_path) == "ffmpeg cannot decode it: Error writing trailer: No space left on device"
+    fake(f'[ -e {tmp_path}/once ] && exec $real "$@"; touch {tmp_path}/once; {SAYS_FULL}')
+    assert len(kept(ticking, tmp_path).sizes) == 120  # there was room again
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here (root is needed)")
+    try:
+        for script in (SAYS_FULL, f"head -c 2M /dev/zero > {disk}/full; {SAYS_FULL}"):  # the last cannot even say so
+            fake(script)
+            with pytest.raises(UserError, match="no space left on the disk of"):
+                extract(ticking, disk)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "No space left on device.mp4", "Disk quota exceeded", "x: No space left on device",
+        "a\n[fatal] b: No space left on device", "[error] c: Disk quota exceeded", "matches no streams",
+        "\x01\x1f: No space left on device", "non monotonically increasing dts",
+        "long " * 40 + ": No space left on device",
+    ],
+)  # fmt: skip
+def test_the_name_of_a_file_is_not_what_ffmpeg_says(ticking: Path, tmp_path: Path, name: str) -> None:
+    broken = tmp_path / f"{name}.mp4"
+    broken.write_bytes(ticking.read_bytes()[:3000])
+    told = reason(broken, tmp_path)
+    assert told.startswith("ffmpeg cannot decode it: ") and "space" not in told and "quota" not in told
+    whole = Path(shutil.copy(ticking, tmp_path / f"whole {name}.mp4"))
+    taken = kept(whole, tmp_path)
+    assert len(taken.sizes) == 120 and taken.note == ""
+    (tmp_path / name).mkdir()  # and where the shards are to go
+    assert len(kept(whole, tmp_path / name).sizes) == 120
+
+
+@pytest.mark.parametrize("suffix", ["nut", "ogv"])
+def test_a_line_that_a_file_makes_ffmpeg_print_stops_nothing(tmp_path: Path, suffix: str) -> None:
+    said = ["-metadata", "x\n[fatal] y=: No space left on device"]
+    path = made(tmp_path / f"tags.{suffix}", "testsrc=s=64x64:r=30:d=2", "", *said)
+    probe = subprocess.run(["ffprobe", "-loglevel", "level+info", path], capture_output=True, text=True, check=True)
+    assert "\n[fatal] y" in probe.stderr  # it does begin a line
+    taken = kept(path, tmp_path)
+    assert len(taken.sizes) == 60 and taken.note.endswith("No space left on device")
 
 
 def assert_gone(pid_file: Path) -> None:
@@ -897,7 +943,7 @@ def test_one_broken_file_does_not_spoil_its_group(synthetic: Path, tmp_path: Pat
     results = extract_group(targets, Extraction())
     assert [isinstance(result, Extracted) for result in results] == [True, False, False, False, True]
     assert "ffmpeg cannot decode it" in str(results[1]) and str(results[2]) == "the file is empty"
-    assert str(results[3]) == "the file does not exist, or cannot be looked at"
+    assert str(results[3]) == "the file does not exist"
 
 
 def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:

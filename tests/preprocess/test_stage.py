@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import hashlib
+import itertools
 import json
 import os
+import random
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
 
 import h5py
 import numpy as np
 import pytest
 
 from pipeline.errors import UserError
+from pipeline.files import open_regular
 from pipeline.shards.index import Index
-from pipeline.shards.layout import read_rejected, shard_rejected
+from pipeline.shards.layout import read_rejected
 from pipeline.shards.reader import ShardReader
-from preprocess.datasets.listing import Video
-from preprocess.ffmpeg import Extraction
+from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group
 from preprocess.plan import ShardTask
-from preprocess.stage import Preprocess, make_shard, run
+from preprocess.process import Rejected
+from preprocess.stage import Changed, Made, Preprocess, run
 from preprocess.summary import describe
 from preprocess.verify import check_shard
 from tests.conftest import ROOT
@@ -226,13 +235,38 @@ def test_the_summary_counts_everything(real: Path, tmp_path: Path) -> None:
 
 
 def test_a_dry_run_estimates_and_writes_nothing(command, real: Path, tmp_path: Path) -> None:
-    done = command("preprocess", "--source", real / "grid", "--destination", tmp_path / "shards", "--dry-run")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    arguments = ("preprocess", "--source", real / "grid", "--destination", tmp_path / "shards")
+    done = command(*arguments, "--dry-run", TMPDIR=str(temporary))
     assert done.returncode == 0, done.stderr
-    assert "16 of 120 videos decoded, 0 of them unusable" in done.stdout
-    assert not (tmp_path / "shards").exists()
+    decoded = int(re.search(r"(\d+) of 120 videos decoded, 0 of them unusable", done.stdout)[1])
+    assert 40 < decoded < 120  # 8 groups of neighbours
+    assert re.search(r"about \d+ s with \d+ workers on cores like this machine's \(\d+ s of work", done.stdout)
+    assert not (tmp_path / "shards").exists() and not list(temporary.iterdir())
     made = run(Preprocess("folder", real / "grid", tmp_path / "shards", workers=2))
     estimated = float(re.search(r"about ([0-9.]+) MB of shards", done.stdout)[1])
     assert 0.8 < estimated / (made.gigabytes * 1000) < 1.25
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_dry_run_leaves_nothing_behind(real: Path, tmp_path: Path, number: signal.Signals) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "preprocess", "--source", real / "grid", "--dry-run", "--workers", "1"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}, start_new_session=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(temporary.glob("gdt-estimate-*/.shard-*/*/frames.mjpeg")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert list(temporary.iterdir())
+    process.send_signal(number)
+    process.wait()
+    while list(temporary.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not list(temporary.iterdir())
 
 
 @pytest.fixture
@@ -374,43 +408,233 @@ def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -
     assert summary.without_sound == int((index.mel_count == 0).sum()) == 6
 
 
-def test_a_disk_that_goes_away_loses_no_video(synthetic: Path, tmp_path: Path) -> None:
-    path = next((synthetic / "train").rglob("*.mp4"))
-    gone = Video("gone", tmp_path / "gone.mp4")
-    videos, size = [Video("a", path), gone], path.stat().st_size
-    task = ShardTask(tmp_path / "shard-000000.h5", videos, Extraction(), tmp_path, "", sizes=[size, 1])
-    with pytest.raises(UserError, match=r"gone.mp4 was there when the videos were listed, and .* does not see it"):
-        make_shard(task)
-    assert not task.path.exists()
-    make_shard(replace(task, sizes=[size, -1]))  # a broken link, which never was there
-    assert [row["reason"] for row in shard_rejected(task.path)] == ["the file does not exist, or cannot be looked at"]
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage without workers, in this process, so that a test can do something in the middle of a shard."""
+    nothing: Callable[..., None] = lambda *arguments: None  # noqa: E731
+    client = SimpleNamespace(dashboard_link="", subscribe_topic=nothing, unsubscribe_topic=nothing)
+    monkeypatch.setattr("preprocess.cluster.connect", lambda *arguments: contextlib.nullcontext(client))
+    monkeypatch.setattr("preprocess.cluster.unordered", lambda client, function, tasks, expected: map(function, tasks))
 
 
-def test_a_disk_that_goes_away_in_the_middle_of_a_shard_loses_no_video(
-    synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], None]:
+    """Has something done after the decoding of each group, whose number is counted over all tries."""
+
+    def install(what: Callable[[int], None]) -> None:
+        count = itertools.count()
+
+        def extracted(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
+            results = extract_group(targets, settings)
+            what(next(count))
+            return results
+
+        monkeypatch.setattr("preprocess.stage.extract_group", extracted)
+        monkeypatch.setattr("preprocess.stage.groups", lambda videos: ([video] for video in videos))
+
+    return install
+
+
+@pytest.fixture
+def four(synthetic: Path, tmp_path: Path) -> Preprocess:
+    """Four videos in two shards."""
+    (tmp_path / "videos").mkdir()
+    for k, path in enumerate(sorted((synthetic / "train").rglob("*.mp4"))[:4]):
+        shutil.copy(path, tmp_path / "videos" / f"{k}.mp4")
+    return Preprocess("folder", tmp_path / "videos", tmp_path / "shards", videos_per_shard=2, workers=1)
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(100))
+
+
+def rewrite(path: Path) -> None:
+    """Other bytes, as many."""
+    with path.open("r+b") as file:
+        file.write(b"other")
+
+
+@pytest.mark.parametrize("change", [grow, rewrite, Path.unlink])
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_a_file_that_changes_once_is_tried_again_at_the_end(
+    alone: None, meanwhile: Callable[..., None], four: Preprocess, change: Callable[[Path], None], number: int
 ) -> None:
-    paths = [tmp_path / f"{k}.mp4" for k in range(3)]
-    for path in paths:
-        shutil.copy(next((synthetic / "train").rglob("*.mp4")), path)
-    sizes = [path.stat().st_size for path in paths]
-    task = ShardTask(
-        tmp_path / "shard-000000.h5",
-        [Video(path.stem, path) for path in paths],
-        Extraction(),
-        tmp_path,
-        "",
-        sizes=sizes,
-    )
+    path = four.source_folder / f"{number}.mp4"
+    meanwhile(lambda count: change(path) if count == number else None)
+    summary = run(four)
+    rejected = {row["id"]: row["reason"] for row in read_rejected(four.shard_folder)}
+    if change is grow:  # what is left of it is a video still
+        assert summary.kept == 4 and not rejected
+    else:
+        assert summary.kept == 3 and list(rejected) == [path.name]
+        assert ("does not exist" if change is Path.unlink else "cannot decode it") in rejected[path.name]
+    again = run(four)  # where there is a video less in the list, its shard is another
+    assert (again.shards_made, again.kept) == (int(change is Path.unlink), summary.kept)
 
-    def one_by_one(videos: Sequence[Video]) -> Iterator[list[Video]]:
-        for video in videos:
-            yield [video]
-            paths[2].unlink(missing_ok=True)  # after the first video of the shard
 
-    monkeypatch.setattr("preprocess.stage.groups", one_by_one)
-    with pytest.raises(UserError, match="2.mp4 was there when the videos were listed"):
-        make_shard(task)
-    assert not list(tmp_path.glob("shard-*"))
+def test_a_file_that_somebody_writes_to_all_the_time_is_left_out_until_it_is_whole(
+    four: Preprocess, tmp_path: Path
+) -> None:
+    path, stop = four.source_folder / "2.mp4", threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.01):
+            grow(path)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        summary = run(four)
+    finally:
+        stop.set()
+        thread.join()
+    assert summary.kept == 3
+    (row,) = read_rejected(four.shard_folder)
+    assert row["id"] == "2.mp4" and "somebody writes to it: it has" in row["reason"]
+    again = run(four)  # though its size is the last that was seen, maybe
+    assert (again.shards_made, again.kept) == (1, 4)
+    other = run(replace(four, destination=tmp_path / "other"))
+    assert other.kept == 4 and digests(tmp_path / "other") == digests(four.shard_folder)
+
+
+def test_a_disk_that_goes_away_in_the_middle_loses_no_video(
+    alone: None, meanwhile: Callable[..., None], four: Preprocess, tmp_path: Path
+) -> None:
+    source, disk = four.source_folder, tmp_path / "disk"
+    source.rename(disk)
+    source.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", source], capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here (root is needed)")
+    try:
+        for path in disk.iterdir():
+            shutil.copy(path, source)
+        meanwhile(lambda count: subprocess.run(["umount", "-l", source], check=True) if count == 2 else None)
+        with pytest.raises(UserError, match=r"2.mp4 was there when the videos were listed, and its disk is gone"):
+            run(four)
+        assert len(list(four.shard_folder.glob("shard-*.h5"))) == 1 and not (four.shard_folder / "index.h5").exists()
+    finally:
+        subprocess.run(["umount", "-l", source], capture_output=True)
+    for path in disk.iterdir():
+        shutil.copy(path, source)
+    meanwhile(lambda count: None)
+    summary = run(four)
+    assert (summary.kept, summary.shards_made) == (4, 1)
+
+
+def test_a_machine_that_does_not_see_a_file_is_named(
+    alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unseen(task: ShardTask) -> Made:
+        return Made([], [Changed(1, -1, "node7")])
+
+    monkeypatch.setattr("preprocess.stage.make_shard", unseen)
+    with pytest.raises(UserError, match=r"1.mp4 is there, and node7 does not see it; mount its disk on every machine"):
+        run(four)
+
+
+def broken_reading(*names: str) -> Callable[[Path], BinaryIO]:
+    """`open_regular` on a disk that cannot read these files."""
+
+    def opened(path: Path) -> BinaryIO:
+        if path.name in names:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return open_regular(path)
+
+    return opened
+
+
+def test_a_file_that_the_disk_cannot_read_is_left_out_by_name_and_tried_by_the_next_run(
+    alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (four.source_folder / "1.mp4").write_bytes(b"what ffmpeg gets of it")
+    with monkeypatch.context() as patch:
+        patch.setattr("preprocess.stage.open_regular", broken_reading("1.mp4"))
+        assert run(four).kept == 3
+        (row,) = read_rejected(four.shard_folder)
+        assert row["reason"] == "it cannot be read (Input/output error)"
+    assert run(four).shards_made == 1
+    (row,) = read_rejected(four.shard_folder)
+    assert row["reason"].startswith("ffmpeg cannot decode it")
+    assert run(four).shards_made == 0
+    for name in ("2.mp4", "3.mp4"):
+        (four.source_folder / name).write_bytes(b"what ffmpeg gets of them")
+    monkeypatch.setattr("preprocess.stage.open_regular", broken_reading("2.mp4", "3.mp4"))
+    with pytest.raises(UserError, match="none of the videos of .* can be read: it cannot be read .* mend their disk"):
+        run(four)
+
+
+@contextlib.contextmanager
+def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
+    """What a folder may hold that is named like a video; names with the reason that is expected."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(folder / "fifo.mp4")
+    (folder / "fifo-link.mp4").symlink_to(folder / "fifo.mp4")
+    (folder / "zero.mp4").symlink_to("/dev/zero")
+    (folder / "tty.mkv").symlink_to("/dev/tty")
+    (folder / "gone.mp4").symlink_to(folder / "nowhere")
+    (folder / "loop.mp4").symlink_to(folder / "loop.mp4")
+    (folder / "folder.mp4").mkdir()
+    (folder / ".hidden.mp4").touch()
+    (folder / ".mp4").touch()
+    (folder / "empty.mp4").touch()
+    (folder / "memory.mp4").symlink_to("/proc/self/mem")
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(folder):
+        server.bind("socket.mp4")
+        yield {
+            "fifo.mp4": "it is a FIFO, not a file", "fifo-link.mp4": "it is a FIFO, not a file",
+            "zero.mp4": "it is a device, not a file", "tty.mkv": "it is a device, not a file",
+            "gone.mp4": "it is a broken link, not a file", "loop.mp4": "it is a broken link, not a file",
+            "folder.mp4": "it is a folder, not a file", ".hidden.mp4": "it is hidden: its name begins with a dot",
+            ".mp4": "it is hidden: its name begins with a dot", "empty.mp4": "the file is empty",
+            "memory.mp4": "it cannot be read (Input/output error)", "socket.mp4": "it is a socket, not a file",
+        }  # fmt: skip
+
+
+def test_what_is_named_like_a_video_and_is_none_is_named_and_never_opened(four: Preprocess, command) -> None:
+    with odd_entries(four.source_folder / "odd") as expected:
+        dry = command("preprocess", "--source", four.source_folder, "--dry-run")
+        assert dry.returncode == 0, dry.stderr
+        summary = run(four)
+        rejected = {row["id"]: row for row in read_rejected(four.shard_folder)}
+    assert {row.removeprefix("odd/"): rejected[row]["reason"] for row in rejected} == expected
+    assert all(Path(row["path"]).name == Path(name).name for name, row in rejected.items())
+    assert (summary.kept, summary.videos) == (4, 4 + len(expected))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["index.h5", "index.h5.partial", "plan.jsonl", "plan.jsonl.partial", "rejected.jsonl", "summary.json", ".lock",
+     "shard-000001.h5", "shard-000007.h5"],
+)  # fmt: skip
+def test_a_fifo_where_the_shards_go_is_not_waited_for(alone: None, four: Preprocess, name: str) -> None:
+    run(four)
+    before = digests(four.shard_folder)
+    (four.shard_folder / name).unlink(missing_ok=True)
+    os.mkfifo(four.shard_folder / name)
+    assert run(four).kept == 4
+    if name != ".lock":
+        assert digests(four.shard_folder) == before
+
+
+def test_a_damaged_plan_is_made_again_from_the_shards(alone: None, four: Preprocess, synthetic: Path) -> None:
+    run(four)
+    shutil.copy(sorted((synthetic / "train").rglob("*.mp4"))[5], four.source_folder / "00.mp4")  # before all others
+    (four.source_folder / "3.mp4").write_bytes(b"nonsense")
+    assert run(four).shards_made == 2
+    before, draw = digests(four.shard_folder), random.Random(0)
+    path = four.shard_folder / "plan.jsonl"
+    whole = path.read_bytes()
+    for k in range(30):
+        damaged = bytearray(whole)
+        damaged[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged if k else whole[: len(whole) // 2])
+        summary = run(four)
+        assert (summary.shards_made, summary.kept) == (0, 4)
+        assert digests(four.shard_folder) == before
+    path.write_bytes(b"")
+    with pytest.raises(UserError, match="made with short-side 160, now 32"):
+        run(replace(four, extraction=Extraction(short_side=32)))
 
 
 def test_sound_after_the_end_of_the_picture_is_left_out(tmp_path: Path) -> None:
