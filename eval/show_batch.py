@@ -8,10 +8,11 @@ from typing import Literal
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from pipeline.errors import UserError
 from pipeline.factors import MODALITIES, REVERSED, VIDEO
-from pipeline.loader import Loader
+from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
 from train.pretrain import sampling_tree
 from train.settings import SIZES, Pretrain
@@ -45,11 +46,6 @@ class ShowBatch:
 
 def show_batch(settings: ShowBatch) -> Path:
     """Draw the leaves of the first video of a batch, as the network gets them but for the normalisation."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     base = SIZES[settings.size][1]
     train = Pretrain(
         dataset=settings.dataset, shards=settings.shards, preset=settings.preset, seed=settings.seed,
@@ -58,35 +54,31 @@ def show_batch(settings: ShowBatch) -> Path:
     index = Index.open(train.shard_folder)
     tree = sampling_tree(index, train)
     with Loader(index, [tree.plan(0, settings.batch)], train.clip, torch.device("cpu"), train.loading) as loader:
-        batch = next(iter(loader))
-        columns = batch.plan.columns
-        leaves = np.flatnonzero(columns["video"] == columns["video"][0])
-        shown = np.linspace(0, train.clip.frames - 1, min(settings.frames, train.clip.frames)).round().astype(int)
-        figure, axes = pyplot.subplots(
-            len(leaves), 1, figsize=(8, 1.35 * len(leaves)), layout="constrained", squeeze=False
-        )
-        statistics = index.statistics
-        for row, leaf in enumerate(leaves):
-            axis = axes[row, 0]
-            if columns["modality"][leaf] == VIDEO:
-                frames = batch.video[leaf].permute(1, 2, 3, 0).numpy()[shown]
-                pixels = frames * statistics.pixel_std + statistics.pixel_mean
-                strip = np.concatenate(list(np.pad(pixels, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
-                axis.imshow(np.clip(strip, 0, 255).astype(np.uint8))
-            else:
-                bank = batch.audio[leaf - len(batch.video), 0].numpy()
-                axis.imshow(bank, origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)
-            direction = "reversed" if columns["time_reversal"][leaf] == REVERSED else "forward"
-            modality, seconds = MODALITIES[columns["modality"][leaf]], columns["time_shift"][leaf] / index.fps
-            axis.set_title(
-                f"{modality}, from {seconds:.2f} s, {direction}",
-                fontsize=8, loc="left", pad=2,
-            )  # fmt: skip
-            axis.set_axis_off()
-        video = columns["video"][0]
-        figure.suptitle(f"preset {settings.preset}: the leaves of video '{index.id[video]}'", fontsize=9)
-        path = settings.out or Path("runs") / f"batch-{settings.dataset}-{settings.preset}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130)
-        pyplot.close(figure)
+        picture = draw(next(iter(loader)), index, settings.preset, settings.frames)
+    path = settings.out or Path("runs") / f"batch-{settings.dataset}-{settings.preset}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    picture.savefig(path, dpi=130)
     return path
+
+
+def draw(batch: Batch, index: Index, preset: str, frames: int) -> Figure:
+    """A row for each leaf of the batch's first video: so many of its frames, side by side, or its spectrogram."""
+    columns = batch.plan.columns
+    leaves = np.flatnonzero(columns["video"] == columns["video"][0])
+    picture = Figure(figsize=(8, 1.35 * len(leaves)), layout="constrained")
+    for axis, leaf in zip(picture.subplots(len(leaves), 1, squeeze=False)[:, 0], leaves, strict=True):
+        if columns["modality"][leaf] == VIDEO:
+            clip = batch.video[leaf].permute(1, 2, 3, 0).numpy()
+            shown = np.linspace(0, len(clip) - 1, min(frames, len(clip))).round().astype(int)
+            pixels = clip[shown] * index.statistics.pixel_std + index.statistics.pixel_mean
+            strip = np.concatenate(list(np.pad(pixels, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
+            axis.imshow(np.clip(strip, 0, 255).astype(np.uint8))
+        else:
+            bank = batch.audio[leaf - len(batch.video), 0].numpy()
+            axis.imshow(bank, origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)
+        direction = "reversed" if columns["time_reversal"][leaf] == REVERSED else "forward"
+        modality, seconds = MODALITIES[columns["modality"][leaf]], columns["time_shift"][leaf] / index.fps
+        axis.set_title(f"{modality}, from {seconds:.2f} s, {direction}", fontsize=8, loc="left", pad=2)
+        axis.set_axis_off()
+    picture.suptitle(f"preset {preset}: the leaves of video '{index.id[columns['video'][0]]}'", fontsize=9)
+    return picture

@@ -8,12 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
 from pipeline import presets
 from pipeline.loader import Clip, Loader, Loading
 from pipeline.shards.index import Index
 from pipeline.tree import Augmentation, Tree
-from train.pretrain import pretrain
+from train.models.gdt import GDT
+from train.pretrain import pretrain, synchronised
+from train.run import leave_without_teardown
 from train.settings import SIZES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
@@ -44,6 +48,36 @@ def test_pretraining_on_the_gpu_runs_to_the_end(shards: Path, tmp_path: Path) ->
     state = torch.load(pretrain(settings), weights_only=True)
     assert state["step"] == 30
     assert all(torch.isfinite(value).all() for value in state["model"].values())
+
+
+def _normalised(rank: int, world: int, folder: str) -> None:
+    """Outputs, gradients and running statistics of a rank's share of a batch; gloo, so that one GPU is enough."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    device = torch.device("cuda", 0)
+    model = synchronised(GDT(replace(SIZES["tiny"][1].network, dropout=0.0)), device, world).to(device)
+    batch = torch.randn(8, 3, 8, 32, 32, generator=torch.Generator().manual_seed(1))
+    share = batch.chunk(world)[rank].to(device)
+    out = model.mlp_v(model.video_network(share))
+    (out.sum(1) * torch.arange(1.0, 9.0).chunk(world)[rank].to(device)).sum().backward()
+    gradient = model.video_network.base.stem[0].weight.grad
+    dist.all_reduce(gradient)
+    state = {"out": out.detach().cpu(), "gradient": gradient.cpu()}
+    state |= {name: value.cpu() for name, value in model.state_dict().items() if "running" in name}
+    torch.save(state, f"{folder}/{world}-{rank}.pt")
+    dist.barrier()
+    leave_without_teardown()
+
+
+def test_batch_norm_of_two_ranks_is_that_of_the_joined_batch(tmp_path: Path) -> None:
+    for world in (1, 2):
+        (tmp_path / str(world)).mkdir()
+        mp.spawn(_normalised, (world, str(tmp_path / str(world))), nprocs=world)
+    one = torch.load(tmp_path / "1" / "1-0.pt", weights_only=True)
+    parts = [torch.load(tmp_path / "2" / f"2-{rank}.pt", weights_only=True) for rank in range(2)]
+    assert torch.allclose(torch.cat([part["out"] for part in parts]), one["out"], atol=1e-4)
+    for part in parts:
+        assert all(torch.allclose(part[name], one[name], rtol=1e-3, atol=1e-4) for name in one if name != "out")
 
 
 def test_a_step_at_the_papers_size_fits_and_is_finite(shards: Path, tmp_path: Path) -> None:

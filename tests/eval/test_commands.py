@@ -14,10 +14,14 @@ import torch
 from PIL import Image
 
 from eval.features import clip_of, extract
+from eval.show_batch import draw
 from pipeline.errors import UserError
+from pipeline.factors import VIDEO
 from pipeline.loader import Clip
 from pipeline.shards.index import Index
+from pipeline.shards.reader import ShardReader
 from tests.conftest import Run
+from tests.pipeline.test_loader import CLIP, audio_oracle, leaf_oracle, load, tree
 from tests.tamper import changed
 from train.checkpoint import load_model
 from train.models.gdt import GDT
@@ -103,13 +107,43 @@ def test_a_failing_run_of_an_ablation_names_its_log(command: Run, shards: Path, 
     assert "a batch takes 400 videos but only 24 can be used" in done.stderr and "log.txt" in done.stderr
 
 
-def test_show_batch_draws_every_leaf(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_show_batch_draws_what_the_network_gets(index: Index) -> None:
+    """Against the oracles of the loader's tests, which decode and crop on their own."""
+    reader = ShardReader(index)
     for preset, leaves in (("a", 2), ("l", 8)):
-        path = tmp_path / f"{preset}.png"
-        done = command("eval", "show-batch", "--shards", shards, "--preset", preset, "--out", path)
-        assert done.returncode == 0, done.stderr
-        picture = np.asarray(Image.open(path).convert("L"))
-        assert picture.shape[0] > leaves * 100 and picture.std() > 20
+        plan = tree(index, preset).plan(0, 1)
+        (batch,) = load(index, [plan])
+        picture = draw(batch, index, preset, frames=4)
+        columns = batch.plan.columns
+        mine = np.flatnonzero(columns["video"] == columns["video"][0])
+        assert len(picture.axes) == len(mine) == leaves
+        assert picture.get_suptitle().endswith(f"'{index.id[columns['video'][0]]}'")
+        for axis, leaf in zip(picture.axes, mine, strict=True):
+            (image,) = axis.images
+            shown = np.asarray(image.get_array())
+            if columns["modality"][leaf] == VIDEO:
+                clip = leaf_oracle(index, reader, batch.plan, leaf)[[0, 2, 3, 5]]  # 4 of its 6 frames
+                clip = np.clip(clip * index.statistics.pixel_std + index.statistics.pixel_mean, 0, 255)
+                strip = shown.reshape(CLIP.size, 4, CLIP.size + 2, 3)
+                assert (strip[:, :, [0, -1]] == 255).all()  # a white line on both sides of a frame
+                difference = np.abs(strip[:, :, 1:-1].astype(float) - clip.transpose(1, 0, 2, 3))
+                assert difference.mean() < 1 and difference.max() < 6
+            else:
+                assert np.array_equal(shown, audio_oracle(index, reader, batch.plan, leaf))
+            seconds = columns["time_shift"][leaf] / 30
+            direction = "reversed" if columns["time_reversal"][leaf] else "forward"
+            kind = "video" if columns["modality"][leaf] == VIDEO else "audio"
+            assert axis.get_title("left") == f"{kind}, from {seconds:.2f} s, {direction}"
+
+
+def test_show_batch_writes_the_picture(command: Run, shards: Path, tmp_path: Path) -> None:
+    path = tmp_path / "l.png"
+    done = command("eval", "show-batch", "--shards", shards, "--preset", "l", "--out", path)
+    assert done.returncode == 0, done.stderr
+    picture = np.asarray(Image.open(path).convert("RGB")).astype(int)
+    assert picture.shape[:2] == (round(8 * 1.35 * 130), 8 * 130)
+    coloured = np.ptp(picture, axis=2).max(1) > 60  # lines with colour in them: of frames and of spectrograms
+    assert all(part.mean() > 0.3 for part in np.array_split(coloured[30:], 8))  # below the title
 
 
 @pytest.mark.parametrize("kind", ["missing", "garbage", "text", "cut", "foreign", "other sizes", "pickle"])

@@ -132,7 +132,7 @@ def test_every_preset_trains(command: Run, shards: Path, tmp_path: Path) -> None
         assert np.isfinite(losses(run)).all()
 
 
-def test_two_processes_share_every_batch_and_stop_together(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "two"
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m")
     done = command(*torchrun, *arguments(shards, run, "--steps", 4), CUDA_VISIBLE_DEVICES="")
