@@ -42,11 +42,8 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
     `scheduler` is empty for this machine, an address (tcp://host:8786), or `slurm` for jobs of one worker each.
     Raises UserError where it cannot be reached.
     """
-    for name in (
-        "distributed",
-        "distributed.client",
-    ):  # what they say of a lost scheduler, `unordered` tells in a sentence
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    for name in ("distributed", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # of a lost scheduler, `unordered` tells in one sentence
     with dask.config.set(_CONFIG), contextlib.ExitStack() as stack:
         if scheduler and scheduler != "slurm":
             try:
