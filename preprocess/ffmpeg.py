@@ -22,6 +22,7 @@ from PIL import Image
 
 from pipeline.errors import UserError
 from pipeline.files import kind
+from preprocess.clock import put_on_clock, rearrange
 from preprocess.datasets.listing import Video, size_of
 from preprocess.logmel import SAMPLE_RATE, Waveform
 from preprocess.process import Limits, Log, Rejected, dies_with_parent, run
@@ -36,8 +37,8 @@ _LONGEST = 16
 """Short sides that the long side of a frame may have: a pixel aspect of 400 would fill the disk."""
 _LEAST_BYTES = 250
 """Bytes per second below which a file's length is not believed (beyond the first minute)."""
-_RESAMPLE = f"aresample={SAMPLE_RATE}:async=1:first_pts=0"
-"""Gaps in the time stamps become silence, so that sound and picture stay together to the end."""
+_MOST_STAMPS = 1 << 22
+"""Time stamps of sound that are written at most, 60 bytes each: a file of tiny frames could fill the disk with them."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
 
 
@@ -133,6 +134,11 @@ class Target:
         return Target(video, folder / "frames.mjpeg", folder / "sound.pcm")
 
     @property
+    def stamps(self) -> Path:
+        """Where the frames of sound belong on the clock."""
+        return self.pcm.with_suffix(".stamps")
+
+    @property
     def log(self) -> Path:
         """What ffmpeg says."""
         return self.jpeg.with_suffix(".log")
@@ -167,12 +173,21 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
             )
         )  # fmt: skip
         if sound:
-            outputs.append(
-                ffmpeg.output(
-                    source["a:0"], str(target.pcm), af=_RESAMPLE, format="s16le", acodec="pcm_s16le", ac=1, t=limit
-                )
-            )
+            outputs += _sound(source["a:0"], target, limit)
     return _compiled(ffmpeg.merge_outputs(*outputs))
+
+
+def _sound(source: Any, target: Target, limit: float) -> list[Any]:
+    """All samples of the sound, one after the other, and the time stamps of its frames: what `put_on_clock` needs."""
+    most = round(2 * limit * SAMPLE_RATE)  # `t` goes by the stamps, which may stand still
+    resample = f"aresample={SAMPLE_RATE},atrim=end_sample={most}"
+    forward = "asetpts='max(PREV_OUTPTS+1,PTS)'"  # a muxer complains of stamps that go back
+    samples = {"acodec": "pcm_s16le", "ac": 1, "t": limit}
+    stamps = samples | {"format": "framecrc", "frames:a": _MOST_STAMPS}
+    return [
+        ffmpeg.output(source, str(target.pcm), format="s16le", af=f"{resample},{forward}", **samples),
+        ffmpeg.output(source, str(target.stamps), af=resample, **stamps),
+    ]
 
 
 def _inputs(targets: Sequence[Target]) -> list[Any]:
@@ -285,9 +300,8 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
             raise Rejected("there is no video stream in it")
         if _has_bytes(target.jpeg) and not any("matches no streams" in line for line in with_sound):
             complaints = [f"its sound cannot be decoded: {_reason(with_sound)}", *complaints]
-    if sound and any(_OUT_OF_ORDER in line for line in complaints):
-        _decode_sound_in_two_steps(target, settings)
-        complaints = [line for line in complaints if _OUT_OF_ORDER not in line]
+    # as where sound changes its rate or its channels on the way: ffmpeg starts its filters anew
+    complaints = [line for line in complaints if _OUT_OF_ORDER not in line]
     if log.hdr and _has_bytes(target.jpeg):
         mapped = decode(sound, hdr=True) if _has_tonemap() else None
         if mapped is None:
@@ -306,26 +320,6 @@ def _why_not_opened(path: Path) -> str:
     except UserError as error:
         return str(error)
     return "the file does not exist" if what == "missing" else f"it is {what}, not a file"
-
-
-def _decode_sound_in_two_steps(target: Target, settings: Extraction) -> None:
-    """Decode sound that changes its rate or its channels on the way, as broadcasts do.
-
-    ffmpeg then starts its filters anew, and `_RESAMPLE` would fill with silence from time 0 again. So the sound is
-    brought to one rate first, with its time stamps, and put on the clock after that.
-    """
-    steady = target.pcm.with_suffix(".nut")
-    (source, *_), limit = _inputs([target]), _seconds_limit(target.video.path, settings)
-    first = ffmpeg.output(
-        source["a:0"], str(steady), af=f"aresample={SAMPLE_RATE}", format="nut", acodec="pcm_s16le", ac=1, t=limit
-    )
-    second = ffmpeg.output(
-        ffmpeg.input(f"file:{steady}")["a:0"], str(target.pcm), af=_RESAMPLE, format="s16le", acodec="pcm_s16le",
-        copyts=None,
-    )  # fmt: skip
-    for step in (first, second):
-        run(_compiled(step), settings.limits, target.log)
-    steady.unlink(missing_ok=True)
 
 
 def _with_its_segment(target: Target, settings: Extraction) -> Target:
@@ -353,23 +347,12 @@ def _collect(target: Target, settings: Extraction, complaints: list[str]) -> Ext
         complaints = [f"cut at {limit:g} s ({rule})"]
     with target.jpeg.open("rb") as file:
         width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
-    if target.video.stretches and _has_bytes(target.pcm):
-        _keep_stretches(target.pcm, _stretches(target.video, settings))
+    if _has_bytes(target.pcm):
+        put_on_clock(target.pcm, target.stamps)
+        target.stamps.unlink()
+        if stretches := _stretches(target.video, settings):  # what `_select` keeps of the picture
+            rearrange(target.pcm, [(0, round(a * SAMPLE_RATE), round(b * SAMPLE_RATE)) for a, b in stretches])
     return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), _reason(complaints) if complaints else "")
-
-
-def _keep_stretches(pcm: Path, stretches: Sequence[tuple[float, float]]) -> None:
-    """Cut from the sound what `_select` cuts from the picture."""
-    whole = pcm.with_suffix(".whole")
-    pcm.rename(whole)
-    with whole.open("rb") as source, pcm.open("wb") as kept:
-        for begin, end in stretches:
-            source.seek(2 * round(begin * SAMPLE_RATE))
-            remaining = 2 * (round(end * SAMPLE_RATE) - round(begin * SAMPLE_RATE))
-            while remaining and (block := source.read(min(_BLOCK, remaining))):
-                kept.write(block)
-                remaining -= len(block)
-    whole.unlink()
 
 
 def frame_sizes(path: Path) -> np.ndarray:
