@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -90,7 +91,7 @@ def damage(path: Path, draw: random.Random) -> str:
     kind = draw.choice(["bit", "bit", "bit", "bits", "hole", "hole", "ones", "cut", "longer", "noise", "empty"])
     # the beginning and the end, where formats keep what they are about, more often than by chance
     edge = draw.randrange(min(n, 8192)) if n else 0
-    place = draw.choice([draw.randrange(n), edge, n - 1 - edge]) if n else 0
+    place = draw.choice([draw.randrange(n), draw.randrange(n), edge, n - 1 - edge]) if n else 0
     size = draw.choice([16, 512, 4096])
     if not n:  # rejected.jsonl of a data set without rejects, say
         kind = "longer"
@@ -116,7 +117,7 @@ def damage(path: Path, draw: random.Random) -> str:
 
 def copied(source: Path, target: Path) -> Path:
     """A copy of a folder whose files are links, which nothing but `damage` writes to."""
-    shutil.copytree(source, target, copy_function=os.link)
+    shutil.copytree(source, target, copy_function=os.link, ignore=shutil.ignore_patterns(".lock"))
     return target
 
 
@@ -297,7 +298,7 @@ def odd_name(draw: random.Random) -> str:
 def sources_to_preprocess(world: World, folder: Path, draw: random.Random) -> Made:
     source, shards = folder / "source", folder / "shards"
     (source / "a").mkdir(parents=True)
-    videos = sorted(world.videos.rglob("*.mp4"))
+    videos = sorted(path for path in world.videos.rglob("*.mp4") if path.name != "broken.mp4")
     kept, either, out = {"good.mp4"}, set[str](), set[str]()
     os.link(videos[0], source / "good.mp4")
     for k in range(6):
@@ -488,6 +489,12 @@ class Running:
     process: _Fork | subprocess.Popen[bytes]
     until: float
 
+    def sentence(self) -> str:
+        """What it said was wrong, without what differs from case to case."""
+        said = (self.folder / "said").read_text(errors="replace")
+        lines = [line for line in said.splitlines() if line.startswith("error: ")]
+        return re.sub(r"\d+", "N", re.sub(r"'?/[^ ;:,)]*", "PATH", lines[0]))[:150] if lines else ""
+
     def outcome(self) -> tuple[str, str] | None:
         """How it ended and what is wrong with that, if anything; None where it has not ended."""
         code = self.process.poll()
@@ -528,11 +535,14 @@ def cases(settings: Faults, world: World, folder: Path) -> Iterator[Callable[[],
         yield started
 
 
-def run_all(settings: Faults, world: World, folder: Path) -> tuple[Counter[tuple[str, str]], list[str]]:
-    """Outcomes by kind, and the bad cases in words."""
+def run_all(
+    settings: Faults, world: World, folder: Path
+) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]], list[str]]:
+    """Outcomes and sentences by kind, and the bad cases in words."""
     waiting = cases(settings, world, folder)
     running: list[Running] = []
     outcomes: Counter[tuple[str, str]] = Counter()
+    sentences: Counter[tuple[str, str]] = Counter()
     bad: list[str] = []
     bar = tqdm(total=settings.cases, unit="case", mininterval=1.0)
     while True:
@@ -540,13 +550,15 @@ def run_all(settings: Faults, world: World, folder: Path) -> tuple[Counter[tuple
             running.append(start())
         if not running:
             bar.close()
-            return outcomes, bad
+            return outcomes, sentences, bad
         for case in list(running):
             if (found := case.outcome()) is None:
                 continue
             running.remove(case)
             bar.update()
             outcomes[case.kind, found[0]] += 1
+            if found[0] == "one sentence":
+                sentences[case.kind, case.sentence()] += 1
             if found[1]:
                 bad.append(f"case {case.number} ({case.kind}; {case.fault}): {found[0]}, {found[1]}")
                 tqdm.write(bad[-1])
@@ -579,9 +591,15 @@ def main() -> None:
     with scratch() as name:
         world = build(Path(name))
         began = time.perf_counter()
-        outcomes, bad = run_all(settings, world, Path(name) / "cases")
+        outcomes, sentences, bad = run_all(settings, world, Path(name) / "cases")
         print(f"{machine()}; seed {settings.seed}, {time.perf_counter() - began:.0f} s")
         print(table(outcomes))
+        for kind in KINDS:
+            said = [(count, text) for (which, text), count in sentences.most_common() if which == kind]
+            print(
+                "\n".join([kind, *(f"{count:6d}  {text}" for count, text in said)]) if said else "",
+                end="\n" * bool(said),
+            )
         sys.exit(bool(bad))
 
 

@@ -50,7 +50,7 @@ def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tm
     assert losses(other) != losses(undisturbed)[:3]
 
 
-@pytest.mark.parametrize("kill_after", [2, 7])
+@pytest.mark.parametrize("kill_after", [7])
 def test_a_killed_run_goes_on_with_bitwise_the_same_losses(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path, kill_after: int
 ) -> None:

@@ -1,0 +1,176 @@
+"""Kills at moments that are chosen, over the whole of preprocessing, verifying and pretraining.
+
+Python tells of every file that is opened, renamed, linked or removed (sys.addaudithook) before it does it; there, or a
+moment later, all processes of the run are killed. Some of the forty are in the suite, the others are slow:
+`python -m pytest -m slow tests/test_kills.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from preprocess.stage import Preprocess, run
+from tests.conftest import ROOT
+from tests.preprocess.test_stage import digests
+
+HOOK = """
+import os, signal, sys, threading
+event, name, count, delay = os.environ["GDT_KILL"].split()
+left = int(count)
+
+def watch(what, arguments):
+    global left
+    if what == event and any(os.path.basename(str(a)) == name for a in arguments[:2]):
+        left -= 1
+        if left == 0:
+            kill = lambda: os.killpg(0, signal.SIGKILL)
+            threading.Timer(float(delay), kill).start() if float(delay) else kill()
+
+sys.addaudithook(watch)
+"""
+
+
+def kill(arguments: list[object], folder: Path, moment: str) -> None:
+    """Run a command that is killed, with all its processes, at a moment that has to come."""
+    (folder / "hook").mkdir(exist_ok=True)
+    (folder / "hook" / "sitecustomize.py").write_text(HOOK)
+    process = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)], cwd=folder, start_new_session=True, check=False,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300,
+        env=os.environ | {"PYTHONPATH": f"{folder / 'hook'}:{ROOT}", "GDT_KILL": moment},
+    )  # fmt: skip
+    assert process.returncode == -signal.SIGKILL, (moment, process.returncode)
+
+
+def undisturbed(arguments: list[object], folder: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-m", *map(str, arguments)], cwd=folder, check=True, env=environment)
+
+
+# what is about to happen, to which file, the how manieth time, and seconds to wait after that
+PREPROCESSING = """\
+os.rename plan.jsonl 1 0
+open plan.jsonl.partial 1 0.0005
+open frames.mjpeg 2 0
+open frames.mjpeg 4 0.02
+open sound.mel 3 0
+open sound.mel 2 0.01
+open shard-000000.h5 1 0
+open shard-000001.h5 1 0.001
+os.rename shard-000000.h5 1 0
+os.rename shard-000002.h5 1 0
+os.rename shard-000003.h5 1 0.01
+os.rename shard-000004.h5 1 0.001
+os.rename shard-000005.h5 1 0.0001
+os.remove index.h5 1 0
+open rejected.jsonl.partial 1 0
+open rejected.jsonl.partial 1 0.0005
+os.rename rejected.jsonl 1 0
+os.rename rejected.jsonl 1 0.001
+open index.h5.partial 1 0
+open index.h5.partial 1 0.0005
+os.rename index.h5 1 0
+os.rename index.h5 1 0.001
+os.rename summary.json 1 0
+os.remove shard-000009.h5 1 0
+""".splitlines()
+VERIFYING = """\
+open shard-000001.h5 1 0
+open shard-000003.h5 2 0.01
+open index.h5 2 0
+os.remove index.h5 1 0
+""".splitlines()
+PRETRAINING = """\
+open checkpoint.pt.partial 1 0
+open checkpoint.pt.partial 2 0.002
+os.rename checkpoint.pt 1 0
+open checkpoint.pt.partial 3 0.004
+os.rename checkpoint.pt 3 0
+os.rename checkpoint.pt 2 0.001
+os.link checkpoint.previous.pt.partial 2 0
+os.rename checkpoint.previous.pt 2 0
+os.rename settings.json 1 0
+os.rename metrics.jsonl 1 0
+open metrics.jsonl 2 0
+open checkpoint.pt.partial 4 0
+""".splitlines()
+
+
+def few(moments: list[str], every: int) -> list[object]:
+    """The moments, of which each `every`-th is in the suite and the others are slow."""
+    parts: list[list[str]] = [[], []]
+    for k, moment in enumerate(moments):
+        parts[k % every != 1].append(moment)
+    return [pytest.param(parts[0], id="few"), pytest.param(parts[1], id="many", marks=pytest.mark.slow)]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("moments", few(PREPROCESSING, 6))
+def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Path, moments: list[str]) -> None:
+    videos, whole, folder = tmp_path / "videos", tmp_path / "whole", tmp_path / "shards"
+    videos.mkdir()
+    for path in sorted(synthetic.rglob("*.mp4"))[:18]:
+        shutil.copy(path, videos)
+    (videos / "broken.mp4").write_bytes(b"nonsense")
+    run(Preprocess("folder", videos, whole, videos_per_shard=3, workers=2))
+    expected = digests(whole)
+    command = ["preprocess", "--source", videos, "--destination", folder, "--videos-per-shard", 3, "--workers", 2]
+    for moment in moments:
+        name = moment.split()[1]
+        if name == "shard-000009.h5":  # one that is no part of the plan, and is removed at the end
+            shutil.copy(next(folder.glob("shard-*.h5")), folder / name)
+        if moment.startswith("os.remove index.h5") and not (folder / name).exists():
+            shutil.copy(whole / name, folder / name)
+        made = sorted(folder.glob("shard-00000[0-5].h5"))
+        for path in [path for path in made if path.name == name] or made[:2]:  # so that there is something to do
+            path.unlink()
+        kill(command, tmp_path, moment)
+    undisturbed(command, tmp_path)
+    assert digests(folder) == expected
+    assert not [path for path in folder.iterdir() if path.is_dir()]
+
+
+@pytest.mark.slow
+def test_kills_during_verify_change_nothing(synthetic: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    settings = Preprocess("synthetic", synthetic, folder, videos_per_shard=8, workers=2)
+    run(settings)
+    expected = digests(folder)
+    for moment in VERIFYING:
+        if moment.startswith("os.remove"):
+            (folder / "index.h5").write_bytes(b"nonsense")
+        kill(["preprocess.verify", "--shards", folder, "--workers", 2, "--remove"], tmp_path, moment)
+    assert run(settings).shards_made == 0 and digests(folder) == expected
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("moments", few(PRETRAINING, 6))
+def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: Path, moments: list[str]) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "killed"
+
+    def command(run: Path) -> list[object]:
+        sizes = ("--videos-per-batch", 4, "--threads", 1, "--network.dropout", 0.3, "--steps", 30)
+        return ["train", "tiny", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
+
+    def losses(run: Path) -> list[float]:
+        return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+    for moment in moments:
+        kill(command(folder), tmp_path, moment)
+    for folder_of_run in (folder, whole):
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        subprocess.run(
+            [sys.executable, "-m", *map(str, command(folder_of_run))], cwd=tmp_path, check=True, env=environment
+        )
+    assert losses(folder) == losses(whole) and len(losses(whole)) == 30
+    one, other = (torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (folder, whole))
+    assert all(torch.equal(one[name], other[name]) for name in other)
