@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ import tyro
 from tqdm import tqdm
 
 from benchmarks.common import machine, scratch
+from benchmarks.forked import Fork
 from eval.frozen import layout
 from pipeline.errors import exit_with_message
 
@@ -412,64 +412,9 @@ def _stop_after_two(whole: Path, half: Path) -> None:
             trainer.save(step + 1)
 
 
-class _Fork:
-    """A command in a fork of this process, with the part of `subprocess.Popen` that is needed here."""
-
-    def __init__(self, command: list[str], folder: Path) -> None:
-        sys.stdout.flush()
-        self.pid = os.fork()
-        if self.pid:
-            self.returncode: int | None = None
-            return
-        code = 1
-        try:
-            os.setsid()
-            os.chdir(folder)
-            said = os.open(folder / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(said, 1)
-            os.dup2(said, 2)
-            sys.argv = [command[0], *command[1:]]
-            code = _run(command[0])
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
-        return self.returncode
-
-    def wait(self) -> int:
-        while self.poll() is None:
-            time.sleep(0.01)
-        return self.returncode or 0
-
-
-def _run(module: str) -> int:
-    """Exit status of `python -m module` with the arguments that are set."""
-    import eval.command
-    import preprocess.__main__
-    import preprocess.verify
-    import train.command
-
-    main = {
-        "train": train.command.main, "eval": eval.command.main, "preprocess": preprocess.__main__.main,
-        "preprocess.verify": preprocess.verify.main,
-    }[module]  # fmt: skip
-    try:
-        exit_with_message(main)
-    except SystemExit as end:
-        return int(end.code or 0)
-    return 0
-
-
-def _start(command: list[str], folder: Path, real: bool) -> _Fork | subprocess.Popen[bytes]:
+def _start(command: list[str], folder: Path, real: bool) -> Fork | subprocess.Popen[bytes]:
     if not real:
-        return _Fork(command, folder)
+        return Fork(command, folder, folder / "said")
     with (folder / "said").open("wb") as said:
         return subprocess.Popen(
             [sys.executable, "-m", *command], cwd=folder, stdout=said, stderr=said, start_new_session=True,
@@ -486,7 +431,7 @@ class Running:
     folder: Path
     judge: Judge
     fault: str
-    process: _Fork | subprocess.Popen[bytes]
+    process: Fork | subprocess.Popen[bytes]
     until: float
 
     def sentence(self) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -60,15 +61,35 @@ def grid_shards(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[subprocess.Popen[str]]:
+    """A process that runs commands in forks of itself."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.forked"], env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    yield process
+    process.stdin.close()
+    process.wait()
+
+
 @pytest.fixture
-def command(tmp_path: Path) -> Run:
-    """Runs `python -m ...` as a user would, in an empty folder."""
+def command(server: subprocess.Popen[str], tmp_path: Path) -> Run:
+    """Runs `python -m ...` as a user would, in an empty folder, but without waiting for Python to import everything."""
 
     def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", *map(str, arguments)],
-            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+        said, errors = tmp_path / ".said", tmp_path / ".errors"
+        for path in (said, errors):
+            path.write_bytes(b"")
+        request = {
+            "command": [*map(str, arguments)], "folder": str(tmp_path), "said": str(said), "errors": str(errors),
+            "environment": {"PYTHONPATH": str(ROOT)} | environment,
+        }  # fmt: skip
+        print(json.dumps(request), file=server.stdin, flush=True)
+        code = int(server.stdout.readline())
+        done = subprocess.CompletedProcess(arguments, code, said.read_text(), errors.read_text())
+        said.unlink()
+        errors.unlink()
+        return done
 
     return run

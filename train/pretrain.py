@@ -51,7 +51,7 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
     data = fingerprint(index)
     require_alike(
-        flags(settings) | {"set of shards": data, "version of torch": torch.__version__},
+        flags(settings) | {"set of shards": data[:12], "version of torch": torch.__version__},
         "start all of them with the same command, the same software and the same shards",
     )
     trainer = Trainer(settings, tree, data, device, rank, world)

@@ -51,6 +51,15 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stage without workers, in this process, so that a test can do something in the middle of a shard."""
+    nothing: Callable[..., None] = lambda *arguments: None  # noqa: E731
+    client = SimpleNamespace(dashboard_link="", subscribe_topic=nothing, unsubscribe_topic=nothing)
+    monkeypatch.setattr("preprocess.cluster.connect", lambda *arguments: contextlib.nullcontext(client))
+    monkeypatch.setattr("preprocess.cluster.unordered", lambda client, function, tasks, expected: map(function, tasks))
+
+
 def test_every_video_is_kept_with_its_split_and_class(index: Index) -> None:
     assert len(index) == 42
     assert [int((index.split == split).sum()) for split in ("train", "val", "test")] == [24, 6, 12]
@@ -84,7 +93,7 @@ def test_the_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, sh
     assert not [path for path in folder.iterdir() if path.is_dir()]  # no scratch folder of the killed worker is left
 
 
-def test_a_half_written_shard_is_made_again(synthetic: Path, shards: Path, tmp_path: Path) -> None:
+def test_a_half_written_shard_is_made_again(alone: None, synthetic: Path, shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "synthetic"
     shutil.copytree(shards, folder)
     damaged = folder / "shard-000002.h5"
@@ -94,7 +103,7 @@ def test_a_half_written_shard_is_made_again(synthetic: Path, shards: Path, tmp_p
     assert digests(folder) == digests(shards)
 
 
-def test_other_settings_do_not_replace_finished_shards(synthetic: Path, tmp_path: Path) -> None:
+def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: Path, tmp_path: Path) -> None:
     settings = Preprocess("folder", synthetic / "test", tmp_path, videos_per_shard=8, workers=1)
     assert run(settings).shards_made == 2
     before = digests(tmp_path)
@@ -111,7 +120,7 @@ def test_other_settings_do_not_replace_finished_shards(synthetic: Path, tmp_path
     assert run(replace(settings, extraction=Extraction(patience=50, memory=8))).shards_made == 0
 
 
-def test_what_is_left_of_a_smaller_list_is_a_whole_data_set(synthetic: Path, tmp_path: Path) -> None:
+def test_what_is_left_of_a_smaller_list_is_a_whole_data_set(alone: None, synthetic: Path, tmp_path: Path) -> None:
     videos = tmp_path / "videos"
     shutil.copytree(synthetic / "test", videos)
     settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=4, workers=1)
@@ -126,7 +135,7 @@ def test_what_is_left_of_a_smaller_list_is_a_whole_data_set(synthetic: Path, tmp
     assert run(settings).kept == 8
 
 
-def test_a_list_that_changes_touches_only_the_shards_it_must(synthetic: Path, tmp_path: Path) -> None:
+def test_a_list_that_changes_touches_only_the_shards_it_must(alone: None, synthetic: Path, tmp_path: Path) -> None:
     videos, every = tmp_path / "videos", sorted((synthetic / "train").rglob("*.mp4"))
     videos.mkdir()
     for k, path in enumerate(every[:12]):
@@ -162,7 +171,7 @@ def test_a_list_that_changes_touches_only_the_shards_it_must(synthetic: Path, tm
 
 
 def test_the_index_is_of_use_until_its_shards_change(
-    synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    alone: None, synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     videos, every = tmp_path / "videos", sorted((synthetic / "train").rglob("*.mp4"))
     videos.mkdir()
@@ -188,7 +197,7 @@ def test_the_index_is_of_use_until_its_shards_change(
     assert run(settings).kept == 5
 
 
-def test_shards_of_another_version_are_not_replaced(synthetic: Path, tmp_path: Path) -> None:
+def test_shards_of_another_version_are_not_replaced(alone: None, synthetic: Path, tmp_path: Path) -> None:
     path = tmp_path / "shard-000000.h5"
     with h5py.File(path, "w") as file:
         file.attrs["schema"] = 1
@@ -198,14 +207,14 @@ def test_shards_of_another_version_are_not_replaced(synthetic: Path, tmp_path: P
     assert path.read_bytes() == before
 
 
-def test_a_shard_is_full_by_bytes_too(synthetic: Path, tmp_path: Path) -> None:
+def test_a_shard_is_full_by_bytes_too(alone: None, synthetic: Path, tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in sorted((synthetic / "test").rglob("*.mp4"))]
     settings = Preprocess("folder", synthetic / "test", tmp_path, megabytes_per_shard=sum(sizes) / 3.5e6, workers=2)
     assert 4 <= run(settings).shards_made <= 6
     assert len(Index.open(tmp_path)) == 12
 
 
-def test_two_runs_into_one_folder_are_refused(synthetic: Path, tmp_path: Path) -> None:
+def test_two_runs_into_one_folder_are_refused(alone: None, synthetic: Path, tmp_path: Path) -> None:
     settings = Preprocess("folder", synthetic / "test", tmp_path, workers=1)
     run(settings)
     before = digests(tmp_path)
@@ -295,7 +304,7 @@ def test_a_full_disk_is_a_clear_stop_without_half_a_shard(synthetic: Path, small
     assert digests(small_disk / "shards") == digests(tmp_path / "undisturbed")
 
 
-def test_all_folds_are_in_the_shards(synthetic: Path, tmp_path: Path) -> None:
+def test_all_folds_are_in_the_shards(alone: None, synthetic: Path, tmp_path: Path) -> None:
     videos = sorted((synthetic / "train").rglob("*.mp4"))[:4]
     lists = tmp_path / "ucfTrainTestlist"
     lists.mkdir()
@@ -323,7 +332,7 @@ def word2vec(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_captions_become_timed_tokens(real: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_captions_become_timed_tokens(alone: None, real: Path, word2vec: Path, tmp_path: Path) -> None:
     videos = tmp_path / "videos"
     videos.mkdir()
     for name in ("bbas3a", "bgan4n", "lbax4n"):
@@ -340,7 +349,7 @@ def test_captions_become_timed_tokens(real: Path, word2vec: Path, tmp_path: Path
         run(replace(settings, word2vec=None))
 
 
-def test_howto100m_keeps_what_is_captioned(synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_howto100m_keeps_what_is_captioned(alone: None, synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
     clips = sorted((synthetic / "train").rglob("*.mp4"))[:3]
     long, silent = tmp_path / "aaaaaaaaaaa.mp4", tmp_path / "bbbbbbbbbbb.mp4"
     joined = "".join(f"file '{clip}'\n" for clip in clips * 5)  # 45 s
@@ -385,7 +394,9 @@ def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
-def test_a_wrong_source_does_not_replace_finished_shards(synthetic: Path, shards: Path, tmp_path: Path) -> None:
+def test_a_wrong_source_does_not_replace_finished_shards(
+    alone: None, synthetic: Path, shards: Path, tmp_path: Path
+) -> None:
     wrong = tmp_path / "wrong"
     wrong.mkdir()
     shutil.copy(next(synthetic.rglob("*.mp4")), wrong / "other.mp4")
@@ -406,15 +417,6 @@ def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -
     index = Index.open(tmp_path)
     assert sorted([*index.id, *rejected]) == sorted(path.name for path in (real / "clips").iterdir())
     assert summary.without_sound == int((index.mel_count == 0).sum()) == 6
-
-
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stage without workers, in this process, so that a test can do something in the middle of a shard."""
-    nothing: Callable[..., None] = lambda *arguments: None  # noqa: E731
-    client = SimpleNamespace(dashboard_link="", subscribe_topic=nothing, unsubscribe_topic=nothing)
-    monkeypatch.setattr("preprocess.cluster.connect", lambda *arguments: contextlib.nullcontext(client))
-    monkeypatch.setattr("preprocess.cluster.unordered", lambda client, function, tasks, expected: map(function, tasks))
 
 
 @pytest.fixture
@@ -637,7 +639,7 @@ def test_a_damaged_plan_is_made_again_from_the_shards(alone: None, four: Preproc
         run(replace(four, extraction=Extraction(short_side=32)))
 
 
-def test_sound_after_the_end_of_the_picture_is_left_out(tmp_path: Path) -> None:
+def test_sound_after_the_end_of_the_picture_is_left_out(alone: None, tmp_path: Path) -> None:
     path = tmp_path / "long-sound.mkv"
     picture, sound = "testsrc=s=64x64:d=1.5:r=30", "sine=440:d=5"
     subprocess.run(
@@ -648,7 +650,7 @@ def test_sound_after_the_end_of_the_picture_is_left_out(tmp_path: Path) -> None:
     assert index.starts(30, 1, 99)[0] == 16  # the last clip has its sound
 
 
-def test_nothing_usable_is_an_error_that_shows_why(tmp_path: Path) -> None:
+def test_nothing_usable_is_an_error_that_shows_why(alone: None, tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "a.mp4").write_bytes(b"nonsense")
     with pytest.raises(UserError, match=r"none of the 1 videos could be used; .*a.mp4: ffmpeg cannot decode it"):

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
+from tests.tamper import changed
 from train import checkpoint
 
 STEPS = 24
@@ -110,13 +111,18 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_reason(start: Start, tmp_pa
 def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(shards, other)
+    with changed(other / "index.h5", hidden=True) as file:
+        split = file["video/split"]
+        split[split.asstr()[:].tolist().index("train")] = "test"
     for difference, words in (
         (("--temperature", 0.2), "another --temperature than rank 0 (0.2, not 0.07)"),
         (("--loading.damaged", "skip"), "another --loading.damaged than rank 0 (skip, not stop)"),
+        (("--shards", other), "another set of shards than rank 0"),
     ):
         codes, said = ended(start((), difference))
         assert codes == [2, 2]
-        assert f"error: rank 1 starts with {words}; start all of them with the same command" in said[0]
+        assert f"error: rank 1 starts with {words}" in said[0]
+        assert "; start all of them with the same command" in said[0]
         assert said[1] == ""  # told once
     assert not (tmp_path / "run").exists()
 
