@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import itertools
 import json
@@ -73,7 +74,7 @@ class VideoList:
         self._file = tempfile.TemporaryFile(dir=scratch, prefix=".videos-")  # noqa: SIM115 (closed by __exit__)
         self._missing = tempfile.TemporaryFile("w+", dir=scratch, prefix=".missing-", encoding="utf-8")  # noqa: SIM115
         keys, offsets, position = array("Q"), array("q"), 0
-        folder, device = Path(), -1
+        device_of = functools.lru_cache(1 << 12)(_device)
         for item in items:
             if isinstance(item, Missing):
                 self.missing += 1
@@ -82,8 +83,7 @@ class VideoList:
                 continue
             size = size_of(item.path)
             self.source_bytes += max(size, 0)
-            if folder != (folder := _folder_of(item.path)):
-                device = _device(folder)
+            device = device_of(_folder_of(item.path))
             row = (json.dumps([os.path.relpath(item.path, source), size, device, *_fields(item)]) + "\n").encode()
             self._file.write(row)
             keys.append(_key(item.id))
