@@ -156,8 +156,8 @@ def main() -> None:
             plain_rate = rate(dali_alone(index, leaves, settings), settings.seconds)
             print(f"loader, row {row} ({leaves} video leaves a clip)    {mine:6.0f} clips/s", end="")
             print(f"   {mine / decode:.2f} of decoding alone", end="")
-            print(f", {mine / plain_rate:.2f} of the same with DALI's colour operators ({plain_rate:.0f} clips/s)", end="")
-            print(f"; checksums {100 * check * mine:.1f} % of one core")
+            print(f", {mine / plain_rate:.2f} of the same with DALI's colour operators ({plain_rate:.0f} clips/s)")
+            print(f"    checksums of what it reads: {100 * check * mine:.1f} % of one core")
 
 
 if __name__ == "__main__":
