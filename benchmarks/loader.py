@@ -126,7 +126,7 @@ def checking(index: Index, repeats: int = 200) -> float:
     """Seconds that the checksums of one clip's frames and sound take, on one core."""
     clip, reader = Clip(), ShardReader(index)
     video = int(np.flatnonzero(index.starts(clip.frames, clip.stride) >= 2)[0])
-    pieces = [frame.data for frame in reader.frames(video, 0, clip.frames, clip.stride)]
+    pieces = [frame.tobytes() for frame in reader.frames(video, 0, clip.frames, clip.stride)]
     pieces += [bytes(4 * ROWS * index.bands)] * 2  # 99 rows lie in one or two pieces
     began = time.perf_counter()
     for _ in range(repeats):
