@@ -390,7 +390,7 @@ def _stop_after_two(whole: Path, half: Path) -> None:
 
     from pipeline.loader import Loader
     from pipeline.shards.index import Index
-    from train.pretrain import Trainer, fingerprint, sampling_tree
+    from train.pretrain import Trainer, fingerprint
     from train.settings import SIZES, Pretrain
 
     half.mkdir()
@@ -404,7 +404,7 @@ def _stop_after_two(whole: Path, half: Path) -> None:
         steps=4, device="cpu", precision="float32",
     )  # fmt: skip
     index = Index.open(settings.shard_folder)
-    tree = sampling_tree(index, settings, verbose=False)
+    tree = settings.tree(index)
     trainer = Trainer(settings, tree, fingerprint(index), torch.device("cpu"))
     with Loader(index, tree.plans(0, 2), settings.clip, torch.device("cpu"), settings.loading) as loader:
         for step, batch in enumerate(loader):

@@ -20,11 +20,12 @@ from nvidia.dali import pipeline_def
 from benchmarks.common import machine, scratch, videos
 from pipeline import presets
 from pipeline.errors import exit_with_message
-from pipeline.loader import Clip, Loader, Loading
+from pipeline.leaves import Clip
+from pipeline.loader import Loader, Loading
 from pipeline.shards.index import Index
 from pipeline.shards.layout import ROWS
 from pipeline.shards.reader import ShardReader
-from pipeline.tree import Augmentation, Tree
+from pipeline.tree import Tree, sampling_tree
 from preprocess.stage import Preprocess, run
 
 
@@ -60,23 +61,21 @@ def rate(items: Iterator[int], seconds: float) -> float:
 
 def tree(index: Index, row: str, clips: int) -> Tree:
     """The paper's tree over the videos that are long enough, with a batch of so many decoded clips."""
-    clip = Clip()
-    starts = index.starts(clip.frames, clip.stride, clip.mel_frames)
-    usable = np.flatnonzero(starts >= 2)
-    k = min(clips // presets.shifts_per_video(row), len(usable))
-    return Tree(presets.factors(row, usable, starts, k), Augmentation(), (clip.mel_frames, index.bands), len(usable))
+    per_video = presets.composition(row, 2).decoded_per_video
+    usable = sampling_tree(index, presets.composition(row, 2), Clip(), "train", 0).source.videos
+    return sampling_tree(index, presets.composition(row, min(clips // per_video, len(usable))), Clip(), "train", 0)
 
 
 def loader(index: Index, row: str, settings: Benchmark) -> Iterator[int]:
     """Decoded clips of every batch."""
     plans = tree(index, row, settings.clips)
-    shifts = presets.shifts_per_video(row)
+    decoded = plans.composition.videos_per_batch * plans.composition.decoded_per_video
     endless = (plans.plan(*divmod(step, plans.batches_per_epoch)) for step in itertools.count())
     with Loader(index, endless, Clip(), torch.device(settings.device), settings.loading) as batches:
         for batch in batches:
-            if batch.video.is_cuda:
+            if batch.inputs["video"].is_cuda:
                 torch.cuda.synchronize()
-            yield len(np.unique(batch.plan.columns["video"])) * shifts
+            yield decoded
 
 
 @pipeline_def
@@ -104,7 +103,7 @@ def dali_alone(index: Index, branches: int, settings: Benchmark) -> Iterator[int
     rng = np.random.default_rng(0)
     reader = ShardReader(index)
     chosen = rng.choice(np.flatnonzero(starts >= 2), 4 * n)
-    stock = [reader.frames(int(v), int(rng.integers(starts[v])), clip.frames, 1) for v in chosen]
+    stock = [reader.frames(int(v), int(rng.integers(starts[v])) + np.arange(clip.frames)) for v in chosen]
     device = settings.device
     graph = plain(
         branches, device, batch_size=n * clip.frames, num_threads=settings.loading.threads,
@@ -126,7 +125,7 @@ def checking(index: Index, repeats: int = 200) -> float:
     """Seconds that the checksums of one clip's frames and sound take, on one core."""
     clip, reader = Clip(), ShardReader(index)
     video = int(np.flatnonzero(index.starts(clip.frames, clip.stride) >= 2)[0])
-    pieces = [frame.tobytes() for frame in reader.frames(video, 0, clip.frames, clip.stride)]
+    pieces = [frame.tobytes() for frame in reader.frames(video, np.arange(clip.frames) * clip.stride)]
     pieces += [bytes(4 * ROWS * index.bands)] * 2  # 99 rows lie in one or two pieces
     began = time.perf_counter()
     for _ in range(repeats):
@@ -151,7 +150,8 @@ def main() -> None:
         decode = rate(dali_alone(index, 0, settings), settings.seconds)
         print(f"decoding alone                          {decode:6.0f} clips/s")
         for row in settings.rows:
-            leaves = presets.clips_per_video(row) // presets.shifts_per_video(row)
+            composition = presets.composition(row, videos_per_batch=2)
+            leaves = composition.clips_per_video // composition.decoded_per_video
             mine = rate(loader(index, row, settings), settings.seconds)
             plain_rate = rate(dali_alone(index, leaves, settings), settings.seconds)
             print(f"loader, row {row} ({leaves} video leaves a clip)    {mine:6.0f} clips/s", end="")

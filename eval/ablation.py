@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from eval.frozen import KS, layout
+from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.files import write_text
-from pipeline.presets import clips_per_video, row
 from pipeline.shards.index import Index
 from pipeline.shards.layout import shard_folder
 
@@ -57,10 +57,11 @@ class Ablation:
         if torch.cuda.is_available() and self.side_by_side > torch.cuda.device_count():
             raise UserError(f"--side-by-side is {self.side_by_side} but there are {torch.cuda.device_count()} GPUs")
         for name in self.rows:
-            if self.clips_per_step % clips_per_video(name):
+            clips = _clips_per_video(name)
+            if self.clips_per_step % clips:
                 raise UserError(
-                    f"--clips-per-step {self.clips_per_step} is no multiple of the {clips_per_video(name)} clips "
-                    f"that row {name} takes of a video"
+                    f"--clips-per-step {self.clips_per_step} is no multiple of the {clips} clips that row {name} takes "
+                    "of a video"
                 )
 
 
@@ -114,7 +115,7 @@ def _run(
     train = [
         "train", settings.size, "--dataset", settings.dataset, "--shards", str(shards), "--preset", name,
         "--seed", str(seed), "--out", str(folder),
-        "--videos-per-batch", str(settings.clips_per_step // clips_per_video(name)),
+        "--videos-per-batch", str(settings.clips_per_step // _clips_per_video(name)),
     ]  # fmt: skip
     if settings.steps:
         train += ["--steps", str(settings.steps)]
@@ -156,8 +157,11 @@ def _gpus() -> list[str]:
 def _label(preset: str) -> str:
     if preset == RANDOM:
         return preset
-    spec = row(preset)
-    return f"row {preset}: {spec.modalities}, TR {spec.time_reversal}, TS {spec.time_shift}"
+    return f"row {preset}: {presets.row(preset)}"
+
+
+def _clips_per_video(preset: str) -> int:
+    return presets.composition(preset, videos_per_batch=2).clips_per_video
 
 
 def _by_preset(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

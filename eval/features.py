@@ -11,9 +11,11 @@ import torch
 from tqdm import tqdm
 
 from pipeline.errors import UserError
-from pipeline.loader import Clip, Loader, Loading
+from pipeline.leaves import Clip
+from pipeline.loader import Loader, Loading
 from pipeline.shards.index import Index
-from pipeline.tree import EVALUATION, BatchPlan, uniform_clips
+from pipeline.transformations.augmentation import EVALUATION
+from pipeline.tree import BatchPlan, uniform_clips
 from train.models.gdt import GDT
 
 
@@ -55,7 +57,7 @@ def extract(
     def plans() -> Iterator[BatchPlan]:
         for first in range(0, len(videos), per_batch):
             part = slice(first, first + per_batch)
-            yield uniform_clips(videos[part], starts[part], clips, augmentation)
+            yield uniform_clips(videos[part], starts[part], clips, clip, augmentation)
 
     trunk = model.video_network.base.to(device)
     average: list[np.ndarray] = []
@@ -63,9 +65,9 @@ def extract(
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
     with Loader(index, plans(), clip, device, Loading()) as loader, torch.inference_mode(), bar:
         for batch in loader:
-            maps = trunk.maps(batch.video).float()
+            maps = trunk.maps(batch.inputs["video"]).float()
             order = torch.from_numpy(np.argsort(batch.plan.columns["leaf"])).to(device)
             for pooled, into in ((maps.mean((2, 3, 4)), average), (maps.amax((2, 3, 4)), maximum)):
                 into.append(pooled[order].unflatten(0, (-1, clips)).mean(1).cpu().numpy())
-            bar.update(len(batch.video) // clips)
+            bar.update(len(batch.plan) // clips)
     return Features(videos, np.concatenate(average), np.concatenate(maximum))

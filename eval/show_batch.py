@@ -11,10 +11,10 @@ import torch
 from matplotlib.figure import Figure
 
 from pipeline.errors import UserError
-from pipeline.factors import MODALITIES, REVERSED, VIDEO
+from pipeline.leaves import VIDEO
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
-from train.pretrain import sampling_tree
+from pipeline.tree import Tree
 from train.settings import SIZES, Pretrain
 
 
@@ -52,33 +52,35 @@ def show_batch(settings: ShowBatch) -> Path:
         videos_per_batch=2, clip=base.clip, augmentation=base.augmentation, loading=base.loading,
     )  # fmt: skip
     index = Index.open(train.shard_folder)
-    tree = sampling_tree(index, train)
+    tree = train.tree(index, print)
     with Loader(index, [tree.plan(0, settings.batch)], train.clip, torch.device("cpu"), train.loading) as loader:
-        picture = draw(next(iter(loader)), index, settings.preset, settings.frames)
+        picture = draw(next(iter(loader)), tree, index, settings.preset, settings.frames)
     path = settings.out or Path("runs") / f"batch-{settings.dataset}-{settings.preset}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, dpi=130)
     return path
 
 
-def draw(batch: Batch, index: Index, preset: str, frames: int) -> Figure:
+def draw(batch: Batch, tree: Tree, index: Index, preset: str, frames: int) -> Figure:
     """A row for each leaf of the batch's first video: so many of its frames, side by side, or its spectrogram."""
-    columns = batch.plan.columns
-    leaves = np.flatnonzero(columns["video"] == columns["video"][0])
+    columns, modality = batch.plan.columns, batch.plan.leaves.modality
+    leaves = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
     picture = Figure(figsize=(8, 1.35 * len(leaves)), layout="constrained")
     for axis, leaf in zip(picture.subplots(len(leaves), 1, squeeze=False)[:, 0], leaves, strict=True):
-        if columns["modality"][leaf] == VIDEO:
-            clip = batch.video[leaf].permute(1, 2, 3, 0).numpy()
+        if modality[leaf] == VIDEO:
+            clip = batch.inputs["video"][leaf].permute(1, 2, 3, 0).numpy()
             shown = np.linspace(0, len(clip) - 1, min(frames, len(clip))).round().astype(int)
             pixels = clip[shown] * index.statistics.pixel_std + index.statistics.pixel_mean
             strip = np.concatenate(list(np.pad(pixels, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
             axis.imshow(np.clip(strip, 0, 255).astype(np.uint8))
         else:
-            bank = batch.audio[leaf - len(batch.video), 0].numpy()
+            bank = batch.inputs["audio"][leaf - len(batch.inputs["video"]), 0].numpy()
             axis.imshow(bank, origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)
-        direction = "reversed" if columns["time_reversal"][leaf] == REVERSED else "forward"
-        modality, seconds = MODALITIES[columns["modality"][leaf]], columns["time_shift"][leaf] / index.fps
-        axis.set_title(f"{modality}, from {seconds:.2f} s, {direction}", fontsize=8, loc="left", pad=2)
+        labels = [
+            factor.transformation.label(int(columns[factor.name][leaf]), tree.source)
+            for factor in tree.composition.factors
+        ]
+        axis.set_title(", ".join(filter(None, labels)), fontsize=8, loc="left", pad=2)
         axis.set_axis_off()
-    picture.suptitle(f"preset {preset}: the leaves of video '{index.id[columns['video'][0]]}'", fontsize=9)
+    picture.suptitle(f"preset {preset}: the leaves of video '{index.id[batch.plan.leaves.video[0]]}'", fontsize=9)
     return picture

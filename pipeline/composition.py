@@ -1,4 +1,4 @@
-"""The algebra of the paper: contrast, weight, batch conditions and counts of a composition (sections 3.1 and A.1).
+"""A composition of factors, and the paper's algebra of them: contrast, weight, conditions, counts (3.1 and A.1).
 
 `contrast` and `weight` take tables of factor values (name -> one entry per leaf) of NumPy arrays or torch tensors
 alike. The column `leaf` numbers the leaves of the batch, so that T = T' iff the numbers agree.
@@ -7,11 +7,13 @@ alike. The column `leaf` numbers the leaves of the batch, so that T = T' iff the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
 from pipeline.errors import UserError
 from pipeline.factors import Contrast, Factor, Weight
+from pipeline.leaves import MODALITIES
 
 Table = Mapping[str, Any]
 
@@ -25,6 +27,52 @@ class Counts(NamedTuple):
     """Pairs (T, T') with c = 1 and T != T'."""
     negatives_per_leaf: int
     """T'' with c(T, T'') = 0, for every T."""
+
+
+@dataclass(frozen=True)
+class Composition:
+    """Factors in the order in which they are sampled; what a batch of them holds follows from them alone.
+
+    Raises UserError, naming the factor to change, where no batch could meet the conditions of section 3.1.
+    """
+
+    factors: tuple[Factor, ...]
+
+    def __post_init__(self) -> None:
+        check(self.factors)
+
+    def __str__(self) -> str:
+        return " ".join(
+            f"{factor.name}:{factor.contrast.value[0]}:{factor.k}"
+            + (f":{factor.weight.value}" if factor.weight is not Weight.ANY else "")
+            for factor in self.factors
+        )
+
+    @property
+    def videos_per_batch(self) -> int:
+        """K of the first factor, the videos."""
+        return self.factors[0].k
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Those that the leaves have."""
+        found = {name for factor in self.factors for name in factor.transformation.modalities(factor.k)}
+        return tuple(name for name in MODALITIES if name in found) or MODALITIES[:1]
+
+    @property
+    def clips_per_video(self) -> int:
+        """Leaves of one modality that a batch holds per video: the cost of a composition, to compare at equal cost."""
+        return prod(factor.k for factor in self.factors[1:]) // len(self.modalities)
+
+    @property
+    def decoded_per_video(self) -> int:
+        """Clips that are decoded per video, each shared by the leaves that hold the same frames."""
+        return prod(factor.transformation.decodes(factor.k) for factor in self.factors[1:])
+
+    @property
+    def starts_needed(self) -> int:
+        """Start frames that a video must offer."""
+        return max(factor.transformation.starts_needed(factor.k) for factor in self.factors)
 
 
 def contrast(factors: Sequence[Factor], rows: Table, columns: Table) -> Any:
@@ -79,7 +127,7 @@ def _need_order(factors: Sequence[Factor]) -> None:
     for factor in factors:
         if factor.contrast is Contrast.INVARIANT:
             before = before or (factor.name if factor.k > 1 else "")
-        elif before and not factor.space.exhausted(factor.k):
+        elif before and not factor.transformation.exhausted(factor.k):
             raise UserError(
                 f"distinctive factor '{factor.name}' is sampled anew in every branch of the invariant factor "
                 f"'{before}', so the positive pairs of '{before}' would differ in it; put '{factor.name}' first, "

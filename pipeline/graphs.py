@@ -33,7 +33,7 @@ def video_graph(size: int, branches: int, device: str) -> Any:
 
 @pipeline_def
 def audio_graph(device: str) -> Any:
-    """Log-mel rows [frames, bands] -> reversed in time, made louder, normalised, masked: float32 [bands, frames]."""
+    """Log-mel rows [frames, bands] -> made louder, normalised, masked: float32 [bands, frames]."""
 
     def source(name: str, dtype: Any, ndim: int) -> Any:
         node = fn.external_source(name=name, batch=True, dtype=dtype, ndim=ndim)
@@ -41,10 +41,8 @@ def audio_graph(device: str) -> Any:
 
     rows, gain = source("rows", types.FLOAT, 2), source("gain", types.FLOAT, 0)
     mean, scale = source("mean", types.FLOAT, 0), source("scale", types.FLOAT, 0)
-    reverse = fn.external_source(name="reverse", batch=True, dtype=types.INT32, ndim=0)
     louder = rows + gain * (rows > MEL_FLOOR)  # silence stays silent: a gain on zero energy changes nothing
-    image = fn.expand_dims(fn.reinterpret((louder - mean) * scale, layout="HW"), axes=2, new_axis_names="C")
-    bank = fn.transpose(fn.squeeze(fn.flip(image, horizontal=0, vertical=reverse), axes=2), perm=[1, 0])
+    bank = fn.transpose((louder - mean) * scale, perm=[1, 0])
     for axis, name in enumerate(("frequency", "time")):
         start = fn.external_source(name=f"{name}_start", batch=True, dtype=types.FLOAT, ndim=1)
         width = fn.external_source(name=f"{name}_width", batch=True, dtype=types.FLOAT, ndim=1)

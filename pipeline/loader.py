@@ -1,7 +1,7 @@
 """BatchPlan stream -> DALI -> tensors. Every number comes from the plan; DALI draws nothing.
 
-Each clip (i, tau) is decoded once, however many leaves share it. Per leaf, one resize of a region of interest is the
-scale jitter, the crop and the flip in one; time reversal is a permutation of the frames; colour jitter and
+Frames that several leaves hold are decoded once. Per leaf, one resize of a region of interest is the
+scale jitter, the crop and the flip in one; the order of the frames is a permutation; colour jitter and
 normalisation together are one affine map of RGB, applied while the crops are copied into the batch.
 """
 
@@ -24,30 +24,11 @@ from PIL import Image, UnidentifiedImageError
 
 from pipeline.colour import affine, apply
 from pipeline.errors import UserError, first_line, is_out_of_memory
-from pipeline.factors import AUDIO, REVERSED, VIDEO
 from pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph, dali_message, video_graph
+from pipeline.leaves import AUDIO, VIDEO, Clip, Leaves
 from pipeline.shards.index import Index
 from pipeline.shards.reader import DamagedVideo, ShardReader
 from pipeline.tree import BatchPlan
-
-
-@dataclass(frozen=True)
-class Clip:
-    """The size of what one leaf holds."""
-
-    frames: int = 30
-    """Frames of a video clip; the paper takes 30 consecutive ones at 30 fps."""
-    stride: int = 1
-    """Every how many stored frames one is taken."""
-    size: int = 112
-    """Side of the square crop, pixels."""
-    mel_frames: int = 99
-    """Log-mel frames of an audio clip: 99 windows of 20 ms every 10 ms fill one second."""
-
-    def __post_init__(self) -> None:
-        for name in ("frames", "stride", "size", "mel_frames"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--clip.{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
 
 
 def _cores() -> int:
@@ -83,12 +64,11 @@ class Loading:
 class Batch:
     """One training batch on the device. Its tensors are reused: they hold until the next batch is taken."""
 
-    video: torch.Tensor
-    """float32 [n_video, 3, frames, size, size], channels-last in memory."""
-    audio: torch.Tensor
-    """float32 [n_audio, 1, bands, mel_frames]."""
+    inputs: dict[str, torch.Tensor]
+    """By modality, where there are leaves of it: `video` float32 [n_video, 3, frames, size, size], channels-last in
+    memory; `audio` float32 [n_audio, 1, bands, mel_frames]."""
     table: dict[str, torch.Tensor]
-    """Factor name -> int64 [n_video + n_audio]: the factor table, video leaves first, in the order of the tensors.
+    """Factor name -> int64 [n_video + n_audio]: the factor table, in the order of the inputs, video leaves first.
     Where damaged clips are skipped, `intact` is 0 for their leaves, which hold grey pictures or average sound."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
@@ -232,14 +212,14 @@ class Executor:
             while (crops := self._next(outputs, ahead)) is not None:
                 work, rows = ahead.popleft()
                 if rows[0, 0] == work.shared[0, 0]:
-                    batch = self._begin(work, buffers())
+                    batch, video = self._begin(work, buffers())
                     matrix, offset = affine(
-                        work.video.draws, self.index.statistics.pixel_mean, self.index.statistics.pixel_std
+                        work.video.leaves.draws, self.index.statistics.pixel_mean, self.index.statistics.pixel_std
                     )
                 for branch, frames in enumerate(crops):  # uint8 [clips * frames, size, size, 3]
                     leaves = rows[:, branch]
                     pixels = frames.view(len(leaves), -1, 3)
-                    apply(pixels, matrix[leaves], offset[leaves], batch.video.permute(0, 2, 3, 4, 1), leaves)
+                    apply(pixels, matrix[leaves], offset[leaves], video, leaves)
                 if rows[-1, 0] == work.shared[-1, 0]:
                     if self.loading.damaged == "skip":
                         batch.table["intact"] = torch.from_numpy(work.intact).to(self.device)
@@ -256,19 +236,17 @@ class Executor:
             if is_out_of_memory(RuntimeError(what)):
                 raise MemoryError(what) from error
             for work, rows in ahead:
-                for leaf in rows[:, 0]:
-                    video, start = (int(work.video.columns[name][leaf]) for name in ("video", "time_shift"))
-                    self._require_decodable(video, start)
+                for job in _frames_of(work.video.leaves.take(rows[:, 0])):
+                    self._require_decodable(*job)
             raise UserError(
                 f"DALI failed, and not for the frames, which are in order: {what}; where it names "
                 "CUDA or the driver, see nvidia-smi"
             ) from error
 
-    def _require_decodable(self, video: int, start: int) -> None:
+    def _require_decodable(self, video: int, positions: np.ndarray) -> None:
         """Raise UserError where another library cannot decode a frame of a clip either."""
         size = (int(self.index.width[video]), int(self.index.height[video]))
-        frames = self._reader.frames(video, start, self.clip.frames, self.clip.stride)
-        for k, jpeg in enumerate(frames):
+        for position, jpeg in zip(positions, self._reader.frames(video, positions), strict=True):
             try:
                 with Image.open(io.BytesIO(jpeg.tobytes())) as image:
                     image.load()
@@ -279,62 +257,61 @@ class Executor:
                 reason = first_line(error)
             if reason:
                 raise UserError(
-                    f"frame {start + k * self.clip.stride} of '{self.index.id[video]}' cannot be decoded ({reason}), "
+                    f"frame {position} of '{self.index.id[video]}' cannot be decoded ({reason}), "
                     f"though it is what was written; delete {self.index.shard_names[self.index.shard[video]]} in "
                     f"{self.index.folder} and run 'make preprocess' again to remake it"
                 )
 
     def _feed(self, works: Iterable[_Work], ahead: deque[tuple[_Work, np.ndarray]]) -> Iterator[dict[str, Any]]:
         for work in works:
-            begin, end = self._regions(work.video)
+            begin, end = self._regions(work.video.leaves)
             for first in range(0, len(work.shared), self.loading.clips_at_once):
                 rows = work.shared[first : first + self.loading.clips_at_once]
                 inputs = self._feed_video(work, rows, begin, end)
                 ahead.append((work, rows))
                 yield inputs
 
-    def _begin(self, work: _Work, buffer: _Buffer) -> Batch:
-        """A batch whose video tensor is still to be filled."""
+    def _begin(self, work: _Work, buffer: _Buffer) -> tuple[Batch, torch.Tensor]:
+        """A batch, and its pixels [n_video, frames, size, size, 3], which are still to be filled."""
         clip = self.clip
         table = {name: torch.from_numpy(values).to(self.device) for name, values in work.plan.columns.items()}
         video = buffer.get("video", (len(work.video), clip.frames, clip.size, clip.size, 3), self.device)
-        audio = self._audio(work, buffer)
-        return Batch(video.permute(0, 4, 1, 2, 3), audio, table, work.plan)
+        inputs = {"video": video.permute(0, 4, 1, 2, 3)}
+        if len(work.plan) > len(work.video):
+            inputs["audio"] = self._audio(work, buffer)
+        return Batch(inputs, table, work.plan), video
 
     def _audio(self, work: _Work, buffer: _Buffer) -> torch.Tensor:
         plan = work.plan.modality(AUDIO)
         n = len(plan)
         out = buffer.get("audio", (n, self.index.bands, self.clip.mel_frames), self.device)
-        if n:
-            chunks = [slice(first, min(first + AUDIO_CLIPS, n)) for first in range(0, n, AUDIO_CLIPS)]
-            intact = work.intact[len(work.video) :]
-            feed = (self._feed_audio(plan.take(rows), intact[rows]) for rows in chunks)
-            for rows, (bank,) in zip(chunks, self._pipeline("audio", 1).run(feed), strict=True):
-                out[rows].copy_(bank)
+        chunks = [slice(first, min(first + AUDIO_CLIPS, n)) for first in range(0, n, AUDIO_CLIPS)]
+        intact = work.intact[len(work.video) :]
+        feed = (self._feed_audio(plan.take(rows), intact[rows]) for rows in chunks)
+        for rows, (bank,) in zip(chunks, self._pipeline("audio", 1).run(feed), strict=True):
+            out[rows].copy_(bank)
         return out[:, None]
 
     def _feed_video(self, work: _Work, rows: np.ndarray, begin: np.ndarray, end: np.ndarray) -> dict[str, Any]:
         """Inputs of one DALI run over clips [n, branches] of leaf rows: the frames, then per branch its arguments."""
-        frames, columns = self.clip.frames, work.video.columns
-        firsts = rows[:, 0]
-        jobs = zip(columns["video"][firsts].tolist(), columns["time_shift"][firsts].tolist(), strict=True)
-        read = list(self._pool.map(self._read_frames, jobs))
+        frames = self.clip.frames
+        read = list(self._pool.map(self._read_frames, _frames_of(work.video.leaves.take(rows[:, 0]))))
         inputs: dict[str, Any] = {"jpeg": [frame for clip, _ in read for frame in clip]}
         work.intact[rows] = np.asarray([intact for _, intact in read])[:, None]
-        order = np.arange(frames, dtype=np.int32)
-        reverse = columns["time_reversal"] == REVERSED
+        # where among the sorted frames, which are those decoded, each frame of a leaf is
+        order = work.video.leaves.frames.argsort(1, kind="stable").argsort(1).astype(np.int32)
         clips = np.arange(len(rows), dtype=np.int32)[:, None] * frames
         for branch, leaves in enumerate(rows.T):
             inputs[f"begin{branch}"] = np.repeat(begin[leaves], frames, 0)
             inputs[f"end{branch}"] = np.repeat(end[leaves], frames, 0)
-            inputs[f"order{branch}"] = (clips + np.where(reverse[leaves, None], order[::-1], order)).reshape(-1)
+            inputs[f"order{branch}"] = (clips + order[leaves]).reshape(-1)
         return inputs
 
-    def _read_frames(self, job: tuple[int, int]) -> tuple[list[np.ndarray], bool]:
+    def _read_frames(self, job: tuple[int, np.ndarray]) -> tuple[list[np.ndarray], bool]:
         """JPEGs of a clip, or grey ones of its size, and whether they are what was written."""
-        video, start = job
+        video, positions = job
         try:
-            return self._reader.frames(video, start, self.clip.frames, self.clip.stride), True
+            return self._reader.frames(video, positions), True
         except DamagedVideo as damage:
             self._skip(damage)
         grey = io.BytesIO()
@@ -342,14 +319,15 @@ class Executor:
         Image.new("RGB", size, (128, 128, 128)).save(grey, "JPEG")
         return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames, False
 
-    def _read_logmel(self, job: tuple[int, int]) -> tuple[np.ndarray, bool]:
+    def _read_logmel(self, job: tuple[int, np.ndarray]) -> tuple[np.ndarray, bool]:
         """Log-mel rows of a clip, or average ones, and whether they are what was written."""
-        frames = self.clip.mel_frames
+        video, positions = job
+        first, last = int(positions.min()), int(positions.max())
         try:
-            return self._reader.logmel(*job, frames), True
+            return self._reader.logmel(video, first, last - first + 1)[positions - first], True
         except DamagedVideo as damage:
             self._skip(damage)
-        return np.full((frames, self.index.bands), self.index.statistics.mel_mean, np.float32), False
+        return np.full((len(positions), self.index.bands), self.index.statistics.mel_mean, np.float32), False
 
     def _skip(self, damage: DamagedVideo) -> None:
         if self.loading.damaged == "stop":
@@ -359,11 +337,11 @@ class Executor:
 
     def _feed_audio(self, plan: BatchPlan, intact: np.ndarray) -> dict[str, Any]:
         """Inputs of one DALI run over the audio leaves of a plan; whether each could be read goes into `intact`."""
-        start = self.index.mel_position(plan.columns["time_shift"])
-        jobs = zip(plan.columns["video"].tolist(), start.tolist(), strict=True)
+        leaves = plan.leaves
+        jobs = zip(leaves.video.tolist(), self.index.mel_position(leaves.start)[:, None] + leaves.rows, strict=True)
         read = list(self._pool.map(self._read_logmel, jobs))
         intact[:] = [whole for _, whole in read]
-        statistics, draws = self.index.statistics, plan.draws
+        statistics, draws = self.index.statistics, leaves.draws
         masks = {
             f"{axis}_{part}": draws[f"{axis}_{part}"][:, None]
             for axis in ("frequency", "time")
@@ -371,22 +349,21 @@ class Executor:
         }
         return masks | {
             "rows": [rows for rows, _ in read],
-            "reverse": (plan.columns["time_reversal"] == REVERSED).astype(np.int32),
             # a gain a on the waveform is 2 ln a on the log power, exactly
             "gain": (2 * np.log(draws["volume"])).astype(np.float32),
             "mean": np.full(len(plan), statistics.mel_mean, np.float32),
             "scale": np.full(len(plan), 1 / statistics.mel_std, np.float32),
         }
 
-    def _regions(self, plan: BatchPlan) -> tuple[np.ndarray, np.ndarray]:
+    def _regions(self, leaves: Leaves) -> tuple[np.ndarray, np.ndarray]:
         """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x."""
-        video = plan.columns["video"]
+        video, draws = leaves.video, leaves.draws
         size = np.stack([self.index.height[video], self.index.width[video]], 1).astype(np.float64)
-        side = self.clip.size * size.min(1) / plan.draws["scale"]
+        side = self.clip.size * size.min(1) / draws["scale"]
         side = np.minimum(side, size.min(1))[:, None]
-        begin = np.stack([plan.draws["top"], plan.draws["left"]], 1) * (size - side)
+        begin = np.stack([draws["top"], draws["left"]], 1) * (size - side)
         end = begin + side
-        flip = plan.draws["flip"] > 0
+        flip = draws["flip"] > 0
         begin[flip, 1], end[flip, 1] = end[flip, 1], begin[flip, 1]
         return begin.astype(np.float32), end.astype(np.float32)
 
@@ -408,15 +385,24 @@ class Executor:
 
 
 def _prepare(plan: BatchPlan) -> _Work:
-    modality = plan.columns["modality"]
+    modality = plan.leaves.modality
     plan = plan.take(np.concatenate([np.flatnonzero(modality == VIDEO), np.flatnonzero(modality == AUDIO)]))
     video = plan.modality(VIDEO)
-    return _Work(plan, video, _share_decoding(video), np.ones(len(plan), np.int64))
+    return _Work(plan, video, _share_decoding(video.leaves), np.ones(len(plan), np.int64))
 
 
-def _share_decoding(plan: BatchPlan) -> np.ndarray:
-    """Leaf rows by decoded clip (i, tau): int64 [clips, branches]."""
-    key = np.stack([plan.columns["video"], plan.columns["time_shift"]], 1)
+def _frames_of(leaves: Leaves) -> Iterator[tuple[int, np.ndarray]]:
+    """For each leaf, the row of the index and the stored frames it needs, sorted: int64 [frames]."""
+    return zip(leaves.video.tolist(), leaves.start[:, None] + np.sort(leaves.frames, 1), strict=True)
+
+
+def _share_decoding(leaves: Leaves) -> np.ndarray:
+    """Leaf rows by decoded clip, which is a video and a set of its frames: int64 [clips, branches]."""
+    frames = np.sort(leaves.frames, 1)
+    pattern = np.ascontiguousarray(frames - frames[:, :1])
+    pattern = pattern.view(np.dtype((np.void, pattern.itemsize * pattern.shape[1]))).reshape(-1)  # one item per leaf
+    which = np.unique(pattern, return_inverse=True)[1].reshape(-1)
+    key = np.stack([leaves.video, leaves.start + frames[:, 0], which], 1)
     _, clip, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
     branches = int(count.min())
     # leaves of one clip side by side, in the order of the plan; clips with more leaves than others are split up

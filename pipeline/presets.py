@@ -1,25 +1,17 @@
-"""The rows of the paper's table 1 as lists of factors; a new composition is a new row here, not a branch elsewhere."""
+"""The rows of the paper's table 1 as compositions; a new one is a new row here, not a branch elsewhere."""
 
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import numpy as np
-
+from pipeline.composition import Composition
 from pipeline.errors import UserError
-from pipeline.factors import (
-    AUDIO,
-    FORWARD,
-    REVERSED,
-    VIDEO,
-    Choices,
-    Continuum,
-    Contrast,
-    Factor,
-    TimeShifts,
-    Videos,
-    Weight,
-)
+from pipeline.factors import Contrast, Factor, Weight
+from pipeline.transformations.augmentation import Augment, Augmentation
+from pipeline.transformations.modality import Modality
+from pipeline.transformations.time_reversal import TimeReversal
+from pipeline.transformations.time_shift import TimeShift
+from pipeline.transformations.video import Video
 
 Role = Literal["d", "i", "."]
 
@@ -31,9 +23,8 @@ class Row(NamedTuple):
     time_shift: Role
     modalities: Literal["V", "AV"]
 
-    @property
-    def uses_audio(self) -> bool:
-        return self.modalities == "AV"
+    def __str__(self) -> str:
+        return f"{self.modalities}, TR {self.time_reversal}, TS {self.time_shift}"
 
 
 TABLE_1 = {
@@ -53,39 +44,22 @@ def row(name: str) -> Row:
     return TABLE_1[name]
 
 
-def factors(name: str, videos: np.ndarray, starts: np.ndarray, videos_per_batch: int) -> tuple[Factor, ...]:
+def composition(name: str, videos_per_batch: int, augmentation: Augmentation = Augmentation()) -> Composition:
     """The factors (i, tau, m, r, g) of a row of table 1.
 
-    `videos` [n] are the rows of the index to learn from, `starts` [n_index] the start frames each video offers,
-    `videos_per_batch` is K_i. Rows a-d (video alone) draw K_g = 2 augmentations, rows e-m pair the modalities.
+    Rows a-d (video alone) draw K_g = 2 augmentations, rows e-m pair the modalities.
     """
     spec = row(name)
     shift_k, shift = _role(spec.time_shift)
     reversal_k, reversal = _role(spec.time_reversal)
-    directions = (FORWARD, REVERSED) if reversal_k > 1 else (FORWARD,)
-    modality = (
-        Factor("modality", Choices((VIDEO, AUDIO)), 2, Contrast.INVARIANT, Weight.DIFFERS)
-        if spec.uses_audio
-        else Factor("modality", Choices((VIDEO,)), 1, Contrast.INVARIANT)
-    )
-    return (
-        Factor("video", Videos(tuple(int(video) for video in videos)), videos_per_batch, Contrast.DISTINCTIVE),
-        Factor("time_shift", TimeShifts(starts), shift_k, shift),
-        modality,
-        Factor("time_reversal", Choices(directions), reversal_k, reversal),
-        Factor("augmentation", Continuum(), 1 if spec.uses_audio else 2, Contrast.INVARIANT),
-    )
-
-
-def clips_per_video(name: str) -> int:
-    """Video leaves that a batch holds per video: the cost of a row, to compare rows at equal clips per step."""
-    spec = row(name)
-    return shifts_per_video(name) * _role(spec.time_reversal)[0] * (1 if spec.uses_audio else 2)
-
-
-def shifts_per_video(name: str) -> int:
-    """K_tau: clips that are decoded per video, each shared by the leaves below it."""
-    return _role(row(name).time_shift)[0]
+    two = spec.modalities == "AV"
+    return Composition((
+        Factor(Video(), videos_per_batch, Contrast.DISTINCTIVE),
+        Factor(TimeShift(), shift_k, shift),
+        Factor(Modality(), 2 if two else 1, Contrast.INVARIANT, Weight.DIFFERS if two else Weight.ANY),
+        Factor(TimeReversal(), reversal_k, reversal),
+        Factor(Augment(augmentation), 1 if two else 2, Contrast.INVARIANT),
+    ))  # fmt: skip
 
 
 def _role(role: Role) -> tuple[int, Contrast]:

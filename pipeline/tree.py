@@ -1,91 +1,23 @@
-"""Hierarchical sampling: factors -> BatchPlan, the table of everything that a batch contains (sections 3.1, A.1.2).
+"""Hierarchical sampling: composition -> BatchPlan, the table of everything that a batch contains (sections 3.1, A.1.2).
 
-A plan is a pure function of (factors, augmentation, seed, epoch, batch): no I/O, no state, no matter how many ranks
+A plan is a pure function of (composition, source, seed, epoch, batch): no I/O, no state, no matter how many ranks
 share it. Loaders execute it, the loss compares its columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.composition import check
+from pipeline.composition import Composition
 from pipeline.errors import UserError
-from pipeline.factors import VIDEO, Draw, Factor
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Ranges from which g = (g_v, g_a) is drawn for every leaf (section 3.3, appendix)."""
-
-    scale: tuple[int, int] = (128, 160)
-    """Length in pixels, both ends included, to which the shorter side is resized before the crop."""
-    center_crop: bool = False
-    """Crop the centre (evaluation) instead of a random place (pretraining). Section 3.3 says
-    random, the appendix centre."""
-    flip: float = 0.5
-    """Probability of a horizontal flip."""
-    brightness: float = 0.4
-    """Brightness is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
-    contrast: float = 0.4
-    """Contrast about mid-grey is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
-    saturation: float = 0.4
-    """Saturation is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
-    hue: float = 0.1
-    """Hue is turned by -x to x of a full turn."""
-    volume: float = 0.1
-    """The waveform is multiplied by 1 - x to 1 + x."""
-    frequency_mask: int = 3
-    """Largest width of the one SpecAugment frequency mask, in mel bands."""
-    time_mask: int = 6
-    """Largest width of the one SpecAugment time mask, in frames of 10 ms."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.scale[0] <= self.scale[1]:
-            raise UserError(f"augmentation scale {self.scale} must be two lengths in pixels, the smaller first")
-        for name in ("flip", "brightness", "contrast", "saturation", "hue", "volume"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"augmentation {name} is {getattr(self, name)}; it must lie between 0 and 1")
-
-    def draw(self, rng: np.random.Generator, n: int, mel: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Parameters of n leaves, each an array [n]; `mel` is (frames, bands) of the log-mel clip.
-
-        scale [px], top and left (share of the free margin, 0 to 1), flip (0/1), brightness, contrast, saturation
-        (factors), hue [turns], volume (factor), and the two masks as (start, width) in bands and frames.
-        """
-        frames, bands = mel
-        margin = rng.random((2, n))
-        if self.center_crop:
-            margin[:] = 0.5
-
-        def jitter(width: float) -> np.ndarray:
-            return rng.uniform(1 - width, 1 + width, n)
-
-        draws = {
-            "scale": rng.integers(self.scale[0], self.scale[1], n, endpoint=True),
-            "top": margin[0],
-            "left": margin[1],
-            "flip": rng.random(n) < self.flip,
-            "brightness": jitter(self.brightness),
-            "contrast": jitter(self.contrast),
-            "saturation": jitter(self.saturation),
-            "hue": rng.uniform(-self.hue, self.hue, n),
-            "volume": jitter(self.volume),
-        }
-        for name, largest, size in (("frequency", self.frequency_mask, bands), ("time", self.time_mask, frames)):
-            width = rng.integers(0, min(largest, size), n, endpoint=True)
-            draws[f"{name}_width"] = width
-            draws[f"{name}_start"] = rng.integers(0, size - width, endpoint=True)
-        return {name: np.asarray(values, np.float32) for name, values in draws.items()}
-
-
-EVALUATION = Augmentation(
-    scale=(128, 128), center_crop=True, flip=0.0, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, volume=0.0,
-    frequency_mask=0, time_mask=0,
-)  # fmt: skip
-"""Nothing is random: centre crop at the smaller training scale."""
+from pipeline.factors import Factor
+from pipeline.leaves import Clip, Leaves
+from pipeline.shards.index import Index
+from pipeline.transformations.augmentation import Augmentation
+from pipeline.transformations.base import Branches, Draw, Source
 
 
 @dataclass(frozen=True)
@@ -95,25 +27,21 @@ class BatchPlan:
     epoch: int
     batch: int
     columns: dict[str, np.ndarray]
-    """Factor name -> int64 [n_leaves]; `leaf` is the leaf's number in the whole batch."""
-    draws: dict[str, np.ndarray]
-    """Augmentation parameter -> float32 [n_leaves], see Augmentation.draw."""
+    """Factor name -> int64 [n_leaves], which the loss compares; `leaf` is the leaf's number in the whole batch."""
+    leaves: Leaves
+    """What the loader does for each of them."""
 
     def __len__(self) -> int:
-        return len(self.columns["leaf"])
+        return len(self.leaves)
 
-    def take(self, leaves: np.ndarray | slice) -> BatchPlan:
-        """The plan of some leaves, given by their rows, a mask or a slice."""
-        return BatchPlan(
-            self.epoch,
-            self.batch,
-            {name: values[leaves] for name, values in self.columns.items()},
-            {name: values[leaves] for name, values in self.draws.items()},
-        )
+    def take(self, chosen: np.ndarray | slice) -> BatchPlan:
+        """The plan of some leaves, given by their places, a mask or a slice."""
+        columns = {name: values[chosen] for name, values in self.columns.items()}
+        return BatchPlan(self.epoch, self.batch, columns, self.leaves.take(chosen))
 
     def share(self, rank: int, world: int) -> BatchPlan:
         """The leaves of one rank: whole videos, an equal run of them. Raises UserError if they do not divide."""
-        videos = len(np.unique(self.columns["video"]))
+        videos = len(np.unique(self.leaves.video))
         if videos % world:
             raise UserError(
                 f"{videos} videos per batch cannot be shared by {world} GPUs; make --videos-per-batch a multiple of it"
@@ -123,40 +51,41 @@ class BatchPlan:
 
     def modality(self, modality: int) -> BatchPlan:
         """The leaves of one modality, in order."""
-        return self.take(self.columns["modality"] == modality)
+        return self.take(self.leaves.modality == modality)
 
 
 @dataclass(frozen=True)
 class Tree:
     """The sampling tree of a composition over a data set."""
 
-    factors: tuple[Factor, ...]
-    augmentation: Augmentation
-    mel: tuple[int, int]
-    """(frames, bands) of a log-mel clip, within which the masks lie."""
-    n_videos: int
-    """Videos to sample from, for the number of batches of an epoch."""
+    composition: Composition
+    source: Source
+    clip: Clip
+    bands: int
+    """Mel bands."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check(self.factors)
-        if self.n_videos < self.factors[0].k:
+        if len(self.source.videos) < self.composition.videos_per_batch:
             raise UserError(
-                f"a batch takes {self.factors[0].k} videos but only {self.n_videos} can be used; "
-                "set --videos-per-batch to no more than that"
+                f"a batch takes {self.composition.videos_per_batch} videos but only {len(self.source.videos)} can be "
+                "used; set --videos-per-batch to no more than that"
             )
 
     @property
     def batches_per_epoch(self) -> int:
         """Whole batches; the videos left over are other ones in every epoch."""
-        return self.n_videos // self.factors[0].k
+        return len(self.source.videos) // self.composition.videos_per_batch
 
     def plan(self, epoch: int, batch: int) -> BatchPlan:
         """The batch `batch` of epoch `epoch`, the same whenever and wherever it is asked for."""
         draw = Draw(self.seed, epoch, batch)
         rng = draw.generator()
-        columns = sample(self.factors, rng, draw)
-        return BatchPlan(epoch, batch, columns, self.augmentation.draw(rng, len(columns["leaf"]), self.mel))
+        columns = sample(self.composition.factors, self.source, rng, draw)
+        leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
+        for factor in self.composition.factors:
+            factor.transformation.act(leaves, columns[factor.name], rng)
+        return BatchPlan(epoch, batch, columns, leaves)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
         """Plans of the steps first..last-1, counted from the start of training over all epochs."""
@@ -164,35 +93,61 @@ class Tree:
             yield self.plan(*divmod(step, self.batches_per_epoch))
 
 
-def sample(factors: Sequence[Factor], rng: np.random.Generator, draw: Draw) -> dict[str, np.ndarray]:
+def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, draw: Draw) -> dict[str, np.ndarray]:
     """Extend every branch by K_m values of each factor in turn: the leaves' factor values, each int64 [prod K]."""
     columns: dict[str, np.ndarray] = {}
     n = 1
     for factor in factors:
-        values = factor.space.sample(rng, draw, factor.k, columns, n)
+        values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
         columns = {name: np.repeat(column, factor.k) for name, column in columns.items()}
         columns[factor.name] = values.reshape(-1)
         n *= factor.k
     return columns | {"leaf": np.arange(n, dtype=np.int64)}
 
 
-def uniform_clips(videos: np.ndarray, starts: np.ndarray, clips: int, augmentation: Augmentation) -> BatchPlan:
+def sampling_tree(
+    index: Index,
+    composition: Composition,
+    clip: Clip,
+    split: str,
+    seed: int,
+    say: Callable[[str], None] = lambda _: None,
+) -> Tree:
+    """The tree over the videos of a split that are long enough; how many those are is said. UserError if too few."""
+    sound = "audio" in composition.modalities
+    starts = index.starts(clip.frames, clip.stride, clip.mel_frames if sound else 0)
+    inside = index.split == split
+    if not inside.any():
+        raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split")
+    enough = inside & (starts >= composition.starts_needed)
+    silent = int((inside & (index.mel_count == 0)).sum()) if sound else 0
+    short = int(inside.sum() - enough.sum()) - silent
+    if not enough.any():
+        seconds = ((clip.frames - 1) * clip.stride + 1) / index.fps
+        raise UserError(
+            f"a clip takes {seconds:.2f} s, longer than every one of the {int(inside.sum())} videos "
+            f"({silent} of them have no sound); lower --clip.frames or --clip.stride, or use longer videos"
+        )
+    left_out = [f"{n} {why}" for n, why in ((silent, "have no sound"), (short, "are too short")) if n]
+    say(
+        f"{int(enough.sum())} of {int(inside.sum())} videos of {index.folder} ({split}) used"
+        + (f"; {', '.join(left_out)}" if left_out else "")
+    )
+    return Tree(composition, Source(np.flatnonzero(enough), starts, index.fps), clip, index.bands, seed)
+
+
+def uniform_clips(
+    videos: np.ndarray, starts: np.ndarray, clips: int, clip: Clip, augmentation: Augmentation
+) -> BatchPlan:
     """Evaluation plan: `clips` video clips spread uniformly over each video, from its first to its last start.
 
     `videos` [n] are rows of the index, `starts` [n] the numbers of start frames they offer. n * clips leaves, the
     clips of a video one after another; a video that offers fewer starts repeats some.
     """
     position = np.linspace(0.0, 1.0, clips) if clips > 1 else np.array([0.5])
-    shift = np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64).reshape(-1)
-    n = len(shift)
-    zeros = np.zeros(n, np.int64)
-    columns = {
-        "video": np.repeat(videos.astype(np.int64), clips),
-        "time_shift": shift,
-        "modality": zeros + VIDEO,
-        "time_reversal": zeros,
-        "augmentation": np.arange(n, dtype=np.int64),
-        "leaf": np.arange(n, dtype=np.int64),
-    }
+    leaves = Leaves.plain(len(videos) * clips, clip, bands=1)
+    leaves.video = np.repeat(videos.astype(np.int64), clips)
+    leaves.start = np.floor(position[None] * (starts[:, None] - 1) + 0.5).astype(np.int64).reshape(-1)
     rng = np.random.Generator(np.random.Philox(0))  # every range of an evaluation augmentation is a single value
-    return BatchPlan(0, 0, columns, augmentation.draw(rng, n, (1, 1)))
+    leaves.draws = augmentation.draw(rng, len(leaves), (1, 1))
+    return BatchPlan(0, 0, {"leaf": np.arange(len(leaves), dtype=np.int64)}, leaves)

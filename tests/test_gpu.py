@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from pipeline import presets
-from pipeline.loader import Clip, Loader, Loading
+from pipeline.leaves import Clip
+from pipeline.loader import Loader, Loading
 from pipeline.shards.index import Index
-from pipeline.tree import Augmentation, Tree
+from pipeline.transformations.augmentation import Augmentation
+from pipeline.tree import sampling_tree
 from train.models.gdt import GDT
 from train.pretrain import pretrain, synchronised
 from train.run import leave_without_teardown
@@ -26,19 +27,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 @pytest.mark.parametrize("preset", ["a", "l"])
 def test_the_gpu_loads_the_same_batches_as_the_cpu(index: Index, preset: str) -> None:
     clip = Clip(frames=6, stride=3, size=40)
-    starts = index.starts(clip.frames, clip.stride, clip.mel_frames)
-    usable = np.flatnonzero(starts > 1)
-    tree = Tree(presets.factors(preset, usable, starts, 5), Augmentation(scale=(44, 60)), (99, 40), len(usable))
+    composition = presets.composition(preset, 5, Augmentation(scale=(44, 60)))
+    tree = sampling_tree(index, composition, clip, "train", 0)
     plans = [tree.plan(0, batch) for batch in range(4)]
     batches = {}
     for name in ("cpu", "cuda"):
         with Loader(index, plans, clip, torch.device(name), Loading(clips_at_once=4)) as loader:
-            batches[name] = [(batch.video.cpu().clone(), batch.audio.cpu().clone()) for batch in loader]
-    for (video, audio), (video_gpu, audio_gpu) in zip(batches["cpu"], batches["cuda"], strict=True):
+            batches[name] = [{kind: part.cpu().clone() for kind, part in batch.inputs.items()} for batch in loader]
+    for cpu, gpu in zip(batches["cpu"], batches["cuda"], strict=True):
         std = torch.from_numpy(index.statistics.pixel_std).view(1, 3, 1, 1, 1)
-        levels = ((video - video_gpu) * std).abs().mean((1, 2, 3, 4))
+        levels = ((cpu["video"] - gpu["video"]) * std).abs().mean((1, 2, 3, 4))
         assert levels.max() < 2  # nvJPEG and libjpeg differ by a level here and there, in no leaf by more
-        assert torch.allclose(audio, audio_gpu, atol=1e-4)
+        assert cpu.keys() == gpu.keys()
+        assert all(torch.allclose(cpu[kind], gpu[kind], atol=1e-4) for kind in cpu if kind != "video")
 
 
 def test_pretraining_on_the_gpu_runs_to_the_end(shards: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.errors import UserError, first_line
 from pipeline.files import partial_of, publish
+from pipeline.leaves import MODALITIES
 from train.models.gdt import GDT, load_weights
 from train.settings import network_from_json
 
@@ -120,7 +121,9 @@ def load_model(path: Path) -> tuple[GDT, dict[str, Any]]:
     """The trained model, on the CPU and in evaluation mode, and the settings it was trained with."""
     state = read(path)
     values, network = network_from_json(state["settings"])
-    model = GDT(network, audio=any(name.startswith("audio_network.") for name in state["model"]))
+    model = GDT(
+        network, [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in state["model"])]
+    )
     load_weights(model, state["model"], str(path))
     return model.eval(), values | {"step": state["step"]}
 

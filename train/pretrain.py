@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline import presets
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
@@ -47,7 +46,7 @@ def pretrain(settings: Pretrain) -> Path:
 
 def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -> Path:
     index = Index.open(settings.shard_folder)
-    tree = sampling_tree(index, settings, verbose=rank == 0)
+    tree = settings.tree(index, print if rank == 0 else lambda _: None)
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
     data = fingerprint(index)
     require_alike(
@@ -72,7 +71,7 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
             log.loaded()
             loss = trainer.step(step, batch)
             value = loss.item()  # waits for the device, so that the log's times are true
-            log.stepped(step, value, len(batch.video) * world)
+            log.stepped(step, value, len(batch.inputs["video"]) * world)
             if not np.isfinite(value):
                 raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
             signalled = stop.agreed(device)
@@ -96,7 +95,7 @@ class Trainer:
     def __init__(
         self, settings: Pretrain, tree: Tree, data: str, device: torch.device, rank: int = 0, world: int = 1
     ) -> None:
-        self.settings, self.factors, self.device, self.rank = settings, tree.factors, device, rank
+        self.settings, self.factors, self.device, self.rank = settings, tree.composition.factors, device, rank
         self.steps = settings.steps or settings.epochs * tree.batches_per_epoch
         self.warmup = settings.optimization.warmup_epochs * tree.batches_per_epoch
         self.path = settings.run_folder / checkpoint.NAME
@@ -104,7 +103,7 @@ class Trainer:
         self._saved_at = time.monotonic()
         self._damaged = False
         torch.manual_seed(settings.seed)
-        model = GDT(settings.network, audio=presets.row(settings.preset).uses_audio).to(device)
+        model = GDT(settings.network, tree.composition.modalities).to(device)
         # the loader's layout, and the faster one
         model.video_network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         self.model = model = synchronised(model, device, world)
@@ -138,7 +137,7 @@ class Trainer:
         self.replica.train()
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bfloat16"):
-            embeddings = self.replica(batch.video, batch.audio)
+            embeddings = self.replica(batch.inputs)
         loss = gdt_loss(embeddings, batch.table, self.factors, self.settings.temperature)
         loss.backward()
         self.optimizer.step()
@@ -232,33 +231,6 @@ def skipped_told(loader: Loader, log: Log) -> Iterator[None]:
             log.say(f"{clips} damaged clips were skipped and counted for nothing:")
             for what, times in loader.skipped.items():
                 log.say(f"{times:6d} times: {what}")
-
-
-def sampling_tree(index: Index, settings: Pretrain, verbose: bool = True) -> Tree:
-    """The tree over the videos of the split that are long enough for the preset. Raises UserError if too few are."""
-    row = presets.row(settings.preset)
-    clip = settings.clip
-    starts = index.starts(clip.frames, clip.stride, clip.mel_frames if row.uses_audio else 0)
-    inside = index.split == settings.split
-    if not inside.any():
-        raise UserError(f"no video of {index.folder} is in the split '{settings.split}'; set --split")
-    enough = inside & (starts >= presets.shifts_per_video(settings.preset))
-    silent = int((inside & (index.mel_count == 0)).sum()) if row.uses_audio else 0
-    short = int(inside.sum() - enough.sum()) - silent
-    if not enough.any():
-        seconds = ((clip.frames - 1) * clip.stride + 1) / index.fps
-        raise UserError(
-            f"a clip takes {seconds:.2f} s, longer than every one of the {int(inside.sum())} videos "
-            f"({silent} of them have no sound); lower --clip.frames or --clip.stride, or use longer videos"
-        )
-    if verbose:
-        left_out = [f"{n} {why}" for n, why in ((silent, "have no sound"), (short, "are too short")) if n]
-        print(
-            f"{int(enough.sum())} of {int(inside.sum())} videos of {index.folder} ({settings.split}) used by preset "
-            f"{settings.preset}" + (f"; {', '.join(left_out)}" if left_out else "")
-        )
-    factors = presets.factors(settings.preset, np.flatnonzero(enough), starts, settings.videos_per_batch)
-    return Tree(factors, settings.augmentation, (clip.mel_frames, index.bands), int(enough.sum()), settings.seed)
 
 
 def fingerprint(index: Index) -> str:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline import presets
+from pipeline.composition import Composition
 from pipeline.errors import UserError
-from pipeline.loader import Clip, Loading
+from pipeline.leaves import Clip
+from pipeline.loader import Loading
+from pipeline.shards.index import Index
 from pipeline.shards.layout import shard_folder
-from pipeline.tree import Augmentation
+from pipeline.transformations.augmentation import Augmentation
+from pipeline.tree import Tree, sampling_tree
 from train.models.gdt import Network
 
 
@@ -110,6 +116,15 @@ class Pretrain:
     @property
     def shard_folder(self) -> Path:
         return self.shards or shard_folder(self.dataset)
+
+    @property
+    def composition(self) -> Composition:
+        """What a batch is made of."""
+        return presets.composition(self.preset, self.videos_per_batch, self.augmentation)
+
+    def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
+        """The sampling tree over these shards; how many of their videos it uses is said. UserError if too few."""
+        return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say)
 
     @property
     def run_folder(self) -> Path:

@@ -44,21 +44,21 @@ class ShardReader:
         self._files: OrderedDict[int, _OpenShard] = OrderedDict()
         self._pid = os.getpid()
 
-    def frames(self, video: int, start: int, count: int, stride: int) -> list[np.ndarray]:
-        """JPEG bytes of `count` frames of a video, every `stride`-th from `start`: uint8 arrays."""
+    def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
+        """JPEG bytes of some frames of a video, given by their places in it, int64 [n] ascending: n uint8 arrays."""
         shard = self._shard(video)
-        first = int(self.index.frame_start[video]) + start
-        run = (count - 1) * stride + 1
+        wanted = np.asarray(positions) - positions[0]
+        first, run = int(self.index.frame_start[video] + positions[0]), int(wanted[-1]) + 1
         offset = shard.read("frames/offset", first, run + 1, np.int64)
-        checksums = shard.read("frames/crc32", first, run, np.uint32)[::stride]
+        checksums = shard.read("frames/crc32", first, run, np.uint32)
         if offset[0] < 0 or (np.diff(offset) < 0).any() or offset[-1] > shard.size("frames/jpeg"):
-            raise self._damaged(video, shard, f"the offsets of frames {start} to {start + run}")
+            raise self._damaged(video, shard, f"the offsets of frames {positions[0]} to {positions[0] + run}")
         data = shard.read("frames/jpeg", int(offset[0]), int(offset[-1] - offset[0]), np.uint8)
         bounds = offset - offset[0]
-        frames = [data[bounds[k] : bounds[k + 1]] for k in range(0, run, stride)]
-        for k, (frame, expected) in enumerate(zip(frames, checksums, strict=True)):
+        frames = [data[bounds[k] : bounds[k + 1]] for k in wanted]
+        for position, frame, expected in zip(positions, frames, checksums[wanted], strict=True):
             if zlib.crc32(frame.data) != expected:
-                raise self._damaged(video, shard, f"frame {start + k * stride}")
+                raise self._damaged(video, shard, f"frame {position}")
         return frames
 
     def logmel(self, video: int, start: int, count: int) -> np.ndarray:

@@ -16,8 +16,7 @@ from PIL import Image
 from eval.features import clip_of, extract
 from eval.show_batch import draw
 from pipeline.errors import UserError
-from pipeline.factors import VIDEO
-from pipeline.loader import Clip
+from pipeline.leaves import VIDEO, Clip
 from pipeline.shards.index import Index
 from pipeline.shards.reader import ShardReader
 from tests.conftest import Run
@@ -111,9 +110,10 @@ def test_show_batch_draws_what_the_network_gets(index: Index) -> None:
     """Against the oracles of the loader's tests, which decode and crop on their own."""
     reader = ShardReader(index)
     for preset, leaves in (("a", 2), ("l", 8)):
-        plan = tree(index, preset).plan(0, 1)
+        planned = tree(index, preset)
+        plan = planned.plan(0, 1)
         (batch,) = load(index, [plan])
-        picture = draw(batch, index, preset, frames=4)
+        picture = draw(batch, planned, index, preset, frames=4)
         columns = batch.plan.columns
         mine = np.flatnonzero(columns["video"] == columns["video"][0])
         assert len(picture.axes) == len(mine) == leaves
@@ -133,7 +133,7 @@ def test_show_batch_draws_what_the_network_gets(index: Index) -> None:
             seconds = columns["time_shift"][leaf] / 30
             direction = "reversed" if columns["time_reversal"][leaf] else "forward"
             kind = "video" if columns["modality"][leaf] == VIDEO else "audio"
-            assert axis.get_title("left") == f"{kind}, from {seconds:.2f} s, {direction}"
+            assert axis.get_title("left") == f"from {seconds:.2f} s, {kind}, {direction}"
 
 
 def test_show_batch_writes_the_picture(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -8,26 +8,48 @@ import pytest
 from pipeline import presets
 from pipeline.composition import check, contrast, counts, weight
 from pipeline.errors import UserError
-from pipeline.factors import Choices, Continuum, Contrast, Draw, Factor, Videos, Weight
+from pipeline.factors import Contrast, Factor, Weight
+from pipeline.leaves import Leaves
+from pipeline.transformations.augmentation import Augment
+from pipeline.transformations.base import Choice, Draw, Source
+from pipeline.transformations.modality import Modality
+from pipeline.transformations.video import Video
 from pipeline.tree import sample
 
 D, I = Contrast.DISTINCTIVE, Contrast.INVARIANT  # noqa: E741  the paper's letters
 
 
+class Finite(Choice):
+    """A set of so many values, which do nothing."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self.name, self.values = name, tuple(map(str, range(size)))  # type: ignore[misc]
+
+    def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
+        pass
+
+
+class Endless(Augment):
+    """A continuous set of some name."""
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+
 def batch(factors: tuple[Factor, ...], seed: int = 0) -> dict[str, np.ndarray]:
     draw = Draw(seed, 0, 0)
-    return sample(factors, draw.generator(), draw)
+    return sample(factors, Source(np.arange(50), np.full(50, 50), 30), draw.generator(), draw)
 
 
 def random_factors(rng: np.random.Generator) -> tuple[Factor, ...]:
     """1 to 5 factors of random kinds, sizes and contrasts; a distinctive one after an invariant one is exhausted."""
-    factors = [Factor("f0", Videos(tuple(range(20))), int(rng.integers(1, 5)), rng.choice([D, I]))]
+    factors = [Factor(Video(), int(rng.integers(1, 5)), rng.choice([D, I]))]
     for m in range(1, int(rng.integers(1, 6))):
         k, kind = int(rng.integers(1, 4)), rng.choice([D, I])
         exhausted = kind is D and any(factor.contrast is I for factor in factors)
         size = k if exhausted else int(rng.integers(k, 6))
-        space = Continuum() if rng.random() < 0.3 and not exhausted else Choices(tuple(range(size)))
-        factors.append(Factor(f"f{m}", space, k, kind))
+        endless = rng.random() < 0.3 and not exhausted
+        factors.append(Factor(Endless(f"f{m}") if endless else Finite(f"f{m}", size), k, kind))
     return tuple(factors)
 
 
@@ -62,7 +84,7 @@ def test_contrast_is_the_product_of_the_factors_and_an_equivalence(seed: int) ->
 
 @pytest.mark.parametrize("preset", presets.TABLE_1)
 def test_every_preset_meets_the_conditions_for_every_leaf(preset: str) -> None:
-    factors = presets.factors(preset, np.arange(9), np.full(9, 50), 3)
+    factors = presets.composition(preset, 3).factors
     check(factors)
     table = batch(factors)
     c, w = contrast(factors, table, table), weight(factors, table, table)
@@ -70,7 +92,8 @@ def test_every_preset_meets_the_conditions_for_every_leaf(preset: str) -> None:
     assert positive.any(1).all()  # (i) and (ii): every T has a T' != T with c = 1
     assert not (positive & np.eye(len(c), dtype=bool)).any()
     assert (~c & w).any(1).all()  # (iii): and a T'' with c = 0 in its denominator
-    assert len(table["leaf"]) == 3 * presets.clips_per_video(preset) * (2 if presets.row(preset).uses_audio else 1)
+    composition = presets.composition(preset, 3)
+    assert len(table["leaf"]) == 3 * composition.clips_per_video * len(composition.modalities)
 
 
 def test_table_1_as_printed() -> None:
@@ -80,7 +103,7 @@ def test_table_1_as_printed() -> None:
 
 
 def test_cross_modal_weight_keeps_only_pairs_of_two_modalities() -> None:
-    factors = presets.factors("l", np.arange(9), np.full(9, 50), 3)
+    factors = presets.composition("l", 3).factors
     table = batch(factors)
     w = weight(factors, table, table)
     assert (w == (table["modality"][:, None] != table["modality"][None])).all()
@@ -88,7 +111,7 @@ def test_cross_modal_weight_keeps_only_pairs_of_two_modalities() -> None:
 
 def test_simclr_is_a_special_case() -> None:
     size = 10
-    factors = (Factor("video", Videos(tuple(range(50))), size // 2, D), Factor("augmentation", Continuum(), 2, I))
+    factors = (Factor(Video(), size // 2, D), Factor(Augment(), 2, I))
     assert counts(factors) == (size, size, size - 2)
     table = batch(factors)
     positive = contrast(factors, table, table) & weight(factors, table, table)
@@ -100,20 +123,20 @@ def test_simclr_is_a_special_case() -> None:
     ("factors", "message"),
     [
         (
-            (Factor("g", Continuum(), 2, I), Factor("shift", Continuum(), 2, D)),
+            (Factor(Endless("g"), 2, I), Factor(Endless("shift"), 2, D)),
             "'shift' is sampled anew in every branch of the invariant factor 'g'",
         ),
-        ((Factor("video", Videos((1, 2)), 1, D), Factor("g", Continuum(), 2, I)), r"distinctive factor: video \(K = 1"),
-        ((Factor("video", Videos((1, 2)), 2, D), Factor("g", Continuum(), 1, I)), r"invariant factor: g \(K = 1\)"),
-        ((Factor("video", Videos((1, 2)), 2, D),), "invariant factor: there is none"),
-        ((Factor("video", Videos((1, 2)), 2, D), Factor("g", Continuum(), 0, I)), "K of factor 'g' is 0"),
+        ((Factor(Video(), 1, D), Factor(Endless("g"), 2, I)), r"distinctive factor: video \(K = 1"),
+        ((Factor(Video(), 2, D), Factor(Endless("g"), 1, I)), r"invariant factor: g \(K = 1\)"),
+        ((Factor(Video(), 2, D),), "invariant factor: there is none"),
+        ((Factor(Video(), 2, D), Factor(Endless("g"), 0, I)), "K of factor 'g' is 0"),
         (
-            (Factor("video", Videos((1, 2)), 2, D), Factor("g", Continuum(), 2, I),
-             Factor("modality", Choices((0, 1)), 1, I, Weight.DIFFERS)),
+            (Factor(Video(), 2, D), Factor(Endless("g"), 2, I),
+             Factor(Modality(), 1, I, Weight.DIFFERS)),
             "differ in factor 'modality' but its K is 1",
         ),
         (
-            (Factor("video", Videos((1, 2)), 2, D), Factor("modality", Choices((0, 1)), 2, D, Weight.DIFFERS)),
+            (Factor(Video(), 2, D), Factor(Modality(), 2, D, Weight.DIFFERS)),
             "factor 'modality' is distinctive",
         ),
     ],

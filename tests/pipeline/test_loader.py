@@ -22,32 +22,34 @@ from PIL import Image
 
 from pipeline import presets
 from pipeline.errors import UserError
-from pipeline.factors import AUDIO, REVERSED, VIDEO
 from pipeline.graphs import Pipeline
-from pipeline.loader import Batch, Clip, Loader, Loading
+from pipeline.leaves import AUDIO, VIDEO, Clip
+from pipeline.loader import Batch, Loader, Loading
 from pipeline.shards.index import Index
 from pipeline.shards.layout import MEL_FLOOR
 from pipeline.shards.reader import DamagedVideo, ShardReader
 from pipeline.shards.seal import check_seal
-from pipeline.tree import Augmentation, BatchPlan, Tree, uniform_clips
+from pipeline.transformations.augmentation import Augmentation
+from pipeline.tree import BatchPlan, Tree, sampling_tree, uniform_clips
 from tests.tamper import changed, reindex
 
 CPU = torch.device("cpu")
 CLIP = Clip(frames=6, stride=3, size=40)
+STRIDES = np.arange(CLIP.frames) * CLIP.stride
 AUGMENTATION = Augmentation(scale=(44, 60))
 NO_COLOUR = replace(AUGMENTATION, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
 
 
 def tree(index: Index, preset: str, augmentation: Augmentation = AUGMENTATION, videos: int = 5) -> Tree:
-    starts = index.starts(CLIP.frames, CLIP.stride, CLIP.mel_frames)
-    factors = presets.factors(preset, np.flatnonzero(starts > 1), starts, videos)
-    return Tree(factors, augmentation, (CLIP.mel_frames, index.bands), int((starts > 1).sum()))
+    return sampling_tree(index, presets.composition(preset, videos, augmentation), CLIP, "train", 0)
 
 
 def load(index: Index, plans: list[BatchPlan], **loading: int) -> list[Batch]:
     """All batches, copied out of the loader's buffers."""
     with Loader(index, plans, CLIP, CPU, Loading(**loading)) as loader:
-        return [replace(batch, video=batch.video.clone(), audio=batch.audio.clone()) for batch in loader]
+        return [
+            replace(batch, inputs={name: value.clone() for name, value in batch.inputs.items()}) for batch in loader
+        ]
 
 
 @pipeline_def(batch_size=64, num_threads=1, device_id=None, prefetch_queue_depth=1)
@@ -94,13 +96,13 @@ def colour_oracle(rgb: np.ndarray, hue: float, saturation: float, contrast: floa
 
 def leaf_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) -> np.ndarray:
     """One video leaf, normalised: float64 [frames, size, size, 3]."""
-    draw = {name: float(values[leaf]) for name, values in plan.draws.items()}
-    video, start = int(plan.columns["video"][leaf]), int(plan.columns["time_shift"][leaf])
-    frames = decode(reader.frames(video, start, CLIP.frames, CLIP.stride))
+    draw = {name: float(values[leaf]) for name, values in plan.leaves.draws.items()}
+    video, start = int(plan.leaves.video[leaf]), int(plan.leaves.start[leaf])
+    frames = decode(reader.frames(video, start + STRIDES))
     crops = [np.round(crop_oracle(frame, draw["scale"], draw["top"], draw["left"], CLIP.size)) for frame in frames]
     if draw["flip"]:
         crops = [crop[:, ::-1] for crop in crops]
-    if plan.columns["time_reversal"][leaf] == REVERSED:
+    if "time_reversal" in plan.columns and plan.columns["time_reversal"][leaf]:
         crops = crops[::-1]
     jittered = [colour_oracle(c, draw["hue"], draw["saturation"], draw["contrast"], draw["brightness"]) for c in crops]
     return (np.stack(jittered) - index.statistics.pixel_mean) / index.statistics.pixel_std
@@ -108,14 +110,14 @@ def leaf_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) -
 
 def audio_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) -> np.ndarray:
     """One audio leaf: float32 [bands, frames]."""
-    draw = {name: values[leaf] for name, values in plan.draws.items()}
+    draw = {name: values[leaf] for name, values in plan.leaves.draws.items()}
     tau = plan.columns["time_shift"][leaf] / index.fps
     rows = reader.logmel(int(plan.columns["video"][leaf]), int(np.floor(100 * tau + 0.5)), CLIP.mel_frames)
     gain = np.float32(2 * np.log(draw["volume"]))
     louder = np.where(rows > np.float32(MEL_FLOOR), rows + gain, rows)
     scale = np.float32(1 / index.statistics.mel_std)
     bank = ((louder - np.float32(index.statistics.mel_mean)) * scale).T.copy()
-    if plan.columns["time_reversal"][leaf] == REVERSED:
+    if plan.columns["time_reversal"][leaf]:
         bank = bank[:, ::-1].copy()
     bank[int(draw["frequency_start"]) : int(draw["frequency_start"] + draw["frequency_width"])] = 0
     bank[:, int(draw["time_start"]) : int(draw["time_start"] + draw["time_width"])] = 0
@@ -127,10 +129,10 @@ def test_crop_scale_flip_and_reversal_equal_the_oracle_within_one_grey_level(ind
     plan = tree(index, preset, NO_COLOUR).plan(0, 1)
     (batch,) = load(index, [plan])
     reader = ShardReader(index)
-    for leaf in range(len(batch.video)):
+    for leaf in range(len(batch.inputs["video"])):
         assert batch.plan.columns["modality"][leaf] == VIDEO
         expected = leaf_oracle(index, reader, batch.plan, leaf)
-        difference = (batch.video[leaf].permute(1, 2, 3, 0).numpy() - expected) * index.statistics.pixel_std
+        difference = (batch.inputs["video"][leaf].permute(1, 2, 3, 0).numpy() - expected) * index.statistics.pixel_std
         assert np.abs(difference).max() < 1 + 1e-3
         assert np.abs(difference).mean() < 0.02  # a whole level only where a value lies on the edge of rounding
 
@@ -139,9 +141,9 @@ def test_colour_equals_the_oracle_within_rounding(index: Index) -> None:
     plan = tree(index, "a").plan(0, 0)
     (batch,) = load(index, [plan])
     reader = ShardReader(index)
-    for leaf in range(len(batch.video)):
+    for leaf in range(len(batch.inputs["video"])):
         expected = leaf_oracle(index, reader, batch.plan, leaf)
-        got = batch.video[leaf].permute(1, 2, 3, 0).numpy()
+        got = batch.inputs["video"][leaf].permute(1, 2, 3, 0).numpy()
         # one grey level of the crop, enlarged by the jitter (1.4 x 1.4 x 1.4) at most
         assert np.abs((got - expected) * index.statistics.pixel_std).max() < 3
         assert np.abs((got - expected) * index.statistics.pixel_std).mean() < 0.05
@@ -151,11 +153,11 @@ def test_audio_equals_the_oracle_exactly(index: Index) -> None:
     plans = [tree(index, "l").plan(0, batch) for batch in range(3)]
     reader = ShardReader(index)
     for batch in load(index, plans):
-        first = len(batch.video)
+        first = len(batch.inputs["video"])
         for leaf in range(first, len(batch.plan)):
             assert batch.plan.columns["modality"][leaf] == AUDIO
             expected = audio_oracle(index, reader, batch.plan, leaf)
-            assert np.array_equal(batch.audio[leaf - first, 0].numpy(), expected)
+            assert np.array_equal(batch.inputs["audio"][leaf - first, 0].numpy(), expected)
 
 
 def test_volume_jitter_is_what_a_louder_waveform_gives() -> None:
@@ -173,7 +175,7 @@ def test_batches_do_not_depend_on_threads_chunks_or_prefetching(index: Index) ->
     one = load(index, plans, threads=1, readers=1, clips_at_once=3, prefetch=1)
     other = load(index, plans, threads=2, readers=4, clips_at_once=16, prefetch=3)
     for a, b in zip(one, other, strict=True):
-        assert torch.equal(a.video, b.video) and torch.equal(a.audio, b.audio)
+        assert torch.equal(a.inputs["video"], b.inputs["video"]) and torch.equal(a.inputs["audio"], b.inputs["audio"])
         assert all(torch.equal(a.table[name], b.table[name]) for name in a.table)
 
 
@@ -181,24 +183,24 @@ def test_ranks_load_the_parts_of_the_whole_batch(index: Index) -> None:
     plan = tree(index, "l", videos=4).plan(0, 1)
     (whole,) = load(index, [plan])
     parts = [load(index, [plan.share(rank, 2)])[0] for rank in range(2)]
-    assert torch.equal(torch.cat([part.video for part in parts]), whole.video)
-    assert torch.equal(torch.cat([part.audio for part in parts]), whole.audio)
+    assert torch.equal(torch.cat([part.inputs["video"] for part in parts]), whole.inputs["video"])
+    assert torch.equal(torch.cat([part.inputs["audio"] for part in parts]), whole.inputs["audio"])
 
 
 def test_evaluation_clips_of_short_and_long_videos_load_in_one_stream(index: Index) -> None:
     starts = index.starts(CLIP.frames, CLIP.stride)
     fixed = replace(NO_COLOUR, scale=(44, 44), flip=0.0, center_crop=True)
-    plans = [uniform_clips(np.array([0, 1]), np.array(s), 4, fixed) for s in ([1, 1], list(starts[:2]), [2, 1])]
+    plans = [uniform_clips(np.array([0, 1]), np.array(s), 4, CLIP, fixed) for s in ([1, 1], list(starts[:2]), [2, 1])]
     reader = ShardReader(index)
     for batch in load(index, plans):
         for leaf in range(8):
             expected = leaf_oracle(index, reader, batch.plan, leaf)
-            got = batch.video[leaf].permute(1, 2, 3, 0).numpy()
+            got = batch.inputs["video"][leaf].permute(1, 2, 3, 0).numpy()
             assert np.abs((got - expected) * index.statistics.pixel_std).max() < 1 + 1e-3
 
 
 def test_dali_decodes_like_another_library(index: Index) -> None:
-    jpegs = ShardReader(index).frames(0, 0, 5, 1)
+    jpegs = ShardReader(index).frames(0, np.arange(5))
     other = np.stack([np.asarray(Image.open(io.BytesIO(jpeg.tobytes()))) for jpeg in jpegs])
     assert np.abs(decode(jpegs).astype(int) - other).mean() < 1
 
@@ -266,7 +268,7 @@ def test_a_frame_that_was_written_undecodable_is_told_by_its_name(copy: Path, in
         frame = index.frame_start[video] + 3
         file["frames/jpeg"][offset[frame] : offset[frame + 1]] = 0
     reindex(copy)
-    plan = uniform_clips(np.array([5, video]), np.array([1, 1]), 1, AUGMENTATION)
+    plan = uniform_clips(np.array([5, video]), np.array([1, 1]), 1, CLIP, AUGMENTATION)
     name = index.shard_names[index.shard[video]]
     with pytest.raises(UserError, match=rf"frame 3 of '{index.id[video]}' cannot be decoded \(.*delete {name} in"):
         load(Index.open(copy), [plan])
@@ -291,7 +293,7 @@ def test_only_what_cannot_be_decoded_is_called_so(
 
     monkeypatch.setattr(Pipeline, "run", failing)
     with pytest.raises(kind, match=message):
-        load(index, [uniform_clips(np.array([0]), np.array([1]), 1, AUGMENTATION)])
+        load(index, [uniform_clips(np.array([0]), np.array([1]), 1, CLIP, AUGMENTATION)])
 
 
 def damage(copy: Path, index: Index, video: int, what: str) -> None:
@@ -316,7 +318,7 @@ def test_damage_ends_the_run_with_its_name(copy: Path, index: Index, what: str) 
     name = index.shard_names[index.shard[video]]
     told = rf"shard .*{name} is damaged: .* of '{index.id[video]}' is not what was written; 'make verify"
     plans = [tree(index, "e").plan(0, k) for k in range(4)]  # somewhere in them the damaged part is taken
-    whole = [uniform_clips(np.array([video]), np.array([80]), 20, AUGMENTATION)]
+    whole = [uniform_clips(np.array([video]), np.array([80]), 20, CLIP, AUGMENTATION)]
     with pytest.raises(UserError, match=told):
         load(Index.open(copy), plans * 3 + whole if what == "frames/jpeg" else plans * 3)
 
@@ -328,7 +330,9 @@ def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: In
     damage(copy, index, bad, "frames/jpeg")
     damage(copy, index, bad, "audio/logmel")
     with Loader(Index.open(copy), plans, CLIP, CPU, Loading(damaged="skip", clips_at_once=3)) as loader:
-        batches = [replace(batch, video=batch.video.clone(), audio=batch.audio.clone()) for batch in loader]
+        batches = [
+            replace(batch, inputs={name: value.clone() for name, value in batch.inputs.items()}) for batch in loader
+        ]
         skipped = dict(loader.skipped)
     reader = ShardReader(Index.open(copy))
     total = 0
@@ -338,15 +342,14 @@ def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: In
             video, start = int(columns["video"][leaf]), int(columns["time_shift"][leaf])
             try:
                 if columns["modality"][leaf] == VIDEO:
-                    reader.frames(video, start, CLIP.frames, CLIP.stride)
+                    reader.frames(video, start + STRIDES)
                 else:
                     reader.logmel(video, int(index.mel_position(start)), CLIP.mel_frames)
                 whole = True
             except DamagedVideo:
                 whole, total = False, total + 1
             assert batch.table["intact"][leaf] == whole
-            first = len(batch.video)
-            got, wanted = ((b.video[leaf] if leaf < first else b.audio[leaf - first]) for b in (batch, expected))
+            got, wanted = ([one for part in b.inputs.values() for one in part][leaf] for b in (batch, expected))
             assert torch.equal(got, wanted) == whole and torch.isfinite(got).all()
     assert total > 0
     assert all(index.id[bad] in what for what in skipped) and 0 < sum(skipped.values()) <= total

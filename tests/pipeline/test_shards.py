@@ -52,7 +52,7 @@ def test_the_reader_returns_the_slices_of_the_shard(index: Index) -> None:
         path = index.folder / index.shard_names[index.shard[video]]
         with h5py.File(path) as file:
             offset = file["frames/offset"][:]
-            for k, jpeg in enumerate(reader.frames(video, 7, 4, 3)):
+            for k, jpeg in enumerate(reader.frames(video, 7 + 3 * np.arange(4))):
                 frame = index.frame_start[video] + 7 + 3 * k
                 assert np.array_equal(jpeg, file["frames/jpeg"][offset[frame] : offset[frame + 1]])
             first = index.mel_start[video] + 11
@@ -213,9 +213,9 @@ def test_a_shard_that_is_not_the_one_of_the_index_is_refused(copy: Path, shards:
     one.write_bytes(other.read_bytes())
     video = int(np.flatnonzero(index.shard == 0)[0])
     with pytest.raises(UserError, match="shard-000000.h5 is not the one that the index was made of"):
-        ShardReader(index).frames(video, 0, 5, 1)
+        ShardReader(index).frames(video, np.arange(5))
     one.write_bytes(data)
-    assert len(ShardReader(index).frames(video, 0, 5, 1)) == 5
+    assert len(ShardReader(index).frames(video, np.arange(5))) == 5
 
 
 def test_an_unfinished_folder_is_not_called_empty(copy: Path) -> None:
@@ -239,12 +239,12 @@ def test_what_is_read_is_what_was_written_or_damage_with_a_name(copy: Path) -> N
             else:
                 place = draw.randrange(5000, len(data) - 4096)
                 damage[place : place + 4096] = bytes(4096)  # a block that the disk lost
-            expected = [(whole.frames(v, 0, 90, 1), whole.logmel(v, 0, int(index.mel_count[v]))) for v in videos]
+            expected = [(whole.frames(v, np.arange(90)), whole.logmel(v, 0, int(index.mel_count[v]))) for v in videos]
             path.write_bytes(damage)
             reader, found = ShardReader(index), 0
             for video, (frames, bank) in zip(videos, expected, strict=True):
                 try:
-                    assert all(map(np.array_equal, reader.frames(video, 0, 90, 1), frames))
+                    assert all(map(np.array_equal, reader.frames(video, np.arange(90)), frames))
                     assert np.array_equal(reader.logmel(video, 0, int(index.mel_count[video])), bank)
                 except DamagedVideo as error:
                     assert error.video == video and f"of '{index.id[video]}' is not what was written" in str(error)
@@ -261,7 +261,7 @@ def test_a_disk_that_cannot_be_read_is_told_by_the_shard(
     index: Index, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     reader = ShardReader(index)
-    reader.frames(0, 0, 5, 1)
+    reader.frames(0, np.arange(5))
 
     def broken(*arguments: object) -> bytes:
         raise OSError(number, os.strerror(number))

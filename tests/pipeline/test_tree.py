@@ -7,20 +7,21 @@ import pytest
 
 from pipeline import presets
 from pipeline.errors import UserError
-from pipeline.factors import distinct
-from pipeline.tree import EVALUATION, Augmentation, BatchPlan, Tree, uniform_clips
+from pipeline.leaves import Clip
+from pipeline.transformations.augmentation import EVALUATION, Augmentation
+from pipeline.transformations.base import Source, distinct
+from pipeline.tree import BatchPlan, Tree, uniform_clips
 
 STARTS = np.array([7, 2, 90, 33, 5, 61, 12, 40, 2, 8, 100, 3, 3])
 
 
 def tree(preset: str = "l", k: int = 4, seed: int = 0) -> Tree:
-    factors = presets.factors(preset, np.arange(len(STARTS)), STARTS, k)
-    return Tree(factors, Augmentation(), (99, 40), len(STARTS), seed)
+    return Tree(presets.composition(preset, k), Source(np.arange(len(STARTS)), STARTS, 30), Clip(), 40, seed)
 
 
 def same(one: BatchPlan, other: BatchPlan) -> bool:
     return all(np.array_equal(one.columns[name], other.columns[name]) for name in one.columns) and all(
-        np.array_equal(one.draws[name], other.draws[name]) for name in one.draws
+        np.array_equal(one.leaves.draws[name], other.leaves.draws[name]) for name in one.leaves.draws
     )
 
 
@@ -41,8 +42,11 @@ def test_ranks_share_the_same_global_plan_in_order(world: int) -> None:
     shares = [tree("l").plan(1, 2).share(rank, world) for rank in range(world)]
     for name, values in whole.columns.items():
         assert np.array_equal(np.concatenate([share.columns[name] for share in shares]), values)
-    for name, values in whole.draws.items():
-        assert np.array_equal(np.concatenate([share.draws[name] for share in shares]), values)
+    for name, values in whole.leaves.draws.items():
+        assert np.array_equal(np.concatenate([share.leaves.draws[name] for share in shares]), values)
+    for name in ("video", "modality", "start", "frames", "rows"):
+        parts = [getattr(share.leaves, name) for share in shares]
+        assert np.array_equal(np.concatenate(parts), getattr(whole.leaves, name))
     videos = [set(share.columns["video"]) for share in shares]
     assert sum(map(len, videos)) == len(set.union(*videos))  # no video is split between ranks
 
@@ -122,7 +126,7 @@ def test_too_few_videos_for_a_batch_is_one_sentence() -> None:
 
 
 def test_uniform_clips_reach_from_the_first_start_to_the_last() -> None:
-    plan = uniform_clips(np.array([3, 8]), np.array([91, 2]), 10, EVALUATION)
-    assert plan.columns["time_shift"].reshape(2, 10)[0].tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
-    assert plan.columns["time_shift"].reshape(2, 10)[1].tolist() == [0] * 5 + [1] * 5
-    assert plan.columns["video"].tolist() == [3] * 10 + [8] * 10
+    plan = uniform_clips(np.array([3, 8]), np.array([91, 2]), 10, Clip(), EVALUATION)
+    assert plan.leaves.start.reshape(2, 10)[0].tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
+    assert plan.leaves.start.reshape(2, 10)[1].tolist() == [0] * 5 + [1] * 5
+    assert plan.leaves.video.tolist() == [3] * 10 + [8] * 10

@@ -16,7 +16,9 @@ from torch.nn import functional
 from pipeline import presets
 from pipeline.composition import contrast, weight
 from pipeline.factors import Contrast, Factor
-from pipeline.tree import Augmentation, BatchPlan, Tree
+from pipeline.leaves import Clip
+from pipeline.transformations.base import Source
+from pipeline.tree import BatchPlan, Tree
 from train.loss import gdt_loss
 from train.run import leave_without_teardown
 
@@ -24,8 +26,9 @@ RHO = 0.07
 
 
 def planned(preset: str, videos: int) -> tuple[tuple[Factor, ...], BatchPlan]:
-    factors = presets.factors(preset, np.arange(20), np.full(20, 40), videos)
-    return factors, Tree(factors, Augmentation(), (99, 40), 20).plan(0, 0)
+    composition = presets.composition(preset, videos)
+    tree = Tree(composition, Source(np.arange(20), np.full(20, 40), 30), Clip(), 40)
+    return composition.factors, tree.plan(0, 0)
 
 
 def tensors(plan: BatchPlan) -> dict[str, torch.Tensor]:

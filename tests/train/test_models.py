@@ -41,7 +41,7 @@ def test_heads_have_the_published_names() -> None:
 def test_shapes_and_unit_length() -> None:
     model = GDT(SIZES["tiny"][1].network).eval()
     clips = torch.randn(3, 3, 8, 32, 32)
-    embeddings = model(clips, torch.randn(2, 1, 40, 99))
+    embeddings = model({"video": clips, "audio": torch.randn(2, 1, 40, 99)})
     assert embeddings.shape == (5, 128) and embeddings.dtype == torch.float32
     assert torch.allclose(embeddings.norm(dim=1), torch.ones(5), atol=1e-5)
     maps = model.video_network.base.maps(clips)
@@ -54,7 +54,9 @@ def test_weights_of_another_model_are_refused_with_what_differs() -> None:
     load_weights(tiny, weights, "x.pt")  # the prefix of data-parallel training is taken off
     with pytest.raises(UserError, match=r"x.pt holds another model: .* are missing"):
         load_weights(
-            GDT(SIZES["tiny"][1].network, audio=True), GDT(SIZES["tiny"][1].network, audio=False).state_dict(), "x.pt"
+            GDT(SIZES["tiny"][1].network, ["video", "audio"]),
+            GDT(SIZES["tiny"][1].network, ["video"]).state_dict(),
+            "x.pt",
         )
     with pytest.raises(UserError, match="have another shape"):
         load_weights(

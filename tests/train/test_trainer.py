@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
-from pipeline.tree import Augmentation, Tree
+from pipeline.transformations.base import Source
+from pipeline.tree import Tree
 from train.models.gdt import GDT
-from train.pretrain import Trainer, pretrain, sampling_tree, synchronised
+from train.pretrain import Trainer, pretrain, synchronised
 from train.run import StopSignal
 from train.settings import SIZES, Optimization, Pretrain
 
@@ -27,9 +27,8 @@ PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
 
 def trainer(settings: Pretrain, videos: int) -> Trainer:
     """A trainer of a small network with these settings, over so many videos."""
-    starts = np.full(videos, 100)
-    factors = presets.factors(settings.preset, np.arange(videos), starts, settings.videos_per_batch)
-    tree = Tree(factors, Augmentation(), (99, 40), videos, settings.seed)
+    source = Source(np.arange(videos), np.full(videos, 100), 30)
+    tree = Tree(settings.composition, source, settings.clip, 40, settings.seed)
     return Trainer(replace(settings, network=TINY.network, device="cpu", precision="float32"), tree, "data", CPU)
 
 
@@ -64,7 +63,7 @@ def batch_settings(shards: Path) -> Pretrain:
 
 
 def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings: Pretrain, index: Index) -> None:
-    tree = sampling_tree(index, batch_settings, verbose=False)
+    tree = batch_settings.tree(index)
     one = Trainer(batch_settings, tree, "data", CPU)
     weights = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
@@ -82,7 +81,7 @@ def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings:
 def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretrain, index: Index) -> None:
     optimization = replace(batch_settings.optimization, per_videos=1, warmup_epochs=1, decay=0.5)
     settings = replace(batch_settings, optimization=optimization, steps=8)
-    tree = sampling_tree(index, settings, verbose=False)
+    tree = settings.tree(index)
     one = Trainer(settings, tree, "data", CPU)
     with Loader(index, tree.plans(0, 8), settings.clip, CPU) as loader:
         for step, batch in enumerate(loader):

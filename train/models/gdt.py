@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -75,15 +75,16 @@ class Trunk(nn.Module, Generic[Base]):
 
 
 class GDT(nn.Module):
-    """Phi: maps the leaves of a batch to embeddings, each by the network of its modality."""
+    """Phi: maps the leaves of a batch to embeddings, each by the trunk and the head of its modality."""
 
-    def __init__(self, network: Network, audio: bool = True) -> None:
+    def __init__(self, network: Network, modalities: Sequence[str] = ("video", "audio")) -> None:
         super().__init__()
         n = network
-        video = R2Plus1D(n.stem, n.stem_middle, n.widths, n.depth, n.slim)
-        self.video_network = Trunk(video)
-        self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
-        if audio:
+        if "video" in modalities:
+            video = R2Plus1D(n.stem, n.stem_middle, n.widths, n.depth, n.slim)
+            self.video_network = Trunk(video)
+            self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
+        if "audio" in modalities:
             sound = AudioResNet(n.audio_stem, n.audio_widths)
             self.audio_network = Trunk(sound)
             self.mlp_a = Head(sound.dim, n.hidden, n.embedding, n.dropout)
@@ -91,12 +92,17 @@ class GDT(nn.Module):
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def forward(self, video: Tensor, audio: Tensor) -> Tensor:
-        """Clips [n_v, 3, frames, h, w] and log-mels [n_a, 1, bands, frames] to embeddings float32 [n_v + n_a, d]."""
-        parts = [self.mlp_v(self.video_network(video))]
-        if len(audio):
-            parts.append(self.mlp_a(self.audio_network(audio)))
-        return torch.cat(parts)
+    def embed(self, modality: str, inputs: Tensor) -> Tensor:
+        """Leaves of one modality to embeddings: float32 [n, d]."""
+        head = self.get_submodule(f"mlp_{modality[0]}")
+        embeddings: Tensor = head(self.get_submodule(f"{modality}_network")(inputs))
+        return embeddings
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Clips [n_v, 3, frames, h, w] and log-mels [n_a, 1, bands, frames], by the names of their modalities, to
+        embeddings, one modality after the other: float32 [n_v + n_a, d].
+        """
+        return torch.cat([self.embed(modality, leaves) for modality, leaves in inputs.items()])
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

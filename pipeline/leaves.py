@@ -1,0 +1,76 @@
+"""What the leaves of a batch hold, as plain arrays: the part of a plan that the loader executes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import UserError
+
+VIDEO, AUDIO = 0, 1
+MODALITIES = ("video", "audio")
+"""Names of the modalities; their places here are their numbers in plans."""
+
+
+@dataclass(frozen=True)
+class Clip:
+    """The size of what one leaf holds."""
+
+    frames: int = 30
+    """Frames of a video clip; the paper takes 30 consecutive ones at 30 fps."""
+    stride: int = 1
+    """Every how many stored frames one is taken."""
+    size: int = 112
+    """Side of the square crop, pixels."""
+    mel_frames: int = 99
+    """Log-mel frames of an audio clip: 99 windows of 20 ms every 10 ms fill one second."""
+
+    def __post_init__(self) -> None:
+        for name in ("frames", "stride", "size", "mel_frames"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--clip.{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
+
+
+@dataclass
+class Leaves:
+    """What to do for each of n leaves. Transformations write here, one after the other; the loader reads it."""
+
+    video: np.ndarray
+    """Row of the index: int64 [n]."""
+    modality: np.ndarray
+    """Number of the modality: int64 [n]."""
+    start: np.ndarray
+    """Stored frame at which the clip begins: int64 [n]."""
+    frames: np.ndarray
+    """Stored frame that each frame of the clip is, counted from `start`: int64 [n, frames]."""
+    rows: np.ndarray
+    """Log-mel row that each row of the clip is, counted from the one at `start`: int64 [n, mel_frames]."""
+    bands: int
+    """Mel bands, within which masks lie."""
+    draws: dict[str, np.ndarray]
+    """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw."""
+
+    @classmethod
+    def plain(cls, n: int, clip: Clip, bands: int) -> Leaves:
+        """Leaves to which nothing has been done: the first clip of the first video, in the first modality."""
+        zeros = np.zeros(n, np.int64)
+        return cls(
+            zeros,
+            zeros.copy(),
+            zeros.copy(),
+            np.tile(np.arange(clip.frames, dtype=np.int64) * clip.stride, (n, 1)),
+            np.tile(np.arange(clip.mel_frames, dtype=np.int64), (n, 1)),
+            bands,
+            {},
+        )
+
+    def __len__(self) -> int:
+        return len(self.video)
+
+    def take(self, chosen: np.ndarray | slice) -> Leaves:
+        """Some of the leaves, given by their places, a mask or a slice."""
+        return Leaves(
+            self.video[chosen], self.modality[chosen], self.start[chosen], self.frames[chosen], self.rows[chosen],
+            self.bands, {name: values[chosen] for name, values in self.draws.items()},
+        )  # fmt: skip

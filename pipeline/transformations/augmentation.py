@@ -1,0 +1,98 @@
+"""g = (g_v, g_a): crop, flip, colour jitter, loudness and SpecAugment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import UserError
+from pipeline.leaves import Leaves
+from pipeline.transformations.base import Branches, Transformation
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Ranges from which g = (g_v, g_a) is drawn for every leaf (section 3.3, appendix)."""
+
+    scale: tuple[int, int] = (128, 160)
+    """Length in pixels, both ends included, to which the shorter side is resized before the crop."""
+    center_crop: bool = False
+    """Crop the centre (evaluation) instead of a random place (pretraining). Section 3.3 says
+    random, the appendix centre."""
+    flip: float = 0.5
+    """Probability of a horizontal flip."""
+    brightness: float = 0.4
+    """Brightness is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
+    contrast: float = 0.4
+    """Contrast about mid-grey is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
+    saturation: float = 0.4
+    """Saturation is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
+    hue: float = 0.1
+    """Hue is turned by -x to x of a full turn."""
+    volume: float = 0.1
+    """The waveform is multiplied by 1 - x to 1 + x."""
+    frequency_mask: int = 3
+    """Largest width of the one SpecAugment frequency mask, in mel bands."""
+    time_mask: int = 6
+    """Largest width of the one SpecAugment time mask, in frames of 10 ms."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise UserError(f"augmentation scale {self.scale} must be two lengths in pixels, the smaller first")
+        for name in ("flip", "brightness", "contrast", "saturation", "hue", "volume"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"augmentation {name} is {getattr(self, name)}; it must lie between 0 and 1")
+
+    def draw(self, rng: np.random.Generator, n: int, mel: tuple[int, int]) -> dict[str, np.ndarray]:
+        """Parameters of n leaves, each an array [n]; `mel` is (frames, bands) of the log-mel clip.
+
+        scale [px], top and left (share of the free margin, 0 to 1), flip (0/1), brightness, contrast, saturation
+        (factors), hue [turns], volume (factor), and the two masks as (start, width) in bands and frames.
+        """
+        frames, bands = mel
+        margin = rng.random((2, n))
+        if self.center_crop:
+            margin[:] = 0.5
+
+        def jitter(width: float) -> np.ndarray:
+            return rng.uniform(1 - width, 1 + width, n)
+
+        draws = {
+            "scale": rng.integers(self.scale[0], self.scale[1], n, endpoint=True),
+            "top": margin[0],
+            "left": margin[1],
+            "flip": rng.random(n) < self.flip,
+            "brightness": jitter(self.brightness),
+            "contrast": jitter(self.contrast),
+            "saturation": jitter(self.saturation),
+            "hue": rng.uniform(-self.hue, self.hue, n),
+            "volume": jitter(self.volume),
+        }
+        for name, largest, size in (("frequency", self.frequency_mask, bands), ("time", self.time_mask, frames)):
+            width = rng.integers(0, min(largest, size), n, endpoint=True)
+            draws[f"{name}_width"] = width
+            draws[f"{name}_start"] = rng.integers(0, size - width, endpoint=True)
+        return {name: np.asarray(values, np.float32) for name, values in draws.items()}
+
+
+EVALUATION = Augmentation(
+    scale=(128, 128), center_crop=True, flip=0.0, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, volume=0.0,
+    frequency_mask=0, time_mask=0,
+)  # fmt: skip
+"""Nothing is random: centre crop at the smaller training scale."""
+
+
+@dataclass(frozen=True)
+class Augment(Transformation):
+    """A continuous set, where no two draws agree: each is named by a running number."""
+
+    name = "augmentation"
+    ranges: Augmentation = Augmentation()
+
+    def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
+        return np.arange(branches.count * k, dtype=np.int64).reshape(branches.count, k)
+
+    def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
+        drawn = self.ranges.draw(rng, int(values.max()) + 1, (leaves.rows.shape[1], leaves.bands))
+        leaves.draws = {name: column[values] for name, column in drawn.items()}

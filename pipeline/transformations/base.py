@@ -1,0 +1,125 @@
+"""What a transformation is: a set to draw from, and what its values do to the leaves of a batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from pipeline.leaves import Leaves
+
+
+@dataclass(frozen=True)
+class Source:
+    """What there is to draw from."""
+
+    videos: np.ndarray
+    """Rows of the index that can be used: int64 [n]."""
+    starts: np.ndarray
+    """Start frames that each video of the index offers: int64 [n_index]."""
+    fps: int
+    """Stored frames per second."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Where a batch stands; with it, a batch is a pure function of (seed, epoch, batch)."""
+
+    seed: int
+    epoch: int
+    batch: int
+
+    def generator(self) -> np.random.Generator:
+        """The generator that draws everything in the batch."""
+        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, self.epoch, self.batch])))
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The branches of the tree that a factor is sampled in."""
+
+    count: int
+    """How many there are."""
+    columns: Mapping[str, np.ndarray]
+    """The values of the factors sampled before: int64 [count] each."""
+    source: Source
+    draw: Draw
+
+
+class Transformation(ABC):
+    """One of the transformations t_m of section 3.1."""
+
+    name: ClassVar[str]
+    """In the factor table and on the command line."""
+
+    @abstractmethod
+    def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
+        """Draw k values, without replacement, in each branch: int64 [branches.count, k]."""
+
+    def exhausted(self, k: int) -> bool:
+        """Whether k values are all there are, so that every branch of the tree holds the same ones."""
+        return False
+
+    @abstractmethod
+    def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
+        """Write what the values [n] mean into n leaves. Transformations act in the order of the factors."""
+
+    def modalities(self, k: int) -> tuple[str, ...]:
+        """Modalities that leaves get from k values."""
+        return ()
+
+    def starts_needed(self, k: int) -> int:
+        """Start frames that a video must offer for k values."""
+        return 1
+
+    def decodes(self, k: int) -> int:
+        """Clips to be decoded anew for k values; 1 where the same frames serve all of them."""
+        return 1
+
+    def label(self, value: int, source: Source) -> str:
+        """A value in words, for pictures; empty for what cannot be told in words."""
+        return ""
+
+
+class Choice(Transformation):
+    """A transformation with a few values, of which the first changes nothing.
+
+    All of them, in order, where K is their number (a set has no order), and the first where K is 1: not varied. Else
+    K of them at random.
+    """
+
+    values: tuple[str, ...]
+    """The values in words."""
+
+    def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
+        n = branches.count
+        if self.exhausted(k):
+            return np.tile(np.arange(k, dtype=np.int64), (n, 1))
+        return distinct(rng, np.full(n, len(self.values)), k)
+
+    def exhausted(self, k: int) -> bool:
+        return k in (1, len(self.values))
+
+    def label(self, value: int, source: Source) -> str:
+        return self.values[value]
+
+
+def distinct(rng: np.random.Generator, sizes: np.ndarray, k: int) -> np.ndarray:
+    """K different integers of range(sizes[row]) for every row, uniform over ordered k-tuples: int64 [rows, k].
+
+    Raises ValueError where a row has fewer than k values.
+    """
+    sizes = np.asarray(sizes, np.int64)
+    if len(sizes) and sizes.min() < k:
+        row = int(sizes.argmin())
+        raise ValueError(f"{k} different values asked of a set of {int(sizes[row])} (branch {row})")
+    drawn = np.empty((len(sizes), k), np.int64)
+    for j in range(k):
+        value = rng.integers(0, sizes - j)
+        for earlier in np.sort(drawn[:, :j], axis=1).T:  # step over what was drawn before, smallest first
+            value += value >= earlier
+        drawn[:, j] = value
+    return drawn

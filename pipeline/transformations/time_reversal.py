@@ -1,0 +1,20 @@
+"""r: forward or backward in time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.leaves import Leaves
+from pipeline.transformations.base import Choice
+
+
+class TimeReversal(Choice):
+    """The time axis of frames and spectrogram, as it is or flipped."""
+
+    name = "time_reversal"
+    values = ("forward", "reversed")
+
+    def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
+        reverse = values == 1
+        leaves.frames[reverse] = leaves.frames[reverse, ::-1]
+        leaves.rows[reverse] = leaves.rows[reverse, ::-1]

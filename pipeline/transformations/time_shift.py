@@ -1,0 +1,29 @@
+"""tau: where in the video the clip begins."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.leaves import Leaves
+from pipeline.transformations.base import Branches, Source, Transformation, distinct
+
+
+class TimeShift(Transformation):
+    """Start frame of the clip, uniform over those that fit into the video."""
+
+    name = "time_shift"
+
+    def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
+        return distinct(rng, branches.source.starts[branches.columns["video"]], k)
+
+    def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
+        leaves.start = values
+
+    def starts_needed(self, k: int) -> int:
+        return k
+
+    def decodes(self, k: int) -> int:
+        return k
+
+    def label(self, value: int, source: Source) -> str:
+        return f"from {value / source.fps:.2f} s"
