@@ -157,7 +157,7 @@ def _gpus() -> list[str]:
 def _label(preset: str) -> str:
     if preset == RANDOM:
         return preset
-    return f"row {preset}: {presets.row(preset)}"
+    return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
 
 
 def _clips_per_video(preset: str) -> int:

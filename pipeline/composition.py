@@ -70,6 +70,11 @@ class Composition:
         return prod(factor.transformation.decodes(factor.k) for factor in self.factors[1:])
 
     @property
+    def reach(self) -> float:
+        """How many times as long as the clip the stretch of video is that a leaf may take."""
+        return prod(factor.transformation.reach(factor.k) for factor in self.factors)
+
+    @property
     def starts_needed(self) -> int:
         """Start frames that a video must offer."""
         return max(factor.transformation.starts_needed(factor.k) for factor in self.factors)
@@ -103,7 +108,12 @@ def counts(factors: Sequence[Factor]) -> Counts:
 
 def check(factors: Sequence[Factor]) -> None:
     """Raise UserError, naming the factor to change, unless every batch meets conditions (i)-(iii) of section 3.1."""
+    names = [factor.name for factor in factors]
     for factor in factors:
+        if names.count(factor.name) > 1:
+            raise UserError(f"factor '{factor.name}' occurs twice; each may occur once")
+        if (most := factor.transformation.most()) is not None and factor.k > most:
+            raise UserError(f"K of factor '{factor.name}' is {factor.k}, and it has {most} values; set it to no more")
         if factor.k < 1:
             raise UserError(f"K of factor '{factor.name}' is {factor.k}; it must be 1 or more")
         if factor.weight is Weight.DIFFERS and factor.contrast is Contrast.DISTINCTIVE:

@@ -46,6 +46,8 @@ class Leaves:
     """Stored frame that each frame of the clip is, counted from `start`: int64 [n, frames]."""
     rows: np.ndarray
     """Log-mel row that each row of the clip is, counted from the one at `start`: int64 [n, mel_frames]."""
+    turns: np.ndarray
+    """Quarter turns of the crop, counter-clockwise: int64 [n]."""
     bands: int
     """Mel bands, within which masks lie."""
     draws: dict[str, np.ndarray]
@@ -61,6 +63,7 @@ class Leaves:
             zeros.copy(),
             np.tile(np.arange(clip.frames, dtype=np.int64) * clip.stride, (n, 1)),
             np.tile(np.arange(clip.mel_frames, dtype=np.int64), (n, 1)),
+            zeros.copy(),
             bands,
             {},
         )
@@ -72,5 +75,5 @@ class Leaves:
         """Some of the leaves, given by their places, a mask or a slice."""
         return Leaves(
             self.video[chosen], self.modality[chosen], self.start[chosen], self.frames[chosen], self.rows[chosen],
-            self.bands, {name: values[chosen] for name, values in self.draws.items()},
+            self.turns[chosen], self.bands, {name: values[chosen] for name, values in self.draws.items()},
         )  # fmt: skip

@@ -218,7 +218,7 @@ class Executor:
                     )
                 for branch, frames in enumerate(crops):  # uint8 [clips * frames, size, size, 3]
                     leaves = rows[:, branch]
-                    pixels = frames.view(len(leaves), -1, 3)
+                    pixels = self._turned(frames, work.video.leaves.turns[leaves]).view(len(leaves), -1, 3)
                     apply(pixels, matrix[leaves], offset[leaves], video, leaves)
                 if rows[-1, 0] == work.shared[-1, 0]:
                     if self.loading.damaged == "skip":
@@ -291,6 +291,13 @@ class Executor:
         for rows, (bank,) in zip(chunks, self._pipeline("audio", 1).run(feed), strict=True):
             out[rows].copy_(bank)
         return out[:, None]
+
+    def _turned(self, crops: torch.Tensor, turns: np.ndarray) -> torch.Tensor:
+        """Crops [clips * frames, size, size, 3], those of each clip turned so many quarters."""
+        if not turns.any():
+            return crops
+        clips = crops.view(len(turns), -1, *crops.shape[1:])
+        return torch.stack([torch.rot90(clip, int(turn), (1, 2)) for clip, turn in zip(clips, turns, strict=True)])
 
     def _feed_video(self, work: _Work, rows: np.ndarray, begin: np.ndarray, end: np.ndarray) -> dict[str, Any]:
         """Inputs of one DALI run over clips [n, branches] of leaf rows: the frames, then per branch its arguments."""

@@ -1,4 +1,7 @@
-"""The rows of the paper's table 1 as compositions; a new one is a new row here, not a branch elsewhere."""
+"""Named compositions: the rows of the paper's table 1, its hypotheses, and what it calls special cases.
+
+A new one is a new entry here, not a branch elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,61 +9,84 @@ from typing import Literal, NamedTuple
 
 from pipeline.composition import Composition
 from pipeline.errors import UserError
-from pipeline.factors import Contrast, Factor, Weight
-from pipeline.transformations.augmentation import Augment, Augmentation
-from pipeline.transformations.modality import Modality
-from pipeline.transformations.time_reversal import TimeReversal
-from pipeline.transformations.time_shift import TimeShift
-from pipeline.transformations.video import Video
+from pipeline.notation import parse
+from pipeline.transformations.augmentation import Augmentation
 
 Role = Literal["d", "i", "."]
 
 
-class Row(NamedTuple):
-    """Roles of time reversal and time shift (distinctive, invariant, not varied) and the modalities of a row."""
+class Preset(NamedTuple):
+    """A composition with a name."""
 
-    time_reversal: Role
-    time_shift: Role
-    modalities: Literal["V", "AV"]
-
-    def __str__(self) -> str:
-        return f"{self.modalities}, TR {self.time_reversal}, TS {self.time_shift}"
-
-
-TABLE_1 = {
-    "a": Row(".", ".", "V"), "b": Row("i", ".", "V"), "c": Row(".", "i", "V"), "d": Row("i", "i", "V"),
-    "e": Row(".", ".", "AV"), "f": Row("i", ".", "AV"), "g": Row(".", "i", "AV"), "h": Row("i", "i", "AV"),
-    "i": Row("d", ".", "AV"), "j": Row(".", "d", "AV"), "k": Row("d", "i", "AV"), "l": Row("i", "d", "AV"),
-    "m": Row("d", "d", "AV"),
-}  # fmt: skip
+    label: str
+    """In few words, for tables and plots."""
+    source: str
+    """Where it comes from."""
+    factors: str
+    """As pipeline/notation.py reads it."""
 
 
-def row(name: str) -> Row:
-    """The row of table 1 by its letter. Raises UserError for another name."""
-    if name not in TABLE_1:
-        raise UserError(
-            f"there is no preset '{name}'; choose one of {', '.join(TABLE_1)} (rows of the paper's table 1)"
-        )
-    return TABLE_1[name]
-
-
-def composition(name: str, videos_per_batch: int, augmentation: Augmentation = Augmentation()) -> Composition:
-    """The factors (i, tau, m, r, g) of a row of table 1.
+def _table_1(row: str, reversal: Role, shift: Role, modalities: Literal["V", "AV"]) -> Preset:
+    """A row by the roles of time reversal and time shift (distinctive, invariant, not varied) and its modalities.
 
     Rows a-d (video alone) draw K_g = 2 augmentations, rows e-m pair the modalities.
     """
-    spec = row(name)
-    shift_k, shift = _role(spec.time_shift)
-    reversal_k, reversal = _role(spec.time_reversal)
-    two = spec.modalities == "AV"
-    return Composition((
-        Factor(Video(), videos_per_batch, Contrast.DISTINCTIVE),
-        Factor(TimeShift(), shift_k, shift),
-        Factor(Modality(), 2 if two else 1, Contrast.INVARIANT, Weight.DIFFERS if two else Weight.ANY),
-        Factor(TimeReversal(), reversal_k, reversal),
-        Factor(Augment(augmentation), 1 if two else 2, Contrast.INVARIANT),
-    ))  # fmt: skip
+    factors = [
+        "video:d", _varied("time_shift", shift), "modality:i:2:differs" if modalities == "AV" else "modality:i:1",
+        _varied("time_reversal", reversal), f"augmentation:i:{1 if modalities == 'AV' else 2}",
+    ]  # fmt: skip
+    return Preset(f"{modalities}, TR {reversal}, TS {shift}", f"table 1, row {row}", " ".join(factors))
 
 
-def _role(role: Role) -> tuple[int, Contrast]:
-    return (1 if role == "." else 2), (Contrast.DISTINCTIVE if role == "d" else Contrast.INVARIANT)
+def _varied(name: str, role: Role) -> str:
+    return f"{name}:i:1" if role == "." else f"{name}:{role}:2"
+
+
+_ROWS: dict[str, tuple[Role, Role, Literal["V", "AV"]]] = {
+    "a": (".", ".", "V"), "b": ("i", ".", "V"), "c": (".", "i", "V"), "d": ("i", "i", "V"),
+    "e": (".", ".", "AV"), "f": ("i", ".", "AV"), "g": (".", "i", "AV"), "h": ("i", "i", "AV"),
+    "i": ("d", ".", "AV"), "j": (".", "d", "AV"), "k": ("d", "i", "AV"), "l": ("i", "d", "AV"),
+    "m": ("d", "d", "AV"),
+}  # fmt: skip
+TABLE_1 = {row: _table_1(row, *roles) for row, roles in _ROWS.items()}
+HYPOTHESES = dict(zip("123456789", "eifjgmlkh", strict=True))
+"""Numbers of the published release's hypotheses -> rows of table 1."""
+PRESETS = {
+    **TABLE_1,
+    **{
+        number: TABLE_1[row]._replace(source=f"hypothesis {number} of the published release, row {row}")
+        for number, row in HYPOTHESES.items()
+    },
+    "simclr": Preset(
+        "V, two augmentations of one clip", "SimCLR, the paper's section 3.1", "video:d time_shift:i:1 augmentation:i:2"
+    ),
+    "avid": Preset(
+        "AV, instance discrimination",
+        "cross-modal AVID, with the batch in place of a memory bank",
+        "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1",
+    ),
+    "arrow": Preset(
+        "V, TR d",
+        "arrow of time: reversal alone as what to tell apart",
+        "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2",
+    ),
+}  # fmt: skip
+
+
+def preset(name: str) -> Preset:
+    """A preset by its name. Raises UserError for another name."""
+    if name not in PRESETS:
+        raise UserError(
+            f"there is no preset '{name}'; choose one of {', '.join(PRESETS)} (--preset help tells of them)"
+        )
+    return PRESETS[name]
+
+
+def composition(name: str, videos_per_batch: int, augmentation: Augmentation = Augmentation()) -> Composition:
+    """The composition of a preset. Raises UserError for another name."""
+    return parse(preset(name).factors, videos_per_batch, augmentation)
+
+
+def listing() -> str:
+    """Every preset with its factors and its source."""
+    return "\n".join(f"{name:7} {entry.label:32} {entry.factors:88} {entry.source}" for name, entry in PRESETS.items())

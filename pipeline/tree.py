@@ -115,7 +115,8 @@ def sampling_tree(
 ) -> Tree:
     """The tree over the videos of a split that are long enough; how many those are is said. UserError if too few."""
     sound = "audio" in composition.modalities
-    starts = index.starts(clip.frames, clip.stride, clip.mel_frames if sound else 0)
+    frames = _stretch((clip.frames - 1) * clip.stride, composition.reach)
+    starts = index.starts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if sound else 0)
     inside = index.split == split
     if not inside.any():
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split")
@@ -123,10 +124,11 @@ def sampling_tree(
     silent = int((inside & (index.mel_count == 0)).sum()) if sound else 0
     short = int(inside.sum() - enough.sum()) - silent
     if not enough.any():
-        seconds = ((clip.frames - 1) * clip.stride + 1) / index.fps
+        seconds = frames / index.fps
         raise UserError(
             f"a clip takes {seconds:.2f} s, longer than every one of the {int(inside.sum())} videos "
             f"({silent} of them have no sound); lower --clip.frames or --clip.stride, or use longer videos"
+            + (f" or a speed below {composition.reach:g}" if composition.reach > 1 else "")
         )
     left_out = [f"{n} {why}" for n, why in ((silent, "have no sound"), (short, "are too short")) if n]
     say(
@@ -134,6 +136,11 @@ def sampling_tree(
         + (f"; {', '.join(left_out)}" if left_out else "")
     )
     return Tree(composition, Source(np.flatnonzero(enough), starts, index.fps), clip, index.bands, seed)
+
+
+def _stretch(last: int, reach: float) -> int:
+    """Frames or rows from the first to the last one of a clip that takes `reach` times its own length."""
+    return int(np.floor(last * reach + 0.5)) + 1
 
 
 def uniform_clips(

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 import tyro
 
+from pipeline import notation, presets
 from pipeline.errors import UserError, exit_with_message
 from train.pretrain import pretrain
 from train.run import leave_without_teardown
@@ -33,6 +34,9 @@ def _pretrain() -> None:
         raise UserError(f"there is no size '{arguments[0]}'; choose one of {', '.join(SIZES)}")
     sizes = {name: (text, _with_one_length(base, arguments)) for name, (text, base) in SIZES.items()}
     settings = tyro.extras.overridable_config_cli(sizes, prog="python -m train")
+    if settings.preset == "help" or settings.factors == "help":
+        print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
+        return
     path = pretrain(settings)
     if os.environ.get("RANK", "0") == "0":
         print(f"the trained model is in {path}")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import presets
+from pipeline import notation, presets
 from pipeline.composition import Composition
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
@@ -59,7 +59,12 @@ class Pretrain:
     split: str = "train"
     """Which videos to learn from."""
     preset: str = "l"
-    """Row of the paper's table 1: which factors are distinctive, invariant or not varied."""
+    """Row of the paper's table 1, or another name of --preset help."""
+    factors: str = ""
+    """A composition of your own instead of a preset: "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1",
+    each factor with its contrast (distinctive, invariant) and its K; --factors help lists the factors."""
+    factors_from: Path | None = None
+    """Python file with transformations of your own, for --factors."""
     out: Path | None = None
     """Folder for checkpoints and logs; default runs/<dataset>-<preset>."""
     videos_per_batch: int = 512
@@ -95,6 +100,10 @@ class Pretrain:
     """Steps between checkpoints, in addition; 0 for none."""
 
     def __post_init__(self) -> None:
+        if self.factors and self.preset != "l":
+            raise UserError("--preset and --factors are two names of one thing; give one of them")
+        if self.factors_from and not self.factors:
+            raise UserError("--factors-from has no effect without --factors")
         if self.videos_per_batch < 2:
             raise UserError(
                 f"--videos-per-batch is {self.videos_per_batch}, the K of factor 'video'; it must be 2 or more, "
@@ -120,7 +129,13 @@ class Pretrain:
     @property
     def composition(self) -> Composition:
         """What a batch is made of."""
-        return presets.composition(self.preset, self.videos_per_batch, self.augmentation)
+        factors = self.factors or presets.preset(self.preset).factors
+        return notation.parse(factors, self.videos_per_batch, self.augmentation, self.transformations)
+
+    @property
+    def transformations(self) -> notation.Transformations:
+        """The factors there are."""
+        return notation.with_own(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
 
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
         """The sampling tree over these shards; how many of their videos it uses is said. UserError if too few."""
@@ -128,7 +143,7 @@ class Pretrain:
 
     @property
     def run_folder(self) -> Path:
-        return self.out or Path("runs") / f"{self.dataset}-{self.preset}"
+        return self.out or Path("runs") / f"{self.dataset}-{'own' if self.factors else self.preset}"
 
 
 SIZES: dict[str, tuple[str, Pretrain]] = {

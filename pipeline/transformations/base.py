@@ -59,6 +59,10 @@ class Transformation(ABC):
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         """Draw k values, without replacement, in each branch: int64 [branches.count, k]."""
 
+    def most(self) -> int | None:
+        """How many values there are; None where there is no end, or where it depends on the data."""
+        return None
+
     def exhausted(self, k: int) -> bool:
         """Whether k values are all there are, so that every branch of the tree holds the same ones."""
         return False
@@ -78,6 +82,10 @@ class Transformation(ABC):
     def decodes(self, k: int) -> int:
         """Clips to be decoded anew for k values; 1 where the same frames serve all of them."""
         return 1
+
+    def reach(self, k: int) -> float:
+        """How many times as long as the clip the stretch of video is that leaves of k values may take."""
+        return 1.0
 
     def label(self, value: int, source: Source) -> str:
         """A value in words, for pictures; empty for what cannot be told in words."""
@@ -99,6 +107,9 @@ class Choice(Transformation):
         if self.exhausted(k):
             return np.tile(np.arange(k, dtype=np.int64), (n, 1))
         return distinct(rng, np.full(n, len(self.values)), k)
+
+    def most(self) -> int | None:
+        return len(self.values)
 
     def exhausted(self, k: int) -> bool:
         return k in (1, len(self.values))

@@ -97,9 +97,19 @@ def test_every_preset_meets_the_conditions_for_every_leaf(preset: str) -> None:
 
 
 def test_table_1_as_printed() -> None:
-    rows = {name: (spec.time_reversal, spec.time_shift, spec.modalities) for name, spec in presets.TABLE_1.items()}
     printed = "a..V bi.V c.iV diiV e..AV fi.AV g.iAV hiiAV id.AV j.dAV kdiAV lidAV mddAV"
-    assert rows == {entry[0]: (entry[1], entry[2], entry[3:]) for entry in printed.split()}
+    for entry in printed.split():
+        name, reversal, shift, modalities = entry[0], entry[1], entry[2], entry[3:]
+        factors = {factor.name: factor for factor in presets.composition(name, 8).factors}
+        assert list(factors) == ["video", "time_shift", "modality", "time_reversal", "augmentation"]
+        for factor, role in ((factors["time_reversal"], reversal), (factors["time_shift"], shift)):
+            assert (factor.k, factor.contrast) == ((1, I) if role == "." else (2, D if role == "d" else I))
+        two = modalities == "AV"
+        assert (factors["modality"].k, factors["modality"].weight is Weight.DIFFERS) == (
+            (2, True) if two else (1, False)
+        )
+        assert factors["augmentation"].k == (1 if two else 2) and factors["video"].contrast is D
+    assert len(printed.split()) == len(presets.TABLE_1)
 
 
 def test_cross_modal_weight_keeps_only_pairs_of_two_modalities() -> None:

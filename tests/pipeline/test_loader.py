@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import shutil
 import threading
 import time
@@ -25,6 +26,7 @@ from pipeline.errors import UserError
 from pipeline.graphs import Pipeline
 from pipeline.leaves import AUDIO, VIDEO, Clip
 from pipeline.loader import Batch, Loader, Loading
+from pipeline.notation import parse
 from pipeline.shards.index import Index
 from pipeline.shards.layout import MEL_FLOOR
 from pipeline.shards.reader import DamagedVideo, ShardReader
@@ -35,6 +37,7 @@ from tests.tamper import changed, reindex
 
 CPU = torch.device("cpu")
 CLIP = Clip(frames=6, stride=3, size=40)
+RATES = (1.0, 2.0, 0.5)
 STRIDES = np.arange(CLIP.frames) * CLIP.stride
 AUGMENTATION = Augmentation(scale=(44, 60))
 NO_COLOUR = replace(AUGMENTATION, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
@@ -94,16 +97,36 @@ def colour_oracle(rgb: np.ndarray, hue: float, saturation: float, contrast: floa
     return brightness * (128 + contrast * (out - 128))
 
 
+def timeline(plan: BatchPlan, leaf: int, positions: np.ndarray) -> list[int]:
+    """What of the stored frames (or rows) after the start is played, one after the other; factors in their order."""
+    played = [float(k) for k in positions]
+    for name, values in plan.columns.items():
+        value = int(values[leaf])
+        if name == "time_reversal" and value:
+            played = played[::-1]
+        elif name == "speed":
+            played = [np.floor(k * RATES[value] + 0.5) for k in played]
+        elif name == "order":
+            order = list(itertools.permutations(range(3)))[value]
+            n, parts = len(played), []
+            for part in range(3):  # parts of n // 3, the first ones a frame longer where that leaves some
+                begin = part * (n // 3) + min(part, n % 3)
+                parts.append(played[begin : begin + n // 3 + (part < n % 3)])
+            played = [k for part in order for k in parts[part]]
+    return [int(k) for k in played]
+
+
 def leaf_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) -> np.ndarray:
     """One video leaf, normalised: float64 [frames, size, size, 3]."""
     draw = {name: float(values[leaf]) for name, values in plan.leaves.draws.items()}
     video, start = int(plan.leaves.video[leaf]), int(plan.leaves.start[leaf])
-    frames = decode(reader.frames(video, start + STRIDES))
+    played = timeline(plan, leaf, STRIDES)
+    frames = [decode(reader.frames(video, np.array([start + k])))[0] for k in played]
     crops = [np.round(crop_oracle(frame, draw["scale"], draw["top"], draw["left"], CLIP.size)) for frame in frames]
     if draw["flip"]:
         crops = [crop[:, ::-1] for crop in crops]
-    if "time_reversal" in plan.columns and plan.columns["time_reversal"][leaf]:
-        crops = crops[::-1]
+    if "rotation" in plan.columns:
+        crops = [np.rot90(crop, plan.columns["rotation"][leaf]) for crop in crops]
     jittered = [colour_oracle(c, draw["hue"], draw["saturation"], draw["contrast"], draw["brightness"]) for c in crops]
     return (np.stack(jittered) - index.statistics.pixel_mean) / index.statistics.pixel_std
 
@@ -112,13 +135,13 @@ def audio_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) 
     """One audio leaf: float32 [bands, frames]."""
     draw = {name: values[leaf] for name, values in plan.leaves.draws.items()}
     tau = plan.columns["time_shift"][leaf] / index.fps
-    rows = reader.logmel(int(plan.columns["video"][leaf]), int(np.floor(100 * tau + 0.5)), CLIP.mel_frames)
+    played = timeline(plan, leaf, np.arange(CLIP.mel_frames))
+    first = int(np.floor(100 * tau + 0.5))
+    rows = np.concatenate([reader.logmel(int(plan.columns["video"][leaf]), first + int(k), 1) for k in played])
     gain = np.float32(2 * np.log(draw["volume"]))
     louder = np.where(rows > np.float32(MEL_FLOOR), rows + gain, rows)
     scale = np.float32(1 / index.statistics.mel_std)
     bank = ((louder - np.float32(index.statistics.mel_mean)) * scale).T.copy()
-    if plan.columns["time_reversal"][leaf]:
-        bank = bank[:, ::-1].copy()
     bank[int(draw["frequency_start"]) : int(draw["frequency_start"] + draw["frequency_width"])] = 0
     bank[:, int(draw["time_start"]) : int(draw["time_start"] + draw["time_width"])] = 0
     return bank
@@ -135,6 +158,31 @@ def test_crop_scale_flip_and_reversal_equal_the_oracle_within_one_grey_level(ind
         difference = (batch.inputs["video"][leaf].permute(1, 2, 3, 0).numpy() - expected) * index.statistics.pixel_std
         assert np.abs(difference).max() < 1 + 1e-3
         assert np.abs(difference).mean() < 0.02  # a whole level only where a value lies on the edge of rounding
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        "speed(1,2,0.5):d:3 augmentation:i:2",
+        "time_shift:d:2 order(3):i:3 augmentation:i:2",
+        "rotation:d:4 augmentation:i:2",
+        "time_shift:d:2 speed(1,2,0.5):d:3 modality:i:2:differs order:i:2 time_reversal:i:2 rotation:i:2 augmentation:i:1",
+        "time_shift:i:2 modality:i:2:differs time_reversal:i:2 order(3):i:6 speed(1,2,0.5):i:2 augmentation:i:1",
+    ],
+)
+def test_speed_order_and_rotation_equal_the_oracle(index: Index, factors: str) -> None:
+    composition = parse(f"video:d {factors}", 3, NO_COLOUR)
+    planned = sampling_tree(index, composition, CLIP, "train", 0)
+    (batch,) = load(index, [planned.plan(0, 0)])
+    reader = ShardReader(index)
+    n = len(batch.inputs["video"])
+    assert len(batch.plan) == composition.clips_per_video * 3 * len(composition.modalities)
+    for leaf in range(n):
+        expected = leaf_oracle(index, reader, batch.plan, leaf)
+        difference = (batch.inputs["video"][leaf].permute(1, 2, 3, 0).numpy() - expected) * index.statistics.pixel_std
+        assert np.abs(difference).max() < 1 + 1e-3 and np.abs(difference).mean() < 0.02
+    for leaf in range(n, len(batch.plan)):
+        assert np.array_equal(batch.inputs["audio"][leaf - n, 0].numpy(), audio_oracle(index, reader, batch.plan, leaf))
 
 
 def test_colour_equals_the_oracle_within_rounding(index: Index) -> None:

@@ -1,0 +1,39 @@
+"""How fast time runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.errors import UserError
+from pipeline.leaves import Leaves
+from pipeline.transformations.base import Choice
+
+
+@dataclass(frozen=True)
+class Speed(Choice):
+    """Playback rate, of frames and sound alike: a clip at twice the speed holds every second frame and log-mel row."""
+
+    name = "speed"
+    rates: tuple[float, ...] = (1.0, 2.0)
+    """The rates, of which the first is taken where speed is not varied."""
+
+    def __post_init__(self) -> None:
+        if not self.rates or min(self.rates) <= 0 or len(set(self.rates)) < len(self.rates):
+            raise UserError(f"the rates of speed are {self.rates}; they must be different ones above 0")
+
+    @property
+    def values(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(f"{rate:g}x" for rate in self.rates)
+
+    def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
+        rate = np.asarray(self.rates)[values, None]
+        leaves.frames = np.floor(leaves.frames * rate + 0.5).astype(np.int64)
+        leaves.rows = np.floor(leaves.rows * rate + 0.5).astype(np.int64)
+
+    def decodes(self, k: int) -> int:
+        return k
+
+    def reach(self, k: int) -> float:
+        return max(self.rates) if k > 1 else self.rates[0]

@@ -1,0 +1,109 @@
+"""Compositions as text, from the command line and from a file of the user's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline import presets
+from pipeline.errors import UserError
+from pipeline.factors import Contrast, Weight
+from pipeline.leaves import Clip
+from pipeline.notation import TRANSFORMATIONS, listing, parse, with_own
+from pipeline.transformations.base import Source
+from pipeline.transformations.speed import Speed
+from pipeline.tree import Tree
+
+FREEZE = '''
+from pipeline.transformations.base import Choice
+
+class Freeze(Choice):
+    """Moving, or every frame the middle one."""
+    name = "freeze"
+    values = ("moving", "frozen")
+
+    def act(self, leaves, values, rng):
+        middle = leaves.frames[:, leaves.frames.shape[1] // 2, None]
+        leaves.frames = leaves.frames * (values == 0)[:, None] + middle * (values == 1)[:, None]
+'''
+
+
+@pytest.mark.parametrize("name", presets.PRESETS)
+def test_what_is_printed_is_read_again(name: str) -> None:
+    composition = presets.composition(name, 6)
+    again = parse(str(composition), 6)
+    assert str(again) == str(composition)
+    for one, other in zip(again.factors, composition.factors, strict=True):
+        assert (one.name, one.k, one.contrast, one.weight) == (other.name, other.k, other.contrast, other.weight)
+
+
+def test_a_composition_is_read() -> None:
+    text = "video:d:4 time_shift:d:3 speed(0.5,1,2):d:2 modality:i:2:differs augmentation:i:1"
+    video, shift, speed, modality, augmentation = parse(text, 4).factors
+    assert [f.k for f in (video, shift, speed, modality, augmentation)] == [4, 3, 2, 2, 1]
+    assert isinstance(speed.transformation, Speed) and speed.transformation.rates == (0.5, 1.0, 2.0)
+    assert (speed.contrast, modality.contrast, modality.weight) == (
+        Contrast.DISTINCTIVE, Contrast.INVARIANT, Weight.DIFFERS,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("video:d zoom:i:2", "there is no factor 'zoom'; there are video, time_shift, modality"),
+        ("video:d augmentation:x:2", "'augmentation:x:2' is neither distinctive"),
+        ("video:d augmentation", "'augmentation' cannot be read; a factor is name:contrast:K"),
+        ("video:d augmentation:i", "'augmentation:i' has no K"),
+        ("video:d augmentation:i:0", "K of factor 'augmentation' is 0; it must be 1 or more"),
+        ("video:d augmentation:i:2:twice", "has the weight 'twice'"),
+        ("video:d:9 augmentation:i:2", "takes 9 videos and --videos-per-batch is 4; set --videos-per-batch 9"),
+        ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3, and it has 2 values"),
+        ("video:d augmentation:i:2 augmentation:i:2", "'augmentation' occurs twice"),
+        ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and its weight"),
+        ("video:d augmentation:i:2 time_shift:d:2", "'time_shift' is sampled anew in every branch .* 'augmentation'"),
+        ("video:d augmentation:i:1", "K is below 2 for every invariant factor"),
+        ("video:d speed(1,x):i:2", r"numbers of factor 'speed\(1,x\):i:2' cannot be read"),
+        ("video:d order(2,3):i:2", "it takes one number"),
+        ("video:d time_reversal:i:2", "has no 'augmentation', which crops and normalises; add augmentation:i:1"),
+        ("augmentation:i:2 video:d", "begins with its videos, as in 'video:d'"),
+        ("", "begins with its videos"),
+        ("video:d rotation(3):i:2", "it takes no numbers"),
+        ("video:d speed(0):i:2", r"rates of speed are \(0.0,\); they must be different ones above 0"),
+        ("video:d order(9):i:2", "order permutes 9 segments"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_factor(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        parse(text, 4)
+
+
+def test_a_transformation_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(FREEZE)
+    known = with_own(path)
+    assert set(known) == {*TRANSFORMATIONS, "freeze"}
+    assert "Moving, or every frame the middle one." in listing(known)
+    composition = parse("video:d time_shift:d:2 freeze:d:2 augmentation:i:2", 3, known=known)
+    plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
+    frozen = plan.columns["freeze"] == 1
+    assert (plan.leaves.frames[frozen] == 6).all() and frozen.sum() == len(plan) // 2
+    assert (plan.leaves.frames[~frozen] == [0, 3, 6, 9, 12]).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\ny = x +\n", r"mine.py, line 2: SyntaxError"),
+        ("import math\n\nmath.sqrt(-1)\n", r"mine.py, line 3: ValueError"),
+        ("x = 1\n", "defines no transformation"),
+        (FREEZE.replace("freeze", "speed"), "defines 'speed', which there is already"),
+    ],
+)
+def test_a_broken_file_of_factors_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(UserError, match=message):
+        with_own(tmp_path / "mine.py")
+    with pytest.raises(UserError, match="there is no file"):
+        with_own(tmp_path / "absent.py")
