@@ -90,7 +90,7 @@ def frozen(settings: Frozen) -> dict[str, Any]:
     result = {
         "checkpoint": str(settings.ckpt),
         "dataset": dataset,
-        "preset": "random weights" if settings.random_weights else trained["preset"],
+        "preset": "random weights" if settings.random_weights else trained.get("factors") or trained["preset"],
         "step": trained["step"],
         "seed": trained["seed"],
         "gallery": n,

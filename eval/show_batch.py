@@ -27,7 +27,11 @@ class ShowBatch:
     shards: Path | None = None
     """Folder of its shards; default data/shards/<dataset>."""
     preset: str = "l"
-    """Row of the paper's table 1."""
+    """Row of the paper's table 1, or another name of python -m train tiny --preset help."""
+    factors: str = ""
+    """A composition of your own instead of a preset, as in pretraining."""
+    factors_from: Path | None = None
+    """Python file with transformations of your own."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of the clips."""
     batch: int = 0
@@ -49,19 +53,20 @@ def show_batch(settings: ShowBatch) -> Path:
     base = SIZES[settings.size][1]
     train = Pretrain(
         dataset=settings.dataset, shards=settings.shards, preset=settings.preset, seed=settings.seed,
+        factors=settings.factors, factors_from=settings.factors_from,
         videos_per_batch=2, clip=base.clip, augmentation=base.augmentation, loading=base.loading,
     )  # fmt: skip
     index = Index.open(train.shard_folder)
     tree = train.tree(index, print)
     with Loader(index, [tree.plan(0, settings.batch)], train.clip, torch.device("cpu"), train.loading) as loader:
-        picture = draw(next(iter(loader)), tree, index, settings.preset, settings.frames)
-    path = settings.out or Path("runs") / f"batch-{settings.dataset}-{settings.preset}.png"
+        picture = draw(next(iter(loader)), tree, index, train.name, settings.frames)
+    path = settings.out or Path("runs") / f"batch-{settings.dataset}-{train.name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, dpi=130)
     return path
 
 
-def draw(batch: Batch, tree: Tree, index: Index, preset: str, frames: int) -> Figure:
+def draw(batch: Batch, tree: Tree, index: Index, name: str, frames: int) -> Figure:
     """A row for each leaf of the batch's first video: so many of its frames, side by side, or its spectrogram."""
     columns, modality = batch.plan.columns, batch.plan.leaves.modality
     leaves = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
@@ -82,5 +87,5 @@ def draw(batch: Batch, tree: Tree, index: Index, preset: str, frames: int) -> Fi
         ]
         axis.set_title(", ".join(filter(None, labels)), fontsize=8, loc="left", pad=2)
         axis.set_axis_off()
-    picture.suptitle(f"preset {preset}: the leaves of video '{index.id[batch.plan.leaves.video[0]]}'", fontsize=9)
+    picture.suptitle(f"composition {name}: the leaves of video '{index.id[batch.plan.leaves.video[0]]}'", fontsize=9)
     return picture

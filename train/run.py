@@ -77,7 +77,7 @@ class Log:
         self._file = path.open("a", buffering=1)
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
-            total=steps, initial=first, unit="step", desc=f"pretrain {settings.preset}",
+            total=steps, initial=first, unit="step", desc=f"pretrain {settings.name}",
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
         )  # fmt: skip
         self._start = self._ready = time.perf_counter()

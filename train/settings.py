@@ -142,8 +142,13 @@ class Pretrain:
         return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say)
 
     @property
+    def name(self) -> str:
+        """Of the composition: the preset's, or `own`."""
+        return "own" if self.factors else self.preset
+
+    @property
     def run_folder(self) -> Path:
-        return self.out or Path("runs") / f"{self.dataset}-{'own' if self.factors else self.preset}"
+        return self.out or Path("runs") / f"{self.dataset}-{self.name}"
 
 
 SIZES: dict[str, tuple[str, Pretrain]] = {
