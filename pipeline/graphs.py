@@ -22,7 +22,7 @@ def video_graph(size: int, branches: int, device: str) -> Any:
     for branch in range(branches):
         begin, end, order = (
             fn.external_source(name=f"{name}{branch}", batch=True, dtype=dtype, ndim=ndim)
-            for name, dtype, ndim in (("begin", types.FLOAT, 1), ("end", types.FLOAT, 1), ("order", types.INT32, 0))
+            for name, dtype, ndim in (("begin", types.FLOAT, 1), ("end", types.FLOAT, 1), ("places", types.INT32, 0))
         )
         crop = fn.resize(
             frames, size=(size, size), roi_start=begin, roi_end=end, interp_type=types.INTERP_LINEAR, antialias=False

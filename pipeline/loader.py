@@ -311,7 +311,7 @@ class Executor:
         for branch, leaves in enumerate(rows.T):
             inputs[f"begin{branch}"] = np.repeat(begin[leaves], frames, 0)
             inputs[f"end{branch}"] = np.repeat(end[leaves], frames, 0)
-            inputs[f"order{branch}"] = (clips + order[leaves]).reshape(-1)
+            inputs[f"places{branch}"] = (clips + order[leaves]).reshape(-1)
         return inputs
 
     def _read_frames(self, job: tuple[int, np.ndarray]) -> tuple[list[np.ndarray], bool]:

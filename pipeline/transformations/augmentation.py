@@ -28,8 +28,8 @@ class Augmentation:
     """Contrast about mid-grey is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
     saturation: float = 0.4
     """Saturation is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
-    hue: float = 0.1
-    """Hue is turned by -x to x of a full turn."""
+    hue: float = 0.0
+    """Hue is turned by -x to x of a full turn; neither the paper nor the published release turns it."""
     volume: float = 0.1
     """The waveform is multiplied by 1 - x to 1 + x."""
     frequency_mask: int = 3

@@ -21,6 +21,7 @@ from pipeline.shards.index import Index
 from pipeline.shards.reader import ShardReader
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, audio_oracle, leaf_oracle, load, tree
+from tests.pipeline.test_notation import FREEZE
 from tests.tamper import changed
 from train.checkpoint import load_model
 from train.models.gdt import GDT
@@ -180,3 +181,19 @@ def test_a_data_set_without_a_test_split_is_one_sentence(command: Run, checkpoin
         "eval", "frozen", "--ckpt", checkpoint, "--shards", shards, "--dataset", "x", "--query-split", "holdout"
     )
     assert done.returncode == 2 and "no labelled videos in the split 'holdout'" in done.stderr
+
+
+def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
+    command: Run, shards: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(FREEZE)
+    own = ["--factors", "video:d time_shift:d:2 freeze:d:2 modality:i:2:differs augmentation:i:1",
+           "--factors-from", tmp_path / "mine.py"]  # fmt: skip
+    done = command("train", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
+    assert done.returncode == 0, done.stderr
+    done = command("eval", "show-batch", "--shards", shards, "--out", "batch.png", *own)
+    assert done.returncode == 0, done.stderr
+    assert Image.open(tmp_path / "batch.png").height == round(8 * 1.35 * 130)  # 2 shifts x 2 x 2 modalities
+    done = command("eval", "frozen", "--ckpt", "run", "--shards", shards, "--dataset", "x", "--clips", 2)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "frozen-x.json").read_text())["preset"] == own[1]

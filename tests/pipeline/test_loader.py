@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 CLIP = Clip(frames=6, stride=3, size=40)
 RATES = (1.0, 2.0, 0.5)
 STRIDES = np.arange(CLIP.frames) * CLIP.stride
-AUGMENTATION = Augmentation(scale=(44, 60))
+AUGMENTATION = Augmentation(scale=(44, 60), hue=0.1)
 NO_COLOUR = replace(AUGMENTATION, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0)
 
 

@@ -103,7 +103,7 @@ def test_distinct_refuses_too_small_a_set() -> None:
 
 
 def test_draws_stay_in_their_ranges() -> None:
-    a = Augmentation()
+    a = Augmentation(hue=0.1)
     draws = a.draw(np.random.default_rng(0), 20_000, (99, 40))
     assert set(np.unique(draws["scale"])) == set(range(128, 161))
     for name, low, high in [("brightness", 0.6, 1.4), ("hue", -0.1, 0.1), ("volume", 0.9, 1.1), ("top", 0, 1)]:
