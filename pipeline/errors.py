@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -26,8 +27,16 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def quiet_until_ready() -> None:
+    """Let Ctrl-C end this process without a traceback, until `exit_with_message`; to call before slow imports."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def exit_with_message(main: Callable[[], None]) -> None:
     """Run `main`; a `UserError` or a file that cannot be reached becomes one message on stderr and exit status 2."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see `quiet_until_ready`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
     except UserError as error:

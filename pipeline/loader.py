@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -92,6 +92,8 @@ class Batch:
     Where damaged clips are skipped, `intact` is 0 for their leaves, which hold grey pictures or average sound."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
+    damaged: list[str]
+    """The video and the shard of every clip that was skipped because it is damaged."""
 
 
 class Loader:
@@ -110,11 +112,6 @@ class Loader:
         self._ready: queue.Queue[Any] = queue.Queue(loading.prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """What is damaged -> how many clips of it have been skipped."""
-        return self._executor.skipped
 
     def __iter__(self) -> Iterator[Batch]:
         self._thread.start()
@@ -202,6 +199,8 @@ class _Work:
     """Video leaf rows by decoded clip, int64 [clips, branches]."""
     intact: np.ndarray
     """Whether each leaf could be read, int64 [leaves]; known once the whole plan is fed."""
+    damaged: list[str]
+    """The video and the shard of every clip that could not."""
 
 
 class Executor:
@@ -215,8 +214,6 @@ class Executor:
         self._reader = ShardReader(index)
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
         self._pipelines: dict[tuple[str, int], Pipeline] = {}
-        self._lock = threading.Lock()
-        self.skipped: dict[str, int] = {}
 
     def close(self) -> None:
         """Drop what is still to be read, and the DALI graphs."""
@@ -299,7 +296,7 @@ class Executor:
         table = {name: torch.from_numpy(values).to(self.device) for name, values in work.plan.columns.items()}
         video = buffer.get("video", (len(work.video), clip.frames, clip.size, clip.size, 3), self.device)
         audio = self._audio(work, buffer)
-        return Batch(video.permute(0, 4, 1, 2, 3), audio, table, work.plan)
+        return Batch(video.permute(0, 4, 1, 2, 3), audio, table, work.plan, work.damaged)
 
     def _audio(self, work: _Work, buffer: _Buffer) -> torch.Tensor:
         plan = work.plan.modality(AUDIO)
@@ -308,7 +305,7 @@ class Executor:
         if n:
             chunks = [slice(first, min(first + AUDIO_CLIPS, n)) for first in range(0, n, AUDIO_CLIPS)]
             intact = work.intact[len(work.video) :]
-            feed = (self._feed_audio(plan.take(rows), intact[rows]) for rows in chunks)
+            feed = (self._feed_audio(plan.take(rows), intact[rows], work.damaged) for rows in chunks)
             for rows, (bank,) in zip(chunks, self._pipeline("audio", 1).run(feed), strict=True):
                 out[rows].copy_(bank)
         return out[:, None]
@@ -320,7 +317,8 @@ class Executor:
         jobs = zip(columns["video"][firsts].tolist(), columns["time_shift"][firsts].tolist(), strict=True)
         read = list(self._pool.map(self._read_frames, jobs))
         inputs: dict[str, Any] = {"jpeg": [frame for clip, _ in read for frame in clip]}
-        work.intact[rows] = np.asarray([intact for _, intact in read])[:, None]
+        work.intact[rows] = np.asarray([not damage for _, damage in read])[:, None]
+        work.damaged.extend(damage for _, damage in read if damage)
         order = np.arange(frames, dtype=np.int32)
         reverse = columns["time_reversal"] == REVERSED
         clips = np.arange(len(rows), dtype=np.int32)[:, None] * frames
@@ -330,39 +328,40 @@ class Executor:
             inputs[f"order{branch}"] = (clips + np.where(reverse[leaves, None], order[::-1], order)).reshape(-1)
         return inputs
 
-    def _read_frames(self, job: tuple[int, int]) -> tuple[list[np.ndarray], bool]:
-        """JPEGs of a clip, or grey ones of its size, and whether they are what was written."""
+    def _read_frames(self, job: tuple[int, int]) -> tuple[list[np.ndarray], str]:
+        """JPEGs of a clip, or grey ones of its size where it is damaged, and then what is."""
         video, start = job
         try:
-            return self._reader.frames(video, start, self.clip.frames, self.clip.stride), True
-        except DamagedVideo as damage:
-            self._skip(damage)
+            return self._reader.frames(video, start, self.clip.frames, self.clip.stride), ""
+        except DamagedVideo:
+            if self.loading.damaged == "stop":
+                raise
         grey = io.BytesIO()
         size = (int(self.index.width[video]), int(self.index.height[video]))
         Image.new("RGB", size, (128, 128, 128)).save(grey, "JPEG")
-        return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames, False
+        return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames, self._named(video)
 
-    def _read_logmel(self, job: tuple[int, int]) -> tuple[np.ndarray, bool]:
-        """Log-mel rows of a clip, or average ones, and whether they are what was written."""
+    def _read_logmel(self, job: tuple[int, int]) -> tuple[np.ndarray, str]:
+        """Log-mel rows of a clip, or average ones where it is damaged, and then what is."""
         frames = self.clip.mel_frames
         try:
-            return self._reader.logmel(*job, frames), True
-        except DamagedVideo as damage:
-            self._skip(damage)
-        return np.full((frames, self.index.bands), self.index.statistics.mel_mean, np.float32), False
+            return self._reader.logmel(*job, frames), ""
+        except DamagedVideo:
+            if self.loading.damaged == "stop":
+                raise
+        average = np.full((frames, self.index.bands), self.index.statistics.mel_mean, np.float32)
+        return average, self._named(job[0])
 
-    def _skip(self, damage: DamagedVideo) -> None:
-        if self.loading.damaged == "stop":
-            raise damage
-        with self._lock:
-            self.skipped[str(damage)] = self.skipped.get(str(damage), 0) + 1
+    def _named(self, video: int) -> str:
+        return f"'{self.index.id[video]}' in {self.index.folder / self.index.shard_names[self.index.shard[video]]}"
 
-    def _feed_audio(self, plan: BatchPlan, intact: np.ndarray) -> dict[str, Any]:
-        """Inputs of one DALI run over the audio leaves of a plan; whether each could be read goes into `intact`."""
+    def _feed_audio(self, plan: BatchPlan, intact: np.ndarray, damaged: list[str]) -> dict[str, Any]:
+        """Inputs of one DALI run over the audio leaves of a plan; which could be read goes into the last two."""
         start = self.index.mel_position(plan.columns["time_shift"])
         jobs = zip(plan.columns["video"].tolist(), start.tolist(), strict=True)
         read = list(self._pool.map(self._read_logmel, jobs))
-        intact[:] = [whole for _, whole in read]
+        intact[:] = [not damage for _, damage in read]
+        damaged.extend(damage for _, damage in read if damage)
         statistics, draws = self.index.statistics, plan.draws
         masks = {
             f"{axis}_{part}": draws[f"{axis}_{part}"][:, None]
@@ -411,7 +410,7 @@ def _prepare(plan: BatchPlan) -> _Work:
     modality = plan.columns["modality"]
     plan = plan.take(np.concatenate([np.flatnonzero(modality == VIDEO), np.flatnonzero(modality == AUDIO)]))
     video = plan.modality(VIDEO)
-    return _Work(plan, video, _share_decoding(video), np.ones(len(plan), np.int64))
+    return _Work(plan, video, _share_decoding(video), np.ones(len(plan), np.int64), [])
 
 
 def _share_decoding(plan: BatchPlan) -> np.ndarray:

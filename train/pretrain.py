@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline import presets
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
+from pipeline.shards.reader import DamagedVideo
 from pipeline.tree import Tree
 from train import checkpoint
 from train.loss import gdt_loss
@@ -65,14 +67,17 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     with (
         Loader(index, plans, settings.clip, device, settings.loading) as loader,
         Log(settings, first, trainer.steps, trainer.rate, rank) as log,
-        skipped_told(loader, log),
+        Skipped(log) as skipped,
         StopSignal() as stop,
     ):
-        for step, batch in enumerate(loader, first):
+        for step, batch in enumerate(saved_before_damage(loader, trainer, first, rank), first):
             log.loaded()
+            skipped.update(batch.damaged)
             loss = trainer.step(step, batch)
             value = loss.item()  # waits for the device, so that the log's times are true
             log.stepped(step, value, len(batch.video) * world)
+            if value == 0 and settings.loading.damaged == "skip":
+                raise UserError(f"every pair of step {step} is damaged, so nothing can be learned; see 'make verify'")
             if not np.isfinite(value):
                 raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
             signalled = stop.agreed(device)
@@ -169,7 +174,10 @@ class Trainer:
             print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
         changed = differences(state["settings"], to_json(self.settings))
         if state["data"] != self._data:
-            changed.append("the shards were made anew or hold other videos")
+            raise UserError(
+                f"{self.path.parent} holds a run on other shards: they were made anew since, or hold other videos, and "
+                "a run ends with the shards it began with; set --out to another folder"
+            )
         if changed:
             raise UserError(
                 f"{self.path.parent} holds a run with other settings ({'; '.join(changed)}); "
@@ -221,17 +229,34 @@ def memory_told(settings: Pretrain) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def skipped_told(loader: Loader, log: Log) -> Iterator[None]:
-    """At the end, however it comes, name the clips that were skipped."""
+class Skipped(Counter[str]):
+    """Counts the clips that were skipped since they are damaged, and names them at the end, however that comes."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def __enter__(self) -> Skipped:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self:
+            self._log.say(f"{self.total()} damaged clips were skipped and counted for nothing:")
+            for what, times in self.most_common():
+                self._log.say(f"{times:6d} of {what}")
+
+
+def saved_before_damage(loader: Loader, trainer: Trainer, first: int, rank: int) -> Iterator[Batch]:
+    """The batches; where damage ends them, what was learned until then is saved."""
+    done = first
     try:
-        yield
-    finally:
-        if loader.skipped:
-            clips = sum(loader.skipped.values())
-            log.say(f"{clips} damaged clips were skipped and counted for nothing:")
-            for what, times in loader.skipped.items():
-                log.say(f"{times:6d} times: {what}")
+        for batch in loader:
+            yield batch
+            done += 1
+    except DamagedVideo as damage:
+        if rank == 0 and done > first:
+            trainer.save(done)
+        raise UserError(f"{damage}; --loading.damaged skip goes on without such clips") from damage
 
 
 def sampling_tree(index: Index, settings: Pretrain, verbose: bool = True) -> Tree:
@@ -241,7 +266,8 @@ def sampling_tree(index: Index, settings: Pretrain, verbose: bool = True) -> Tre
     starts = index.starts(clip.frames, clip.stride, clip.mel_frames if row.uses_audio else 0)
     inside = index.split == settings.split
     if not inside.any():
-        raise UserError(f"no video of {index.folder} is in the split '{settings.split}'; set --split")
+        there = ", ".join(sorted(set(index.split.tolist())))
+        raise UserError(f"no video of {index.folder} is in the split '{settings.split}'; set --split to one of {there}")
     enough = inside & (starts >= presets.shifts_per_video(settings.preset))
     silent = int((inside & (index.mel_count == 0)).sum()) if row.uses_audio else 0
     short = int(inside.sum() - enough.sum()) - silent

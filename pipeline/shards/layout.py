@@ -19,7 +19,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from pipeline.files import publish
+from pipeline.errors import UserError
+from pipeline.files import UNREADABLE, publish
 from pipeline.shards.seal import SCHEMA, Damaged, check_seal, create, open_sealed, seal
 
 INDEX = "index.h5"
@@ -200,12 +201,20 @@ def write_strings(file: h5py.File, name: str, values: Sequence[Any] | np.ndarray
 def shard_content(path: Path) -> str | None:
     """What the shard was made of, as its plan called it; None where it is absent, damaged or of another schema.
 
-    Damage in the frames, the sound and the words is left to those who read them.
+    Damage in the frames, the sound and the words is left to those who read them. Raises UserError where the disk, and
+    not what is on it, keeps the shard from being read.
     """
     try:
         return str(check_seal(path).notes["content"])
-    except (OSError, Damaged):
+    except Damaged:
         return None
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            return None
+        raise UserError(
+            f"shard {path} cannot be read ({error.strerror}); see whether its disk and permissions are in order, then "
+            "run the same command again"
+        ) from error
 
 
 def shard_rejected(path: Path) -> list[dict[str, str]]:
