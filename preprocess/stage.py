@@ -100,13 +100,14 @@ def run(settings: Preprocess) -> Summary:
     """Make every shard that is not there yet, then the index. Raises UserError on bad input, before any work."""
     try:
         return _run(settings)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise _named(error, settings.shard_folder) from error
 
 
-def _named(error: OSError, folder: Path) -> UserError | OSError:
-    """A full disk as a sentence; what else may go wrong with files as it is."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+def _named(error: Exception, folder: Path) -> Exception:
+    """A full disk as a sentence; what else may go wrong with files as it is. HDF5 tells of both with a RuntimeError."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if getattr(error, "errno", None) not in full and not any(f"errno = {number}," in str(error) for number in full):
         return error
     return UserError(
         f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
@@ -172,17 +173,19 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
     """A wrong SOURCE, a disk that is not mounted or a changed option must not replace finished shards, which may be
     days of work.
     """
-    if (some := next(destination.glob("shard-*.h5"), None)) is None:
+    there = list(destination.glob("shard-*.h5"))
+    for path in there:
+        try:
+            seal_of(path)
+        except OtherSchema as error:
+            raise UserError(
+                f"{destination} holds shards of another version: {error}; set --destination to another folder, or "
+                "delete those shards first"
+            ) from error
+        except (OSError, Damaged):
+            pass  # it is made again
+    if not there:
         return
-    try:
-        seal_of(some)
-    except OtherSchema as error:
-        raise UserError(
-            f"{destination} holds shards of another version: {error}; set --destination to another folder, or delete "
-            "those shards first"
-        ) from error
-    except (OSError, Damaged):
-        pass  # it is made again
     before = read_settings(destination)
     if before is None:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import sys
@@ -43,7 +44,7 @@ def pretrain(settings: Pretrain) -> Path:
     # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
     chosen: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     settings = replace(settings, device=chosen, precision=precision(settings, device))
-    with watched(device), memory_told(settings):
+    with watched(device), shortage_told(settings):
         return _pretrain(settings, rank, world, device)
 
 
@@ -216,10 +217,17 @@ def _tensors(state: Any) -> Iterator[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def memory_told(settings: Pretrain) -> Iterator[None]:
-    """A lack of memory as a sentence that says what to change."""
+def shortage_told(settings: Pretrain) -> Iterator[None]:
+    """A lack of memory, or of room for the log, as a sentence that says what to change."""
     try:
         yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"no space left on the disk of {settings.run_folder}; free some, then run the same command again, which "
+            "goes on from the last checkpoint"
+        ) from error
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

@@ -616,7 +616,6 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
     (folder / "tty.mkv").symlink_to("/dev/tty")
     (folder / "gone.mp4").symlink_to(folder / "nowhere")
     (folder / "log.mp4").symlink_to("/proc/kmsg")  # of which reading never ends
-    (folder / "core.mp4").symlink_to("/proc/kcore")  # of 128 TB
     (folder / "loop.mp4").symlink_to(folder / "loop.mp4")
     (folder / "folder.mp4").mkdir()
     (folder / ".hidden.mp4").touch()
@@ -629,7 +628,7 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
             "fifo.mp4": "it is a FIFO, not a file", "fifo-link.mp4": "it is a FIFO, not a file",
             "zero.mp4": "it is a device, not a file", "tty.mkv": "it is a device, not a file",
             "gone.mp4": "it is a broken link, not a file", "log.mp4": "it is made up by the system, not a file",
-            "core.mp4": "it is made up by the system, not a file", "loop.mp4": "it is a broken link, not a file",
+            "loop.mp4": "it is a broken link, not a file",
             "folder.mp4": "it is a folder, not a file", ".hidden.mp4": "it is hidden: its name begins with a dot",
             ".mp4": "it is hidden: its name begins with a dot", "empty.mp4": "the file is empty",
             "memory.mp4": "it is made up by the system, not a file", "socket.mp4": "it is a socket, not a file",
