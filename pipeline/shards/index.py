@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.files import partial_of, publish
-from pipeline.shards.layout import INDEX, REMAKE, write_strings
+from pipeline.shards.layout import INDEX, remake, write_strings
 from pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
 
 MEL_ONE = 1 << 16
@@ -97,7 +97,7 @@ def _open_shard(path: Path) -> h5py.File:
     try:
         return open_sealed(path)
     except Damaged as error:
-        raise UserError(f"shard {path} is damaged: {error}; {REMAKE}") from error
+        raise UserError(f"shard {path} is damaged: {error}; {remake(path.parent)}") from error
 
 
 @dataclass
