@@ -8,12 +8,10 @@ is only what was read and is not what was written: what could not be read is nam
 from __future__ import annotations
 
 import contextlib
-import filecmp
 import io
 import os
 import socket
 import sys
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -30,7 +28,7 @@ from tqdm import tqdm
 
 from pipeline.errors import UserError, exit_with_message, first_line
 from pipeline.files import kind
-from pipeline.shards.index import Index, write_index
+from pipeline.shards.index import Index, gather
 from pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
 from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from preprocess import cluster
@@ -291,15 +289,23 @@ _NO_INDEX = "it is missing: preprocessing has not come to its end"
 
 
 def _compare(folder: Path, table: _Table) -> Finding | None:
-    """What is wrong with the index where, made again from the shards, it is not the same."""
+    """What is wrong with the index where it is not what the shards give; nothing is written, as a disk may be full."""
     try:
-        with tempfile.TemporaryDirectory(prefix="gdt-verify-") as scratch:
-            write_index(Path(scratch), [folder / name for name in table.seals], {"settings": table.settings})
-            same = filecmp.cmp(Path(scratch) / INDEX, folder / INDEX, shallow=False)
-    except (OSError, RuntimeError, UserError) as error:  # a full disk is a RuntimeError of HDF5, too
-        room = "there must be room for another in the folder for temporary files, TMPDIR"
-        return Finding("unchecked", [f"it cannot be compared with the shards ({_told(error)}); {room}"])
+        datasets, attributes = gather([folder / name for name in table.seals], {"settings": table.settings})
+        with open_sealed(folder / INDEX) as file:
+            names: list[str] = []
+            file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+            same = {*names} == {*datasets} and dict(file.attrs) == attributes
+            same = same and all(_equal(file[name][:], values) for name, values in datasets.items())
+    except Exception as error:
+        return Finding("unchecked", [f"it cannot be compared with the shards ({_told(error)})"])
     return None if same else Finding("damaged", ["it is not what the shards say"])
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
 
 
 def _check(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, str, State, list[str]]:

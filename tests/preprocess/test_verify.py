@@ -163,6 +163,17 @@ def test_the_command_names_damage_removes_it_and_preprocessing_mends_it(
     assert digests(copy) == digests(shards)
 
 
+def test_an_index_is_compared_without_a_file(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(monkeypatch)
+
+    def full(*_: object, **__: object) -> None:
+        raise system(errno.ENOSPC)
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    monkeypatch.setattr("pipeline.shards.index.create", full)
+    assert verify(Verify(shards=copy)) == {}
+
+
 def test_an_index_that_is_not_what_the_shards_say_is_found(command: Run, copy: Path) -> None:
     with changed(copy / "index.h5", hidden=True) as file:
         file["video/label"][3] = b"another class"
@@ -393,16 +404,16 @@ def test_what_is_missing_is_not_to_be_removed(command: Run, copy: Path) -> None:
     assert done.returncode == 2 and done.stderr.endswith(told) and "remove" not in done.stderr
 
 
-@pytest.mark.parametrize("error", [system(errno.ENOSPC), RuntimeError("Unable to flush file's cached information")])
+@pytest.mark.parametrize("error", [system(errno.EIO), MemoryError()])
 def test_an_index_that_cannot_be_compared_is_kept(
     copy: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     run_here(monkeypatch)
 
-    def full(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(module, "write_index", full)
+    monkeypatch.setattr(module, "gather", fail)
     ((state, (problem,)),) = verify(Verify(shards=copy, remove=True)).values()
     assert state == "unchecked" and problem.startswith("it cannot be compared with the shards (")
     assert (copy / "index.h5").exists()
