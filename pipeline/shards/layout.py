@@ -9,6 +9,7 @@ and `rejected.jsonl` (every video left out, and why).
 from __future__ import annotations
 
 import json
+import shlex
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,6 @@ from pipeline.shards.seal import SCHEMA, Damaged, check_seal, create, open_seale
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
-REMAKE = "'make verify ARGS=--remove' removes what is damaged, and the same 'make preprocess' command makes it again"
-"""What to do about a damaged shard."""
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of an energy of exactly zero, as in digital silence."""
 
@@ -66,6 +65,16 @@ _BLOCK = 1 << 24
 def shard_folder(dataset: str) -> Path:
     """Where the shards of a data set lie unless another folder is named."""
     return Path("data/shards") / dataset
+
+
+def removal(folder: Path, full: bool = False) -> str:
+    """The command that removes what is damaged in a folder, as it can be typed."""
+    return f"`python -m preprocess.verify --shards {shlex.quote(str(folder))}{' --full' if full else ''} --remove`"
+
+
+def remake(folder: Path) -> str:
+    """What to do about a damaged shard in a folder."""
+    return f"{removal(folder)} removes what is damaged, and the same 'make preprocess' command as before makes it again"
 
 
 @dataclass(frozen=True)

@@ -315,7 +315,9 @@ def test_damage_ends_the_run_with_its_name(copy: Path, index: Index, what: str) 
     video = int(plan.columns["video"][0])
     damage(copy, index, video, what)
     name = index.shard_names[index.shard[video]]
-    told = rf"shard .*{name} is damaged: .* of '{index.id[video]}' is not what was written; 'make verify"
+    told = (
+        rf"shard .*{name} is damaged: .* of '{index.id[video]}' is not what was written; `python -m preprocess.verify"
+    )
     plans = [tree(index, "e").plan(0, k) for k in range(4)]  # somewhere in them the damaged part is taken
     whole = [uniform_clips(np.array([video]), np.array([80]), 20, AUGMENTATION)]
     with pytest.raises(UserError, match=told):
