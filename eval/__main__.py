@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.errors import exit_with_message
+from pipeline.errors import exit_with_message, quiet_until_ready
 from pipeline.supervise import supervised
 
 
@@ -13,4 +13,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    quiet_until_ready()
     supervised(main, "run the same command again")

@@ -57,9 +57,8 @@ def frozen(settings: Frozen) -> dict[str, Any]:
 
     Raises UserError where the shards, their labels, a split or the checkpoint are missing or do not fit.
     """
-    output = settings.out or settings.ckpt  # beside the checkpoint
-    if not output.parent.is_dir():
-        raise UserError(f"there is no folder {output.parent} to write to; set --out")
+    if settings.out is not None and not settings.out.parent.is_dir():
+        raise UserError(f"there is no folder {settings.out.parent} to write to; set --out to a file in one there is")
     if settings.clips < 1:
         raise UserError(f"--clips is {settings.clips}; it must be 1 or more")
     if settings.threads:

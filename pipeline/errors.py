@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 
 class UserError(Exception):
@@ -26,24 +28,45 @@ def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def quiet_until_ready() -> None:
+    """Let Ctrl-C end this process without a traceback, until `exit_with_message`; to call before slow imports."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def exit_with_message(main: Callable[[], None]) -> None:
-    """Run `main`; a `UserError` or a file that cannot be reached becomes one message on stderr and exit status 2."""
+    """Run `main`; a `UserError` or an error of the system becomes one message on stderr and exit status 2."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # see `quiet_until_ready`
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         main()
+        _flush()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _exit(2, f"error: {error}")
     except MemoryError as error:
-        print(f"error: out of memory ({first_line(error)}); run it where there is more", file=sys.stderr)
-        sys.exit(2)
+        _exit(2, f"error: out of memory ({first_line(error)}); run it where there is more")
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
         if error.filename is None:
-            raise
-        print(f"error: {error.filename}: {error.strerror}; check the path and its permissions", file=sys.stderr)
-        sys.exit(2)
+            _exit(
+                2, f"error: {error.strerror or first_line(error)}; see whether disks are there, in order and not full"
+            )
+        _exit(2, f"error: {error.filename}: {error.strerror}; check the path and its permissions")
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
+        _exit(130, "interrupted; the same command goes on from here")
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _exit(status: int, message: str) -> NoReturn:
+    print(message, file=sys.stderr)
+    try:
+        _flush()
+    except OSError:  # what cannot be written would become a second message as Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(status)

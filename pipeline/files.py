@@ -9,11 +9,16 @@ import os
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipeline.errors import UserError
 
+UNREADABLE = (
+    errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT,
+)  # fmt: skip
+"""What keeps a file from being read without saying anything of what is in it."""
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
@@ -78,11 +83,11 @@ def _without_the_last(path: Path) -> Iterator[str]:
 def kind(path: Path) -> str:
     """What a path leads to, links followed: "" where that is a regular file.
 
-    Else "a folder", "a FIFO", "a socket", "a device", "a broken link" or "missing", which is also what a name is that
-    no file can have. Raises UserError where it cannot be looked at.
+    Else "a folder", "a FIFO", "a socket", "a device", "made up by the system", "a broken link" or "missing", which
+    is also what a name is that no file can have. Raises UserError where it cannot be looked at.
     """
     try:
-        return _kind(path.stat().st_mode)
+        return _kind(path.stat())
     except ValueError:  # a NUL in the name, or half a character
         return "missing"
     except OSError as error:
@@ -91,10 +96,24 @@ def kind(path: Path) -> str:
         return "a broken link" if os.path.islink(path) else "missing"  # noqa: PTH114 - raises for too long a name
 
 
-def _kind(mode: int) -> str:
-    """The same of a mode as stat gives it."""
-    kinds = {stat.S_IFREG: "", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-    return kinds.get(stat.S_IFMT(mode), "a device")
+def is_regular(status: os.stat_result) -> bool:
+    """Whether this is a file on a disk, and not one that the system makes up, of which some never end."""
+    return stat.S_ISREG(status.st_mode) and status.st_dev not in _made_up()
+
+
+@lru_cache(maxsize=1)
+def _made_up() -> frozenset[int]:
+    """File systems without a disk, whose files look like regular ones."""
+    roots = (Path(name) for name in ("/proc", "/sys", "/sys/kernel/debug"))
+    return frozenset(root.stat().st_dev for root in roots if root.is_dir())
+
+
+def _kind(status: os.stat_result) -> str:
+    """The same of what stat gives."""
+    if stat.S_ISREG(status.st_mode):
+        return "" if is_regular(status) else "made up by the system"
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(status.st_mode), "a device")
 
 
 def open_regular(path: Path) -> BinaryIO:
@@ -105,7 +124,7 @@ def open_regular(path: Path) -> BinaryIO:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
-    if what := _kind(os.fstat(descriptor).st_mode):  # it has changed in between
+    if what := _kind(os.fstat(descriptor)):  # it has changed in between
         os.close(descriptor)
         raise _no_file(path, what)
     os.set_blocking(descriptor, True)

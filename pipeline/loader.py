@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -72,6 +72,8 @@ class Batch:
     Where damaged clips are skipped, `intact` is 0 for their leaves, which hold grey pictures or average sound."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
+    damaged: list[str]
+    """The video and the shard of every clip that was skipped because it is damaged."""
 
 
 class Loader:
@@ -90,11 +92,6 @@ class Loader:
         self._ready: queue.Queue[Any] = queue.Queue(loading.prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """What is damaged -> how many clips of it have been skipped."""
-        return self._executor.skipped
 
     def __iter__(self) -> Iterator[Batch]:
         self._thread.start()
@@ -182,6 +179,8 @@ class _Work:
     """Video leaf rows by decoded clip, int64 [clips, branches]."""
     intact: np.ndarray
     """Whether each leaf could be read, int64 [leaves]; known once the whole plan is fed."""
+    damaged: list[str]
+    """The video and the shard of every clip that could not."""
 
 
 class Executor:
@@ -195,8 +194,6 @@ class Executor:
         self._reader = ShardReader(index)
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
         self._pipelines: dict[tuple[str, int], Pipeline] = {}
-        self._lock = threading.Lock()
-        self.skipped: dict[str, int] = {}
 
     def close(self) -> None:
         """Drop what is still to be read, and the DALI graphs."""
@@ -279,7 +276,7 @@ class Executor:
         inputs = {"video": video.permute(0, 4, 1, 2, 3)}
         if len(work.plan) > len(work.video):
             inputs["audio"] = self._audio(work, buffer)
-        return Batch(inputs, table, work.plan), video
+        return Batch(inputs, table, work.plan, work.damaged), video
 
     def _audio(self, work: _Work, buffer: _Buffer) -> torch.Tensor:
         plan = work.plan.modality(AUDIO)
@@ -287,7 +284,7 @@ class Executor:
         out = buffer.get("audio", (n, self.index.bands, self.clip.mel_frames), self.device)
         chunks = [slice(first, min(first + AUDIO_CLIPS, n)) for first in range(0, n, AUDIO_CLIPS)]
         intact = work.intact[len(work.video) :]
-        feed = (self._feed_audio(plan.take(rows), intact[rows]) for rows in chunks)
+        feed = (self._feed_audio(plan.take(rows), intact[rows], work.damaged) for rows in chunks)
         for rows, (bank,) in zip(chunks, self._pipeline("audio", 1).run(feed), strict=True):
             out[rows].copy_(bank)
         return out[:, None]
@@ -304,7 +301,8 @@ class Executor:
         frames = self.clip.frames
         read = list(self._pool.map(self._read_frames, _frames_of(work.video.leaves.take(rows[:, 0]))))
         inputs: dict[str, Any] = {"jpeg": [frame for clip, _ in read for frame in clip]}
-        work.intact[rows] = np.asarray([intact for _, intact in read])[:, None]
+        work.intact[rows] = np.asarray([not damage for _, damage in read])[:, None]
+        work.damaged.extend(damage for _, damage in read if damage)
         # where among the sorted frames, which are those decoded, each frame of a leaf is
         order = work.video.leaves.frames.argsort(1, kind="stable").argsort(1).astype(np.int32)
         clips = np.arange(len(rows), dtype=np.int32)[:, None] * frames
@@ -314,40 +312,41 @@ class Executor:
             inputs[f"places{branch}"] = (clips + order[leaves]).reshape(-1)
         return inputs
 
-    def _read_frames(self, job: tuple[int, np.ndarray]) -> tuple[list[np.ndarray], bool]:
-        """JPEGs of a clip, or grey ones of its size, and whether they are what was written."""
+    def _read_frames(self, job: tuple[int, np.ndarray]) -> tuple[list[np.ndarray], str]:
+        """JPEGs of a clip, or grey ones of its size where it is damaged, and then what is."""
         video, positions = job
         try:
-            return self._reader.frames(video, positions), True
-        except DamagedVideo as damage:
-            self._skip(damage)
+            return self._reader.frames(video, positions), ""
+        except DamagedVideo:
+            if self.loading.damaged == "stop":
+                raise
         grey = io.BytesIO()
         size = (int(self.index.width[video]), int(self.index.height[video]))
         Image.new("RGB", size, (128, 128, 128)).save(grey, "JPEG")
-        return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames, False
+        return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames, self._named(video)
 
-    def _read_logmel(self, job: tuple[int, np.ndarray]) -> tuple[np.ndarray, bool]:
-        """Log-mel rows of a clip, or average ones, and whether they are what was written."""
+    def _read_logmel(self, job: tuple[int, np.ndarray]) -> tuple[np.ndarray, str]:
+        """Log-mel rows of a clip, or average ones where it is damaged, and then what is."""
         video, positions = job
         first, last = int(positions.min()), int(positions.max())
         try:
-            return self._reader.logmel(video, first, last - first + 1)[positions - first], True
-        except DamagedVideo as damage:
-            self._skip(damage)
-        return np.full((len(positions), self.index.bands), self.index.statistics.mel_mean, np.float32), False
+            return self._reader.logmel(video, first, last - first + 1)[positions - first], ""
+        except DamagedVideo:
+            if self.loading.damaged == "stop":
+                raise
+        average = np.full((len(positions), self.index.bands), self.index.statistics.mel_mean, np.float32)
+        return average, self._named(video)
 
-    def _skip(self, damage: DamagedVideo) -> None:
-        if self.loading.damaged == "stop":
-            raise damage
-        with self._lock:
-            self.skipped[str(damage)] = self.skipped.get(str(damage), 0) + 1
+    def _named(self, video: int) -> str:
+        return f"'{self.index.id[video]}' in {self.index.folder / self.index.shard_names[self.index.shard[video]]}"
 
-    def _feed_audio(self, plan: BatchPlan, intact: np.ndarray) -> dict[str, Any]:
-        """Inputs of one DALI run over the audio leaves of a plan; whether each could be read goes into `intact`."""
+    def _feed_audio(self, plan: BatchPlan, intact: np.ndarray, damaged: list[str]) -> dict[str, Any]:
+        """Inputs of one DALI run over the audio leaves of a plan; which could be read goes into the last two."""
         leaves = plan.leaves
         jobs = zip(leaves.video.tolist(), self.index.mel_position(leaves.start)[:, None] + leaves.rows, strict=True)
         read = list(self._pool.map(self._read_logmel, jobs))
-        intact[:] = [whole for _, whole in read]
+        intact[:] = [not damage for _, damage in read]
+        damaged.extend(damage for _, damage in read if damage)
         statistics, draws = self.index.statistics, leaves.draws
         masks = {
             f"{axis}_{part}": draws[f"{axis}_{part}"][:, None]
@@ -395,7 +394,7 @@ def _prepare(plan: BatchPlan) -> _Work:
     modality = plan.leaves.modality
     plan = plan.take(np.concatenate([np.flatnonzero(modality == VIDEO), np.flatnonzero(modality == AUDIO)]))
     video = plan.modality(VIDEO)
-    return _Work(plan, video, _share_decoding(video.leaves), np.ones(len(plan), np.int64))
+    return _Work(plan, video, _share_decoding(video.leaves), np.ones(len(plan), np.int64), [])
 
 
 def _frames_of(leaves: Leaves) -> Iterator[tuple[int, np.ndarray]]:

@@ -47,7 +47,10 @@ def supervised(main: Callable[[], None], what_next: str) -> None:
         sys.exit(code)
     name, why = signal.Signals(-code).name, ""
     if -code in _CRASHES:
-        why = f"it crashed ({name}), as compiled libraries do on damaged data, for which 'make verify FULL=1' looks"
+        why = (
+            f"it crashed ({name}), as compiled libraries do on damaged data, for which 'make verify' with DATASET= and "
+            "FULL=1 looks"
+        )
     elif -code == signal.SIGKILL:
         why = f"it was killed ({name}), as the system does where memory runs out"
     if why:

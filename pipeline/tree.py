@@ -119,7 +119,8 @@ def sampling_tree(
     starts = index.starts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if sound else 0)
     inside = index.split == split
     if not inside.any():
-        raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split")
+        there = ", ".join(sorted(set(index.split.tolist())))
+        raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to one of {there}")
     enough = inside & (starts >= composition.starts_needed)
     silent = int((inside & (index.mel_count == 0)).sum()) if sound else 0
     short = int(inside.sum() - enough.sum()) - silent

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import tyro
-
-from pipeline.errors import exit_with_message
-from preprocess.estimate import estimate
-from preprocess.stage import Preprocess, run
-from preprocess.summary import describe
+from pipeline.errors import exit_with_message, quiet_until_ready
 
 
 def main() -> None:
-    settings = tyro.cli(Preprocess, prog="python -m preprocess", config=(tyro.conf.OmitArgPrefixes,))
-    print(estimate(settings) if settings.dry_run else describe(run(settings)))
+    from preprocess.command import main as command  # slow imports, during which Ctrl-C is to be quiet
+
+    exit_with_message(command)
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    quiet_until_ready()
+    main()

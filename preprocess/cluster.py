@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 import dask
@@ -59,7 +60,11 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
 def _local(workers: int) -> distributed.LocalCluster:
     """Worker processes on this machine that leave Ctrl-C to this one, which ends them."""
     main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None  # child processes inherit it
+    told: list[int] = []
+    resource_tracker.ensure_running()  # its start would unblock what is blocked next
+    # blocked, not ignored: child processes inherit either, and this one still wants to know
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.signal(signal.SIGINT, lambda number, _: told.append(number)) if main else None
     try:
         starts = 0
         while True:
@@ -77,6 +82,9 @@ def _local(workers: int) -> distributed.LocalCluster:
     finally:
         if main:
             signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if told:
+            raise KeyboardInterrupt
 
 
 def _slurm(workers: int) -> Any:

@@ -23,6 +23,8 @@ from preprocess.stage import Preprocess, described, make_shard
 
 _SAMPLES = 8
 """Runs of neighbours, as many as one ffmpeg process decodes together: one long video, or up to 16 short ones."""
+_TOLD = 5
+"""Unusable videos that are named."""
 _SECONDS = 60.0
 """After which no more samples are begun."""
 
@@ -34,7 +36,8 @@ class _Sample:
     seconds: float
     """Of one worker, all others being busy too."""
     videos: int
-    unusable: int
+    unusable: list[dict[str, str]]
+    """Rows of what would be rejected.jsonl."""
     source: int
     """Bytes of their files."""
     made: int
@@ -51,6 +54,7 @@ def estimate(settings: Preprocess) -> str:
         if not len(videos):
             raise UserError(f"there are no videos in {settings.source_folder}")
         tasks = _tasks(videos, scratch, settings)
+        print(f"decoding some of {len(videos)} videos, for a minute at most", flush=True)
         # on this machine, whoever is to do the whole
         workers = min(settings.workers, Preprocess().workers)
         stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))
@@ -62,13 +66,16 @@ def estimate(settings: Preprocess) -> str:
             until = time.monotonic() + _SECONDS
             begun = (task for k, task in enumerate(tasks) if k <= workers or time.monotonic() < until)
             samples = list(cluster.unordered(client, _decode, begun, workers))
+        unusable = [row for sample in samples for row in sample.unusable]
         scale = videos.source_bytes / max(sum(sample.source for sample in samples), 1)
         work = sum(sample.seconds for sample in samples) * scale
         made = sum(sample.made for sample in samples) * scale
         return (
             f"{sum(sample.videos for sample in samples)} of {len(videos)} videos decoded, "
-            f"{sum(sample.unusable for sample in samples)} of them unusable; {videos.missing} missing\n"
-            f"about {_size(made)} of shards from {_size(videos.source_bytes)} of videos\n"
+            f"{len(unusable)} of them unusable; {videos.missing} listed or named like videos and not there\n"
+            + "".join(f"  {row['path']}: {row['reason']}\n" for row in unusable[:_TOLD])
+            + (f"  and {len(unusable) - _TOLD} more\n" if len(unusable) > _TOLD else "")
+            + f"about {_size(made)} of shards from {_size(videos.source_bytes)} of videos\n"
             f"about {_time(start + work / settings.workers)} with {settings.workers} workers on cores like this "
             f"machine's ({_time(work)} of work, and {_time(start)} until they have started)"
         )
@@ -114,7 +121,7 @@ def _decode(task: ShardTask) -> _Sample:
     make_shard(task)
     seconds = time.perf_counter() - began
     source = sum(max(size, 0) for size in task.sizes)
-    rejected = len(shard_rejected(task.path)) if task.path.is_file() else 0
+    rejected = shard_rejected(task.path) if task.path.is_file() else []
     made = task.path.stat().st_size if task.path.is_file() else 0
     return _Sample(seconds, len(task.videos), rejected, source, made)
 

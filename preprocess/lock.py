@@ -14,19 +14,22 @@ _NAME = ".lock"
 
 
 @contextlib.contextmanager
-def locked(destination: Path) -> Iterator[None]:
-    """Hold the folder of the shards: two runs at once would each remove what the other makes."""
+def locked(destination: Path, otherwise: str = "set --destination") -> Iterator[None]:
+    """Hold the folder of the shards: two runs at once would each remove what the other makes.
+
+    Raises UserError where that cannot be; `otherwise` is what else the user may do.
+    """
     try:
         destination.mkdir(parents=True, exist_ok=True)
         # not blocking: whatever lies there under that name, opening it does not wait
         file = os.open(destination / _NAME, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        raise UserError(f"cannot write to {destination}: {error.strerror}; set --destination") from error
+        raise UserError(f"cannot write to {destination}: {error.strerror}; {otherwise}") from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"another run is writing to {destination}; wait for it, or set --destination") from error
+            raise UserError(f"another run is writing to {destination}; wait for it, or {otherwise}") from error
         except OSError:
             pass  # a file system without locks
         yield

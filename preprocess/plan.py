@@ -134,10 +134,11 @@ class VideoList:
         try:
             path.stat()
         except OSError as error:
-            if error.errno not in _ABSENT or _device(_folder_of(path)) != device:
+            folder = _folder_of(path)
+            if error.errno not in _ABSENT or not folder.is_dir() or _device(folder) != device:
                 raise UserError(
-                    f"{path} was there when the videos were listed, and its disk is gone ({error.strerror}); mount it, "
-                    "then run the same command again: finished shards are kept"
+                    f"{path} was there when the videos were listed, and its disk or folder is gone ({error.strerror}); "
+                    "bring it back, then run the same command again: finished shards are kept"
                 ) from error
         self._sizes[number] = size_of(path)
         return self._sizes[number]
@@ -275,6 +276,16 @@ def planned_ids(destination: Path) -> Iterator[str]:
     """The ids of all videos in the plan of a folder."""
     for _, ids in _assigned(destination)[0]:
         yield from ids
+
+
+def gone_videos(videos: VideoList, destination: Path) -> Iterator[str]:
+    """The ids of videos that finished shards of a folder hold and that the list does not have."""
+    for number, ids in _assigned(destination)[0]:
+        absent = {name for name in ids if videos.place(name) is None}
+        path = destination / f"shard-{number:06d}.h5"
+        if absent and path.is_file():
+            with contextlib.suppress(OSError, Damaged), open_sealed(path) as file:
+                yield from sorted(absent.intersection(file["video/id"].asstr()[:].tolist()))
 
 
 Assigned = Iterator[tuple[int, list[str]]]

@@ -40,7 +40,7 @@ from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums, require_ffmpeg
 from preprocess.lock import locked
 from preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
-from preprocess.plan import Plan, ShardTask, VideoList, planned_ids, read_settings
+from preprocess.plan import Plan, ShardTask, VideoList, gone_videos, planned_ids, read_settings
 from preprocess.process import Rejected
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
 
@@ -77,6 +77,8 @@ class Preprocess:
     slurm; unused with an address."""
     scheduler: str = ""
     """Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."""
+    drop_gone: bool = False
+    """Where videos of finished shards are no longer in SOURCE, make those shards anew without them."""
     dry_run: bool = False
     """Decode a few videos, say how long and how large the whole would be, and write nothing."""
 
@@ -98,13 +100,14 @@ def run(settings: Preprocess) -> Summary:
     """Make every shard that is not there yet, then the index. Raises UserError on bad input, before any work."""
     try:
         return _run(settings)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
         raise _named(error, settings.shard_folder) from error
 
 
-def _named(error: OSError, folder: Path) -> UserError | OSError:
-    """A full disk as a sentence; what else may go wrong with files as it is."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+def _named(error: Exception, folder: Path) -> Exception:
+    """A full disk as a sentence; what else may go wrong with files as it is. HDF5 tells of both with a RuntimeError."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    if getattr(error, "errno", None) not in full and not any(f"errno = {number}," in str(error) for number in full):
         return error
     return UserError(
         f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
@@ -121,7 +124,7 @@ def _run(settings: Preprocess) -> Summary:
         if not len(videos):
             raise UserError(f"none of the videos in {settings.source_folder} can be used: {_first_missing(videos)}")
         details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.dataset} | language
-        _refuse_to_replace(videos, destination, details)
+        _refuse_to_replace(videos, destination, details, settings.drop_gone)
         if not settings.scheduler:  # elsewhere, workers may still be at what a killed run gave them
             _remove_scratch(destination)
         plan = Plan(videos, destination, settings.videos_per_shard, settings.megabytes_per_shard)
@@ -166,19 +169,23 @@ def _first_missing(videos: VideoList) -> str:
     return "there are none" if row is None else "{id}: {reason}".format(**json.loads(row))
 
 
-def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, Any]) -> None:
-    """A wrong SOURCE or a changed option must not replace finished shards, which may be days of work."""
-    if (some := next(destination.glob("shard-*.h5"), None)) is None:
+def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, Any], drop_gone: bool) -> None:
+    """A wrong SOURCE, a disk that is not mounted or a changed option must not replace finished shards, which may be
+    days of work.
+    """
+    there = list(destination.glob("shard-*.h5"))
+    for path in there:
+        try:
+            seal_of(path)
+        except OtherSchema as error:
+            raise UserError(
+                f"{destination} holds shards of another version: {error}; set --destination to another folder, or "
+                "delete those shards first"
+            ) from error
+        except (OSError, Damaged):
+            pass  # it is made again
+    if not there:
         return
-    try:
-        seal_of(some)
-    except OtherSchema as error:
-        raise UserError(
-            f"{destination} holds shards of another version: {error}; set --destination to another folder, or delete "
-            "those shards first"
-        ) from error
-    except (OSError, Damaged):
-        pass  # it is made again
     before = read_settings(destination)
     if before is None:
         return
@@ -197,6 +204,11 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
         raise UserError(
             f"{destination} holds shards of {len(known)} videos, most of which are not in {videos.source}; "
             "set --destination to another folder, or delete those shards first"
+        )
+    if not drop_gone and (gone := list(gone_videos(videos, destination))):
+        raise UserError(
+            f"{len(gone)} videos of the finished shards in {destination} are no longer in {videos.source} (first: "
+            f"'{gone[0]}'); bring them back, or pass --drop-gone, which makes those shards anew without them"
         )
 
 
@@ -262,12 +274,13 @@ def _look(path: Path) -> _Look:
 
 def _read_error(path: Path) -> str:
     """Why the disk, not the file, kept ffmpeg from reading it; empty where all of it can be read."""
-    if size_of(path) < 0:
+    left = size_of(path)
+    if left <= 0:  # of an empty one there is nothing to read, and some that the system makes up never end
         return ""
     try:
         with open_regular(path) as file:
-            while file.read(1 << 24):
-                pass
+            while left > 0 and (data := file.read(min(left, 1 << 24))):
+                left -= len(data)
     except OSError as error:
         return error.strerror or str(error)
     except UserError as error:

@@ -99,7 +99,7 @@ def summarise(index: Index, videos: int, made: int, slow: Sequence[Slow]) -> Sum
 
 def _kind(reason: str) -> str:
     """A reason without what differs from video to video: its numbers, and the decoder's words after ours."""
-    return re.sub(r"\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
+    return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
 
 
 def _splits(index: Index) -> dict[str, int]:

@@ -1,44 +1,57 @@
 """Whether every shard is still what was written: python -m preprocess.verify.
 
 Checksums of everything, offsets that fit, the markers at both ends of every JPEG; with `--full` every frame is decoded
-too. A damaged shard is named with what is wrong; `--remove` removes it, and preprocessing then makes it again.
+too. A damaged shard is named with what is wrong; `--remove` removes it, and preprocessing then makes it again. Damaged
+is only what was read and is not what was written: what could not be read is named, and never removed.
 """
 
 from __future__ import annotations
 
-import filecmp
+import contextlib
 import io
 import os
+import socket
 import sys
-import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import h5py
 import numpy as np
 import tyro
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
-from pipeline.errors import UserError, exit_with_message
-from pipeline.shards.index import Index, write_index
-from pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, shard_folder, words_checksum
+from pipeline.errors import UserError, exit_with_message, first_line
+from pipeline.files import kind
+from pipeline.shards.index import Index, gather
+from pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
 from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from preprocess import cluster
-from preprocess.lock import is_locked
+from preprocess.lock import is_locked, locked
 
 _FRAMES = 1 << 12
 """Frames looked at together."""
 _PIECES = 1 << 10
 """Pieces of sound looked at together."""
 
+State = Literal["whole", "damaged", "missing", "stray", "foreign", "no file", "unchecked"]
+
+
+class Finding(NamedTuple):
+    """What is wrong with a shard or the index; of all states, only what is damaged may be removed."""
+
+    state: State
+    problems: list[str]
+
 
 @dataclass(frozen=True)
 class Verify:
-    """Check every shard of a data set; the exit status is 2 where one is damaged."""
+    """Check every shard of a data set; the exit status is 2 where one is damaged or cannot be checked."""
 
     dataset: str = "folder"
     """The data set, as given to preprocessing."""
@@ -63,14 +76,15 @@ class Verify:
 
 
 def check_shard(path: Path, full: bool) -> list[str]:
-    """What is wrong with a shard, in the order in which it was found; empty where nothing is."""
+    """What in a shard is not what was written, in the order in which it was found; empty where nothing is.
+
+    Raises whatever keeps it from being read.
+    """
     try:
         with open_sealed(path) as file:
             return list(_problems(file, full))
     except Damaged as damage:
         return [str(damage)]
-    except Exception as error:  # what a sealed file holds that no writer of ours wrote
-        return [f"it cannot be read ({type(error).__name__}: {error})"]
 
 
 def _problems(file: h5py.File, full: bool) -> Iterator[str]:
@@ -161,7 +175,11 @@ def _decoding_problem(jpeg: np.ndarray, size: tuple[int, ...]) -> str:
             layers = getattr(image, "layer", None)
             if image.size != size or image.mode != "RGB" or image.info.get("progressive") or not _is_420(layers):
                 return f"is {image.size[0]}x{image.size[1]} {image.mode}, or no baseline 4:2:0 JPEG"
+    except UnidentifiedImageError:  # whose message is of an object in memory
+        return "cannot be decoded (it is no image)"
     except (OSError, SyntaxError, ValueError) as error:
+        if getattr(error, "errno", None) is not None or "out of memory" in str(error):
+            raise  # of this machine, not of the frame
         return f"cannot be decoded ({error})"
     return ""
 
@@ -171,37 +189,30 @@ def _is_420(layers: object) -> bool:
     return isinstance(layers, list) and [tuple(layer[1:3]) for layer in layers] == [(2, 2), (1, 1), (1, 1)]
 
 
-def verify(settings: Verify) -> dict[str, list[str]]:
-    """Problems of what is damaged, by name. Raises UserError where there are no shards.
+def verify(settings: Verify) -> dict[str, Finding]:
+    """What is wrong, by name. Raises UserError where there are no shards, or a worker does not see them.
 
-    Where a run is still at work, or was stopped, the shards that it has finished are checked.
+    Where a run is still at work, or was stopped, the shards that it has finished are checked; none can start while
+    what is damaged is to be removed.
     """
     folder = settings.shard_folder
-    running = is_locked(folder)
-    if running and settings.remove:
-        raise UserError(f"a run is writing to {folder}; wait for it before you set --remove")
-    table, damaged = _read_table(folder, running)
-    found = {path.name: path.stat().st_size for path in sorted(folder.glob("shard-*.h5"))}
-    if not found and not table.seals:
-        Index.open(folder)  # says which command makes them
-    sizes = dict.fromkeys(table.seals, 0) | found
-    with (
-        cluster.connect(settings.scheduler, settings.workers) as client,
-        tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verify") as bar,
-    ):
-        check = partial(_check, folder, settings.full, table.seals)
-        for name, problems in cluster.unordered(client, check, sorted(sizes), settings.workers):
-            bar.update(sizes[name])
-            if problems:
-                damaged[name] = problems
-    if not damaged and table.seals and not _index_agrees(folder, table):
-        damaged[INDEX] = ["it is not what the shards say"]
-    if settings.remove:
-        for name in damaged:
-            (folder / name).unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        if settings.remove and folder.is_dir():
+            stack.enter_context(locked(folder, "leave out --remove"))
+        running = not settings.remove and is_locked(folder)
+        table, index = _read_table(folder, running)
+        findings = {} if index is None else {INDEX: index}
+        found = {path.name: path.lstat().st_size for path in sorted(folder.glob("shard-*.h5"))}
+        if not found and not table.seals:
+            Index.open(folder)  # says which command makes them
+        hosts = _check_all(settings, table, found, findings)
+        if not findings and table.seals and (index := _compare(folder, table)):
+            findings[INDEX] = index
+        if settings.remove:
+            _remove(settings, table, findings, hosts)
     if running:
         print(f"a run is writing to {folder}: {len(found)} finished shards were checked")
-    return damaged
+    return findings
 
 
 @dataclass(frozen=True)
@@ -213,59 +224,151 @@ class _Table:
     settings: str = ""
 
 
-def _read_table(folder: Path, running: bool) -> tuple[_Table, dict[str, list[str]]]:
+def _check_all(settings: Verify, table: _Table, found: dict[str, int], findings: dict[str, Finding]) -> dict[str, str]:
+    """Add what is wrong with the shards to `findings`; returns who found it, by name."""
+    folder, hosts = settings.shard_folder, {}
+    sizes = dict.fromkeys(table.seals, 0) | found
+    with (
+        cluster.connect(settings.scheduler, settings.workers) as client,
+        tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verify") as bar,
+    ):
+        check = partial(_check, folder, settings.full, table.seals)
+        for name, host, state, problems in cluster.unordered(client, check, sorted(sizes), settings.workers):
+            bar.update(sizes[name])
+            if state in ("missing", "no file") and name in found and not kind(folder / name):
+                raise UserError(
+                    f"{folder / name} is there, and {host} does not see it; mount the disk of {folder} on every "
+                    "machine, then run the same command again"
+                )
+            if state != "whole":
+                findings[name], hosts[name] = Finding(state, problems), host
+    return hosts
+
+
+def _remove(settings: Verify, table: _Table, findings: dict[str, Finding], hosts: dict[str, str]) -> None:
+    """Remove what is damaged, where this machine finds so too just before."""
+    folder = settings.shard_folder
+    for name, (state, problems) in list(findings.items()):
+        if state != "damaged":
+            continue
+        if name == INDEX:
+            again = _read_table(folder, False)[1] or (_compare(folder, table) if table.seals else None)
+        else:
+            again = _look(folder / name, settings.full, table.seals.get(name))
+        if again is not None and again.state == "damaged":
+            (folder / name).unlink()
+        else:
+            problem = f"{hosts.get(name, 'a first look')} found that {problems[0]}, and a second look on this machine"
+            told = "nothing" if again is None or again.state == "whole" else again.problems[0]
+            findings[name] = Finding("unchecked", [f"{problem} found {told}"])
+
+
+def _read_table(folder: Path, running: bool) -> tuple[_Table, Finding | None]:
     """The index's table of shards, and what is wrong with the index."""
     path = folder / INDEX
-    if not path.is_file():
-        some = next(folder.glob("shard-*.h5"), None) is not None
-        problem = "it is missing: preprocessing has not come to its end; run the same 'make preprocess' command again"
-        return _Table(), {INDEX: [problem]} if some and not running else {}
     try:
+        if what := kind(path):
+            if what != "missing":
+                return _Table(), Finding("no file", [f"it is {what}, not a file"])
+            some = next(folder.glob("shard-*.h5"), None) is not None
+            return _Table(), Finding("missing", [_NO_INDEX]) if some and not running else None
         with open_sealed(path) as file:
             names = file["shard/name"].asstr()[:].tolist()
             seals = dict(zip(names, file["shard/seal"][:].tolist(), strict=True))
-            return _Table(seals, file.attrs["settings"]), {}
+            return _Table(seals, file.attrs["settings"]), None
     except OtherSchema:
         Index.open(folder)  # says what to do
         raise
     except Damaged as damage:
-        return _Table(), {INDEX: [str(damage)]}
+        return _Table(), Finding("damaged", [str(damage)])
+    except Exception as error:
+        return _Table(), Finding("unchecked", [f"it cannot be read ({_told(error)})"])
 
 
-def _index_agrees(folder: Path, table: _Table) -> bool:
-    """Whether the index, made again from the shards, is the same."""
-    with tempfile.TemporaryDirectory(prefix="gdt-verify-") as scratch:
-        write_index(Path(scratch), [folder / name for name in table.seals], {"settings": table.settings})
-        return filecmp.cmp(Path(scratch) / INDEX, folder / INDEX, shallow=False)
+_NO_INDEX = "it is missing: preprocessing has not come to its end"
 
 
-def _check(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, list[str]]:
-    path = folder / name
+def _compare(folder: Path, table: _Table) -> Finding | None:
+    """What is wrong with the index where it is not what the shards give; nothing is written, as a disk may be full."""
     try:
-        seal = seal_of(path)
-    except FileNotFoundError:
-        return name, ["it is missing"]
+        datasets, attributes = gather([folder / name for name in table.seals], {"settings": table.settings})
+        with open_sealed(folder / INDEX) as file:
+            names: list[str] = []
+            file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+            same = {*names} == {*datasets} and dict(file.attrs) == attributes
+            same = same and all(_equal(file[name][:], values) for name, values in datasets.items())
+    except Exception as error:
+        return Finding("unchecked", [f"it cannot be compared with the shards ({_told(error)})"])
+    return None if same else Finding("damaged", ["it is not what the shards say"])
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
+
+
+def _check(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, str, State, list[str]]:
+    """Name, this machine, and what there is to say: no class of this file, which workers do not know as `__main__`."""
+    finding = _look(folder / name, full, seals.get(name))
+    return name, socket.gethostname(), finding.state, finding.problems
+
+
+def _look(path: Path, full: bool, expected: int | None) -> Finding:
+    """What a shard is like; `expected` is the checksum of its seal in the index."""
+    try:
+        if what := kind(path):
+            missing = what == "missing"
+            return (
+                Finding("missing", ["it is missing"]) if missing else Finding("no file", [f"it is {what}, not a file"])
+            )
+        own = seal_of(path).own
+        problems = check_shard(path, full)
+    except OtherSchema as error:
+        return Finding("foreign", [f"it was made by another version: {error}"])
     except Damaged as damage:
-        return name, [str(damage)]
-    except OSError as error:
-        return name, [f"it cannot be read ({error.strerror or error})"]
-    if name in seals and seal.own != seals[name]:
-        return name, ["it is not the one that the index was made of"]
-    return name, check_shard(path, full)
+        return Finding("damaged", [str(damage)])
+    except Exception as error:  # of the disk, of this machine or of this program: nothing is known of the shard
+        return Finding("unchecked", [f"it cannot be read ({_told(error)})"])
+    if problems:
+        return Finding("damaged", problems)
+    if expected is not None and own != expected:
+        return Finding("stray", ["it is not the one that the index was made of"])
+    return Finding("whole", [])
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
+
+
+def _advice(settings: Verify, state: State) -> str:
+    """What is so of some shards, and what to do about it."""
+    remake = "the same 'make preprocess' command as before makes them"
+    first = (
+        "they were removed" if settings.remove else f"remove them with {removal(settings.shard_folder, settings.full)}"
+    )
+    return {
+        "damaged": f"are damaged: {first}; then {remake} again",
+        "missing": f"are missing: {remake}",
+        "stray": "do not belong to the index: the same 'make preprocess' command as before makes the index anew",
+        "foreign": "were made by another version: make them anew into another folder, or delete them",
+        "no file": "are no files: take them away, or mend the links",
+        "unchecked": "could not be checked, and were kept: look at the disk, its room and the permissions, then run "
+        "the same command again",
+    }[state]
 
 
 def main() -> None:
     settings = tyro.cli(Verify, prog="python -m preprocess.verify")
-    damaged = verify(settings)
-    for name in sorted(damaged):
-        problems = damaged[name]
+    findings = verify(settings)
+    for name, (_, problems) in sorted(findings.items()):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         print(f"{settings.shard_folder / name}: {problems[0]}{more}", file=sys.stderr)
-    if damaged:
-        first = "they were removed" if settings.remove else "remove them with 'make verify ARGS=--remove'"
-        raise UserError(
-            f"{len(damaged)} shards or indexes are damaged: {first}; then 'make preprocess' makes them again"
-        )
+    if findings:
+        counts = Counter(state for state, _ in findings.values())
+        raise UserError(". ".join(f"{n} shards or indexes {_advice(settings, state)}" for state, n in counts.items()))
     print(f"every shard in {settings.shard_folder} is as it was written")
 
 

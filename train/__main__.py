@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pipeline.errors import quiet_until_ready
 from pipeline.supervise import supervised
 
 
@@ -12,4 +13,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    quiet_until_ready()
     supervised(main, "the same command goes on from the last checkpoint")

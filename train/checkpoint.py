@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import UserError, first_line
-from pipeline.files import partial_of, publish
+from pipeline.files import UNREADABLE, partial_of, publish
 from pipeline.leaves import MODALITIES
 from train.models.gdt import GDT, load_weights
 from train.settings import network_from_json
@@ -65,6 +65,9 @@ def read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         path = path / NAME
     if not path.is_file():
+        previous = path.with_name(PREVIOUS)
+        if previous.is_file() and path.name == NAME:
+            raise UserError(f"there is no checkpoint {path}, but the one before it: name {previous}")
         raise UserError(f"there is no checkpoint {path}; make one with 'make pretrain', or set CKPT to yours")
     try:
         return _read(path)
@@ -88,7 +91,7 @@ def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
         except Damaged as damage:
             wrong += f"{folder / name} cannot be read as a checkpoint: {damage}; "
     if wrong:
-        raise UserError(f"{wrong}delete it to begin anew, or set --out to another folder")
+        raise UserError(f"{wrong}delete them to begin anew, or set --out to another folder")
     return None, ""
 
 
@@ -110,6 +113,13 @@ def _read(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (MemoryError, Damaged):
         raise
+    except OSError as error:
+        if error.errno not in UNREADABLE:  # strange bytes make the readers ask for strange places
+            raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
+        raise UserError(
+            f"{path} cannot be read ({error.strerror}); see whether its disk and permissions are in order, then run "
+            "the same command again"
+        ) from error
     except Exception as error:  # whatever strange bytes make the readers raise
         raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
+from pipeline.shards.reader import DamagedVideo
 from pipeline.tree import Tree
 from train import checkpoint
 from train.loss import gdt_loss
@@ -40,7 +43,7 @@ def pretrain(settings: Pretrain) -> Path:
     # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
     chosen: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     settings = replace(settings, device=chosen, precision=precision(settings, device))
-    with watched(device), memory_told(settings):
+    with watched(device), shortage_told(settings):
         return _pretrain(settings, rank, world, device)
 
 
@@ -64,14 +67,17 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     with (
         Loader(index, plans, settings.clip, device, settings.loading) as loader,
         Log(settings, first, trainer.steps, trainer.rate, rank) as log,
-        skipped_told(loader, log),
+        Skipped(log) as skipped,
         StopSignal() as stop,
     ):
-        for step, batch in enumerate(loader, first):
+        for step, batch in enumerate(saved_before_damage(loader, trainer, first, rank), first):
             log.loaded()
+            skipped.update(batch.damaged)
             loss = trainer.step(step, batch)
             value = loss.item()  # waits for the device, so that the log's times are true
             log.stepped(step, value, len(batch.inputs["video"]) * world)
+            if value == 0 and settings.loading.damaged == "skip":
+                raise UserError(f"every pair of step {step} is damaged, so nothing can be learned; see 'make verify'")
             if not np.isfinite(value):
                 raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
             signalled = stop.agreed(device)
@@ -168,7 +174,10 @@ class Trainer:
             print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
         changed = differences(state["settings"], to_json(self.settings))
         if state["data"] != self._data:
-            changed.append("the shards were made anew or hold other videos")
+            raise UserError(
+                f"{self.path.parent} holds a run on other shards: they were made anew since, or hold other videos, and "
+                "a run ends with the shards it began with; set --out to another folder"
+            )
         if changed:
             raise UserError(
                 f"{self.path.parent} holds a run with other settings ({'; '.join(changed)}); "
@@ -207,10 +216,17 @@ def _tensors(state: Any) -> Iterator[torch.Tensor]:
 
 
 @contextlib.contextmanager
-def memory_told(settings: Pretrain) -> Iterator[None]:
-    """A lack of memory as a sentence that says what to change."""
+def shortage_told(settings: Pretrain) -> Iterator[None]:
+    """A lack of memory, or of room for the log, as a sentence that says what to change."""
     try:
         yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise UserError(
+            f"no space left on the disk of {settings.run_folder}; free some, then run the same command again, which "
+            "goes on from the last checkpoint"
+        ) from error
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -220,17 +236,34 @@ def memory_told(settings: Pretrain) -> Iterator[None]:
         ) from error
 
 
-@contextlib.contextmanager
-def skipped_told(loader: Loader, log: Log) -> Iterator[None]:
-    """At the end, however it comes, name the clips that were skipped."""
+class Skipped(Counter[str]):
+    """Counts the clips that were skipped since they are damaged, and names them at the end, however that comes."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self._log = log
+
+    def __enter__(self) -> Skipped:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self:
+            self._log.say(f"{self.total()} damaged clips were skipped and counted for nothing:")
+            for what, times in self.most_common():
+                self._log.say(f"{times:6d} of {what}")
+
+
+def saved_before_damage(loader: Loader, trainer: Trainer, first: int, rank: int) -> Iterator[Batch]:
+    """The batches; where damage ends them, what was learned until then is saved."""
+    done = first
     try:
-        yield
-    finally:
-        if loader.skipped:
-            clips = sum(loader.skipped.values())
-            log.say(f"{clips} damaged clips were skipped and counted for nothing:")
-            for what, times in loader.skipped.items():
-                log.say(f"{times:6d} times: {what}")
+        for batch in loader:
+            yield batch
+            done += 1
+    except DamagedVideo as damage:
+        if rank == 0 and done > first:
+            trainer.save(done)
+        raise UserError(f"{damage}; --loading.damaged skip goes on without such clips") from damage
 
 
 def fingerprint(index: Index) -> str:

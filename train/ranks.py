@@ -116,9 +116,10 @@ class _Watch:
 
     def _admit(self, peer: socket.socket, token: int) -> None:
         peer.settimeout(_SECONDS)
-        with peer.makefile("rb") as line:
+        said: list[bytes] = []
+        with contextlib.suppress(OSError), peer.makefile("rb") as line:
             said = line.readline(100).split()
-        if len(said) == 2 and int(said[0]) == token:
+        if len(said) == 2 and said[0] == b"%d" % token:
             self._peers[int(said[1])] = peer
         else:
             peer.close()  # somebody else's

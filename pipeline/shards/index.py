@@ -12,8 +12,8 @@ import h5py
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.files import partial_of, publish
-from pipeline.shards.layout import INDEX, REMAKE, write_strings
+from pipeline.files import UNREADABLE, partial_of, publish
+from pipeline.shards.layout import INDEX, remake, write_strings
 from pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
 
 MEL_ONE = 1 << 16
@@ -52,7 +52,22 @@ def mel_sums(bank: np.ndarray) -> np.ndarray:
 
 
 def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, Any]) -> None:
-    """Gather the video tables of all shards, sorted by id, into `index.h5`; statistics from the shards' running sums.
+    """Write what `gather` says of the shards into `index.h5`."""
+    datasets, attributes = gather(shards, attributes)
+    partial = partial_of(folder / INDEX)
+    with create(partial) as file:
+        for name, values in datasets.items():
+            if values.dtype == object:
+                write_strings(file, name, values)
+            else:
+                file[name] = values
+        file.attrs.update(attributes)
+    seal(partial)
+    publish(partial, folder / INDEX)
+
+
+def gather(shards: Sequence[Path], attributes: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Datasets and attributes of an index: the video tables of all shards, sorted by id, and sums of their sums.
 
     The order, and so every plan drawn from it, does not depend on which video went into which shard.
     """
@@ -75,29 +90,21 @@ def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, A
             mels += file.attrs["mel_sums"].astype(object)
     columns = {name: np.concatenate(parts) for name, parts in rows.items()}
     order = np.argsort(columns["id"], kind="stable")
-    partial = partial_of(folder / INDEX)
-    with create(partial) as file:
-        for name, values in columns.items():
-            if values.dtype == object:
-                write_strings(file, f"video/{name}", values[order])
-            else:
-                file[f"video/{name}"] = values[order]
-        write_strings(file, "classes", sorted({label.decode() for label in columns["label"]} - {""}))
-        write_strings(file, "shard/name", [path.name for path in shards])
-        file["shard/bytes"] = np.asarray([path.stat().st_size for path in shards], np.int64)
-        file["shard/seal"] = np.asarray([seal_of(path).own for path in shards], np.int64)
-        file["shard/totals"] = np.asarray(totals, np.int64).reshape(-1, 3)
-        sums = {"pixels": [[int(x) for x in channel] for channel in pixels], "mels": [int(x) for x in mels]}
-        file.attrs.update({"schema": SCHEMA, "sums": json.dumps(sums), **attributes})
-    seal(partial)
-    publish(partial, folder / INDEX)
+    datasets = {f"video/{name}": values[order] for name, values in columns.items()}
+    datasets["classes"] = np.asarray(sorted({*columns["label"]} - {b""}), object)
+    datasets["shard/name"] = np.asarray([path.name.encode() for path in shards], object)
+    datasets["shard/bytes"] = np.asarray([path.stat().st_size for path in shards], np.int64)
+    datasets["shard/seal"] = np.asarray([seal_of(path).own for path in shards], np.int64)
+    datasets["shard/totals"] = np.asarray(totals, np.int64).reshape(-1, 3)
+    sums = {"pixels": [[int(x) for x in channel] for channel in pixels], "mels": [int(x) for x in mels]}
+    return datasets, {"schema": SCHEMA, "sums": json.dumps(sums), **attributes}
 
 
 def _open_shard(path: Path) -> h5py.File:
     try:
         return open_sealed(path)
     except Damaged as error:
-        raise UserError(f"shard {path} is damaged: {error}; {REMAKE}") from error
+        raise UserError(f"shard {path} is damaged: {error}; {remake(path.parent)}") from error
 
 
 @dataclass
@@ -154,6 +161,11 @@ class Index:
                 "use the version that wrote it"
             ) from error
         except (Damaged, OSError) as error:
+            if isinstance(error, OSError) and error.errno in UNREADABLE:
+                raise UserError(
+                    f"{path} cannot be read ({error.strerror}); see whether its disk and permissions are in order, "
+                    "then run the same command again"
+                ) from error
             raise UserError(
                 f"{path} is damaged: {error}; run the same 'make preprocess' command again, which makes it again and "
                 "keeps finished shards"

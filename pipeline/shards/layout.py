@@ -9,6 +9,7 @@ and `rejected.jsonl` (every video left out, and why).
 from __future__ import annotations
 
 import json
+import shlex
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,12 @@ from typing import Any
 import h5py
 import numpy as np
 
-from pipeline.files import publish
+from pipeline.errors import UserError
+from pipeline.files import UNREADABLE, publish
 from pipeline.shards.seal import SCHEMA, Damaged, check_seal, create, open_sealed, seal
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
-REMAKE = "'make verify ARGS=--remove' removes what is damaged, and the same 'make preprocess' command makes it again"
-"""What to do about a damaged shard."""
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of an energy of exactly zero, as in digital silence."""
 
@@ -65,6 +65,16 @@ _BLOCK = 1 << 24
 def shard_folder(dataset: str) -> Path:
     """Where the shards of a data set lie unless another folder is named."""
     return Path("data/shards") / dataset
+
+
+def removal(folder: Path, full: bool = False) -> str:
+    """The command that removes what is damaged in a folder, as it can be typed."""
+    return f"`python -m preprocess.verify --shards {shlex.quote(str(folder))}{' --full' if full else ''} --remove`"
+
+
+def remake(folder: Path) -> str:
+    """What to do about a damaged shard in a folder."""
+    return f"{removal(folder)} removes what is damaged, and the same 'make preprocess' command as before makes it again"
 
 
 @dataclass(frozen=True)
@@ -200,12 +210,20 @@ def write_strings(file: h5py.File, name: str, values: Sequence[Any] | np.ndarray
 def shard_content(path: Path) -> str | None:
     """What the shard was made of, as its plan called it; None where it is absent, damaged or of another schema.
 
-    Damage in the frames, the sound and the words is left to those who read them.
+    Damage in the frames, the sound and the words is left to those who read them. Raises UserError where the disk, and
+    not what is on it, keeps the shard from being read.
     """
     try:
         return str(check_seal(path).notes["content"])
-    except (OSError, Damaged):
+    except Damaged:
         return None
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            return None
+        raise UserError(
+            f"shard {path} cannot be read ({error.strerror}); see whether its disk and permissions are in order, then "
+            "run the same command again"
+        ) from error
 
 
 def shard_rejected(path: Path) -> list[dict[str, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.shards.index import Index
-from pipeline.shards.layout import REMAKE, ROWS, WORDS, words_checksum
+from pipeline.shards.layout import ROWS, WORDS, remake, words_checksum
 from pipeline.shards.seal import Damaged, Seal, seal_of
 
 
@@ -94,7 +94,8 @@ class ShardReader:
     def _damaged(self, video: int, shard: _OpenShard, what: str) -> DamagedVideo:
         return DamagedVideo(
             video,
-            f"shard {shard.path} is damaged: {what} of '{self.index.id[video]}' is not what was written; {REMAKE}",
+            f"shard {shard.path} is damaged: {what} of '{self.index.id[video]}' is not what was written; "
+            + remake(self.index.folder),
         )
 
     def _shard(self, video: int) -> _OpenShard:
@@ -122,7 +123,7 @@ class _OpenShard:
             seal = seal_of(self.path)
             self._file = os.open(self.path, os.O_RDONLY)
         except Damaged as error:
-            raise UserError(f"shard {self.path} is damaged: {error}; {REMAKE}") from error
+            raise UserError(f"shard {self.path} is damaged: {error}; {remake(self.path.parent)}") from error
         except OSError as error:
             raise self._unreadable(error) from error
         if seal.own != index.shard_seal[number] or not _fits(seal, index.shard_totals[number].tolist(), index.bands):
@@ -150,7 +151,7 @@ class _OpenShard:
         except OSError as error:
             raise self._unreadable(error) from error
         if len(data) < count * item:
-            raise UserError(f"shard {self.path} ends early; {REMAKE}")
+            raise UserError(f"shard {self.path} ends early; {remake(self.path.parent)}")
         return np.frombuffer(data, dtype)
 
     def _unreadable(self, error: OSError) -> UserError:

@@ -58,8 +58,11 @@ def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
     empty = True
     for item in entry.listing(source):
         empty = empty and isinstance(item, Missing)
-        text = _is_text(item.id + str(item.path))
-        yield item if text else Missing(ascii(item.id), "its name is not valid UTF-8; rename it")
+        if _is_text(item.id + str(item.path)):
+            yield item
+        else:
+            readable = Path(str(item.path).encode(errors="replace").decode())
+            yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable)
     if empty:
         raise UserError(f"there are no videos in {source}; expected:\n{entry.tree}")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.files import is_regular
 
 SUFFIXES = {
     ".3g2", ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".h264", ".ivf", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov",
@@ -70,7 +70,7 @@ def size_of(path: Path) -> int:
         status = path.stat()
     except OSError:
         return -1
-    return status.st_size if stat.S_ISREG(status.st_mode) else -1
+    return status.st_size if is_regular(status) else -1
 
 
 def video_files(root: Path) -> Iterator[Path | Missing]:
@@ -91,6 +91,9 @@ def video_files(root: Path) -> Iterator[Path | Missing]:
             continue
         seen.add(real)
         subfolders.sort()
+        # a folder whose disk is not mounted, for all that can be told
+        for name in sorted(name for name in names if "." not in name and _leads_nowhere(Path(folder, name))):
+            yield _unused(Path(folder, name), root, "it is a link that leads nowhere")
         for name in filter(_is_named_like_a_video, subfolders):
             yield _unused(Path(folder, name), root, "it is a folder, not a file")
         for name in filter(_is_named_like_a_video, sorted(names)):
@@ -102,6 +105,10 @@ def video_files(root: Path) -> Iterator[Path | Missing]:
 
 def _is_named_like_a_video(name: str) -> bool:
     return Path(name).suffix.lower() in SUFFIXES or name.lower() in SUFFIXES
+
+
+def _leads_nowhere(path: Path) -> bool:
+    return path.is_symlink() and not path.exists()
 
 
 def _unused(path: Path, root: Path, reason: str) -> Missing:

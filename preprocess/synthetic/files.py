@@ -122,13 +122,12 @@ def make_all(settings: Synthetic, missing: Sequence[Task], workers: int, progres
             return
         # Spawned, not forked: the caller may have started threads.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(workers, len(groups)), mp_context=context) as pool:
-            try:
-                for done in as_completed([pool.submit(make_group, settings, group) for group in groups]):
-                    bar.update(done.result())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool = ProcessPoolExecutor(min(workers, len(groups)), mp_context=context)
+        try:
+            for done in as_completed([pool.submit(make_group, settings, group) for group in groups]):
+                bar.update(done.result())
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def generate(

@@ -127,7 +127,11 @@ def test_what_is_left_of_a_smaller_list_is_a_whole_data_set(alone: None, synthet
     assert run(settings).shards_made == 3
     for path in sorted(videos.rglob("*.mp4"))[8:]:  # all of the last shard
         path.unlink()
-    summary = run(settings)
+    before = digests(tmp_path / "shards")
+    with pytest.raises(UserError, match=r"4 videos of the finished shards in .* are no longer in .* \(first: '.*'\);"):
+        run(settings)
+    assert digests(tmp_path / "shards") == before
+    summary = run(replace(settings, drop_gone=True))
     assert (summary.kept, summary.shards_made, len(summary.index.shard_names)) == (8, 0, 2)
     (tmp_path / "shards" / "index.h5").write_bytes(b"nonsense")
     assert run(settings).kept == 8
@@ -154,7 +158,7 @@ def test_a_list_that_changes_touches_only_the_shards_it_must(alone: None, synthe
     assert index.id.tolist() == sorted(path.name for path in videos.iterdir())  # whatever shard they are in
     shutil.copy(every[20], videos / "00.mp4")  # another video of that name
     (videos / "08.mp4").unlink()
-    assert run(settings).shards_made == 2
+    assert run(replace(settings, drop_gone=True)).shards_made == 2
     third = digests(tmp_path / "shards")
     assert [name for name in second if name.startswith("shard") and third[name] != second[name]] == [
         "shard-000000.h5", "shard-000001.h5",
@@ -500,6 +504,42 @@ def test_a_file_that_somebody_writes_to_all_the_time_is_left_out_until_it_is_who
     assert other.kept == 4 and digests(tmp_path / "other") == digests(four.shard_folder)
 
 
+def test_a_source_that_is_renamed_in_the_middle_loses_no_video(
+    alone: None, meanwhile: Callable[..., None], four: Preprocess, tmp_path: Path
+) -> None:
+    source, elsewhere = four.source_folder, tmp_path / "elsewhere"
+    meanwhile(lambda count: source.rename(elsewhere) if count == 2 else None)
+    with pytest.raises(UserError, match=r"2.mp4 was there when .* listed, and its disk or folder is gone"):
+        run(four)
+    assert len(list(four.shard_folder.glob("shard-*.h5"))) == 1 and not (four.shard_folder / "index.h5").exists()
+    elsewhere.rename(source)
+    meanwhile(lambda count: None)
+    summary = run(four)
+    assert (summary.kept, summary.shards_made) == (4, 1)
+
+
+def test_a_disk_that_is_not_mounted_when_a_run_starts_takes_no_shards_with_it(
+    alone: None, synthetic: Path, tmp_path: Path
+) -> None:
+    """The videos are in folders that are links, one of which leads nowhere."""
+    source, disk = tmp_path / "videos", tmp_path / "disk"
+    source.mkdir()
+    for name in ("train", "test"):
+        (disk / name).parent.mkdir(exist_ok=True)
+        shutil.copytree(synthetic / name, disk / name)
+        (source / name).symlink_to(disk / name)
+    settings = Preprocess("folder", source, tmp_path / "shards", videos_per_shard=6, workers=1)
+    run(settings)
+    before = digests(tmp_path / "shards")
+    (disk / "test").rename(tmp_path / "unmounted")
+    with pytest.raises(UserError, match=r"12 videos of the finished shards in .* are no longer in .*; bring them back"):
+        run(settings)
+    assert digests(tmp_path / "shards") == before
+    run(replace(settings, drop_gone=True))
+    (row,) = read_rejected(tmp_path / "shards")
+    assert (row["id"], row["reason"]) == ("test", "it is a link that leads nowhere")
+
+
 def test_a_disk_that_goes_away_in_the_middle_loses_no_video(
     alone: None, meanwhile: Callable[..., None], four: Preprocess, tmp_path: Path
 ) -> None:
@@ -512,7 +552,7 @@ def test_a_disk_that_goes_away_in_the_middle_loses_no_video(
         for path in disk.iterdir():
             shutil.copy(path, source)
         meanwhile(lambda count: subprocess.run(["umount", "-l", source], check=True) if count == 2 else None)
-        with pytest.raises(UserError, match=r"2.mp4 was there when the videos were listed, and its disk is gone"):
+        with pytest.raises(UserError, match=r"2.mp4 was there when .* listed, and its disk or folder is gone"):
             run(four)
         assert len(list(four.shard_folder.glob("shard-*.h5"))) == 1 and not (four.shard_folder / "index.h5").exists()
     finally:
@@ -575,6 +615,7 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
     (folder / "zero.mp4").symlink_to("/dev/zero")
     (folder / "tty.mkv").symlink_to("/dev/tty")
     (folder / "gone.mp4").symlink_to(folder / "nowhere")
+    (folder / "log.mp4").symlink_to("/proc/kmsg")  # of which reading never ends
     (folder / "loop.mp4").symlink_to(folder / "loop.mp4")
     (folder / "folder.mp4").mkdir()
     (folder / ".hidden.mp4").touch()
@@ -586,10 +627,11 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
         yield {
             "fifo.mp4": "it is a FIFO, not a file", "fifo-link.mp4": "it is a FIFO, not a file",
             "zero.mp4": "it is a device, not a file", "tty.mkv": "it is a device, not a file",
-            "gone.mp4": "it is a broken link, not a file", "loop.mp4": "it is a broken link, not a file",
+            "gone.mp4": "it is a broken link, not a file", "log.mp4": "it is made up by the system, not a file",
+            "loop.mp4": "it is a broken link, not a file",
             "folder.mp4": "it is a folder, not a file", ".hidden.mp4": "it is hidden: its name begins with a dot",
             ".mp4": "it is hidden: its name begins with a dot", "empty.mp4": "the file is empty",
-            "memory.mp4": "it cannot be read (Input/output error)", "socket.mp4": "it is a socket, not a file",
+            "memory.mp4": "it is made up by the system, not a file", "socket.mp4": "it is a socket, not a file",
         }  # fmt: skip
 
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
 import random
 import re
+import shlex
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from pipeline.errors import UserError
 from pipeline.shards.layout import SHARD, VideoRecord, write_shard
 from pipeline.shards.seal import SEAL_BYTES, check_seal
-from preprocess.lock import locked
+from preprocess import cluster
+from preprocess import verify as module
+from preprocess.lock import is_locked, locked
 from preprocess.stage import Preprocess, run
-from preprocess.verify import check_shard
-from tests.conftest import Run
+from preprocess.verify import Verify, check_shard, verify
+from tests.conftest import ROOT, Run
 from tests.preprocess.test_stage import digests
 from tests.tamper import changed, flip
 
@@ -152,6 +163,17 @@ def test_the_command_names_damage_removes_it_and_preprocessing_mends_it(
     assert digests(copy) == digests(shards)
 
 
+def test_an_index_is_compared_without_a_file(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(monkeypatch)
+
+    def full(*_: object, **__: object) -> None:
+        raise system(errno.ENOSPC)
+
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    monkeypatch.setattr("pipeline.shards.index.create", full)
+    assert verify(Verify(shards=copy)) == {}
+
+
 def test_an_index_that_is_not_what_the_shards_say_is_found(command: Run, copy: Path) -> None:
     with changed(copy / "index.h5", hidden=True) as file:
         file["video/label"][3] = b"another class"
@@ -174,7 +196,7 @@ def test_a_data_set_that_is_still_being_made_is_checked_as_far_as_it_is(command:
         done = command("preprocess.verify", "--shards", copy)
         assert done.returncode == 2 and "shard-000001.h5: frame" in done.stderr
         done = command("preprocess.verify", "--shards", copy, "--remove")
-        assert done.returncode == 2 and "a run is writing to" in done.stderr
+        assert done.returncode == 2 and "run is writing to" in done.stderr
     assert len(list(copy.glob("shard-*.h5"))) == 3
 
 
@@ -194,3 +216,220 @@ def test_declared_shapes_are_bounded_by_the_file(copy: Path) -> None:
 def test_no_shards_is_one_sentence(command: Run, tmp_path: Path) -> None:
     done = command("preprocess.verify", "--dataset", "kinetics")
     assert done.returncode == 2 and "make preprocess DATASET=kinetics" in done.stderr
+
+
+Around = Callable[[], contextlib.AbstractContextManager[object]]
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch, around: Around = contextlib.nullcontext) -> None:
+    """Let verify's tasks run in this process, each inside `around`."""
+
+    def unordered(client: object, function: Callable[[Any], Any], tasks: Iterable[Any], expected: int) -> Iterator[Any]:
+        for task in tasks:
+            with around():
+                result = function(task)
+            yield result
+
+    monkeypatch.setattr(cluster, "connect", lambda scheduler, workers: contextlib.nullcontext())
+    monkeypatch.setattr(cluster, "unordered", unordered)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
+@pytest.mark.parametrize("worker", ["nothing", "a broken link"])
+def test_a_worker_that_does_not_see_the_folder_removes_nothing(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, worker: str
+) -> None:
+    before, hidden = names(copy), copy.with_name("hidden")
+
+    @contextlib.contextmanager
+    def unmounted() -> Iterator[None]:
+        copy.rename(hidden)
+        if worker == "a broken link":
+            copy.mkdir()
+            for path in hidden.glob("shard-*.h5"):
+                (copy / path.name).symlink_to("nowhere")
+        yield
+        shutil.rmtree(copy, ignore_errors=True)
+        hidden.rename(copy)
+
+    run_here(monkeypatch, unmounted)
+    monkeypatch.setattr("socket.gethostname", lambda: "node7")
+    told = rf"{copy}/shard-000000.h5 is there, and node7 does not see it; mount the disk of {copy} on every machine"
+    with pytest.raises(UserError, match=told):
+        verify(Verify(shards=copy, remove=True))
+    assert names(copy) == before
+
+
+def system(number: int) -> OSError:
+    return OSError(number, os.strerror(number))
+
+
+UNREADABLE = [
+    *map(system, (errno.EACCES, errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENOENT)),
+    OSError("Unable to synchronously read data"), MemoryError(), RuntimeError("a bug"), KeyError("video/id"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", UNREADABLE, ids=repr)
+@pytest.mark.parametrize("place", ["open_sealed", "_problems", "seal_of", "_decoding_problem", "kind"])
+def test_what_cannot_be_read_is_never_removed(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, place: str
+) -> None:
+    before = names(copy)
+    run_here(monkeypatch)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    if place in ("open_sealed", "kind"):  # which the index needs, too
+        real = getattr(module, place)
+        monkeypatch.setattr(module, place, lambda path: fail() if path.name.startswith("shard") else real(path))
+    else:
+        monkeypatch.setattr(module, place, fail)
+    monkeypatch.setattr(sys, "argv", ["verify", "--shards", str(copy), "--full", "--remove"])
+    with pytest.raises(UserError, match=r"^3 shards or indexes could not be checked, and were kept: look at the disk"):
+        module.main()
+    assert "shard-000002.h5: it cannot be read (" in capsys.readouterr().err and names(copy) == before
+
+
+def test_an_index_that_cannot_be_read_is_never_removed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(monkeypatch)
+    real = module.open_sealed
+    monkeypatch.setattr(module, "open_sealed", lambda path: real(copy / "gone" if path.name == "index.h5" else path))
+    before = names(copy)
+    findings = verify(Verify(shards=copy, remove=True))
+    assert [state for state, _ in findings.values()] == ["unchecked"] and names(copy) == before
+
+
+def test_no_run_can_start_while_damage_is_looked_for_to_be_removed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    @contextlib.contextmanager
+    def look() -> Iterator[None]:
+        held.append(is_locked(copy))
+        yield
+
+    run_here(monkeypatch, look)
+    flip(copy / "shard-000001.h5", 9000)
+    assert list(verify(Verify(shards=copy))) == ["shard-000001.h5"] and held == [False] * 3
+    assert list(verify(Verify(shards=copy, remove=True))) == ["shard-000001.h5"] and held[3:] == [True] * 3
+    assert not (copy / "shard-000001.h5").exists() and not is_locked(copy)
+
+
+def test_removing_needs_a_folder_and_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there are no shards"):
+        verify(Verify(shards=tmp_path / "none", remove=True))
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_is_sound_by_the_time_it_would_be_removed_is_kept(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = copy / "shard-000001.h5"
+
+    @contextlib.contextmanager
+    def damaged() -> Iterator[None]:
+        flip(path, 9000)
+        yield
+        flip(path, 9000)
+
+    run_here(monkeypatch, damaged)
+    (state, (problem,)) = verify(Verify(shards=copy, remove=True))[path.name]
+    assert state == "unchecked" and problem.endswith("a second look on this machine found nothing")
+    assert check_shard(path, full=False) == []
+
+
+def test_shards_of_another_version_are_named_and_kept(
+    command: Run, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.shards.seal.SCHEMA", 3)
+    with changed(copy / "shard-000001.h5", hidden=True):
+        pass
+    (copy / "shard-000002.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(5000))
+    before = names(copy)
+    done = command("preprocess.verify", "--shards", copy, "--remove")
+    assert done.returncode == 2 and names(copy) == before
+    assert "shard-000001.h5: it was made by another version: it has schema 3" in done.stderr
+    assert "error: 2 shards or indexes were made by another version: make them anew into another folder" in done.stderr
+
+
+def test_a_shard_that_the_index_was_not_made_of_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
+    with changed(copy / "shard-000001.h5", hidden=True) as file:
+        file["video/label"][3] = b"another class"
+    done = command("preprocess.verify", "--shards", copy, "--remove")
+    assert done.returncode == 2 and "it is not the one that the index was made of" in done.stderr
+    assert "remove" not in done.stderr and "makes the index anew" in done.stderr
+    assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16, workers=2)).shards_made == 0
+    assert command("preprocess.verify", "--shards", copy).returncode == 0
+
+
+def test_the_advice_works_as_it_is_printed(copy: Path) -> None:
+    folder = copy.rename(copy.with_name("it's a folder"))
+    path = folder / "shard-000001.h5"
+    with changed(path, hidden=True) as file:  # found by decoding alone
+        offset = file["frames/offset"][:]
+        file["frames/jpeg"][offset[7] + 2 : offset[7] + 30] = np.zeros(28, np.uint8)
+    with changed(folder / "index.h5", hidden=True) as file:
+        file["shard/seal"][1] = check_seal(path).own
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    verifying = [sys.executable, "-m", "preprocess.verify", "--shards", folder, "--full"]
+    done = subprocess.run(verifying, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2 and "cannot be decoded" in done.stderr and "object at" not in done.stderr
+    assert "then the same 'make preprocess' command as before makes them again" in done.stderr
+    advice = re.search("`python (.*)`", done.stderr)[1]
+    assert shlex.split(advice)[1:] == ["preprocess.verify", "--shards", str(folder), "--full", "--remove"]
+    done = subprocess.run(f"{sys.executable} {advice}", shell=True, capture_output=True, text=True, env=environment)
+    assert done.returncode == 2 and "they were removed" in done.stderr and not path.exists()
+
+
+def test_what_is_no_file_is_named_and_the_rest_checked(command: Run, copy: Path) -> None:
+    (copy / "shard-000005.h5").mkdir()
+    (copy / "shard-000007.h5").symlink_to("nowhere")
+    os.mkfifo(copy / "shard-000008.h5")
+    flip(copy / "shard-000001.h5", 9000)
+    before = names(copy)
+    done = command("preprocess.verify", "--shards", copy, "--remove")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    for number, what in ((5, "a folder"), (7, "a broken link"), (8, "a FIFO")):
+        assert f"shard-00000{number}.h5: it is {what}, not a file" in done.stderr
+    assert "shard-000001.h5: frame" in done.stderr and "3 shards or indexes are no files" in done.stderr
+    assert sorted([*names(copy), "shard-000001.h5"]) == before
+
+
+def test_what_is_missing_is_not_to_be_removed(command: Run, copy: Path) -> None:
+    (copy / "shard-000001.h5").unlink()
+    done = command("preprocess.verify", "--shards", copy)
+    told = "error: 1 shards or indexes are missing: the same 'make preprocess' command as before makes them\n"
+    assert done.returncode == 2 and done.stderr.endswith(told) and "remove" not in done.stderr
+
+
+@pytest.mark.parametrize("error", [system(errno.EIO), MemoryError()])
+def test_an_index_that_cannot_be_compared_is_kept(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    run_here(monkeypatch)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "gather", fail)
+    ((state, (problem,)),) = verify(Verify(shards=copy, remove=True)).values()
+    assert state == "unchecked" and problem.startswith("it cannot be compared with the shards (")
+    assert (copy / "index.h5").exists()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_output_that_cannot_be_written_is_one_sentence(copy: Path, damaged: bool) -> None:
+    if damaged:
+        (copy / "index.h5").unlink()
+    with locked(copy), Path("/dev/full").open("w") as full:  # with a run at work there is something to say in any case
+        if damaged:
+            flip(copy / "shard-000001.h5", 9000)
+        done = subprocess.run(
+            [sys.executable, "-m", "preprocess.verify", "--shards", copy], stdout=full, stderr=subprocess.PIPE,
+            text=True, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+    assert ("are damaged" if damaged else "error: No space left on device") in done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -80,7 +80,7 @@ def test_the_one_before_is_kept_and_taken_where_the_newest_is_damaged(tmp_path: 
     assert same(state, 2) and wrong == ""
     path.write_bytes(b"nonsense")
     previous.write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="checkpoint.pt cannot .*previous.pt cannot .*delete it to begin anew"):
+    with pytest.raises(UserError, match="checkpoint.pt cannot .*previous.pt cannot .*delete them to begin anew"):
         checkpoint.read_newest(tmp_path)
 
 

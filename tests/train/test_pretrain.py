@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.shards.seal import seal_of
 from tests.conftest import ROOT, Run
 
 STEPS = 24
@@ -180,3 +182,44 @@ def test_mistakes_are_one_sentence_and_exit_2(
     assert re.search(message, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def ruin(shards: Path, *numbers: int) -> None:
+    """Zeros in the middle of the frames of some shards, over a tenth of them or, with all shards, everything."""
+    for path in sorted(shards.glob("shard-*.h5")):
+        if not numbers or int(path.stem[-6:]) in numbers:
+            begin, size = seal_of(path).spans["frames/jpeg"]
+            part = size if not numbers else size // 10
+            with path.open("r+b") as file:
+                file.seek(begin + (size - part) // 2)
+                file.write(bytes(part))
+
+
+def test_damage_ends_a_run_with_its_name_and_nothing_learned_is_lost(
+    command: Run, shards: Path, tmp_path: Path
+) -> None:
+    copy, run = tmp_path / "shards", tmp_path / "run"
+    shutil.copytree(shards, copy)
+    ruin(copy, 1)
+    done = command(*arguments(copy, run, "--steps", STEPS, "--loading.prefetch", 1, "--loading.clips-at-once", 2))
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 2 and "shard-000001.h5 is damaged: frame" in said
+    assert said.endswith("; --loading.damaged skip goes on without such clips")
+    state = torch.load(run / "checkpoint.pt", weights_only=True)
+    assert 0 < state["step"] == len(losses(run)) < STEPS
+    done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))
+    assert done.returncode == 0 and len(losses(run)) == STEPS
+    counted = re.search(r"(\d+) damaged clips were skipped", done.stderr)
+    assert counted and 0 < int(counted[1]) < 8 * (STEPS - state["step"])  # 4 videos a step, 2 clips of each
+    named = re.findall(r"^ +(\d+) of '.*' in .*shard-000001.h5$", done.stderr, re.MULTILINE)
+    assert sum(map(int, named)) == int(counted[1])
+
+
+def test_where_everything_is_damaged_there_is_no_run(command: Run, shards: Path, tmp_path: Path) -> None:
+    copy, run = tmp_path / "shards", tmp_path / "run"
+    shutil.copytree(shards, copy)
+    ruin(copy)
+    done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))
+    assert done.returncode == 2
+    assert "error: every pair of step 0 is damaged, so nothing can be learned" in done.stderr
+    assert not (run / "checkpoint.pt").exists()
