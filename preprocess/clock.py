@@ -30,17 +30,37 @@ Piece = tuple[int, int, int]
 """Samples of silence, and where the sound after it begins and ends, in samples."""
 
 
-def put_on_clock(pcm: Path, stamps: Path) -> None:
-    """Move the int16 samples of a file to where the time stamps of their frames, from ffmpeg's `framecrc`, put them."""
+def put_on_clock(pcm: Path, stamps: Path, most: int) -> None:
+    """Move the int16 samples of a file to where the time stamps of their frames, from ffmpeg's `framecrc`, put them.
+
+    What comes to lie after that many samples is cut.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # there are none where ffmpeg failed between the two
         pts, count = np.loadtxt(stamps, np.int64, delimiter=",", usecols=(2, 3), ndmin=2).reshape(-1, 2).T
     samples = pcm.stat().st_size // 2
-    if not len(pts):
-        return
-    count[-1] += samples - count.sum()  # there are more where ffmpeg was told to write no more stamps
-    if (found := pieces(pts, count)) != [(0, 0, samples)]:
+    end = np.minimum(np.cumsum(count), samples)  # there are fewer where ffmpeg failed between the two
+    count = np.diff(end, prepend=0)
+    pts, count = pts[count > 0], count[count > 0]
+    if len(pts):
+        count[-1] += samples - end[-1]  # there are more where ffmpeg was told to write no more stamps
+        found = until(most, pieces(pts, count))
+    else:
+        found = until(most, [(0, 0, samples)])
+    if found != [(0, 0, samples)]:
         rearrange(pcm, found)
+
+
+def until(most: int, found: Iterable[Piece]) -> list[Piece]:
+    """The pieces of the first so many samples on the clock."""
+    kept: list[Piece] = []
+    written = 0
+    for silence, start, stop in found:
+        stop = min(stop, start + most - written - silence)
+        if start < stop:
+            kept.append((silence, start, stop))
+        written += silence + max(0, stop - start)
+    return kept
 
 
 def pieces(pts: np.ndarray, count: np.ndarray) -> list[Piece]:

@@ -38,7 +38,9 @@ _LONGEST = 16
 _LEAST_BYTES = 250
 """Bytes per second below which a file's length is not believed (beyond the first minute)."""
 _MOST_STAMPS = 1 << 22
-"""Time stamps of sound that are written at most, 60 bytes each: a file of tiny frames could fill the disk with them."""
+"""Time stamps of sound that are written at most, 62 bytes each: a file of tiny frames could fill the disk with them."""
+_NEVER = 10**12
+"""Samples that no stamp comes to: ffmpeg leaves out packets that are 30 hours off."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
 
 
@@ -165,7 +167,7 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
     for target, source in zip(targets, _inputs(targets), strict=True):
         video = target.video
         chain = [*filters[:2], *_select(_stretches(video, settings), settings.fps), *filters[2:]]
-        limit = _seconds_limit(video.path, settings)
+        limit = _end(video, settings)
         outputs.append(
             ffmpeg.output(
                 source["V:0"], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1, format="image2pipe",
@@ -173,20 +175,29 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
             )
         )  # fmt: skip
         if sound:
-            outputs += _sound(source["a:0"], target, limit)
+            outputs += _sound(source["a:0"], target, round(limit * SAMPLE_RATE))
     return _compiled(ffmpeg.merge_outputs(*outputs))
 
 
-def _sound(source: Any, target: Target, limit: float) -> list[Any]:
-    """All samples of the sound, one after the other, and the time stamps of its frames: what `put_on_clock` needs."""
-    most = round(2 * limit * SAMPLE_RATE)  # `t` goes by the stamps, which may stand still
-    resample = f"aresample={SAMPLE_RATE},atrim=end_sample={most}"
-    forward = "asetpts='max(PREV_OUTPTS+1,PTS)'"  # a muxer complains of stamps that go back
-    samples = {"acodec": "pcm_s16le", "ac": 1, "t": limit}
-    stamps = samples | {"format": "framecrc", "frames:a": _MOST_STAMPS}
+def _sound(source: Any, target: Target, limit: int) -> list[Any]:
+    """All samples of the sound, one after the other, and the time stamps of its frames: what `put_on_clock` needs.
+
+    A single stamp may be wrong. So the sound ends where its stamps have been beyond the limit for a second, not at the
+    first that is, as `t` would have it. And no muxer may see a stamp that goes back, which ffmpeg would rewrite: the
+    samples are stamped by their count, and the others come as the presentation times of packets whose decoding times
+    are their numbers, with so much taken off that they lie before any stamp.
+    """
+    within = f"st(0,if(lt(PTS,{limit}),N,ld(0)))"  # samples before the last frame that begins within the limit
+    ended = f"asetpts='PTS+{_NEVER}*gt(N-{within},{SAMPLE_RATE})',atrim=end_pts={_NEVER // 2}"
+    chain = f"aresample={SAMPLE_RATE},{ended},atrim=end_sample={2 * limit}"  # stamps may stand still
+    forward = "setts=ts='if(N,max(PREV_OUTPTS+1,PTS),0)'"  # where the format changes, filters count anew
+    apart = f"setts=pts=PTS:dts=N-{_NEVER}"
+    mono = {"acodec": "pcm_s16le", "ac": 1}
+    samples = {"format": "s16le", "af": f"{chain},asetpts=N", "bsf:a": forward}
+    stamps = {"format": "framecrc", "af": chain, "bsf:a": apart, "frames:a": _MOST_STAMPS}
     return [
-        ffmpeg.output(source, str(target.pcm), format="s16le", af=f"{resample},{forward}", **samples),
-        ffmpeg.output(source, str(target.stamps), af=resample, **stamps),
+        ffmpeg.output(source, str(target.pcm), **mono, **samples),
+        ffmpeg.output(source, str(target.stamps), **mono, **stamps),
     ]
 
 
@@ -200,7 +211,7 @@ def _inputs(targets: Sequence[Target]) -> list[Any]:
         video = target.video
         cut: dict[str, Any] = {"thread_queue_size": _QUEUE} if len(targets) > 1 else {}
         if video.segment:
-            cut |= {"ss": video.segment[0], "t": video.segment[1] - video.segment[0]}
+            cut["ss"] = video.segment[0]  # `t` would end the sound at its first stamp beyond
         options = {"threads": 1, "protocol_whitelist": "file", "format_whitelist": _FORMATS} | cut
         sources.append(ffmpeg.input(f"file:{video.path}", **options))
     return sources
@@ -231,6 +242,12 @@ def _seconds_limit(path: Path, settings: Extraction) -> float:
     """Seconds at which a video is cut: a small file with huge time stamps would be hours of one repeated frame."""
     size = max(0, size_of(path))
     return min(settings.max_hours * 3600, 60 + size // _LEAST_BYTES)
+
+
+def _end(video: Video, settings: Extraction) -> float:
+    """Seconds at which a video, or its segment, is cut."""
+    limit = _seconds_limit(video.path, settings)
+    return min(limit, video.segment[1] - video.segment[0]) if video.segment else limit
 
 
 @cache
@@ -348,7 +365,7 @@ def _collect(target: Target, settings: Extraction, complaints: list[str]) -> Ext
     with target.jpeg.open("rb") as file:
         width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
     if _has_bytes(target.pcm):
-        put_on_clock(target.pcm, target.stamps)
+        put_on_clock(target.pcm, target.stamps, round(_end(target.video, settings) * SAMPLE_RATE))
         target.stamps.unlink()
         if stretches := _stretches(target.video, settings):  # what `_select` keeps of the picture
             rearrange(target.pcm, [(0, round(a * SAMPLE_RATE), round(b * SAMPLE_RATE)) for a, b in stretches])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from preprocess import ffmpeg as module
-from preprocess.clock import Piece, pieces, put_on_clock
+from preprocess.clock import Piece, pieces, put_on_clock, until
 from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extracted, Extraction, Target, command, extract_group
 from preprocess.process import run
@@ -159,6 +159,64 @@ def test_gaps_are_filled_where_the_sound_changes_its_format(tmp_path: Path) -> N
     flash, click = events(taken)
     assert taken.note == "" and len(flash) == len(click) == 9
     assert np.abs(flash - [1, 2, 3, 5, 6, 7, 9, 10, 11]).max() < FRAME and np.abs(click - flash).max() < FRAME
+
+
+# -------------------------------------------------------------------------------------------------------- wrong stamps
+
+
+@pytest.fixture(scope="module")
+def tags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """9.5 s with flashes and clicks in an FLV, which keeps the stamp of each packet for itself."""
+    sound = clicking("{t}", 9.5, 44_100)
+    return made(tmp_path_factory.mktemp("tags") / "tags.flv", flashes(9.5), sound, "-c:a", "libmp3lame")
+
+
+def moved(source: Path, path: Path, seconds: float, begin: float, end: float = 1e6) -> Path:
+    """An FLV whose sound is stamped that much later between two seconds, one tag of it if they are the same."""
+    data = bytearray(source.read_bytes())
+    at, done = 13, False
+    while at < len(data):
+        stamp = int.from_bytes(data[at + 4 : at + 7], "big") | data[at + 7] << 24
+        if data[at] == 8 and begin <= stamp / 1000 and (stamp / 1000 < end or not done):
+            later = stamp + round(1000 * seconds)
+            data[at + 4 : at + 8] = (later & 0xFFFFFF).to_bytes(3, "big") + bytes([later >> 24])
+            done = True
+        at += 11 + int.from_bytes(data[at + 1 : at + 4], "big") + 4
+    assert done
+    path.write_bytes(data)
+    return path
+
+
+@pytest.mark.parametrize("wrong", [0.5, 5, 50, 1000, -0.5, -5])
+def test_a_single_wrong_stamp_changes_nothing(tmp_path: Path, tags: Path, wrong: float) -> None:
+    whole = kept(tags, tmp_path).waveform[:].tolist()
+    taken = kept(moved(tags, tmp_path / "wrong.flv", wrong, 5.5, 5.5), tmp_path)
+    assert_together(taken, 9)
+    assert taken.note == "" and taken.waveform[:].tolist() == whole
+
+
+def test_a_single_wrong_stamp_changes_nothing_in_a_segment(tmp_path: Path, tags: Path) -> None:
+    path = moved(tags, tmp_path / "wrong.flv", 50, 4.5, 4.5)
+    taken = [kept(Video("part", file, segment=(1.5, 6.5)), tmp_path) for file in (tags, path)]
+    assert taken[0].waveform[:].tolist() == taken[1].waveform[:].tolist()
+    flash, click = events(taken[1])
+    assert len(flash) == len(click) == 5 and np.abs(click - flash).max() < FRAME
+    assert abs(len(taken[1].sizes) - 150) <= 1 and abs(seconds(taken[1]) - 5) < 1e-3
+
+
+@pytest.mark.parametrize("wrong", [3, 50])
+def test_stamps_that_stay_later_make_a_gap_up_to_the_limit(tmp_path: Path, tags: Path, wrong: float) -> None:
+    path = moved(tags, tmp_path / "later.flv", wrong, 4.5)
+    taken = kept(path, tmp_path, Extraction(max_hours=10 / 3600))
+    flash, click = events(taken)
+    expected = [1, 2, 3, 4, 8, 9] if wrong == 3 else [1, 2, 3, 4]
+    assert len(flash) == 9 and len(click) == len(expected)
+    assert np.abs(click - expected).max() < FRAME and seconds(taken) <= 10
+
+
+def test_sound_is_cut_at_the_limit_with_the_picture(tmp_path: Path, tags: Path) -> None:
+    taken = kept(tags, tmp_path, Extraction(max_hours=3.3 / 3600))
+    assert seconds(taken) == 3.3 and len(taken.sizes) == 99
 
 
 # ----------------------------------------------------------------------------------------------------- drift and jitter
@@ -311,11 +369,31 @@ def test_samples_are_moved_in_their_file(tmp_path: Path) -> None:
     pts = 100 + regular(20) + 1000 * (np.arange(20) >= 10)
     rows = [f"0, {-(10**12) + k}, {at}, {FRAME_SAMPLES}, {2 * FRAME_SAMPLES}, 0x1234abcd" for k, at in enumerate(pts)]
     stamps.write_text("\n".join(["#tb 0: 1/24000", *rows, ""]))
-    put_on_clock(pcm, stamps)
+    put_on_clock(pcm, stamps, 10**6)
     moved = np.fromfile(pcm, np.int16)
     silence = [np.zeros(n, np.int16) for n in (100, 1000)]
     assert np.array_equal(moved, np.concatenate([silence[0], wave[: 10 * 512], silence[1], wave[10 * 512 :]]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sound.pcm", "sound.stamps"]
+
+
+def test_sound_is_cut_at_the_limit_on_the_clock() -> None:
+    found = [(10, 0, 100), (50, 100, 200)]
+    assert until(1000, found) == found
+    assert until(200, found) == [(10, 0, 100), (50, 100, 140)]
+    assert until(160, found) == until(120, found) == [(10, 0, 100)]
+    assert until(40, found) == [(10, 0, 30)]
+    assert until(10, found) == []
+
+
+@pytest.mark.parametrize("count", [1, 10, 30])
+def test_more_stamps_than_samples_are_passed_over(tmp_path: Path, count: int) -> None:
+    pcm, stamps = tmp_path / "sound.pcm", tmp_path / "sound.stamps"
+    wave = np.arange(1, 10 * 512 - 99, dtype=np.int16)
+    wave.tofile(pcm)
+    rows = [f"0, {at}, {at}, {FRAME_SAMPLES}, 1024, 0x1234abcd" for at in 100 + regular(count)]
+    stamps.write_text("\n".join(["#tb 0: 1/24000", *rows, ""]))
+    put_on_clock(pcm, stamps, 10**6)
+    assert np.array_equal(np.fromfile(pcm, np.int16), np.concatenate([np.zeros(100, np.int16), wave]))
 
 
 @pytest.mark.filterwarnings("ignore:loadtxt")
@@ -323,5 +401,5 @@ def test_sound_without_stamps_is_left_as_it_is(tmp_path: Path) -> None:
     pcm, stamps = tmp_path / "sound.pcm", tmp_path / "sound.stamps"
     pcm.write_bytes(b"ab" * 100)
     stamps.write_text("#tb 0: 1/24000\n")
-    put_on_clock(pcm, stamps)
+    put_on_clock(pcm, stamps, 10**6)
     assert pcm.read_bytes() == b"ab" * 100
