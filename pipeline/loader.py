@@ -7,6 +7,7 @@ normalisation together are one affine map of RGB, applied while the crops are co
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import os
@@ -234,7 +235,8 @@ class Executor:
                 raise MemoryError(what) from error
             for work, rows in ahead:
                 for job in _frames_of(work.video.leaves.take(rows[:, 0])):
-                    self._require_decodable(*job)
+                    with contextlib.suppress(DamagedVideo):  # skipped, or it would have ended the run when it was read
+                        self._require_decodable(*job)
             raise UserError(
                 f"DALI failed, and not for the frames, which are in order: {what}; where it names "
                 "CUDA or the driver, see nvidia-smi"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +16,10 @@ from pipeline.notation import TRANSFORMATIONS, listing, parse, with_own
 from pipeline.transformations.base import Source
 from pipeline.transformations.speed import Speed
 from pipeline.tree import Tree
+from tests.conftest import ROOT
 
-FREEZE = '''
-from pipeline.transformations.base import Choice
-
-class Freeze(Choice):
-    """Moving, or every frame the middle one."""
-    name = "freeze"
-    values = ("moving", "frozen")
-
-    def act(self, leaves, values, rng):
-        middle = leaves.frames[:, leaves.frames.shape[1] // 2, None]
-        leaves.frames = leaves.frames * (values == 0)[:, None] + middle * (values == 1)[:, None]
-'''
+(FREEZE,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+"""The README's recipe for a transformation of one's own."""
 
 
 @pytest.mark.parametrize("name", presets.PRESETS)
@@ -98,7 +90,7 @@ def test_a_transformation_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> No
         ("x = 1\ny = x +\n", r"mine.py, line 2: SyntaxError"),
         ("import math\n\nmath.sqrt(-1)\n", r"mine.py, line 3: ValueError"),
         ("x = 1\n", "defines no transformation"),
-        (FREEZE.replace("freeze", "speed"), "defines 'speed', which there is already"),
+        (FREEZE.replace('"freeze"', '"speed"'), "defines 'speed', which there is already"),
     ],
 )
 def test_a_broken_file_of_factors_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
