@@ -122,7 +122,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         # what it wrote may be cut, and the video is not to blame: no shard is made of it
         raise UserError(
             f"ffmpeg was stopped from outside (by a signal, or for lack of memory) while it wrote {log.parent}; run "
-            "the same command again, with fewer --workers if memory ran out"
+            "the same command again, with fewer --workers or a smaller --memory if memory ran out"
         )
     complaints = [_without_prefix(line) for line in lines if _COMPLAINT.match(line)]
     says_full = any(map(_FULL.search, complaints))
