@@ -161,7 +161,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
             epochs=0,
             steps=600,
             clip=Clip(frames=8, stride=4, size=32),
-            augmentation=Augmentation(scale=(36, 46)),
+            augmentation=Augmentation(scale=(36, 46), hue=0.1),  # with which the README's figures were taken
             network=Network(
                 stem=16, stem_middle=16, widths=(16, 32, 64, 128), depth=1, slim=True, audio_stem=16,
                 audio_widths=(16, 32, 64), hidden=256, embedding=128, dropout=0.0,
