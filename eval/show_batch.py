@@ -59,14 +59,15 @@ def show_batch(settings: ShowBatch) -> Path:
     index = Index.open(train.shard_folder)
     tree = train.tree(index, print)
     with Loader(index, [tree.plan(0, settings.batch)], train.clip, torch.device("cpu"), train.loading) as loader:
-        picture = draw(next(iter(loader)), tree, index, train.name, settings.frames)
+        title = "your factors" if settings.factors else f"preset {settings.preset}"
+        picture = draw(next(iter(loader)), tree, index, title, settings.frames)
     path = settings.out or Path("runs") / f"batch-{settings.dataset}-{train.name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
     picture.savefig(path, dpi=130)
     return path
 
 
-def draw(batch: Batch, tree: Tree, index: Index, name: str, frames: int) -> Figure:
+def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int) -> Figure:
     """A row for each leaf of the batch's first video: so many of its frames, side by side, or its spectrogram."""
     columns, modality = batch.plan.columns, batch.plan.leaves.modality
     leaves = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
@@ -87,5 +88,5 @@ def draw(batch: Batch, tree: Tree, index: Index, name: str, frames: int) -> Figu
         ]
         axis.set_title(", ".join(filter(None, labels)), fontsize=8, loc="left", pad=2)
         axis.set_axis_off()
-    picture.suptitle(f"composition {name}: the leaves of video '{index.id[batch.plan.leaves.video[0]]}'", fontsize=9)
+    picture.suptitle(f"{title}: the leaves of video '{index.id[batch.plan.leaves.video[0]]}'", fontsize=9)
     return picture
