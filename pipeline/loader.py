@@ -305,13 +305,13 @@ class Executor:
         inputs: dict[str, Any] = {"jpeg": [frame for clip, _ in read for frame in clip]}
         work.intact[rows] = np.asarray([not damage for _, damage in read])[:, None]
         work.damaged.extend(damage for _, damage in read if damage)
-        # where among the sorted frames, which are those decoded, each frame of a leaf is
-        order = work.video.leaves.frames.argsort(1, kind="stable").argsort(1).astype(np.int32)
         clips = np.arange(len(rows), dtype=np.int32)[:, None] * frames
         for branch, leaves in enumerate(rows.T):
             inputs[f"begin{branch}"] = np.repeat(begin[leaves], frames, 0)
             inputs[f"end{branch}"] = np.repeat(end[leaves], frames, 0)
-            inputs[f"places{branch}"] = (clips + order[leaves]).reshape(-1)
+            # where among the sorted frames, which are those decoded, each frame of a leaf is
+            places = work.video.leaves.frames[leaves].argsort(1, kind="stable").argsort(1).astype(np.int32)
+            inputs[f"places{branch}"] = (clips + places).reshape(-1)
         return inputs
 
     def _read_frames(self, job: tuple[int, np.ndarray]) -> tuple[list[np.ndarray], str]:
