@@ -15,11 +15,25 @@ from typing import Any, BinaryIO
 
 from pipeline.errors import UserError
 
-UNREADABLE = (
+_UNREADABLE = (
     errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT,
 )  # fmt: skip
-"""What keeps a file from being read without saying anything of what is in it."""
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a disk, or a user's share of it, has no room left; HDF5 tells of that with a RuntimeError."""
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return getattr(error, "errno", None) in full or any(f"errno = {number}," in str(error) for number in full)
+
+
+def require_readable(what: object, error: OSError) -> None:
+    """Raise UserError where an error kept `what` from being read and says nothing of what is in it."""
+    if error.errno in _UNREADABLE:
+        raise UserError(
+            f"{what} cannot be read ({error.strerror}); see whether its disk and permissions are in order, then run "
+            "the same command again"
+        ) from error
 
 
 def partial_of(path: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import resource
@@ -17,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from pipeline.errors import UserError
+from pipeline.files import is_full
 
 _NOT_STARTED = {126, 127}
 """Exit statuses of a shell, of setpriv and of the loader of libraries where a program cannot be started."""
@@ -157,7 +157,7 @@ def _is_full(folder: Path) -> bool:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return is_full(error)
     return False
 
 

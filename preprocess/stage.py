@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -23,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from pipeline.errors import UserError
-from pipeline.files import dump_row, open_regular, write_lines
+from pipeline.files import dump_row, is_full, open_regular, write_lines
 from pipeline.shards.index import Index, mel_sums, write_index
 from pipeline.shards.layout import (
     INDEX,
@@ -105,9 +104,8 @@ def run(settings: Preprocess) -> Summary:
 
 
 def _named(error: Exception, folder: Path) -> Exception:
-    """A full disk as a sentence; what else may go wrong with files as it is. HDF5 tells of both with a RuntimeError."""
-    full = (errno.ENOSPC, errno.EDQUOT)
-    if getattr(error, "errno", None) not in full and not any(f"errno = {number}," in str(error) for number in full):
+    """A full disk as a sentence; what else may go wrong with files as it is."""
+    if not is_full(error):
         return error
     return UserError(
         f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import UserError, first_line
-from pipeline.files import UNREADABLE, partial_of, publish
+from pipeline.files import partial_of, publish, require_readable
 from pipeline.leaves import MODALITIES
 from train.models.gdt import GDT, load_weights
 from train.settings import network_from_json
@@ -114,12 +114,8 @@ def _read(path: Path) -> dict[str, Any]:
     except (MemoryError, Damaged):
         raise
     except OSError as error:
-        if error.errno not in UNREADABLE:  # strange bytes make the readers ask for strange places
-            raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
-        raise UserError(
-            f"{path} cannot be read ({error.strerror}); see whether its disk and permissions are in order, then run "
-            "the same command again"
-        ) from error
+        require_readable(path, error)  # or strange bytes made the readers ask for strange places
+        raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
     except Exception as error:  # whatever strange bytes make the readers raise
         raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
     if not isinstance(state, dict) or state.get("format") != FORMAT:

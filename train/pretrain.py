@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import sys
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import UserError, first_line, is_out_of_memory
+from pipeline.files import is_full
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
 from pipeline.shards.reader import DamagedVideo
@@ -221,7 +221,7 @@ def shortage_told(settings: Pretrain) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(error):
             raise
         raise UserError(
             f"no space left on the disk of {settings.run_folder}; free some, then run the same command again, which "

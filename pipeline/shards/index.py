@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from pipeline.errors import UserError
-from pipeline.files import UNREADABLE, partial_of, publish
+from pipeline.files import partial_of, publish, require_readable
 from pipeline.shards.layout import INDEX, remake, write_strings
 from pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
 
@@ -161,11 +161,8 @@ class Index:
                 "use the version that wrote it"
             ) from error
         except (Damaged, OSError) as error:
-            if isinstance(error, OSError) and error.errno in UNREADABLE:
-                raise UserError(
-                    f"{path} cannot be read ({error.strerror}); see whether its disk and permissions are in order, "
-                    "then run the same command again"
-                ) from error
+            if isinstance(error, OSError):
+                require_readable(path, error)
             raise UserError(
                 f"{path} is damaged: {error}; run the same 'make preprocess' command again, which makes it again and "
                 "keeps finished shards"

@@ -20,8 +20,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.files import UNREADABLE, publish
+from pipeline.files import publish, require_readable
 from pipeline.shards.seal import SCHEMA, Damaged, check_seal, create, open_sealed, seal
 
 INDEX = "index.h5"
@@ -218,12 +217,8 @@ def shard_content(path: Path) -> str | None:
     except Damaged:
         return None
     except OSError as error:
-        if error.errno not in UNREADABLE:
-            return None
-        raise UserError(
-            f"shard {path} cannot be read ({error.strerror}); see whether its disk and permissions are in order, then "
-            "run the same command again"
-        ) from error
+        require_readable(f"shard {path}", error)
+        return None
 
 
 def shard_rejected(path: Path) -> list[dict[str, str]]:
