@@ -541,10 +541,8 @@ def main() -> None:
         print(table(outcomes))
         for kind in KINDS:
             said = [(count, text) for (which, text), count in sentences.most_common() if which == kind]
-            print(
-                "\n".join([kind, *(f"{count:6d}  {text}" for count, text in said)]) if said else "",
-                end="\n" * bool(said),
-            )
+            if said:
+                print("\n".join([kind, *(f"{count:6d}  {text}" for count, text in said)]))
         sys.exit(bool(bad))
 
 

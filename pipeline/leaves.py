@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import UserError
+from pipeline.errors import require_positive
 
 VIDEO, AUDIO = 0, 1
 MODALITIES = ("video", "audio")
@@ -27,9 +27,7 @@ class Clip:
     """Log-mel frames of an audio clip: 99 windows of 20 ms every 10 ms fill one second."""
 
     def __post_init__(self) -> None:
-        for name in ("frames", "stride", "size", "mel_frames"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--clip.{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
+        require_positive(self, "clip", "frames", "stride", "size", "mel_frames")
 
 
 @dataclass

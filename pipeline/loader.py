@@ -24,7 +24,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from pipeline.colour import affine, apply
-from pipeline.errors import UserError, first_line, is_out_of_memory
+from pipeline.errors import UserError, first_line, is_out_of_memory, require_positive
 from pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph, dali_message, video_graph
 from pipeline.leaves import AUDIO, VIDEO, Clip, Leaves
 from pipeline.shards.index import Index
@@ -56,9 +56,7 @@ class Loading:
     for nothing in the loss, and are counted, and named at the end."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "readers", "clips_at_once", "prefetch"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--loading.{name.replace('_', '-')} is {getattr(self, name)}; it must be 1 or more")
+        require_positive(self, "loading", "threads", "readers", "clips_at_once", "prefetch")
 
 
 @dataclass

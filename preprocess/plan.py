@@ -272,20 +272,23 @@ def read_settings(destination: Path) -> dict[str, Any] | None:
     return None
 
 
-def planned_ids(destination: Path) -> Iterator[str]:
-    """The ids of all videos in the plan of a folder."""
-    for _, ids in _assigned(destination)[0]:
-        yield from ids
-
-
-def gone_videos(videos: VideoList, destination: Path) -> Iterator[str]:
-    """The ids of videos that finished shards of a folder hold and that the list does not have."""
+def absent_videos(videos: VideoList, destination: Path) -> tuple[int, dict[int, set[str]]]:
+    """How many videos the plan of a folder names, and by shard the ids of those that the list does not have."""
+    planned, absent = 0, {}
     for number, ids in _assigned(destination)[0]:
-        absent = {name for name in ids if videos.place(name) is None}
+        planned += len(ids)
+        if names := {name for name in ids if videos.place(name) is None}:
+            absent[number] = names
+    return planned, absent
+
+
+def held_videos(destination: Path, wanted: Mapping[int, set[str]]) -> Iterator[str]:
+    """Those of the wanted ids, given by shard, that finished shards of a folder hold."""
+    for number, names in wanted.items():
         path = destination / f"shard-{number:06d}.h5"
-        if absent and path.is_file():
+        if path.is_file():
             with contextlib.suppress(OSError, Damaged), open_sealed(path) as file:
-                yield from sorted(absent.intersection(file["video/id"].asstr()[:].tolist()))
+                yield from sorted(names.intersection(file["video/id"].asstr()[:].tolist()))
 
 
 Assigned = Iterator[tuple[int, list[str]]]

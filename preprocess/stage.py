@@ -39,7 +39,7 @@ from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums, require_ffmpeg
 from preprocess.lock import locked
 from preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
-from preprocess.plan import Plan, ShardTask, VideoList, gone_videos, planned_ids, read_settings
+from preprocess.plan import Plan, ShardTask, VideoList, absent_videos, held_videos, read_settings
 from preprocess.process import Rejected
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
 
@@ -197,13 +197,13 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
             f"{destination} holds shards made with {'; '.join(changed)}; set --destination to another folder, "
             "or delete those shards first"
         )
-    known = [videos.place(name) is not None for name in planned_ids(destination)]
-    if sum(known) < len(known) / 2:
+    planned, absent = absent_videos(videos, destination)
+    if sum(map(len, absent.values())) > planned / 2:
         raise UserError(
-            f"{destination} holds shards of {len(known)} videos, most of which are not in {videos.source}; "
+            f"{destination} holds shards of {planned} videos, most of which are not in {videos.source}; "
             "set --destination to another folder, or delete those shards first"
         )
-    if not drop_gone and (gone := list(gone_videos(videos, destination))):
+    if not drop_gone and (gone := list(held_videos(destination, absent))):
         raise UserError(
             f"{len(gone)} videos of the finished shards in {destination} are no longer in {videos.source} (first: "
             f"'{gone[0]}'); bring them back, or pass --drop-gone, which makes those shards anew without them"
