@@ -21,10 +21,11 @@ from benchmarks.common import machine, scratch, videos
 from pipeline import presets
 from pipeline.errors import exit_with_message
 from pipeline.leaves import Clip
-from pipeline.loader import Loader, Loading
+from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.shards.layout import ROWS
 from pipeline.shards.reader import ShardReader
+from pipeline.sources.base import Loading
 from pipeline.tree import Tree, sampling_tree
 from preprocess.stage import Preprocess, run
 

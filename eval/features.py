@@ -12,8 +12,9 @@ from tqdm import tqdm
 
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
-from pipeline.loader import Loader, Loading
+from pipeline.loader import Loader
 from pipeline.shards.index import Index
+from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import EVALUATION
 from pipeline.tree import BatchPlan, uniform_clips
 from train.models.gdt import GDT

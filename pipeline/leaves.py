@@ -69,6 +69,15 @@ class Leaves:
     def __len__(self) -> int:
         return len(self.video)
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Those that there are leaves of."""
+        return tuple(MODALITIES[number] for number in np.unique(self.modality))
+
+    def of(self, modality: str) -> Leaves:
+        """The leaves of one modality, in order."""
+        return self.take(self.modality == MODALITIES.index(modality))
+
     def take(self, chosen: np.ndarray | slice) -> Leaves:
         """Some of the leaves, given by their places, a mask or a slice."""
         return Leaves(

@@ -49,10 +49,6 @@ class BatchPlan:
         per_rank = len(self) // world
         return self.take(np.arange(rank * per_rank, (rank + 1) * per_rank))
 
-    def modality(self, modality: int) -> BatchPlan:
-        """The leaves of one modality, in order."""
-        return self.take(self.leaves.modality == modality)
-
 
 @dataclass(frozen=True)
 class Tree:

@@ -12,8 +12,9 @@ import torch.multiprocessing as mp
 
 from pipeline import presets
 from pipeline.leaves import Clip
-from pipeline.loader import Loader, Loading
+from pipeline.loader import Loader
 from pipeline.shards.index import Index
+from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import sampling_tree
 from train.models.gdt import GDT

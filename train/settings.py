@@ -12,9 +12,9 @@ from pipeline import notation, presets
 from pipeline.composition import Composition
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
-from pipeline.loader import Loading
 from pipeline.shards.index import Index
 from pipeline.shards.layout import shard_folder
+from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import Tree, sampling_tree
 from train.models.gdt import Network

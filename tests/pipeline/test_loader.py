@@ -26,12 +26,13 @@ from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.graphs import Pipeline
 from pipeline.leaves import AUDIO, VIDEO, Clip
-from pipeline.loader import Batch, Loader, Loading
+from pipeline.loader import Batch, Loader
 from pipeline.notation import parse
 from pipeline.shards.index import Index
 from pipeline.shards.layout import MEL_FLOOR
 from pipeline.shards.reader import DamagedVideo, ShardReader
 from pipeline.shards.seal import check_seal
+from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import BatchPlan, Tree, sampling_tree, uniform_clips
 from tests.tamper import changed, reindex
@@ -372,7 +373,7 @@ def test_damage_ends_the_run_with_its_name(copy: Path, index: Index, what: str) 
     plans = [tree(index, "e").plan(0, k) for k in range(4)]  # somewhere in them the damaged part is taken
     whole = [uniform_clips(np.array([video]), np.array([80]), 20, CLIP, AUGMENTATION)]
     with pytest.raises(UserError, match=told):
-        load(Index.open(copy), plans * 3 + whole if what == "frames/jpeg" else plans * 3)
+        load(Index.open(copy), whole if what == "frames/jpeg" else plans * 3)
 
 
 def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: Index) -> None:

@@ -121,7 +121,7 @@ def test_signals_are_remembered_for_a_while_and_then_what_they_were() -> None:
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 
 
-@pytest.mark.parametrize("where", ["train.pretrain.gdt_loss", "pipeline.loader.affine"])
+@pytest.mark.parametrize("where", ["train.pretrain.gdt_loss", "pipeline.sources.video.affine"])
 def test_a_lack_of_memory_is_one_sentence_with_what_to_change(
     batch_settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

@@ -1,0 +1,152 @@
+"""What a source is: it makes the leaves of one modality, batch by batch, in memory that is kept."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from pipeline.errors import require_positive
+from pipeline.graphs import Pipeline
+from pipeline.leaves import Clip, Leaves
+from pipeline.shards.index import Index
+from pipeline.shards.reader import DamagedVideo, ShardReader
+
+T = TypeVar("T")
+
+
+def _cores() -> int:
+    """Cores of this machine per process that torchrun started on it."""
+    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How loading is spread over threads and buffers, and what it does about damage; no value changes what is loaded
+    from undamaged shards.
+    """
+
+    threads: int = field(default_factory=_cores)
+    """DALI worker threads; by default this process's share of the cores."""
+    readers: int = 4
+    """Threads that read shards; more hide the latency of slow or remote disks."""
+    clips_at_once: int = 16
+    """Decoded clips per DALI run; larger ones suit a GPU, smaller ones a small cache."""
+    prefetch: int = 2
+    """Batches made ahead of the training step."""
+    damaged: Literal["stop", "skip"] = "stop"
+    """What a clip does that is not what was written into its shard: it ends the run with its name, or its leaves count
+    for nothing in the loss, and are counted, and named at the end."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "loading", "threads", "readers", "clips_at_once", "prefetch")
+
+
+class Memory:
+    """Memory of one batch on the device, kept from step to step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._tensors: dict[str, torch.Tensor] = {}
+        self.released: torch.cuda.Event | None = None
+        """On a GPU, when the training stream has read the batch that lay here before."""
+
+    def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """A tensor of this name, with whatever is in it."""
+        held = self._tensors.get(name)
+        if held is None or held.shape != shape or held.dtype != dtype:
+            held = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
+        return held
+
+    def hold(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """A copy of the values under this name."""
+        given = torch.as_tensor(values)
+        return self.get(name, tuple(given.shape), given.dtype).copy_(given)
+
+
+@dataclass
+class Part:
+    """What a source makes of the leaves of one batch that are of its modality."""
+
+    inputs: Any
+    """What the encoder of the modality takes; in the batch's memory."""
+    intact: np.ndarray
+    """Whether each leaf could be read: bool [n]. Leaves that could not hold a stand-in."""
+    damaged: list[str]
+    """The video and the shard of every piece that could not."""
+
+
+class Readings:
+    """What was read for some leaves, side by side, each in its turn."""
+
+    def __init__(self, index: Index, loading: Loading) -> None:
+        self.index = index
+        self.reader = ShardReader(index)
+        self._skip = loading.damaged == "skip"
+        self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
+
+    def close(self) -> None:
+        """Drop what is still to be read."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def read(
+        self, videos: np.ndarray, read: Callable[..., T], instead: Callable[[int], T], *arguments: Iterable[Any]
+    ) -> tuple[list[T], np.ndarray, list[str]]:
+        """What `read(video, ...)` gives for every video [n], bool [n] whether it was intact, and the
+        names of what was not.
+
+        Where damage is skipped, what is damaged is `instead(video)`; else DamagedVideo is raised.
+        """
+
+        def one(video: int, *rest: Any) -> tuple[T, bool]:
+            try:
+                return read(video, *rest), True
+            except DamagedVideo:
+                if not self._skip:
+                    raise
+            return instead(video), False
+
+        found = list(self._pool.map(one, videos.tolist(), *arguments))
+        intact = np.asarray([whole for _, whole in found], bool)
+        return [value for value, _ in found], intact, [self._named(video) for video in videos[~intact].tolist()]
+
+    def _named(self, video: int) -> str:
+        return f"'{self.index.id[video]}' in {self.index.folder / self.index.shard_names[self.index.shard[video]]}"
+
+
+class InputSource(ABC):
+    """Makes the leaves of one modality."""
+
+    modality: ClassVar[str]
+
+    def __init__(self, readings: Readings, clip: Clip, device: torch.device, loading: Loading) -> None:
+        self.readings, self.index = readings, readings.index
+        self.clip, self.device, self.loading = clip, device, loading
+
+    @abstractmethod
+    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
+        """One part per batch, made of its leaves of this modality; batches are taken ahead of what is asked for.
+
+        `memory()` is that of the batch whose part is being asked for.
+        """
+
+    def pipeline(self, graph: Callable[..., Any], batch_size: int, *arguments: Any) -> Pipeline:
+        """A DALI graph of pipeline/graphs.py, set up for this device."""
+        device = "gpu" if self.device.type == "cuda" else "cpu"
+        return Pipeline(
+            graph(
+                *arguments, device, batch_size=batch_size, num_threads=self.loading.threads,
+                device_id=(self.device.index or 0) if device == "gpu" else None, prefetch_queue_depth=Pipeline.AHEAD,
+            )
+        )  # fmt: skip
+
+
+def chunks(n: int, size: int) -> Sequence[slice]:
+    """range(n) in runs of `size`."""
+    return [slice(first, min(first + size, n)) for first in range(0, n, size)]
