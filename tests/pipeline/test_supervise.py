@@ -65,7 +65,9 @@ def test_the_end_of_the_child_is_told_in_a_sentence(tmp_path: Path, body: str, c
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_signals_reach_the_child(tmp_path: Path, number: signal.Signals) -> None:
-    body = f"signal.signal({int(number)}, lambda n, f: sys.exit(50 + n)); print('ready', flush=True); time.sleep(60)"
+    # short sleeps: a signal that comes just before one is seen when it ends
+    wait = "[time.sleep(0.1) for _ in range(600)]"
+    body = f"signal.signal({int(number)}, lambda n, f: sys.exit(50 + n)); print('ready', flush=True); {wait}"
     process = start(body, tmp_path)
     assert process.stdout.readline() == "ready\n"
     process.send_signal(number)
