@@ -66,7 +66,7 @@ def extract(
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
     with Loader(index, plans(), clip, device, Loading()) as loader, torch.inference_mode(), bar:
         for batch in loader:
-            maps = trunk.maps(batch.inputs["video"]).float()
+            maps = trunk.maps(batch.inputs["video"].floats())
             order = torch.from_numpy(np.argsort(batch.plan.columns["leaf"])).to(device)
             for pooled, into in ((maps.mean((2, 3, 4)), average), (maps.amax((2, 3, 4)), maximum)):
                 into.append(pooled[order].unflatten(0, (-1, clips)).mean(1).cpu().numpy())

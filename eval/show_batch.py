@@ -71,13 +71,14 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int) -> Fig
     """A row for each leaf of the batch's first video: so many of its frames, side by side, or its spectrogram."""
     columns, modality = batch.plan.columns, batch.plan.leaves.modality
     leaves = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
+    pixels = batch.inputs["video"].floats().permute(0, 2, 3, 4, 1).numpy()
     picture = Figure(figsize=(8, 1.35 * len(leaves)), layout="constrained")
     for axis, leaf in zip(picture.subplots(len(leaves), 1, squeeze=False)[:, 0], leaves, strict=True):
         if modality[leaf] == VIDEO:
-            clip = batch.inputs["video"][leaf].permute(1, 2, 3, 0).numpy()
+            clip = pixels[leaf]
             shown = np.linspace(0, len(clip) - 1, min(frames, len(clip))).round().astype(int)
-            pixels = clip[shown] * index.statistics.pixel_std + index.statistics.pixel_mean
-            strip = np.concatenate(list(np.pad(pixels, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
+            coloured = clip[shown] * index.statistics.pixel_std + index.statistics.pixel_mean
+            strip = np.concatenate(list(np.pad(coloured, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
             axis.imshow(np.clip(strip, 0, 255).astype(np.uint8))
         else:
             bank = batch.inputs["audio"][leaf - len(batch.inputs["video"]), 0].numpy()

@@ -8,6 +8,7 @@ scales, as in DALI's color_twist; then (x - mean) / std per channel. One map cos
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,21 +34,43 @@ def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -
     return torch.from_numpy((matrix / std[:, None]).astype(np.float32)), torch.from_numpy(offset.astype(np.float32))
 
 
-def apply(
-    pixels: torch.Tensor, matrix: torch.Tensor, offset: torch.Tensor, out: torch.Tensor, leaves: np.ndarray
-) -> None:
-    """out[leaf] = A x + b for every pixel of each of the leaves.
+@dataclass(frozen=True)
+class Pixels:
+    """Crops of n leaves as bytes, and the colour map of each leaf: a quarter of what floats would take."""
 
-    `pixels` uint8 [k, p, 3] in the order of `leaves` [k]; `matrix` [k, 3, 3], `offset` [k, 3]; `out` float32
-    [n, ..., 3] with p pixels per entry.
-    """
-    # a product with a block-diagonal matrix of several pixels keeps the processor's matrix units busy
-    group = next(size for size in (8, 4, 2, 1) if pixels.shape[1] % size == 0)
-    blocks = torch.zeros(len(leaves), group, 3, group, 3)
-    blocks[:, torch.arange(group), :, torch.arange(group)] = matrix.transpose(1, 2)
-    blocks = blocks.view(-1, 3 * group, 3 * group).to(out.device, non_blocking=True)
-    shift = offset.repeat(1, group).to(out.device, non_blocking=True)
-    x = torch.empty(pixels.shape[1] // group, 3 * group, device=out.device)
-    for k, leaf in enumerate(leaves):
-        x.copy_(pixels[k].view(x.shape))
-        torch.addmm(shift[k], x, blocks[k], out=out[leaf].view(x.shape))
+    crops: torch.Tensor
+    """uint8 [n, frames, size, size, 3]."""
+    matrix: torch.Tensor
+    """A of every leaf: float32 [n, 3, 3]."""
+    offset: torch.Tensor
+    """b of every leaf: float32 [n, 3]."""
+
+    def __len__(self) -> int:
+        return len(self.crops)
+
+    def floats(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Normalised clips for the encoder: [n, 3, frames, size, size], channels-last in memory, on the crops' device.
+
+        Computed in float32, some leaves at a time, and rounded to `dtype`.
+        """
+        n, device = len(self), self.crops.device
+        # a product with a block-diagonal matrix of several pixels keeps the processor's matrix units busy
+        pixels = self.crops.view(n, -1, 3)
+        group = next(size for size in (8, 4, 2, 1) if pixels.shape[1] % size == 0)
+        blocks = torch.zeros(n, group, 3, group, 3, device=device)
+        blocks[:, range(group), :, range(group)] = self.matrix.transpose(1, 2)
+        blocks = blocks.view(n, 3 * group, 3 * group)
+        shift = self.offset.repeat(1, group)[:, None]
+        x = pixels.view(n, -1, 3 * group)
+        out = torch.empty(self.crops.shape, dtype=dtype, device=device)
+        y = out.view(x.shape)
+        # on a CPU as many leaves at once as a cache holds, on a GPU so many that its kernels are long
+        some = max(1, (1 << 28 if self.crops.is_cuda else 1 << 20) // max(1, x[:1].numel()))
+        with torch.autocast(device.type, enabled=False):
+            for first in range(0, n, some):
+                part = slice(first, first + some)
+                if dtype == torch.float32:
+                    torch.baddbmm(shift[part], x[part].float(), blocks[part], out=y[part])
+                else:
+                    y[part] = torch.baddbmm(shift[part], x[part].float(), blocks[part])
+        return out.permute(0, 4, 1, 2, 3)

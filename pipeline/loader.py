@@ -29,9 +29,8 @@ SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (
 class Batch:
     """One training batch on the device. Its tensors are reused: they hold until the next batch is taken."""
 
-    inputs: dict[str, torch.Tensor]
-    """By modality, what its encoder takes: `video` float32 [n_video, 3, frames, size, size], channels-last in memory;
-    `audio` float32 [n_audio, 1, bands, mel_frames]."""
+    inputs: dict[str, Any]
+    """By modality, what its encoder takes of n leaves: `video` is Pixels; `audio` float32 [n, 1, bands, mel_frames]."""
     table: dict[str, torch.Tensor]
     """Factor name -> int64 [leaves]: the factor table, in the order of the inputs, one modality after the other.
     Where damaged clips are skipped, `intact` is 0 for their leaves, which hold stand-ins."""

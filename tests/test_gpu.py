@@ -34,7 +34,11 @@ def test_the_gpu_loads_the_same_batches_as_the_cpu(index: Index, preset: str) ->
     batches = {}
     for name in ("cpu", "cuda"):
         with Loader(index, plans, clip, torch.device(name), Loading(clips_at_once=4)) as loader:
-            batches[name] = [{kind: part.cpu().clone() for kind, part in batch.inputs.items()} for batch in loader]
+            batches[name] = [
+                {"video": batch.inputs["video"].floats().cpu()}
+                | {kind: part.cpu().clone() for kind, part in batch.inputs.items() if kind != "video"}
+                for batch in loader
+            ]
     for cpu, gpu in zip(batches["cpu"], batches["cuda"], strict=True):
         std = torch.from_numpy(index.statistics.pixel_std).view(1, 3, 1, 1, 1)
         levels = ((cpu["video"] - gpu["video"]) * std).abs().mean((1, 2, 3, 4))

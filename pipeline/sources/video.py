@@ -1,7 +1,7 @@
 """JPEG frames -> crops. Frames that several leaves hold are decoded once.
 
 Per leaf, one resize of a region of interest is the scale jitter, the crop and the flip in one; the order of the frames
-is a permutation; colour jitter and normalisation together are one affine map of RGB.
+is a permutation; colour jitter and normalisation together are one affine map of RGB, left to the encoder's device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from pipeline.colour import affine, apply
+from pipeline.colour import Pixels, affine
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.graphs import Pipeline, dali_message, video_graph
 from pipeline.leaves import Clip, Leaves
@@ -39,7 +39,7 @@ class _Work:
 
 
 class VideoSource(InputSource):
-    """float32 [n, 3, frames, size, size], channels-last in memory; of a damaged clip, grey frames."""
+    """Pixels; of a damaged clip, grey frames."""
 
     modality = "video"
 
@@ -53,19 +53,17 @@ class VideoSource(InputSource):
         for branches, run in itertools.groupby(works, key=lambda work: work.shared.shape[1]):
             ahead: deque[tuple[_Work, np.ndarray]] = deque()
             outputs = self._graph(branches).run(self._feed(run, ahead))
-            while (crops := self._next(outputs, ahead)) is not None:
+            while (branch_outputs := self._next(outputs, ahead)) is not None:
                 work, rows = ahead.popleft()
-                if rows[0, 0] == work.shared[0, 0]:
-                    video = memory().get(
-                        self.modality, (len(work.leaves), self.clip.frames, self.clip.size, self.clip.size, 3)
-                    )
-                    matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
-                for branch, frames in enumerate(crops):  # uint8 [clips * frames, size, size, 3]
-                    leaves = rows[:, branch]
-                    pixels = _turned(frames, work.leaves.turns[leaves]).view(len(leaves), -1, 3)
-                    apply(pixels, matrix[leaves], offset[leaves], video, leaves)
+                n, frames, size = len(work.leaves), self.clip.frames, self.clip.size
+                crops = memory().get(self.modality, (n, frames, size, size, 3), torch.uint8)
+                for decoded, leaves in zip(branch_outputs, rows.T, strict=True):
+                    clips = _turned(decoded.view(-1, frames, size, size, 3), work.leaves.turns[leaves])
+                    crops[torch.from_numpy(leaves).to(self.device)] = clips
                 if rows[-1, 0] == work.shared[-1, 0]:
-                    yield Part(video.permute(0, 4, 1, 2, 3), work.intact, work.damaged)
+                    matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
+                    colours = (memory().hold("matrix", matrix), memory().hold("offset", offset))
+                    yield Part(Pixels(crops, *colours), work.intact, work.damaged)
 
     def _graph(self, branches: int) -> Pipeline:
         if branches not in self._graphs:
@@ -159,11 +157,10 @@ class VideoSource(InputSource):
                 )
 
 
-def _turned(crops: torch.Tensor, turns: np.ndarray) -> torch.Tensor:
-    """Crops [clips * frames, size, size, 3], those of each clip turned so many quarters."""
+def _turned(clips: torch.Tensor, turns: np.ndarray) -> torch.Tensor:
+    """Clips [n, frames, size, size, 3], each turned so many quarters."""
     if not turns.any():
-        return crops
-    clips = crops.view(len(turns), -1, *crops.shape[1:])
+        return clips
     return torch.stack([torch.rot90(clip, int(turn), (1, 2)) for clip, turn in zip(clips, turns, strict=True)])
 
 

@@ -23,6 +23,7 @@ from nvidia.dali import pipeline_def
 from PIL import Image
 
 from pipeline import presets
+from pipeline.colour import Pixels, affine
 from pipeline.errors import UserError
 from pipeline.graphs import Pipeline
 from pipeline.leaves import AUDIO, VIDEO, Clip
@@ -49,12 +50,17 @@ def tree(index: Index, preset: str, augmentation: Augmentation = AUGMENTATION, v
     return sampling_tree(index, presets.composition(preset, videos, augmentation), CLIP, "train", 0)
 
 
-def load(index: Index, plans: list[BatchPlan], **loading: int) -> list[Batch]:
-    """All batches, copied out of the loader's buffers."""
+def load(index: Index, plans: list[BatchPlan], **loading: Any) -> list[Batch]:
+    """All batches, copied out of the loader's buffers, with their pixels as floats."""
     with Loader(index, plans, CLIP, CPU, Loading(**loading)) as loader:
-        return [
-            replace(batch, inputs={name: value.clone() for name, value in batch.inputs.items()}) for batch in loader
-        ]
+        return [copied(batch) for batch in loader]
+
+
+def copied(batch: Batch) -> Batch:
+    inputs = {
+        name: value.floats() if isinstance(value, Pixels) else value.clone() for name, value in batch.inputs.items()
+    }
+    return replace(batch, inputs=inputs, table={name: value.clone() for name, value in batch.table.items()})
 
 
 @pipeline_def(batch_size=64, num_threads=1, device_id=None, prefetch_queue_depth=1)
@@ -266,8 +272,6 @@ def twisting():
 
 
 def test_the_affine_colour_map_equals_dalis_colour_jitter() -> None:
-    from pipeline.colour import affine, apply
-
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
     draws = {name: rng.uniform(0.6, 1.4, 4).astype(np.float32) for name in ("saturation", "contrast", "brightness")}
@@ -279,9 +283,21 @@ def test_the_affine_colour_map_equals_dalis_colour_jitter() -> None:
         graph.feed_input(name, values * 360 if name == "hue" else values)
     expected = graph.run()[0].as_array()
     matrix, offset = affine(draws, np.zeros(3), np.ones(3))
-    out = torch.empty(4, 8, 8, 3)
-    apply(torch.from_numpy(images).view(4, -1, 3), matrix, offset, out, np.arange(4))
-    assert np.abs(out.numpy() - expected).max() < 1  # DALI rounds its YIQ matrices to three digits
+    out = Pixels(torch.from_numpy(images)[:, None], matrix, offset).floats()
+    assert out.is_contiguous(memory_format=torch.channels_last_3d)
+    assert np.abs(out[:, :, 0].permute(0, 2, 3, 1).numpy() - expected).max() < 1  # DALI rounds to three digits
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_pixels_are_the_colour_map_of_their_crops(size: int) -> None:
+    n, frames = 5, 3
+    generator = torch.Generator().manual_seed(0)
+    crops = torch.randint(0, 256, (n, frames, size, size, 3), dtype=torch.uint8, generator=generator)
+    matrix, offset = torch.randn(n, 3, 3, generator=generator), torch.randn(n, 3, generator=generator)
+    pixels = Pixels(crops, matrix, offset)
+    expected = torch.einsum("nij,nfhwj->nifhw", matrix.double(), crops.double()) + offset[:, :, None, None, None]
+    assert torch.allclose(pixels.floats().double(), expected, atol=1e-4)
+    assert torch.equal(pixels.floats(torch.bfloat16), pixels.floats().bfloat16())
 
 
 def test_closing_early_leaves_no_thread_behind(index: Index) -> None:
@@ -382,10 +398,7 @@ def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: In
     bad = int(plans[0].columns["video"][0])
     damage(copy, index, bad, "frames/jpeg")
     damage(copy, index, bad, "audio/logmel")
-    with Loader(Index.open(copy), plans, CLIP, CPU, Loading(damaged="skip", clips_at_once=3)) as loader:
-        batches = [
-            replace(batch, inputs={name: value.clone() for name, value in batch.inputs.items()}) for batch in loader
-        ]
+    batches = load(Index.open(copy), plans, damaged="skip", clips_at_once=3)
     reader = ShardReader(Index.open(copy))
     total, skipped = 0, Counter[str]()
     for batch, expected in zip(batches, intact, strict=True):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pipeline.colour import Pixels
 from pipeline.errors import UserError
 from train.models.audio import AudioResNet
 from train.models.r2plus1d import R2Plus1D
@@ -74,6 +75,16 @@ class Trunk(nn.Module, Generic[Base]):
         return features
 
 
+class VideoTrunk(Trunk[R2Plus1D]):
+    """Takes clips as the loader makes them, or as floats [n, 3, frames, height, width]."""
+
+    def forward(self, x: Pixels | Tensor) -> Tensor:
+        if isinstance(x, Pixels):
+            device = x.crops.device.type
+            x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32)
+        return super().forward(x)
+
+
 class GDT(nn.Module):
     """Phi: maps the leaves of a batch to embeddings, each by the trunk and the head of its modality."""
 
@@ -82,7 +93,7 @@ class GDT(nn.Module):
         n = network
         if "video" in modalities:
             video = R2Plus1D(n.stem, n.stem_middle, n.widths, n.depth, n.slim)
-            self.video_network = Trunk(video)
+            self.video_network = VideoTrunk(video)
             self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
         if "audio" in modalities:
             sound = AudioResNet(n.audio_stem, n.audio_widths)
@@ -92,16 +103,14 @@ class GDT(nn.Module):
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def embed(self, modality: str, inputs: Tensor) -> Tensor:
+    def embed(self, modality: str, inputs: Any) -> Tensor:
         """Leaves of one modality to embeddings: float32 [n, d]."""
         head = self.get_submodule(f"mlp_{modality[0]}")
         embeddings: Tensor = head(self.get_submodule(f"{modality}_network")(inputs))
         return embeddings
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Clips [n_v, 3, frames, h, w] and log-mels [n_a, 1, bands, frames], by the names of their modalities, to
-        embeddings, one modality after the other: float32 [n_v + n_a, d].
-        """
+    def forward(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Leaves by modality, as in `Batch.inputs`, to embeddings, one modality after the other: float32 [n, d]."""
         return torch.cat([self.embed(modality, leaves) for modality, leaves in inputs.items()])
 
 
