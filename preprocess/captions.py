@@ -30,6 +30,7 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.files import kind, open_regular
+from pipeline.word2vec import digest, load
 from preprocess.datasets.listing import Missing, Video, Words
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
@@ -463,23 +464,20 @@ class Vocabulary:
         Raises UserError for a file that is missing or of another kind.
         """
         stop = _stop_words(stop_words)  # first, since it fails at once
-        return Vocabulary(_word2vec_rows(word2vec), stop)
+        return Vocabulary(load(word2vec).key_to_index, stop)
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @cached_property
     def stop_digest(self) -> str:
-        """The same for the stop words."""
+        """The same 16 digits for the stop words."""
         return hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:16]
 
     @cached_property
     def digest(self) -> str:
         """16 hex digits that stand for the words in their order, and so for what the tokens mean."""
-        digest = hashlib.sha256()
-        for word in self._rows:
-            digest.update(word.encode() + b"\n")
-        return digest.hexdigest()[:16]
+        return digest(self._rows)
 
     def words(self, captions: Iterable[Caption]) -> Words:
         """The known words that are no stop words, by start time, each with its share of the time of its caption.
@@ -502,37 +500,6 @@ class Vocabulary:
             start=[start for start, _, _ in spoken],
             end=[end for _, end, _ in spoken],
         )
-
-
-def _word2vec_rows(path: Path) -> dict[str, int]:
-    from gensim.models import KeyedVectors
-
-    if what := kind(path):
-        state = "does not exist" if what == "missing" else f"is {what}"
-        raise UserError(
-            f"the word2vec file {path} {state}; download one, such as GoogleNews-vectors-negative300.bin.gz, "
-            "and give its path"
-        )
-    binary = path.name.lower().endswith((".bin", ".bin.gz"))
-    try:
-        with open_regular(path) as file:
-            pickled = file.read(1) == b"\x80"
-        if pickled or path.suffix.lower() in {".kv", ".model", ".pkl", ".pickle"}:
-            raise UserError(
-                f"{path} is a pickle, which runs what it holds when it is read, and is not accepted; save the vectors "
-                "with gensim's save_word2vec_format"
-            )
-        vectors = KeyedVectors.load_word2vec_format(str(path), binary=binary, datatype=np.float16)
-    # a damaged file can stop gensim at any step
-    except (OSError, ValueError, EOFError, AssertionError, MemoryError, OverflowError, zlib.error) as error:
-        raise UserError(
-            f"{path} cannot be read as a {'binary' if binary else 'text'} word2vec file "
-            f"({error or type(error).__name__}); binary files must end in .bin or .bin.gz, and the first line must "
-            "hold the numbers of words and of dimensions"
-        ) from error
-    if not len(vectors):
-        raise UserError(f"the word2vec file {path} holds no words")
-    return vectors.key_to_index
 
 
 def _stop_words(path: Path | None) -> frozenset[str]:
