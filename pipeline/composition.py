@@ -43,7 +43,7 @@ class Composition:
 
     def __str__(self) -> str:
         return " ".join(
-            f"{factor.name}:{factor.contrast.value[0]}:{factor.k}"
+            f"{factor.transformation}:{factor.contrast.value[0]}:{factor.k}"
             + (f":{factor.weight.value}" if factor.weight is not Weight.ANY else "")
             for factor in self.factors
         )
@@ -57,7 +57,7 @@ class Composition:
     def modalities(self) -> tuple[str, ...]:
         """Those that the leaves have."""
         found = {name for factor in self.factors for name in factor.transformation.modalities(factor.k)}
-        return tuple(name for name in MODALITIES if name in found) or MODALITIES[:1]
+        return tuple(sorted(found, key=MODALITIES.index)) or MODALITIES[:1]
 
     @property
     def clips_per_video(self) -> int:
@@ -112,10 +112,8 @@ def check(factors: Sequence[Factor]) -> None:
     for factor in factors:
         if names.count(factor.name) > 1:
             raise UserError(f"factor '{factor.name}' occurs twice; each may occur once")
-        if (most := factor.transformation.most()) is not None and factor.k > most:
-            raise UserError(f"K of factor '{factor.name}' is {factor.k}, and it has {most} values; set it to no more")
-        if factor.k < 1:
-            raise UserError(f"K of factor '{factor.name}' is {factor.k}; it must be 1 or more")
+        if why := factor.transformation.refuses(factor.k):
+            raise UserError(f"K of factor '{factor.name}' is {factor.k}; {why}")
         if factor.weight is Weight.DIFFERS and factor.contrast is Contrast.DISTINCTIVE:
             raise UserError(
                 f"factor '{factor.name}' is distinctive and its weight keeps only pairs that differ in it, "

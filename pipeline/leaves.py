@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import require_positive
+from pipeline.errors import UserError, require_positive
 
-VIDEO, AUDIO = 0, 1
-MODALITIES = ("video", "audio")
+VIDEO, AUDIO, TEXT = 0, 1, 2
+MODALITIES = ("video", "audio", "text")
 """Names of the modalities; their places here are their numbers in plans."""
 
 
@@ -25,9 +25,15 @@ class Clip:
     """Side of the square crop, pixels."""
     mel_frames: int = 99
     """Log-mel frames of an audio clip: 99 windows of 20 ms every 10 ms fill one second."""
+    words: int = 16
+    """Most words of a text clip, stop words not counted."""
+    words_seconds: float = 4.0
+    """How long after the start of the clip its words may end, seconds."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "clip", "frames", "stride", "size", "mel_frames")
+        require_positive(self, "clip", "frames", "stride", "size", "mel_frames", "words")
+        if not self.words_seconds > 0:
+            raise UserError(f"--clip.words-seconds is {self.words_seconds}; it must be above 0")
 
 
 @dataclass
@@ -44,6 +50,11 @@ class Leaves:
     """Stored frame that each frame of the clip is, counted from `start`: int64 [n, frames]."""
     rows: np.ndarray
     """Log-mel row that each row of the clip is, counted from the one at `start`: int64 [n, mel_frames]."""
+    words: np.ndarray
+    """Which of the words said from `start` on each word of the clip is; those that are not said are left out: int64
+    [n, words]."""
+    words_seconds: np.ndarray
+    """How long after `start` the words may end, seconds: float64 [n]."""
     turns: np.ndarray
     """Quarter turns of the crop, counter-clockwise: int64 [n]."""
     bands: int
@@ -61,6 +72,8 @@ class Leaves:
             zeros.copy(),
             np.tile(np.arange(clip.frames, dtype=np.int64) * clip.stride, (n, 1)),
             np.tile(np.arange(clip.mel_frames, dtype=np.int64), (n, 1)),
+            np.tile(np.arange(clip.words, dtype=np.int64), (n, 1)),
+            np.full(n, clip.words_seconds),
             zeros.copy(),
             bands,
             {},
@@ -82,5 +95,6 @@ class Leaves:
         """Some of the leaves, given by their places, a mask or a slice."""
         return Leaves(
             self.video[chosen], self.modality[chosen], self.start[chosen], self.frames[chosen], self.rows[chosen],
-            self.turns[chosen], self.bands, {name: values[chosen] for name, values in self.draws.items()},
+            self.words[chosen], self.words_seconds[chosen], self.turns[chosen], self.bands,
+            {name: values[chosen] for name, values in self.draws.items()},
         )  # fmt: skip

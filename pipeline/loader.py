@@ -19,10 +19,12 @@ from pipeline.leaves import Clip, Leaves
 from pipeline.shards.index import Index
 from pipeline.sources.base import InputSource, Loading, Memory, Readings
 from pipeline.sources.sound import SoundSource
+from pipeline.sources.text import TextSource
 from pipeline.sources.video import VideoSource
 from pipeline.tree import BatchPlan
+from pipeline.word2vec import WordVectors
 
-SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, SoundSource)}
+SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, SoundSource, TextSource)}
 
 
 @dataclass
@@ -30,10 +32,11 @@ class Batch:
     """One training batch on the device. Its tensors are reused: they hold until the next batch is taken."""
 
     inputs: dict[str, Any]
-    """By modality, what its encoder takes of n leaves: `video` is Pixels; `audio` float32 [n, 1, bands, mel_frames]."""
+    """By modality, what its encoder takes of n leaves: `video` is Pixels; `audio` float32 [n, 1, bands, mel_frames];
+    `text` is Words."""
     table: dict[str, torch.Tensor]
     """Factor name -> int64 [leaves]: the factor table, in the order of the inputs, one modality after the other.
-    Where damaged clips are skipped, `intact` is 0 for their leaves, which hold stand-ins."""
+    Where clips may be without words, or damaged ones are skipped, `usable` is 0 for the leaves that do not count."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
     damaged: list[str]
@@ -43,19 +46,22 @@ class Batch:
 class Loader:
     """Executes plans, ahead of the consumer and in their order; iterate once.
 
-    All plans have leaves of the same modalities. Raises UserError where nothing can load one of those that the first
-    has, and later if a shard turns out damaged. Close it, or use it as a context manager, to end early.
+    All plans have leaves of the same modalities; `words` are needed where text is one of them. Raises UserError where
+    nothing can load a modality of the first plan, and later if a shard turns out damaged. Close it, or use it as a
+    context manager, to end early.
     """
 
     def __init__(
-        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, loading: Loading = Loading()
-    ) -> None:
+        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, loading: Loading = Loading(),
+        words: WordVectors | None = None,
+    ) -> None:  # fmt: skip
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         self._plans = itertools.chain(first, stream)
         self._loading = loading
         self._device = device
-        self._executor = Executor(index, clip, device, loading, first[0].leaves.modalities if first else ())
+        modalities = first[0].leaves.modalities if first else ()
+        self._executor = Executor(Readings(index, loading, words), clip, device, loading, modalities)
         self._ready: queue.Queue[Any] = queue.Queue(loading.prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
@@ -126,12 +132,11 @@ class Executor:
     """Turns a stream of plans into a stream of batches; sources run ahead across the plans' borders."""
 
     def __init__(
-        self, index: Index, clip: Clip, device: torch.device, loading: Loading, modalities: Sequence[str]
+        self, readings: Readings, clip: Clip, device: torch.device, loading: Loading, modalities: Sequence[str]
     ) -> None:
-        self._readings = Readings(index, loading)
-        self._skip = loading.damaged == "skip"
-        self._device = device
-        self._sources = {name: _source(name)(self._readings, clip, device, loading) for name in modalities}
+        self._readings = readings
+        self._sources = {name: _source(name)(readings, clip, device, loading) for name in modalities}
+        self._all_usable = loading.damaged == "stop" and all(source.always_usable for source in self._sources.values())
 
     def close(self) -> None:
         """Drop what is still to be read, and the DALI graphs."""
@@ -150,9 +155,9 @@ class Executor:
             current = memories()
             made = {name: next(stream) for name, stream in parts.items()}
             table = {name: current.hold(f"table {name}", values) for name, values in plan.columns.items()}
-            if self._skip:
-                intact = np.concatenate([part.intact for part in made.values()]).astype(np.int64)
-                table["intact"] = current.hold("table intact", intact)
+            if not self._all_usable:
+                usable = np.concatenate([part.usable for part in made.values()]).astype(np.int64)
+                table["usable"] = current.hold("table usable", usable)
             damaged = [what for part in made.values() for what in part.damaged]
             yield Batch({name: part.inputs for name, part in made.items()}, table, plan, damaged)
 

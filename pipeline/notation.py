@@ -1,7 +1,7 @@
 """Compositions as text: `video:d:512 time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentation:i:1`.
 
 A factor is name:contrast:K, the contrast d (distinctive) or i (invariant), and `:differs` where only pairs count that
-differ in it. Numbers in brackets after the name set up the transformation: `speed(1,2,4):i:3`.
+differ in it. Brackets after the name set up the transformation: `speed(1,2,4):i:3`, `modality(video,text):i:2:differs`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TRANSFORMATIONS: Transformations = {
     kind.name: kind for kind in (Video, TimeShift, Modality, TimeReversal, Augment, Speed, Order, Rotation)
 }
 _CONTRASTS = {contrast.value[0]: contrast for contrast in Contrast}
-_FACTOR = re.compile(r"(?P<name>\w+)(\((?P<numbers>[^()]*)\))?:(?P<contrast>\w+)(:(?P<k>\d+))?(:(?P<weight>\w+))?")
+_FACTOR = re.compile(r"(?P<name>\w+)(\((?P<settings>[^()]*)\))?:(?P<contrast>\w+)(:(?P<k>\d+))?(:(?P<weight>\w+))?")
 _HOW = "a factor is name:contrast:K, as in time_reversal:i:2, or name:contrast:K:differs"
 
 
@@ -59,7 +59,7 @@ def _factor(text: str, videos_per_batch: int, augmentation: Augmentation, known:
     match = _FACTOR.fullmatch(text)
     if match is None:
         raise UserError(f"factor '{text}' cannot be read; {_HOW}")
-    name, numbers, contrast, k, weight = match.group("name", "numbers", "contrast", "k", "weight")
+    name, settings, contrast, k, weight = match.group("name", "settings", "contrast", "k", "weight")
     if name not in known:
         raise UserError(f"there is no factor '{name}'; there are {', '.join(known)}, and --factors-from adds your own")
     if contrast not in _CONTRASTS:
@@ -76,25 +76,27 @@ def _factor(text: str, videos_per_batch: int, augmentation: Augmentation, known:
     if k is None:
         raise UserError(f"factor '{text}' has no K; {_HOW}")
     transformation = (
-        Augment(augmentation) if known[name] is Augment else _set_up(known[name], (numbers or "").strip(), text)
+        Augment(augmentation) if known[name] is Augment else _set_up(known[name], (settings or "").strip(), text)
     )
     return Factor(transformation, int(k), _CONTRASTS[contrast], Weight(weight or "any"))
 
 
-def _set_up(kind: type[Transformation], numbers: str, text: str) -> Transformation:
-    if not numbers:
+def _set_up(kind: type[Transformation], settings: str, text: str) -> Transformation:
+    if not settings:
         return kind()
-    settings = list(inspect.signature(kind).parameters.values())
+    parts = [part.strip() for part in settings.split(",")]
     try:
-        values = [float(number) for number in numbers.split(",")]
-        if len(settings) != 1:
-            raise ValueError("it takes no numbers")
-        many = isinstance(settings[0].default, tuple)
-        if not many and len(values) > 1:
-            raise ValueError("it takes one number")
-        return kind(tuple(values) if many else type(settings[0].default)(values[0]))  # type: ignore[call-arg]
+        parameters = list(inspect.signature(kind).parameters.values())
+        if len(parameters) != 1:
+            raise ValueError("it takes none")
+        default = parameters[0].default
+        if isinstance(default, tuple):
+            return kind(tuple(type(default[0])(part) for part in parts))  # type: ignore[call-arg]
+        if len(parts) > 1:
+            raise ValueError("it takes one")
+        return kind(type(default)(parts[0]))  # type: ignore[call-arg]
     except ValueError as error:
-        raise UserError(f"the numbers of factor '{text}' cannot be read ({error})") from error
+        raise UserError(f"what is in the brackets of factor '{text}' cannot be read ({error})") from error
 
 
 @lru_cache(maxsize=4)

@@ -1,4 +1,4 @@
-"""Named compositions: the rows of the paper's table 1, its hypotheses, and what it calls special cases.
+"""Named compositions: the rows of the paper's tables 1 and 2, its hypotheses, and what it calls special cases.
 
 A new one is a new entry here, not a branch elsewhere.
 """
@@ -26,37 +26,52 @@ class Preset(NamedTuple):
     """As pipeline/notation.py reads it."""
 
 
-def _table_1(row: str, reversal: Role, shift: Role, modalities: Literal["V", "AV"]) -> Preset:
+def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
     """A row by the roles of time reversal and time shift (distinctive, invariant, not varied) and its modalities.
 
-    Rows a-d (video alone) draw K_g = 2 augmentations, rows e-m pair the modalities.
+    Rows of video alone draw K_g = 2 augmentations, the others pair the modalities.
     """
+    reversal, shift, modalities = role
+    names = ",".join(_MODALITIES[letter] for letter in modalities)
+    written = "modality" if modalities in ("V", "VA") else f"modality({names})"
+    paired = f"{written}:i:{len(modalities)}:differs" if len(modalities) > 1 else f"{written}:i:1"
     factors = [
-        "video:d", _varied("time_shift", shift), "modality:i:2:differs" if modalities == "AV" else "modality:i:1",
-        _varied("time_reversal", reversal), f"augmentation:i:{1 if modalities == 'AV' else 2}",
+        "video:d", _varied("time_shift", shift), paired, _varied("time_reversal", reversal),
+        f"augmentation:i:{1 if len(modalities) > 1 else 2}",
     ]  # fmt: skip
-    return Preset(f"{modalities}, TR {reversal}, TS {shift}", f"table 1, row {row}", " ".join(factors))
+    label = {"VA": "AV"}.get(modalities, modalities)
+    return Preset(f"{label}, TR {reversal}, TS {shift}", table, " ".join(factors))
 
 
 def _varied(name: str, role: Role) -> str:
     return f"{name}:i:1" if role == "." else f"{name}:{role}:2"
 
 
-_ROWS: dict[str, tuple[Role, Role, Literal["V", "AV"]]] = {
+_MODALITIES = {"V": "video", "A": "audio", "T": "text"}
+_TABLE_1: dict[str, tuple[Role, Role, str]] = {
     "a": (".", ".", "V"), "b": ("i", ".", "V"), "c": (".", "i", "V"), "d": ("i", "i", "V"),
-    "e": (".", ".", "AV"), "f": ("i", ".", "AV"), "g": (".", "i", "AV"), "h": ("i", "i", "AV"),
-    "i": ("d", ".", "AV"), "j": (".", "d", "AV"), "k": ("d", "i", "AV"), "l": ("i", "d", "AV"),
-    "m": ("d", "d", "AV"),
+    "e": (".", ".", "VA"), "f": ("i", ".", "VA"), "g": (".", "i", "VA"), "h": ("i", "i", "VA"),
+    "i": ("d", ".", "VA"), "j": (".", "d", "VA"), "k": ("d", "i", "VA"), "l": ("i", "d", "VA"),
+    "m": ("d", "d", "VA"),
 }  # fmt: skip
-TABLE_1 = {row: _table_1(row, *roles) for row, roles in _ROWS.items()}
+_TABLE_2: dict[str, tuple[Role, Role, str]] = {
+    "a": (".", ".", "V"), "b": (".", ".", "VT"), "c": ("d", ".", "VT"), "d": (".", "d", "VT"),
+    "e": ("d", "i", "VT"), "f": ("i", "d", "VT"), "g": ("d", "d", "VT"),
+}  # fmt: skip
+TABLE_1 = {row: _row(f"table 1, row {row}", roles) for row, roles in _TABLE_1.items()}
+TABLE_2 = {f"text-{row}": _row(f"table 2, row {row}", roles) for row, roles in _TABLE_2.items()}
 HYPOTHESES = dict(zip("123456789", "eifjgmlkh", strict=True))
 """Numbers of the published release's hypotheses -> rows of table 1."""
 PRESETS = {
     **TABLE_1,
+    **TABLE_2,
     **{
-        number: TABLE_1[row]._replace(source=f"hypothesis {number} of the published release, row {row}")
+        number: TABLE_1[row]._replace(source=f"the published release's hypothesis {number}, row {row}")
         for number, row in HYPOTHESES.items()
     },
+    "within-modal": TABLE_1["d"]._replace(source="appendix, within-modal, whose figures are those of table 1, row d"),
+    "cross-modal": TABLE_1["e"]._replace(source="appendix, cross-modal, whose figures are those of table 1, row e"),
+    "three": _row("picture, sound and words in one tree, every pair of two modalities", ("i", "d", "VAT")),
     "simclr": Preset(
         "V, two augmentations of one clip", "SimCLR, the paper's section 3.1", "video:d time_shift:i:1 augmentation:i:2"
     ),
@@ -64,6 +79,11 @@ PRESETS = {
         "AV, instance discrimination",
         "cross-modal AVID, with the batch in place of a memory bank",
         "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1",
+    ),
+    "mil-nce": Preset(
+        "VT, several moments match",
+        "like MIL-NCE: words and pictures of several moments of a video are positives",
+        "video:d time_shift:i:2 modality(video,text):i:2:differs augmentation:i:1",
     ),
     "arrow": Preset(
         "V, TR d",
@@ -89,4 +109,6 @@ def composition(name: str, videos_per_batch: int, augmentation: Augmentation = A
 
 def listing() -> str:
     """Every preset with its factors and its source."""
-    return "\n".join(f"{name:7} {entry.label:32} {entry.factors:88} {entry.source}" for name, entry in PRESETS.items())
+    rows = [(name, entry.label, entry.factors, entry.source) for name, entry in PRESETS.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return "\n".join("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows)

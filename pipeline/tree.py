@@ -110,24 +110,30 @@ def sampling_tree(
     say: Callable[[str], None] = lambda _: None,
 ) -> Tree:
     """The tree over the videos of a split that are long enough; how many those are is said. UserError if too few."""
-    sound = "audio" in composition.modalities
+    sound, text = (name in composition.modalities for name in ("audio", "text"))
     frames = _stretch((clip.frames - 1) * clip.stride, composition.reach)
     starts = index.starts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if sound else 0)
     inside = index.split == split
     if not inside.any():
         there = ", ".join(sorted(set(index.split.tolist())))
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to one of {there}")
-    enough = inside & (starts >= composition.starts_needed)
-    silent = int((inside & (index.mel_count == 0)).sum()) if sound else 0
-    short = int(inside.sum() - enough.sum()) - silent
+    enough, left_out = inside, []
+    for why, lacking in (
+        ("have no sound", index.mel_count == 0 if sound else None),
+        ("have no words", index.text_count == 0 if text else None),
+        ("are too short", starts < composition.starts_needed),
+    ):
+        if lacking is not None and (n := int((enough & lacking).sum())):
+            left_out.append(f"{n} {why}")
+            enough = enough & ~lacking
     if not enough.any():
         seconds = frames / index.fps
         raise UserError(
-            f"a clip takes {seconds:.2f} s, longer than every one of the {int(inside.sum())} videos "
-            f"({silent} of them have no sound); lower --clip.frames or --clip.stride, or use longer videos"
-            + (f" or a speed below {composition.reach:g}" if composition.reach > 1 else "")
+            f"none of the {int(inside.sum())} videos of {index.folder} ({split}) can be used: {', '.join(left_out)} "
+            f"for a clip of {seconds:.2f} s; lower --clip.frames or --clip.stride"
+            + (f", or a speed below {composition.reach:g}" if composition.reach > 1 else "")
+            + ", or use other videos"
         )
-    left_out = [f"{n} {why}" for n, why in ((silent, "have no sound"), (short, "are too short")) if n]
     say(
         f"{int(enough.sum())} of {int(inside.sum())} videos of {index.folder} ({split}) used"
         + (f"; {', '.join(left_out)}" if left_out else "")

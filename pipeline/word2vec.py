@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.files import kind, open_regular
+from pipeline.shards.index import Index
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors
@@ -59,3 +61,44 @@ def load(path: Path) -> KeyedVectors:
     if not len(vectors):
         raise UserError(f"the word2vec file {path} holds no words")
     return vectors
+
+
+@dataclass(frozen=True)
+class WordVectors:
+    """The vectors of the tokens of some shards."""
+
+    vectors: np.ndarray
+    """float16 [words, dimensions]; 1.8 GB for the 3 million words of Google News."""
+    words: Sequence[str]
+
+    @staticmethod
+    def of(index: Index, path: Path | None) -> WordVectors:
+        """The vectors in the file with which the shards were made.
+
+        Raises UserError where the shards hold no words, there is no file, or it is another one.
+        """
+        if not index.text_count.any():
+            raise UserError(
+                f"the shards in {index.folder} hold no words; make them anew from videos with captions, with "
+                "'make preprocess' and WORD2VEC="
+            )
+        if path is None:
+            raise UserError(
+                "words need their vectors: set --word2vec to the file with which the shards were made, such as "
+                "GoogleNews-vectors-negative300.bin"
+            )
+        loaded = load(path)
+        if (found := digest(loaded.index_to_key)) != index.settings["vocabulary"]:
+            raise UserError(
+                f"{path} is not the word2vec file with which the shards in {index.folder} were made: its words are "
+                f"others ({found}, not {index.settings['vocabulary']}); set --word2vec to that one"
+            )
+        return WordVectors(loaded.vectors, loaded.index_to_key)
+
+    @property
+    def dimensions(self) -> int:
+        return int(self.vectors.shape[1])
+
+    def checksum(self) -> str:
+        """8 hex digits that stand for the vectors."""
+        return f"{zlib.crc32(np.ascontiguousarray(self.vectors).data):08x}"

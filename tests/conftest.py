@@ -6,9 +6,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.shards.index import Index
@@ -40,6 +41,31 @@ def shards(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def index(shards: Path) -> Index:
     return Index.open(shards)
+
+
+def write_word2vec(path: Path, texts: Iterable[str], dimensions: int) -> None:
+    """A word2vec file, in text form, of the words in some texts, each with random numbers of its own."""
+    words = sorted({word for text in texts for word in text.lower().split()})
+    rng = np.random.default_rng(0)
+    rows = (" ".join([word, *(f"{x:.4f}" for x in rng.normal(size=dimensions))]) for word in words)
+    path.write_text("\n".join([f"{len(words)} {dimensions}", *rows]) + "\n")
+
+
+@pytest.fixture(scope="session")
+def word2vec(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Vectors of 12 numbers for the words that are said in the generated videos."""
+    said = json.loads((synthetic / "captions.json").read_text())
+    path = tmp_path_factory.mktemp("words") / "vectors.txt"
+    write_word2vec(path, (text for captions in said.values() for text in captions["text"]), 12)
+    return path
+
+
+@pytest.fixture(scope="session")
+def captioned(synthetic: Path, word2vec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of the generated videos with what is said in them."""
+    folder = tmp_path_factory.mktemp("shards") / "captioned"
+    preprocess(Preprocess("synthetic", synthetic, folder, word2vec=word2vec, videos_per_shard=16, workers=2))
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[
     `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves; with
     several ranks each gives an equal share, and the gradients that DDP averages are those of the joined batch.
     The value returned is the same on every rank. Computed in float32, or float64 if the embeddings are. Leaves that
-    are 0 in the column `intact` of the table, where there is one, count for nothing: the loss is that of the batch
+    are 0 in the column `usable` of the table, where there is one, count for nothing: the loss is that of the batch
     without them, 0 where no positive pair is left.
     """
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -32,8 +32,8 @@ def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[
         similarity = embeddings.to(wide) @ gathered.to(wide).T / temperature
     w = weight(factors, table, columns)
     positive = contrast(factors, table, columns)
-    if "intact" in table:
-        w &= (table["intact"][:, None] * columns["intact"][None, :]).bool()
+    if "usable" in table:
+        w &= (table["usable"][:, None] * columns["usable"][None, :]).bool()
         rows = w.any(1)  # of a row without any weight, the logarithm below has no gradient
         similarity, w, positive = similarity[rows], w[rows], positive[rows]
     positive &= w

@@ -51,7 +51,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     index = Index.open(settings.shard_folder)
     tree = settings.tree(index, print if rank == 0 else lambda _: None)
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
-    data = fingerprint(index)
+    words = settings.words(index)
+    data = fingerprint(index) + (words.checksum() if words else "")
     require_alike(
         flags(settings) | {"set of shards": data[:12], "version of torch": torch.__version__},
         "start all of them with the same command, the same software and the same shards",
@@ -65,7 +66,7 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     trainer.settle()
     plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
     with (
-        Loader(index, plans, settings.clip, device, settings.loading) as loader,
+        Loader(index, plans, settings.clip, device, settings.loading, words) as loader,
         Log(settings, first, trainer.steps, trainer.rate, rank) as log,
         Skipped(log) as skipped,
         StopSignal() as stop,
@@ -75,9 +76,12 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
             skipped.update(batch.damaged)
             loss = trainer.step(step, batch)
             value = loss.item()  # waits for the device, so that the log's times are true
-            log.stepped(step, value, len(batch.inputs["video"]) * world)
-            if value == 0 and settings.loading.damaged == "skip":
-                raise UserError(f"every pair of step {step} is damaged, so nothing can be learned; see 'make verify'")
+            log.stepped(step, value, len(next(iter(batch.inputs.values()))) * world)
+            if value == 0 and "usable" in batch.table:
+                raise UserError(
+                    f"no pair of step {step} is left to learn from: its clips are damaged, for which 'make verify' "
+                    "looks, or nothing is said in them, and then larger --videos-per-batch help"
+                )
             if not np.isfinite(value):
                 raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
             signalled = stop.agreed(device)
@@ -110,8 +114,9 @@ class Trainer:
         self._damaged = False
         torch.manual_seed(settings.seed)
         model = GDT(settings.network, tree.composition.modalities).to(device)
-        # the loader's layout, and the faster one
-        model.video_network.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv3d):  # the layout of pixels, and the faster one
+                module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         self.model = model = synchronised(model, device, world)
         self.replica = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
         o = settings.optimization

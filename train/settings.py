@@ -17,6 +17,7 @@ from pipeline.shards.layout import shard_folder
 from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import Tree, sampling_tree
+from pipeline.word2vec import WordVectors
 from train.models.gdt import Network
 
 
@@ -65,6 +66,8 @@ class Pretrain:
     each factor with its contrast (distinctive, invariant) and its K; --factors help lists the factors."""
     factors_from: Path | None = None
     """Python file with transformations of your own, for --factors."""
+    word2vec: Path | None = None
+    """Where words are a modality: the file of word vectors with which the shards were made."""
     out: Path | None = None
     """Folder for checkpoints and logs; default runs/<dataset>-<preset>."""
     videos_per_batch: int = 512
@@ -141,6 +144,20 @@ class Pretrain:
         """The sampling tree over these shards; how many of their videos it uses is said. UserError if too few."""
         return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say)
 
+    def words(self, index: Index) -> WordVectors | None:
+        """The word vectors of these shards, where words are a modality. UserError where they are not to be had."""
+        if "text" not in self.composition.modalities:
+            if self.word2vec:
+                raise UserError(f"--word2vec has no effect: words are no modality of '{self.composition}'")
+            return None
+        vectors = WordVectors.of(index, self.word2vec)
+        if vectors.dimensions != self.network.word_dimensions:
+            raise UserError(
+                f"the vectors of {self.word2vec} have {vectors.dimensions} dimensions; "
+                f"set --network.word-dimensions {vectors.dimensions} (now {self.network.word_dimensions})"
+            )
+        return vectors
+
     @property
     def name(self) -> str:
         """Of the composition: the preset's, or `own`."""
@@ -164,7 +181,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
             augmentation=Augmentation(scale=(36, 46), hue=0.1),  # with which the README's figures were taken
             network=Network(
                 stem=16, stem_middle=16, widths=(16, 32, 64, 128), depth=1, slim=True, audio_stem=16,
-                audio_widths=(16, 32, 64), hidden=256, embedding=128, dropout=0.0,
+                audio_widths=(16, 32, 64), text_width=256, hidden=256, embedding=128, dropout=0.0,
             ),
             optimization=Optimization(
                 method="adamw", rate=3e-3, per_videos=0, weight_decay=1e-2, warmup_epochs=0, decay=0.25
@@ -176,7 +193,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 }  # fmt: skip
 """Named starting points; every value can be set on top."""
 
-_NO_EFFECT_ON_NUMBERS = ("out", "shards", "loading", "checkpoint_minutes", "checkpoint_steps")
+_NO_EFFECT_ON_NUMBERS = ("out", "shards", "word2vec", "loading", "checkpoint_minutes", "checkpoint_steps")
 
 
 def to_json(settings: Pretrain) -> str:

@@ -17,6 +17,7 @@ from pipeline.graphs import Pipeline
 from pipeline.leaves import Clip, Leaves
 from pipeline.shards.index import Index
 from pipeline.shards.reader import DamagedVideo, ShardReader
+from pipeline.word2vec import WordVectors
 
 T = TypeVar("T")
 
@@ -76,20 +77,26 @@ class Part:
 
     inputs: Any
     """What the encoder of the modality takes; in the batch's memory."""
-    intact: np.ndarray
-    """Whether each leaf could be read: bool [n]. Leaves that could not hold a stand-in."""
+    usable: np.ndarray
+    """Whether each leaf counts: bool [n]; not where it could not be read, and holds a stand-in, or is empty."""
     damaged: list[str]
     """The video and the shard of every piece that could not."""
 
 
 class Readings:
-    """What was read for some leaves, side by side, each in its turn."""
+    """What all sources read from, several clips at a time."""
 
-    def __init__(self, index: Index, loading: Loading) -> None:
+    def __init__(self, index: Index, loading: Loading, words: WordVectors | None) -> None:
         self.index = index
         self.reader = ShardReader(index)
+        self._words = words
         self._skip = loading.damaged == "skip"
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
+
+    @property
+    def words(self) -> WordVectors:
+        """Raises UserError where there are none."""
+        return self._words or WordVectors.of(self.index, None)
 
     def close(self) -> None:
         """Drop what is still to be read."""
@@ -124,6 +131,8 @@ class InputSource(ABC):
     """Makes the leaves of one modality."""
 
     modality: ClassVar[str]
+    always_usable: ClassVar[bool] = True
+    """Whether every leaf that could be read counts."""
 
     def __init__(self, readings: Readings, clip: Clip, device: torch.device, loading: Loading) -> None:
         self.readings, self.index = readings, readings.index

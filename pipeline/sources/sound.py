@@ -34,7 +34,7 @@ class SoundSource(InputSource):
     def _feed(self, leaves: Leaves, run: slice, part: Part) -> dict[str, Any]:
         """Inputs of one DALI run."""
         first = self.index.mel_position(leaves.start)[:, None]
-        read, part.intact[run], damaged = self.readings.read(
+        read, part.usable[run], damaged = self.readings.read(
             leaves.video, self._read, self._average, first + leaves.rows
         )
         part.damaged.extend(damaged)

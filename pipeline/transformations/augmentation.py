@@ -90,6 +90,9 @@ class Augment(Transformation):
     name = "augmentation"
     ranges: Augmentation = Augmentation()
 
+    def __str__(self) -> str:
+        return self.name  # the ranges are settings of the run
+
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         return np.arange(branches.count * k, dtype=np.int64).reshape(branches.count, k)
 

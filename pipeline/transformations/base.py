@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -55,6 +55,14 @@ class Transformation(ABC):
     name: ClassVar[str]
     """In the factor table and on the command line."""
 
+    def __str__(self) -> str:
+        """As on the command line: the name, and in brackets its settings where they are not the default."""
+        if not is_dataclass(self) or self == type(self)():
+            return self.name
+        settings = [getattr(self, field.name) for field in fields(self)]
+        parts = [part for value in settings for part in (value if isinstance(value, tuple) else (value,))]
+        return f"{self.name}({','.join(part if isinstance(part, str) else f'{part:g}' for part in parts)})"
+
     @abstractmethod
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         """Draw k values, without replacement, in each branch: int64 [branches.count, k]."""
@@ -62,6 +70,13 @@ class Transformation(ABC):
     def most(self) -> int | None:
         """How many values there are; None where there is no end, or where it depends on the data."""
         return None
+
+    def refuses(self, k: int) -> str:
+        """Why a batch cannot hold k values, in words; empty where it can."""
+        if k < 1:
+            return "it must be 1 or more"
+        most = self.most()
+        return f"it has {most} values; set it to no more" if most is not None and k > most else ""
 
     def exhausted(self, k: int) -> bool:
         """Whether k values are all there are, so that every branch of the tree holds the same ones."""

@@ -14,7 +14,7 @@ from pipeline.transformations.base import Choice
 
 @dataclass(frozen=True)
 class Order(Choice):
-    """Segments of equal length of frames and sound, in their own order first, then in every other."""
+    """Segments of equal length of frames, sound and words, in their own order first, then in every other."""
 
     name = "order"
     segments: int = 3
@@ -32,7 +32,9 @@ class Order(Choice):
         return list(permutations(range(self.segments)))
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
-        leaves.frames, leaves.rows = (self._permuted(part, values) for part in (leaves.frames, leaves.rows))
+        leaves.frames = self._permuted(leaves.frames, values)
+        leaves.rows = self._permuted(leaves.rows, values)
+        leaves.words = self._permuted(leaves.words, values)
 
     def _permuted(self, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
         parts = np.array_split(np.arange(positions.shape[1]), self.segments)

@@ -13,7 +13,10 @@ from pipeline.transformations.base import Choice
 
 @dataclass(frozen=True)
 class Speed(Choice):
-    """Playback rate, of frames and sound alike: a clip at twice the speed holds every second frame and log-mel row."""
+    """Playback rate, of frames and sound alike: a clip at twice the speed holds every second frame and log-mel row.
+
+    Its words are those of a stretch twice as long, as many of them as a clip may hold.
+    """
 
     name = "speed"
     rates: tuple[float, ...] = (1.0, 2.0)
@@ -31,6 +34,7 @@ class Speed(Choice):
         rate = np.asarray(self.rates)[values, None]
         leaves.frames = np.floor(leaves.frames * rate + 0.5).astype(np.int64)
         leaves.rows = np.floor(leaves.rows * rate + 0.5).astype(np.int64)
+        leaves.words_seconds = leaves.words_seconds * rate[:, 0]
 
     def decodes(self, k: int) -> int:
         return k

@@ -9,12 +9,12 @@ from pipeline.transformations.base import Choice
 
 
 class TimeReversal(Choice):
-    """The time axis of frames and spectrogram, as it is or flipped."""
+    """The time axis of frames, spectrogram and words, as it is or flipped."""
 
     name = "time_reversal"
     values = ("forward", "reversed")
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         reverse = values == 1
-        leaves.frames[reverse] = leaves.frames[reverse, ::-1]
-        leaves.rows[reverse] = leaves.rows[reverse, ::-1]
+        for positions in (leaves.frames, leaves.rows, leaves.words):
+            positions[reverse] = positions[reverse, ::-1]

@@ -413,7 +413,7 @@ def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: In
                 whole = True
             except DamagedVideo:
                 whole, total = False, total + 1
-            assert batch.table["intact"][leaf] == whole
+            assert batch.table["usable"][leaf] == whole
             got, wanted = ([one for part in b.inputs.values() for one in part][leaf] for b in (batch, expected))
             assert torch.equal(got, wanted) == whole and torch.isfinite(got).all()
         skipped.update(batch.damaged)
@@ -421,7 +421,7 @@ def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: In
     assert skipped.keys() == {f"'{index.id[bad]}' in {copy / index.shard_names[index.shard[bad]]}"}
     assert 0 < skipped.total() <= total
     with Loader(index, plans, CLIP, CPU, Loading(damaged="skip")) as loader:
-        assert all(batch.table["intact"].all() and not batch.damaged for batch in loader)
+        assert all(batch.table["usable"].all() and not batch.damaged for batch in loader)
 
 
 def test_clip_settings_out_of_range_are_refused() -> None:

@@ -42,6 +42,18 @@ def test_a_composition_is_read() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "video:d time_shift:d:2 speed(0.5,1,2):d:3 modality:i:2:differs augmentation:i:1",
+        "video:d order(4):i:2 modality(text):i:1 augmentation:i:1",
+        "video:d modality(video,audio,text):i:3:differs rotation:i:4 augmentation:i:1",
+    ],
+)
+def test_what_is_in_brackets_is_printed(text: str) -> None:
+    assert str(parse(text, 4)) == text.replace("video:d", "video:d:4", 1)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("video:d zoom:i:2", "there is no factor 'zoom'; there are video, time_shift, modality"),
@@ -51,17 +63,23 @@ def test_a_composition_is_read() -> None:
         ("video:d augmentation:i:0", "K of factor 'augmentation' is 0; it must be 1 or more"),
         ("video:d augmentation:i:2:twice", "has the weight 'twice'"),
         ("video:d:9 augmentation:i:2", "takes 9 videos and --videos-per-batch is 4; set --videos-per-batch 9"),
-        ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3, and it has 2 values"),
+        ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3; it has 2 values"),
         ("video:d augmentation:i:2 augmentation:i:2", "'augmentation' occurs twice"),
         ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and its weight"),
         ("video:d augmentation:i:2 time_shift:d:2", "'time_shift' is sampled anew in every branch .* 'augmentation'"),
         ("video:d augmentation:i:1", "K is below 2 for every invariant factor"),
-        ("video:d speed(1,x):i:2", r"numbers of factor 'speed\(1,x\):i:2' cannot be read"),
-        ("video:d order(2,3):i:2", "it takes one number"),
+        ("video:d speed(1,x):i:2", r"in the brackets of factor 'speed\(1,x\):i:2' cannot be read"),
+        ("video:d order(2,3):i:2", r"cannot be read \(it takes one\)"),
         ("video:d time_reversal:i:2", "has no 'augmentation', which crops and normalises; add augmentation:i:1"),
         ("augmentation:i:2 video:d", "begins with its videos, as in 'video:d'"),
         ("", "begins with its videos"),
-        ("video:d rotation(3):i:2", "it takes no numbers"),
+        ("video:d rotation(3):i:2", r"cannot be read \(it takes none\)"),
+        (
+            "video:d modality(video,smell):i:2 augmentation:i:1",
+            "there is no modality 'smell'; there are video, a",
+        ),
+        ("video:d modality(text,text):i:2 augmentation:i:1", "modalities are text, text; they must be different"),
+        ("video:d modality(video,audio,text):i:2 augmentation:i:1", "it has 3 values, of which a batch holds 1 or all"),
         ("video:d speed(0):i:2", r"rates of speed are \(0.0,\); they must be different ones above 0"),
         ("video:d order(9):i:2", "order permutes 9 segments"),
     ],

@@ -87,21 +87,21 @@ def test_the_order_of_the_leaves_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("preset", ["a", "e", "l"])
-def test_leaves_that_could_not_be_read_count_for_nothing(preset: str) -> None:
+def test_leaves_that_are_not_usable_count_for_nothing(preset: str) -> None:
     factors, plan = planned(preset, 4)
-    intact = np.random.default_rng(0).random(len(plan)) > 0.3
+    usable = np.random.default_rng(0).random(len(plan)) > 0.3
     z, y = embed(len(plan)), embed(len(plan))
     table = tensors(plan)
-    without = gdt_loss(z[intact], {name: values[intact] for name, values in table.items()}, factors, RHO)
-    masked = gdt_loss(y, table | {"intact": torch.from_numpy(intact.astype(np.int64))}, factors, RHO)
+    without = gdt_loss(z[usable], {name: values[usable] for name, values in table.items()}, factors, RHO)
+    masked = gdt_loss(y, table | {"usable": torch.from_numpy(usable.astype(np.int64))}, factors, RHO)
     without.backward()
     masked.backward()
     assert math.isclose(without.item(), masked.item(), rel_tol=1e-12)
-    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-13) and not y.grad[~intact].any()
-    everything = gdt_loss(y, table | {"intact": torch.ones(len(plan), dtype=torch.int64)}, factors, RHO)
+    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-13) and not y.grad[~usable].any()
+    everything = gdt_loss(y, table | {"usable": torch.ones(len(plan), dtype=torch.int64)}, factors, RHO)
     assert everything.item() == gdt_loss(y, table, factors, RHO).item()
     y.grad = None
-    nothing = gdt_loss(y, table | {"intact": torch.zeros(len(plan), dtype=torch.int64)}, factors, RHO)
+    nothing = gdt_loss(y, table | {"usable": torch.zeros(len(plan), dtype=torch.int64)}, factors, RHO)
     nothing.backward()
     assert nothing.item() == 0 and not y.grad.any()
 
@@ -140,9 +140,9 @@ def _rank(rank: int, world: int, folder: str, preset: str) -> None:
     loss = gdt_loss(z, tensors(share), factors, RHO)
     loss.backward()
     table = tensors(share)
-    intact = table["leaf"] % 5 > 0
+    usable = table["leaf"] % 5 > 0
     with torch.no_grad():
-        without = gdt_loss(z, table | {"intact": intact.long()}, factors, RHO)
+        without = gdt_loss(z, table | {"usable": usable.long()}, factors, RHO)
     results = {"loss": loss.detach(), "gradient": layer.weight.grad, "without": without}
     torch.save(results, f"{folder}/{world}-{rank}.pt")
     dist.barrier()  # none leaves while another still talks to it

@@ -161,7 +161,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
         (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),
         (("--videos-per-batch", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--videos-per-batch", "25"), "a batch takes 25 videos but only 24 can be used"),
-        (("--clip.frames", "200"), "longer than every one of the 24 videos"),
+        (("--clip.frames", "200"), "none of the 24 videos of .* can be used: 24 are too short for a clip of"),
         (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
@@ -221,5 +221,5 @@ def test_where_everything_is_damaged_there_is_no_run(command: Run, shards: Path,
     ruin(copy)
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))
     assert done.returncode == 2
-    assert "error: every pair of step 0 is damaged, so nothing can be learned" in done.stderr
+    assert "error: no pair of step 0 is left to learn from: its clips are damaged" in done.stderr
     assert not (run / "checkpoint.pt").exists()

@@ -14,6 +14,7 @@ from pipeline.colour import Pixels
 from pipeline.errors import UserError
 from train.models.audio import AudioResNet
 from train.models.r2plus1d import R2Plus1D
+from train.models.text import TextNetwork
 
 Base = TypeVar("Base", bound=nn.Module)
 
@@ -37,6 +38,10 @@ class Network:
     """Channels after the first convolution of the audio trunk."""
     audio_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages of the audio trunk."""
+    word_dimensions: int = 300
+    """Dimensions of the word vectors, as the word2vec file has them."""
+    text_width: int = 2048
+    """Features of a text clip."""
     hidden: int = 512
     """Hidden units of the projection heads."""
     embedding: int = 256
@@ -99,6 +104,9 @@ class GDT(nn.Module):
             sound = AudioResNet(n.audio_stem, n.audio_widths)
             self.audio_network = Trunk(sound)
             self.mlp_a = Head(sound.dim, n.hidden, n.embedding, n.dropout)
+        if "text" in modalities:
+            self.text_network = TextNetwork(n.word_dimensions, n.text_width)
+            self.mlp_t = Head(n.text_width, n.hidden, n.embedding, n.dropout)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,0 +1,70 @@
+"""What is said from the start of the clip -> word vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pipeline.leaves import Leaves
+from pipeline.sources.base import InputSource, Memory, Part
+
+NOTHING = -1
+
+
+@dataclass(frozen=True)
+class Words:
+    """Text clips of n leaves, as the text encoder takes them."""
+
+    vectors: torch.Tensor
+    """float16 [n, words, dimensions]; 0 after the last word."""
+    said: torch.Tensor
+    """Whether there is a word: bool [n, words]."""
+    tokens: np.ndarray
+    """Rows of the word2vec file, NOTHING after the last word: int64 [n, words]."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+class TextSource(InputSource):
+    """Words. A clip in which nothing is said counts for nothing, and so does one whose words are damaged."""
+
+    modality = "text"
+    always_usable = False
+
+    def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
+        table = self.readings.words.vectors
+        for leaves in batches:
+            tokens, damaged = self._tokens(leaves)
+            said = tokens != NOTHING
+            vectors = np.where(said[..., None], table[tokens], np.float16(0))
+            words = Words(memory().hold("vectors", vectors), memory().hold("said", said), tokens)
+            yield Part(words, said.any(1), damaged)
+
+    def _tokens(self, leaves: Leaves) -> tuple[np.ndarray, list[str]]:
+        """Tokens of each leaf in its order, int64 [n, words], and the names of what is damaged."""
+        # leaves of one clip differ only in the order of its words
+        places = np.stack([leaves.video, leaves.start, leaves.words_seconds], 1)
+        _, first, which = np.unique(places, axis=0, return_index=True, return_inverse=True)
+        clips = leaves.take(first)
+        most = leaves.words.shape[1]
+        seconds = clips.start / self.index.fps
+        read, _, damaged = self.readings.read(
+            clips.video, self._read, self._nothing, seconds, [most] * len(clips), clips.words_seconds
+        )
+        spoken = np.full((len(clips), most + 1), NOTHING, np.int64)
+        for row, tokens in zip(spoken, read, strict=True):
+            row[: len(tokens)] = tokens
+        ordered = np.take_along_axis(spoken[which.reshape(-1)], leaves.words, 1)
+        # those that are not said move behind the others
+        behind = np.argsort(ordered == NOTHING, axis=1, kind="stable")
+        return np.take_along_axis(ordered, behind, 1), damaged
+
+    def _read(self, video: int, start: float, words: int, seconds: float) -> np.ndarray:
+        return self.readings.reader.tokens(video, start, words, seconds)
+
+    def _nothing(self, video: int) -> np.ndarray:
+        return np.zeros(0, np.int32)

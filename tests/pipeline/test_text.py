@@ -1,0 +1,277 @@
+"""Words as a modality, from the plan to the loss, against hand-made cases and a slow oracle."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline import presets
+from pipeline.composition import contrast, weight
+from pipeline.errors import UserError
+from pipeline.leaves import MODALITIES, TEXT, Clip, Leaves
+from pipeline.loader import Batch, Loader
+from pipeline.notation import parse
+from pipeline.shards.index import Index
+from pipeline.shards.reader import ShardReader
+from pipeline.sources.base import Loading, Memory, Readings
+from pipeline.sources.text import NOTHING, TextSource, Words
+from pipeline.transformations.augmentation import Augmentation
+from pipeline.transformations.base import Source
+from pipeline.tree import BatchPlan, Tree, sampling_tree
+from pipeline.word2vec import WordVectors, load
+from preprocess.stage import Preprocess
+from preprocess.stage import run as preprocess
+from tests.conftest import Run, write_word2vec
+from tests.tamper import changed
+from tests.train.test_loss import RHO, embed, tensors, triple_loop
+from train.loss import gdt_loss
+from train.models.text import TextNetwork
+
+CPU = torch.device("cpu")
+CLIP = Clip(frames=4, stride=3, size=32, words=5, words_seconds=2.0)
+AUGMENTATION = Augmentation(scale=(36, 40))
+
+
+@pytest.fixture(scope="module")
+def index(captioned: Path) -> Index:
+    return Index.open(captioned)
+
+
+@pytest.fixture(scope="module")
+def vectors(index: Index, word2vec: Path) -> WordVectors:
+    return WordVectors.of(index, word2vec)
+
+
+def planned(index: Index, factors: str, videos: int = 4) -> tuple[Tree, BatchPlan]:
+    tree = sampling_tree(index, parse(f"video:d {factors}", videos, AUGMENTATION), CLIP, "train", 0)
+    return tree, tree.plan(0, 0)
+
+
+def loaded(index: Index, plan: BatchPlan, vectors: WordVectors, damaged: str = "stop") -> Batch:
+    with Loader(index, [plan], CLIP, CPU, Loading(damaged=damaged), vectors) as loader:
+        return next(iter(loader))
+
+
+class Spoken:
+    """Videos in which words are said at these times; a token is its place in the list."""
+
+    def __init__(self, *times: float) -> None:
+        self.times = times
+
+    def tokens(self, video: int, start: float, words: int, seconds: float) -> np.ndarray:
+        said = [k for k, t in enumerate(self.times) if start <= t and t + 0.1 <= start + seconds]
+        return np.asarray(said[:words], np.int32)
+
+
+def of(index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves) -> tuple[list[list[int]], torch.Tensor]:
+    """Tokens of each leaf, without what is behind the last, and whether the leaf is usable."""
+    readings = Readings(index, Loading(), vectors)
+    readings.reader = reader  # type: ignore[assignment]
+    (part,) = TextSource(readings, CLIP, CPU, Loading()).parts(iter([leaves]), lambda: Memory(CPU))
+    words: Words = part.inputs
+    assert np.array_equal(words.said.numpy(), words.tokens != NOTHING)
+    for row in words.tokens.tolist():  # nothing comes before a word
+        assert row == [token for token in row if token != NOTHING] + [NOTHING] * row.count(NOTHING)
+    return [[token for token in row if token != NOTHING] for row in words.tokens.tolist()], part.usable
+
+
+def plain(n: int) -> Leaves:
+    leaves = Leaves.plain(n, CLIP, 40)
+    leaves.modality[:] = TEXT
+    return leaves
+
+
+def test_words_are_those_that_end_in_time_up_to_so_many(index: Index, vectors: WordVectors) -> None:
+    leaves = plain(3)
+    leaves.start[:] = [0, index.fps, 10 * index.fps]
+    said, usable = of(index, vectors, Spoken(0.0, 0.3, 0.5, 0.9, 1.0, 1.2, 1.95, 2.5), leaves)
+    assert said == [[0, 1, 2, 3, 4], [4, 5, 6, 7], []]  # five at most; the one at 1.95 s ends too late for the first
+    assert usable.tolist() == [True, True, False]
+
+
+def test_what_is_done_to_the_clip_is_done_to_its_words(index: Index, vectors: WordVectors) -> None:
+    rng = np.random.default_rng(0)
+    known = {f.name: f.transformation for f in parse(
+        "video:d time_reversal:i:2 order(2):i:2 speed(1,2):i:2 augmentation:i:1", 2).factors}  # fmt: skip
+
+    def after(reader: Spoken, **values: int) -> list[int]:
+        leaves = plain(1)
+        for name, value in values.items():
+            known[name].act(leaves, np.array([value]), rng)
+        return of(index, vectors, reader, leaves)[0][0]
+
+    few, many = Spoken(0.1, 0.5, 0.9, 2.4), Spoken(*(0.3 * k for k in range(9)))
+    assert after(few) == [0, 1, 2]
+    assert after(few, time_reversal=1) == [2, 1, 0]  # of the words there are
+    assert after(many, time_reversal=1) == [4, 3, 2, 1, 0]
+    assert after(many, order=1) == [3, 4, 0, 1, 2]
+    assert after(many, order=1, time_reversal=1) == [2, 1, 0, 4, 3]
+    assert after(few, speed=1) == [0, 1, 2, 3]  # twice the time
+
+
+def test_the_text_network_takes_the_maximum_over_the_words_there_are() -> None:
+    torch.manual_seed(0)
+    network = TextNetwork(7, 9)
+    vectors, said = torch.randn(3, 5, 7).half(), torch.zeros(3, 5, dtype=torch.bool)
+    said[0, :2], said[1] = True, True
+    out = network(Words(vectors, said, np.zeros((3, 5), np.int64)))
+    for row, n in ((0, 2), (1, 5)):
+        expected = torch.stack([functional.relu(network.fc1(vectors[row, k].float())) for k in range(n)]).amax(0)
+        assert torch.allclose(out[row], expected)
+    assert not out[2].any()
+    vectors[0, 2:] = 100  # padding, whatever it holds, takes no part
+    assert torch.equal(network(Words(vectors, said, np.zeros((3, 5), np.int64)))[0], out[0])
+    assert set(network.state_dict()) == {"fc1.weight", "fc1.bias"}
+
+
+def test_a_batch_of_three_modalities_holds_what_its_plan_says(
+    index: Index, vectors: WordVectors, word2vec: Path
+) -> None:
+    tree, plan = planned(
+        index, "time_shift:d:2 modality(video,audio,text):i:3:differs time_reversal:i:2 augmentation:i:1"
+    )
+    batch = loaded(index, plan, vectors)
+    assert tuple(batch.inputs) == MODALITIES and tree.composition.modalities == MODALITIES
+    assert [len(batch.inputs[name]) for name in MODALITIES] == [16, 16, 16]
+    leaves, reader, table = batch.plan.leaves, ShardReader(index), load(word2vec).vectors
+    words: Words = batch.inputs["text"]
+    for row, leaf in enumerate(np.flatnonzero(leaves.modality == TEXT)):
+        tau = batch.plan.columns["time_shift"][leaf] / index.fps
+        said = reader.tokens(int(leaves.video[leaf]), tau, 5, 2.0)
+        said = said[::-1] if batch.plan.columns["time_reversal"][leaf] else said
+        assert words.tokens[row].tolist() == said.tolist() + [NOTHING] * (5 - len(said))
+        assert np.array_equal(words.vectors[row, : len(said)].numpy(), table[said])
+        assert not words.vectors[row, len(said) :].any()
+        assert batch.table["usable"][leaf] == (len(said) > 0)
+    assert batch.table["usable"][leaves.modality != TEXT].all()
+
+
+@pytest.mark.parametrize("modalities", ["video,text", "text,audio", "video,audio,text"])
+@pytest.mark.parametrize("unsaid", [0, 3])
+def test_the_loss_of_any_modalities_equals_the_triple_loop(modalities: str, unsaid: int) -> None:
+    n = len(modalities.split(","))
+    text = f"video:d time_shift:d:2 modality({modalities}):i:{n}:differs time_reversal:i:2 augmentation:i:1"
+    composition = parse(text, 3)
+    plan = Tree(composition, Source(np.arange(20), np.full(20, 40), 30), Clip(), 40).plan(0, 0)
+    assert len(plan) == 3 * 2 * n * 2
+    usable = np.ones(len(plan), bool)
+    usable[np.random.default_rng(0).choice(np.flatnonzero(plan.leaves.modality == TEXT), unsaid, False)] = False
+    both = np.outer(usable, usable)
+    c, w = (f(composition.factors, plan.columns, plan.columns).astype(int) for f in (contrast, weight))
+    z, y = embed(len(plan)), embed(len(plan))
+    slow = triple_loop(z, c, w * both)
+    table = tensors(plan) | {"usable": torch.from_numpy(usable.astype(np.int64))}
+    fast = gdt_loss(y, table, composition.factors, RHO)
+    slow.backward()
+    fast.backward()
+    assert math.isclose(slow.item(), fast.item(), rel_tol=1e-12)
+    assert torch.allclose(z.grad, y.grad, rtol=1e-9, atol=1e-12) and not y.grad[~usable].any()
+    assert (c * w * both).sum() > 0 and not (w * (plan.leaves.modality[:, None] == plan.leaves.modality)).any()
+
+
+def test_the_rows_of_table_2_as_printed() -> None:
+    printed = "a..V b..VT cd.VT d.dVT ediVT fidVT gddVT"
+    assert len(printed.split()) == len(presets.TABLE_2)
+    for entry in printed.split():
+        row = {factor.name: factor for factor in presets.composition(f"text-{entry[0]}", 8).factors}
+        for factor, role in ((row["time_reversal"], entry[1]), (row["time_shift"], entry[2])):
+            assert (factor.k, factor.contrast.value[0]) == ((1, "i") if role == "." else (2, role))
+        modalities = presets.composition(f"text-{entry[0]}", 8).modalities
+        assert modalities == (("video", "text") if entry.endswith("VT") else ("video",))
+        assert row["augmentation"].k == (1 if entry.endswith("VT") else 2)
+
+
+def test_damaged_words_count_for_nothing_where_that_is_asked_for(
+    captioned: Path, vectors: WordVectors, tmp_path: Path
+) -> None:
+    for path in captioned.iterdir():
+        if path.is_file():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    index = Index.open(tmp_path)
+    _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1", 8)
+    bad = int(plan.columns["video"][0])
+    with changed(tmp_path / index.shard_names[index.shard[bad]]) as file:
+        file["text/token"][index.text_start[bad]] += 1
+    with pytest.raises(UserError, match=f"the words of '{index.id[bad]}' is not what was written"):
+        loaded(index, plan, vectors)
+    batch = loaded(index, plan, vectors, "skip")
+    (leaf,) = np.flatnonzero((batch.plan.leaves.video == bad) & (batch.plan.leaves.modality == TEXT))
+    assert not batch.table["usable"][leaf] and len(batch.damaged) == 1 and index.id[bad] in batch.damaged[0]
+
+
+def test_what_lacks_is_said(index: Index, shards: Path, word2vec: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="hold no words; make them anew from videos with captions"):
+        WordVectors.of(Index.open(shards), word2vec)
+    with pytest.raises(UserError, match="words need their vectors: set --word2vec to the file"):
+        WordVectors.of(index, None)
+    write_word2vec(tmp_path / "other.txt", ["nobody says this"], 12)
+    with pytest.raises(UserError, match="other.txt is not the word2vec file with which the shards in .* were made"):
+        WordVectors.of(index, tmp_path / "other.txt")
+    _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1")
+    with pytest.raises(UserError, match="words need their vectors"):
+        loaded(index, plan, None)  # type: ignore[arg-type]
+    silent = replace(index, text_count=np.where(np.arange(len(index)) % 2, 0, index.text_count))
+    told: list[str] = []
+    composition = presets.composition("text-f", 2, AUGMENTATION)
+    tree = sampling_tree(silent, composition, CLIP, "train", 0, told.append)
+    assert "12 have no words" in told[0] and (silent.text_count[tree.source.videos] > 0).all()
+
+
+def test_text_is_pretrained_from_the_command_line(
+    command: Run, captioned: Path, shards: Path, word2vec: Path, tmp_path: Path
+) -> None:
+    train = (
+        "train",
+        "tiny",
+        "--preset",
+        "text-f",
+        "--videos-per-batch",
+        4,
+        "--steps",
+        4,
+        "--device",
+        "cpu",
+        "--out",
+        "run",
+    )
+    done = command(*train, "--shards", captioned, "--word2vec", word2vec)
+    assert done.returncode == 2
+    assert "vectors.txt have 12 dimensions; set --network.word-dimensions 12 (now 300)" in done.stderr
+    fitting = (*train, "--network.word-dimensions", 12)
+    done = command(*fitting, "--shards", captioned, "--word2vec", word2vec)
+    assert done.returncode == 0, done.stderr
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["model"]
+    assert {name.split(".")[0] for name in state} == {"video_network", "text_network", "mlp_v", "mlp_t"}
+    for arguments, message in (
+        ((*fitting, "--shards", captioned), "set --word2vec to the file with which the shards were made"),
+        ((*fitting, "--shards", shards, "--word2vec", word2vec), "24 have no words"),
+        (("train", "tiny", "--steps", 4, "--shards", captioned, "--word2vec", word2vec), "--word2vec has no effect"),
+    ):
+        done = command(*arguments)
+        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_captions_of_real_speech_are_read_beside_their_clips(real: Path, tmp_path: Path) -> None:
+    said = json.loads((real / "captions" / "grid_captions.json").read_text())
+    (tmp_path / "videos").mkdir()
+    for name in list(said)[:12]:
+        (tmp_path / "videos" / f"{name}.mpg").symlink_to(real / "grid" / f"{name}.mpg")
+    (tmp_path / "videos" / "captions.json").write_text(json.dumps(said))
+    words = tmp_path / "vectors.txt"
+    write_word2vec(words, (text for captions in said.values() for text in captions["text"]), 12)
+    shards = tmp_path / "shards"
+    preprocess(Preprocess("folder", tmp_path / "videos", shards, word2vec=words, videos_per_shard=6, workers=2))
+    index = Index.open(shards)
+    tree = sampling_tree(index, presets.composition("three", 4, AUGMENTATION), CLIP, "train", 0)
+    vectors = WordVectors.of(index, words)
+    batch = loaded(index, tree.plan(0, 0), vectors)
+    tokens = batch.inputs["text"].tokens
+    spoken = {vectors.words[token] for token in tokens[tokens != NOTHING]}
+    assert {"red", "blue", "green", "white"} & spoken and batch.table["usable"].float().mean() > 0.5

@@ -1,0 +1,24 @@
+"""A layer over word vectors and the maximum over words (section A.4), with the published release's parameter names."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pipeline.sources.text import Words
+
+
+class TextNetwork(nn.Module):
+    """Word vectors of n text clips to features [n, width]: linear, ReLU as in the published release, maximum.
+
+    Unlike there, places after the last word take no part in the maximum.
+    """
+
+    def __init__(self, dimensions: int = 300, width: int = 2048) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dimensions, width)
+
+    def forward(self, words: Words) -> Tensor:
+        x = functional.relu(self.fc1(words.vectors.float()))
+        # nothing is below 0, so that 0 is what a clip without words has
+        return x.masked_fill(~words.said[..., None], 0).amax(1)
