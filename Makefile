@@ -22,7 +22,8 @@ ARGS ?=
 # empty variables leave the program's own default
 flag = $(if $(2),$(1) "$(2)")
 # a composition of one's own, or a named one
-composition = $(if $(FACTORS),--factors "$(FACTORS)" $(call flag,--factors-from,$(FACTORS_FROM)),--preset $(PRESET))
+composition = $(if $(FACTORS),--factors "$(FACTORS)" $(call flag,--factors-from,$(FACTORS_FROM)),--preset $(PRESET)) \
+  $(call flag,--word2vec,$(WORD2VEC))
 cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
 .PHONY: help setup demo test lint preprocess verify pretrain ablation eval show-batch bench clean
@@ -52,7 +53,7 @@ preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=
 verify: $(STAMP) ## checks every shard and says what is damaged: DATASET= [FULL=1: decodes every frame]
 	@$(PYTHON) -m preprocess.verify --dataset $(DATASET) $(cluster) $(if $(FULL),--full) $(ARGS)
 
-pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | FACTORS="..."] [SIZE=paper|tiny] [GPUS=1]; again: resumes
+pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | FACTORS="..."] [WORD2VEC=] [SIZE=paper|tiny] [GPUS=1]; again: resumes
 	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \
 	  -m train $(SIZE) --dataset $(DATASET) $(composition) $(ARGS)
 
@@ -60,7 +61,8 @@ eval: $(STAMP) ## frozen features: retrieval and few-shot: [CKPT=runs/.../checkp
 	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
 
 ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
-	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) $(ARGS)
+	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) \
+	  $(call flag,--word2vec,$(WORD2VEC)) $(ARGS)
 
 show-batch: $(STAMP) ## a picture of every leaf of one video: [DATASET=] [PRESET=l | FACTORS="..."]
 	@$(PYTHON) -m eval show-batch --dataset $(DATASET) $(composition) --size $(SIZE) $(ARGS)

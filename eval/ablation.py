@@ -35,7 +35,9 @@ class Ablation:
     shards: Path | None = None
     """Folder of its shards; default data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
-    """Rows of the paper's table 1."""
+    """Rows of the paper's table 1, or other names of --preset help."""
+    word2vec: Path | None = None
+    """For rows with words: the file of word vectors with which the shards were made."""
     seeds: tuple[int, ...] = (0,)
     """One run of every row for each seed."""
     size: Literal["tiny", "paper"] = "tiny"
@@ -119,6 +121,8 @@ def _run(
     ]  # fmt: skip
     if settings.steps:
         train += ["--steps", str(settings.steps)]
+    if settings.word2vec and "text" in presets.composition(name, videos_per_batch=2).modalities:
+        train += ["--word2vec", str(settings.word2vec)]
     evaluate = [
         "eval", "frozen", "--ckpt", str(folder / "checkpoint.pt"), "--shards", str(shards), "--dataset",
         settings.dataset, "--query-split", settings.query_split, "--gallery-per-class", str(settings.gallery_per_class),

@@ -48,6 +48,11 @@ class Pixels:
     def __len__(self) -> int:
         return len(self.crops)
 
+    def part(self, first: int, count: int = 1) -> Pixels:
+        """Those of some leaves."""
+        chosen = slice(first, first + count)
+        return Pixels(self.crops[chosen], self.matrix[chosen], self.offset[chosen])
+
     def floats(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normalised clips for the encoder: [n, 3, frames, size, size], channels-last in memory, on the crops' device.
 

@@ -52,7 +52,10 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     tree = settings.tree(index, print if rank == 0 else lambda _: None)
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
     words = settings.words(index)
-    data = fingerprint(index) + (words.checksum() if words else "")
+    data = fingerprint(index)
+    if words is not None:
+        data += words.checksum()
+        settings = replace(settings, network=replace(settings.network, word_dimensions=words.dimensions))
     require_alike(
         flags(settings) | {"set of shards": data[:12], "version of torch": torch.__version__},
         "start all of them with the same command, the same software and the same shards",

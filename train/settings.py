@@ -151,10 +151,10 @@ class Pretrain:
                 raise UserError(f"--word2vec has no effect: words are no modality of '{self.composition}'")
             return None
         vectors = WordVectors.of(index, self.word2vec)
-        if vectors.dimensions != self.network.word_dimensions:
+        if self.network.word_dimensions not in (0, vectors.dimensions):
             raise UserError(
-                f"the vectors of {self.word2vec} have {vectors.dimensions} dimensions; "
-                f"set --network.word-dimensions {vectors.dimensions} (now {self.network.word_dimensions})"
+                f"the vectors of {self.word2vec} have {vectors.dimensions} dimensions, and --network.word-dimensions "
+                f"is {self.network.word_dimensions}; leave that out"
             )
         return vectors
 

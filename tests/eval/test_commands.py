@@ -14,13 +14,17 @@ import torch
 from PIL import Image
 
 from eval.features import clip_of, extract
-from eval.show_batch import draw
+from eval.show_batch import ShowBatch, draw, show_batch
+from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.leaves import VIDEO, Clip
+from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.shards.reader import ShardReader
+from pipeline.tree import sampling_tree
+from pipeline.word2vec import WordVectors
 from tests.conftest import Run
-from tests.pipeline.test_loader import CLIP, audio_oracle, leaf_oracle, load, tree
+from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
 from tests.tamper import changed
 from train.checkpoint import load_model
@@ -113,8 +117,9 @@ def test_show_batch_draws_what_the_network_gets(index: Index) -> None:
     for preset, leaves in (("a", 2), ("l", 8)):
         planned = tree(index, preset)
         plan = planned.plan(0, 1)
-        (batch,) = load(index, [plan])
-        picture = draw(batch, planned, index, preset, frames=4)
+        with Loader(index, [plan], CLIP, CPU) as loader:
+            batch = next(iter(loader))
+            picture = draw(batch, planned, index, preset, frames=4)
         columns = batch.plan.columns
         mine = np.flatnonzero(columns["video"] == columns["video"][0])
         assert len(picture.axes) == len(mine) == leaves
@@ -174,6 +179,28 @@ def test_a_wrong_checkpoint_is_one_sentence(
     }[kind]  # fmt: skip
     done = command("eval", "frozen", "--ckpt", path, "--shards", shards, "--dataset", "synthetic")
     assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
+
+
+def test_words_are_drawn_as_they_are_said(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+    path = show_batch(
+        ShowBatch(shards=captioned, preset="three", word2vec=word2vec, seed=3, out=tmp_path / "three.png")
+    )
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    index = Index.open(captioned)
+    words = WordVectors.of(index, word2vec)
+    planned = sampling_tree(index, presets.composition("three", 2), CLIP, "train", 0)
+    with Loader(index, [planned.plan(0, 0)], CLIP, CPU, words=words) as loader:
+        batch = next(iter(loader))
+        picture = draw(batch, planned, index, "three", 4, words.words)
+    mine = np.flatnonzero(batch.plan.columns["video"] == batch.plan.columns["video"][0])
+    said = {leaf: axis.texts[0].get_text() for axis, leaf in zip(picture.axes, mine, strict=True) if axis.texts}
+    reader = ShardReader(index)
+    assert len(said) == 4
+    for leaf, text in said.items():
+        columns = batch.plan.columns
+        tokens = reader.tokens(int(columns["video"][leaf]), columns["time_shift"][leaf] / index.fps).tolist()
+        expected = [words.words[token] for token in (tokens[::-1] if columns["time_reversal"][leaf] else tokens)]
+        assert text == (" ".join(expected) or "(nothing is said)")
 
 
 def test_a_data_set_without_a_test_split_is_one_sentence(command: Run, checkpoint: Path, shards: Path) -> None:

@@ -38,8 +38,8 @@ class Network:
     """Channels after the first convolution of the audio trunk."""
     audio_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages of the audio trunk."""
-    word_dimensions: int = 300
-    """Dimensions of the word vectors, as the word2vec file has them."""
+    word_dimensions: int = 0
+    """Dimensions of the word vectors; 0 takes those of the word2vec file, 300 for that of Google News."""
     text_width: int = 2048
     """Features of a text clip."""
     hidden: int = 512
@@ -105,7 +105,7 @@ class GDT(nn.Module):
             self.audio_network = Trunk(sound)
             self.mlp_a = Head(sound.dim, n.hidden, n.embedding, n.dropout)
         if "text" in modalities:
-            self.text_network = TextNetwork(n.word_dimensions, n.text_width)
+            self.text_network = TextNetwork(n.word_dimensions or 300, n.text_width)
             self.mlp_t = Head(n.text_width, n.hidden, n.embedding, n.dropout)
         for module in self.modules():
             if isinstance(module, nn.Conv2d | nn.Conv3d):
