@@ -22,11 +22,11 @@ ARGS ?=
 # empty variables leave the program's own default
 flag = $(if $(2),$(1) "$(2)")
 # a composition of one's own, or a named one
-composition = $(if $(FACTORS),--factors "$(FACTORS)" $(call flag,--factors-from,$(FACTORS_FROM)),--preset $(PRESET)) \
-  $(call flag,--word2vec,$(WORD2VEC))
+composition = $(if $(FACTORS),--factors "$(FACTORS)" $(call flag,--factors-from,$(FACTORS_FROM)),--preset $(PRESET))
+words = $(call flag,--word2vec,$(WORD2VEC))
 cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
-.PHONY: help setup demo test lint preprocess verify pretrain ablation eval show-batch bench clean
+.PHONY: help setup demo test lint preprocess verify pretrain ablation eval show-batch show-tree bench clean
 .SUFFIXES:
 # a check, not a command
 .PHONY: gpus
@@ -47,7 +47,7 @@ demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in minut
 	@$(PYTHON) -m eval show-batch --dataset synthetic --size tiny --out runs/demo/batch.png
 
 preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]; again: resumes
-	@$(PYTHON) -m preprocess --dataset $(DATASET) $(call flag,--source,$(SOURCE)) $(call flag,--word2vec,$(WORD2VEC)) \
+	@$(PYTHON) -m preprocess --dataset $(DATASET) $(call flag,--source,$(SOURCE)) $(words) \
 	  $(cluster) $(if $(DRY_RUN),--dry-run) $(ARGS)
 
 verify: $(STAMP) ## checks every shard and says what is damaged: DATASET= [FULL=1: decodes every frame]
@@ -55,17 +55,20 @@ verify: $(STAMP) ## checks every shard and says what is damaged: DATASET= [FULL=
 
 pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | FACTORS="..."] [WORD2VEC=] [SIZE=paper|tiny] [GPUS=1]; again: resumes
 	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \
-	  -m train $(SIZE) --dataset $(DATASET) $(composition) $(ARGS)
+	  -m train $(SIZE) --dataset $(DATASET) $(composition) $(words) $(ARGS)
 
 eval: $(STAMP) ## frozen features: retrieval and few-shot: [CKPT=runs/.../checkpoint.pt] [DATASET=]
 	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
 
 ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
 	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) \
-	  $(call flag,--word2vec,$(WORD2VEC)) $(ARGS)
+	  $(words) $(ARGS)
 
 show-batch: $(STAMP) ## a picture of every leaf of one video: [DATASET=] [PRESET=l | FACTORS="..."]
-	@$(PYTHON) -m eval show-batch --dataset $(DATASET) $(composition) --size $(SIZE) $(ARGS)
+	@$(PYTHON) -m eval show-batch --dataset $(DATASET) $(composition) $(words) --size $(SIZE) $(ARGS)
+
+show-tree: $(STAMP) ## the sampling tree, and what each leaf attracts and repels: [PRESET=l | FACTORS="..."]
+	@$(PYTHON) -m eval show-tree $(composition) $(ARGS)
 
 bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(call flag,--source,$(SOURCE))

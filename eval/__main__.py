@@ -1,4 +1,4 @@
-"""python -m eval {frozen,ablation,show-batch}: numbers and pictures."""
+"""python -m eval {frozen,ablation,show-batch,show-tree}: numbers and pictures."""
 
 from __future__ import annotations
 

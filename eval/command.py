@@ -9,21 +9,26 @@ import tyro
 from eval.ablation import Ablation, ablation
 from eval.frozen import Frozen, frozen, table
 from eval.show_batch import ShowBatch, show_batch
+from eval.show_tree import ShowTree, show_tree
 
 Command = (
     Annotated[Frozen, tyro.conf.subcommand("frozen")]
     | Annotated[Ablation, tyro.conf.subcommand("ablation")]
     | Annotated[ShowBatch, tyro.conf.subcommand("show-batch")]
+    | Annotated[ShowTree, tyro.conf.subcommand("show-tree")]
 )
 
 
 def main() -> None:
-    command: Frozen | Ablation | ShowBatch = tyro.cli(Command, prog="python -m eval")
+    command: Frozen | Ablation | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
     if isinstance(command, Frozen):
         result = frozen(command)
         print(table([result], [result["preset"]]))
         print(f"numbers: {result['written']} (checkpoint {result['checkpoint']}, step {result['step']})")
     elif isinstance(command, Ablation):
         print(ablation(command))
-    else:
+    elif isinstance(command, ShowBatch):
         print(f"the picture is {show_batch(command)}")
+    else:
+        text, path = show_tree(command)
+        print(f"{text}\n\nthe picture is {path}")

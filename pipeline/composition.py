@@ -66,8 +66,15 @@ class Composition:
 
     @property
     def decoded_per_video(self) -> int:
-        """Clips that are decoded per video, each shared by the leaves that hold the same frames."""
-        return prod(factor.transformation.decodes(factor.k) for factor in self.factors[1:])
+        """Most clips that are decoded per video, each shared by the leaves that hold the same frames."""
+        branches = decoded = 1
+        for factor in self.factors[1:]:
+            if not factor.transformation.modalities(factor.k):  # only one of the modalities is decoded
+                branches *= factor.k
+            if factor.transformation.takes_other_frames:
+                # what is drawn anew in every branch differs from branch to branch, whatever those share until then
+                decoded = decoded * factor.k if factor.transformation.exhausted(factor.k) else branches
+        return decoded
 
     @property
     def reach(self) -> float:

@@ -54,6 +54,8 @@ class Transformation(ABC):
 
     name: ClassVar[str]
     """In the factor table and on the command line."""
+    takes_other_frames: ClassVar[bool] = False
+    """Whether leaves of different values hold different frames, and not the same in another order or look."""
 
     def __str__(self) -> str:
         """As on the command line: the name, and in brackets its settings where they are not the default."""
@@ -92,10 +94,6 @@ class Transformation(ABC):
 
     def starts_needed(self, k: int) -> int:
         """Start frames that a video must offer for k values."""
-        return 1
-
-    def decodes(self, k: int) -> int:
-        """Clips to be decoded anew for k values; 1 where the same frames serve all of them."""
         return 1
 
     def reach(self, k: int) -> float:

@@ -19,6 +19,7 @@ class Speed(Choice):
     """
 
     name = "speed"
+    takes_other_frames = True
     rates: tuple[float, ...] = (1.0, 2.0)
     """The rates, of which the first is taken where speed is not varied."""
 
@@ -35,9 +36,6 @@ class Speed(Choice):
         leaves.frames = np.floor(leaves.frames * rate + 0.5).astype(np.int64)
         leaves.rows = np.floor(leaves.rows * rate + 0.5).astype(np.int64)
         leaves.words_seconds = leaves.words_seconds * rate[:, 0]
-
-    def decodes(self, k: int) -> int:
-        return k
 
     def reach(self, k: int) -> float:
         return max(self.rates) if k > 1 else self.rates[0]

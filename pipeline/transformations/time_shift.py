@@ -12,6 +12,7 @@ class TimeShift(Transformation):
     """Start frame of the clip, uniform over those that fit into the video."""
 
     name = "time_shift"
+    takes_other_frames = True
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         return distinct(rng, branches.source.starts[branches.columns["video"]], k)
@@ -20,9 +21,6 @@ class TimeShift(Transformation):
         leaves.start = values
 
     def starts_needed(self, k: int) -> int:
-        return k
-
-    def decodes(self, k: int) -> int:
         return k
 
     def label(self, value: int, source: Source) -> str:

@@ -1,0 +1,183 @@
+"""The sampling tree of a composition, printed and drawn: what a batch holds, and what each leaf attracts and repels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pipeline.composition import Composition, contrast, weight
+from pipeline.errors import UserError
+from pipeline.factors import Factor
+from pipeline.leaves import Clip
+from pipeline.transformations.base import Source
+from pipeline.tree import Tree
+from train.settings import Pretrain
+
+ATTRACTS, REPELS, IGNORES = "attracts", "repels", "is not compared with"
+_COLOURS = {ATTRACTS: "#2b7bba", REPELS: "#e08a3c", IGNORES: "#e4e4e4"}
+_SECONDS = 10
+"""Length of the videos that the printed times are of."""
+_FPS = 30
+
+
+@dataclass(frozen=True)
+class ShowTree:
+    """Print and draw the sampling tree of a composition, with what each leaf attracts and repels."""
+
+    preset: str = "l"
+    """Row of the paper's table 1, or another name of python -m train tiny --preset help."""
+    factors: str = ""
+    """A composition of your own instead of a preset, as in pretraining."""
+    factors_from: Path | None = None
+    """Python file with transformations of your own."""
+    videos: int = 2
+    """How many videos are drawn; the numbers of partners are those of --videos-per-batch."""
+    videos_per_batch: int = 512
+    """K_i of the batch that the numbers are of."""
+    out: Path | None = None
+    """The picture, .png, .svg or .pdf; default runs/tree-<preset>.png."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
+            raise UserError(f"--out is {self.out}; the picture's name must end in .png, .svg or .pdf")
+        if self.videos < 2:
+            raise UserError(f"--videos is {self.videos}; it must be 2 or more, or there is nothing to repel")
+
+
+def show_tree(settings: ShowTree) -> tuple[str, Path]:
+    """The tree as text, and the path of its picture."""
+    train = Pretrain(
+        preset=settings.preset, factors=settings.factors, factors_from=settings.factors_from,
+        videos_per_batch=settings.videos_per_batch,
+    )  # fmt: skip
+    batch = train.composition
+    first, *others = batch.factors
+    drawn = Drawn(Composition((replace(first, k=settings.videos), *others)))
+    title = "your factors" if settings.factors else f"preset {settings.preset}"
+    path = settings.out or Path("runs") / f"tree-{train.name}.png"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawn.picture(title).savefig(path, dpi=130)
+    attracted, repelled = partners(batch)
+    text = "\n".join(
+        [
+            f"{title}: {batch}", "",
+            *(_described(factor) for factor in batch.factors), "",
+            f"a batch of {batch.videos_per_batch} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
+            f"attracts {attracted} and repels {repelled}", "",
+            f"{settings.videos} of the videos, and what leaf 0 does to the other leaves:", "",
+            *drawn.lines(),
+        ]
+    )  # fmt: skip
+    return text, path
+
+
+def partners(composition: Composition) -> tuple[str, str]:
+    """How many leaves of a batch each leaf attracts and repels; a range where leaves differ in that."""
+    columns = toy(composition).plan(0, 0).columns
+    own = {name: values[: len(columns["leaf"]) // composition.videos_per_batch] for name, values in columns.items()}
+    c, w = (f(composition.factors, own, columns) for f in (contrast, weight))
+    counted = ((c & w).sum(1), (~c & w).sum(1))
+    attracted, repelled = ("-".join(map(str, sorted({n.min(), n.max()}))) for n in counted)
+    return attracted, repelled
+
+
+def toy(composition: Composition) -> Tree:
+    """The tree over as many videos as a batch takes."""
+    n = composition.videos_per_batch
+    source = Source(np.arange(n), np.full(n, max(_SECONDS * _FPS, composition.starts_needed)), _FPS)
+    return Tree(composition, source, Clip(), bands=1)
+
+
+def _described(factor: Factor) -> str:
+    kind = factor.contrast.value if factor.k > 1 else "not varied"
+    only = ", only pairs that differ in it count" if factor.weight.value == "differs" else ""
+    return f"  {factor.name:14}  K = {factor.k:<4}  {kind}{only}"
+
+
+class Drawn:
+    """A tree of a few videos, level by level."""
+
+    def __init__(self, composition: Composition) -> None:
+        tree = toy(composition)
+        self.source = tree.source
+        columns = tree.plan(0, 0).columns
+        self.factors = [factor for factor in composition.factors if factor.k > 1]
+        self.n = len(columns["leaf"])
+        c, w = (f(composition.factors, columns, columns) for f in (contrast, weight))
+        self.relation = np.where(w, np.where(c, ATTRACTS, REPELS), IGNORES)
+        """Of each leaf to each: str [n, n]."""
+        self.labels = [self._labels(factor, columns[factor.name]) for factor in self.factors]
+        """Of every leaf, by level."""
+
+    def _labels(self, factor: Factor, values: np.ndarray) -> list[str]:
+        number = {value: k for k, value in enumerate(dict.fromkeys(values.tolist()))}
+        return [
+            factor.transformation.label(value, self.source) or f"{factor.name} {number[value]}"
+            for value in values.tolist()
+        ]
+
+    def spans(self, level: int) -> int:
+        """Leaves below each branch of a level."""
+        return int(np.prod([factor.k for factor in self.factors[level + 1 :]], dtype=int))
+
+    def lines(self) -> list[str]:
+        """The tree, one line per branch; lines of leaves end with the leaf and what leaf 0 does to it."""
+        lines = []
+        for leaf in range(self.n):
+            for level, factor in enumerate(self.factors):
+                below = self.spans(level)
+                if leaf % below:
+                    continue
+                stems = "".join(self._stem(leaf, above) for above in range(1, level))
+                last = leaf // below % factor.k == factor.k - 1
+                line = stems + ("" if level == 0 else "└ " if last else "├ ") + self.labels[level][leaf]
+                if level == len(self.factors) - 1:
+                    said = f"{self.relation[0, leaf]} it" if leaf else ""
+                    line = f"{line:44}  leaf {leaf:<3}  {said}".rstrip()
+                lines.append(line)
+        return lines
+
+    def _stem(self, leaf: int, level: int) -> str:
+        """Whether a line goes down past a leaf to a later branch of a level."""
+        below = self.spans(level)
+        return "  " if leaf // below % self.factors[level].k == self.factors[level].k - 1 else "│ "
+
+    def picture(self, title: str) -> Figure:
+        """The tree, one row per leaf, and beside it a matrix of what each leaf does to each."""
+        height = max(3.0, 0.28 * self.n + 1.2)
+        figure = Figure(figsize=(2.2 + 1.7 * len(self.factors) + height - 1, height), layout="constrained")
+        tree, matrix = figure.subplots(1, 2, width_ratios=(1.5 * len(self.factors), height - 1))
+        self._draw_tree(tree)
+        for name, colour in _COLOURS.items():
+            rows, columns = np.nonzero(self.relation == name)
+            area = (180 / max(self.n, 12)) ** 2 * 0.75
+            matrix.scatter(columns, rows, s=area, c=colour, marker="s", linewidths=0, label=f"{name} it")
+        matrix.set_xlim(-0.6, self.n - 0.4)
+        matrix.set_ylim(tree.get_ylim())  # rows beside their leaves
+        matrix.set_axis_off()
+        matrix.text(-0.5, -1.4, "what the leaf of a row does to the leaf of a column", fontsize=8, va="bottom")
+        matrix.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
+        figure.suptitle(title, fontsize=11)
+        return figure
+
+    def _draw_tree(self, axes: Axes) -> None:
+        levels = len(self.factors)
+        for level, factor in enumerate(self.factors):
+            below = self.spans(level)
+            for first in range(0, self.n, below):
+                y = first + (below - 1) / 2
+                if level:
+                    above = self.spans(level - 1)
+                    parent = first // above * above + (above - 1) / 2
+                    axes.plot([level - 0.45, level - 0.3, level - 0.3, level - 0.2], [parent, parent, y, y],
+                              color="#999999", linewidth=0.8)  # fmt: skip
+                axes.text(level - 0.18, y, self.labels[level][first], fontsize=8, va="center")
+            head = f"{factor.name}\n{factor.contrast.value}, K = {factor.k}"
+            axes.text(level - 0.18, -1.4, head, fontsize=8, va="bottom", color="#444444", style="italic")
+        axes.set_xlim(-0.25, levels - 0.2)
+        axes.set_ylim(self.n - 0.4, -1.6)
+        axes.set_axis_off()

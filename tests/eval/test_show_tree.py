@@ -1,0 +1,80 @@
+"""The sampling tree, printed and drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eval.show_tree import ATTRACTS, IGNORES, REPELS, Drawn, ShowTree, partners, show_tree
+from pipeline import presets
+from pipeline.composition import counts
+from pipeline.notation import parse
+from tests.conftest import Run
+from tests.pipeline.test_notation import FREEZE
+
+
+def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
+    text, path = show_tree(ShowTree(preset="i", videos_per_batch=64, out=tmp_path / "tree.png"))
+    lines = text.splitlines()
+    assert lines[0] == "preset i: " + str(presets.composition("i", 64))
+    assert "  modality        K = 2     invariant, only pairs that differ in it count" in lines
+    assert "  time_shift      K = 1     not varied" in lines
+    # each leaf and the other modality's: the same video and direction attracts, the other 127 of them repel
+    assert "a batch of 64 videos holds 256 leaves; each attracts 1 and repels 127" in lines
+    drawn = [line.rstrip() for line in lines[lines.index("video 0") :]]
+    assert drawn == [
+        "video 0",
+        "├ video",
+        "│ ├ forward                                   leaf 0",
+        f"│ └ reversed                                  leaf 1    {IGNORES} it",
+        "└ audio",
+        f"  ├ forward                                   leaf 2    {ATTRACTS} it",
+        f"  └ reversed                                  leaf 3    {REPELS} it",
+        "video 1",
+        "├ video",
+        f"│ ├ forward                                   leaf 4    {IGNORES} it",
+        f"│ └ reversed                                  leaf 5    {IGNORES} it",
+        "└ audio",
+        f"  ├ forward                                   leaf 6    {REPELS} it",
+        f"  └ reversed                                  leaf 7    {REPELS} it",
+    ]
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("preset", presets.PRESETS)
+def test_every_preset_can_be_drawn(preset: str) -> None:
+    drawn = Drawn(presets.composition(preset, 2))
+    assert (drawn.relation.diagonal() == IGNORES).all() and (drawn.relation == drawn.relation.T).all()
+    assert sum("leaf " in line for line in drawn.lines()) == drawn.n
+    picture = drawn.picture(preset)
+    tree, matrix = picture.axes
+    assert len(tree.texts) == len(drawn.factors) + sum(drawn.n // drawn.spans(k) for k in range(len(drawn.factors)))
+    assert sum(len(part.get_offsets()) for part in matrix.collections) == drawn.n**2
+
+
+def test_partners_are_the_lemmas_where_no_pair_is_left_out() -> None:
+    composition = presets.composition("d", 16)
+    expected = counts(composition.factors)
+    assert partners(composition) == (str(expected.positives // expected.leaves), str(expected.negatives_per_leaf))
+    # two shifts of a video may be the same by chance, and then do not differ
+    assert partners(parse("video:d time_shift:i:1 augmentation:i:3:differs", 4)) == ("2", "9")
+
+
+def test_factors_of_ones_own_are_drawn_from_the_command_line(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(FREEZE)
+    done = command(
+        "eval", "show-tree", "--factors", "video:d freeze:d:2 augmentation:i:2", "--factors-from", "mine.py",
+        "--out", "tree.svg", "--videos", 3,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "moving" in done.stdout and "frozen" in done.stdout and "video 2" in done.stdout
+    assert done.stdout.endswith("\n\nthe picture is tree.svg\n") and "<svg" in (tmp_path / "tree.svg").read_text()
+    for arguments, message in (
+        (("--preset", "z"), "there is no preset 'z'; choose one of a, b"),
+        (("--preset", "a", "--factors", "video:d"), "--preset and --factors are two names of one thing"),
+        (("--out", "tree.gif"), "must end in .png, .svg or .pdf"),
+        (("--videos", 1), "--videos is 1; it must be 2 or more"),
+    ):
+        done = command("eval", "show-tree", *arguments)
+        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

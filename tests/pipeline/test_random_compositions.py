@@ -1,0 +1,161 @@
+"""Any composition of all the factors there are: what it promises is what its batches hold, or it is refused by name."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from pipeline.composition import Composition, contrast, counts, weight
+from pipeline.errors import UserError
+from pipeline.factors import Contrast, Factor, Weight
+from pipeline.leaves import MODALITIES, Clip
+from pipeline.notation import parse
+from pipeline.transformations.augmentation import Augment
+from pipeline.transformations.base import Source, Transformation
+from pipeline.transformations.modality import Modality
+from pipeline.transformations.order import Order
+from pipeline.transformations.rotation import Rotation
+from pipeline.transformations.speed import Speed
+from pipeline.transformations.time_reversal import TimeReversal
+from pipeline.transformations.time_shift import TimeShift
+from pipeline.transformations.video import Video
+from pipeline.tree import BatchPlan, Tree
+from tests.train.test_loss import RHO, embed, tensors
+from train.loss import gdt_loss
+
+SOURCE = Source(np.arange(40), np.full(40, 50), 30)
+CLIP = Clip(frames=5, mel_frames=9, words=4)
+
+subsets = st.lists(st.sampled_from(MODALITIES), min_size=1, max_size=3, unique=True)
+rates = st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.0, 4.0]), min_size=1, max_size=3, unique=True)
+optional: list[st.SearchStrategy[Transformation]] = [
+    st.just(TimeShift()),
+    subsets.map(lambda names: Modality(tuple(names))),
+    st.just(TimeReversal()),
+    rates.map(lambda values: Speed(tuple(values))),
+    st.integers(2, 3).map(Order),
+    st.just(Rotation()),
+]
+contrasts, weights = st.sampled_from(Contrast), st.sampled_from([Weight.ANY, Weight.ANY, Weight.DIFFERS])
+
+
+@st.composite
+def factor_lists(draw: st.DrawFn) -> tuple[Factor, ...]:
+    """Videos, then some of the other factors in some order, each with its contrast and weight; sensible or not."""
+    chosen = draw(st.lists(st.sampled_from(range(len(optional))), max_size=4, unique=True))
+    factors = [Factor(Video(), draw(st.integers(1, 4)), draw(contrasts))]
+    for transformation in [*(draw(optional[number]) for number in chosen), Augment()]:
+        k = draw(st.integers(1, min(4, transformation.most() or 3)))
+        factors.append(Factor(transformation, k, draw(contrasts), draw(weights)))
+    assume(math.prod(factor.k for factor in factors) <= 300)
+    return tuple(factors)
+
+
+def composed(factors: tuple[Factor, ...]) -> Composition:
+    try:
+        return Composition(factors)
+    except UserError:
+        assume(False)
+        raise
+
+
+compositions = factor_lists().map(composed)
+ours = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+
+
+def plan_of(composition: Composition, batch: int = 0) -> BatchPlan:
+    return Tree(composition, SOURCE, CLIP, bands=8, seed=3).plan(0, batch)
+
+
+def degenerate(factors: tuple[Factor, ...]) -> set[str]:
+    """Names of the factors of which any is to blame that no batch could meet the conditions; slow and by the book."""
+    blamed = {f.name for f in factors if f.weight is Weight.DIFFERS and (f.contrast is Contrast.DISTINCTIVE or f.k < 2)}
+    blamed |= {f.name for f in factors if f.transformation.refuses(f.k)}
+    for place, factor in enumerate(factors):
+        varied = [f.name for f in factors[:place] if f.contrast is Contrast.INVARIANT and f.k > 1]
+        if factor.contrast is Contrast.DISTINCTIVE and varied and not factor.transformation.exhausted(factor.k):
+            blamed.add(factor.name)
+    for kind in Contrast:
+        if all(factor.k < 2 for factor in factors if factor.contrast is kind):
+            blamed |= {factor.name for factor in factors if factor.contrast is kind} or {kind.value}
+    return blamed
+
+
+@ours
+@given(factor_lists())
+def test_what_no_batch_could_meet_is_refused_by_the_name_of_a_factor(factors: tuple[Factor, ...]) -> None:
+    blamed = degenerate(factors)
+    try:
+        Composition(factors)
+    except UserError as error:
+        assert any(name in str(error) for name in blamed), (str(error), blamed)
+    else:
+        assert not blamed
+
+
+@ours
+@given(compositions)
+def test_batches_hold_what_the_composition_says(composition: Composition) -> None:
+    plan = plan_of(composition)
+    c, w = (f(composition.factors, plan.columns, plan.columns) for f in (contrast, weight))
+    expected = counts(composition.factors)
+    assert len(plan) == expected.leaves == math.prod(factor.k for factor in composition.factors)
+    assert c.sum() - len(plan) == expected.positives and ((~c).sum(1) == expected.negatives_per_leaf).all()
+    assert (c & w).any() and (~c & w).any()  # conditions (i) to (iii)
+    assert not (w & np.eye(len(plan), dtype=bool)).any()
+    leaves = plan.leaves
+    assert leaves.modalities == composition.modalities
+    per_video = len(plan) // (composition.videos_per_batch * len(composition.modalities))
+    assert per_video == composition.clips_per_video
+    decoded = {
+        (video, start, *sorted(frames))
+        for video, start, frames, modality in zip(
+            leaves.video, leaves.start, leaves.frames.tolist(), leaves.modality, strict=True
+        )
+        if modality == leaves.modality[0]
+    }
+    # where two shifts are the same by chance, fewer
+    assert len(decoded) <= composition.videos_per_batch * composition.decoded_per_video
+    last = max(round((CLIP.frames - 1) * composition.reach), round((CLIP.mel_frames - 1) * composition.reach))
+    assert leaves.frames.min() >= 0 and leaves.frames.max() <= last and leaves.rows.max() <= last + 1
+
+
+@ours
+@given(compositions, st.integers(0, 5))
+def test_the_loss_does_not_depend_on_the_order_of_the_leaves(composition: Composition, seed: int) -> None:
+    plan = plan_of(composition)
+    table, z = tensors(plan), embed(len(plan), seed).detach()
+    order = torch.randperm(len(plan), generator=torch.Generator().manual_seed(seed))
+    shuffled = {name: values[order] for name, values in table.items()}
+    one = gdt_loss(z, table, composition.factors, RHO).item()
+    assert math.isclose(one, gdt_loss(z[order], shuffled, composition.factors, RHO).item(), rel_tol=1e-12)
+
+
+@ours
+@given(compositions, st.integers(1, 4), st.integers(0, 3))
+def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: int) -> None:
+    plan = plan_of(composition, batch)
+    if composition.videos_per_batch % world:
+        assume(False)
+    parts = [plan.share(rank, world) for rank in range(world)]
+    for name, values in plan.columns.items():
+        assert np.array_equal(np.concatenate([part.columns[name] for part in parts]), values)
+    for field in ("video", "modality", "start", "frames", "rows", "words", "words_seconds", "turns"):
+        joined = np.concatenate([getattr(part.leaves, field) for part in parts])
+        assert np.array_equal(joined, getattr(plan.leaves, field))
+    videos = [set(part.leaves.video.tolist()) for part in parts]
+    assert sum(map(len, videos)) == composition.videos_per_batch  # no video is on two ranks
+
+
+@ours
+@given(compositions)
+def test_what_is_printed_is_read_again(composition: Composition) -> None:
+    again = parse(str(composition), composition.videos_per_batch)
+    assert str(again) == str(composition)
+    assert [str(f.transformation) for f in again.factors] == [str(f.transformation) for f in composition.factors]
+    assert all(np.array_equal(a, b) for a, b in zip(
+        plan_of(again).columns.values(), plan_of(composition).columns.values(), strict=True))  # fmt: skip
