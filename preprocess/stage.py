@@ -34,7 +34,10 @@ from pipeline.shards.layout import (
     write_shard,
 )
 from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
-from preprocess import captions, cluster, datasets
+from preprocess import cluster, datasets
+from preprocess.captions import readers
+from preprocess.captions.attach import attach
+from preprocess.captions.words import Vocabulary
 from preprocess.datasets.listing import Missing, Video, Words, size_of
 from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums, require_ffmpeg
 from preprocess.lock import locked
@@ -151,15 +154,15 @@ def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) 
                 "(to learn from sound alone, use --dataset folder)"
             )
         return items, {"vocabulary": "", "stop_words": ""}
-    said = captions.Captions.find(source, scratch)
+    said = readers.Captions.find(source, scratch)
     if said is None:
-        raise UserError(f"there are no captions in {source}; expected:\n{captions.EXPECTED}")
+        raise UserError(f"there are no captions in {source}; expected:\n{readers.EXPECTED}")
     if settings.extraction.fps % 10 and entry.captioned:
         raise UserError("--fps must be a multiple of 10 for captioned stretches, which begin at tenths of a second")
     stack.enter_context(said)
-    vocabulary = captions.Vocabulary.load(settings.word2vec, settings.stop_words)
+    vocabulary = Vocabulary.load(settings.word2vec, settings.stop_words)
     language = {"vocabulary": vocabulary.digest, "stop_words": vocabulary.stop_digest}
-    return captions.attach(items, said, vocabulary, source, only_captioned=entry.captioned), language
+    return attach(items, said, vocabulary, source, only_captioned=entry.captioned), language
 
 
 def _first_missing(videos: VideoList) -> str:
