@@ -19,7 +19,8 @@ from pipeline.shards.layout import shard_rejected
 from preprocess import cluster
 from preprocess.ffmpeg import groups, require_ffmpeg
 from preprocess.plan import ShardTask, VideoList
-from preprocess.stage import Preprocess, described, make_shard
+from preprocess.stage import Preprocess, described
+from preprocess.worker import make_shard
 
 _SAMPLES = 8
 """Runs of neighbours, as many as one ffmpeg process decodes together: one long video, or up to 16 short ones."""
