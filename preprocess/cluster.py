@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
+from pathlib import Path
 from typing import Any, TypeVar
 
 import dask
@@ -144,3 +145,10 @@ def unordered(
             "the Dask scheduler was lost; run the same command again (finished shards are kept), with SCHEDULER set to "
             f"one that runs ({type(error).__name__})"
         ) from error
+
+
+def unseen(path: Path, host: str, disk: str) -> str:
+    """What to do where a file is there and a worker's machine, `host`, does not see it; `disk` is what it lies on."""
+    return (
+        f"{path} is there, and {host} does not see it; mount {disk} on every machine, then run the same command again"
+    )

@@ -222,10 +222,8 @@ def _look_again(plan: Plan, shard: int, changed: Sequence[Changed]) -> None:
         place = plan.places(shard)[seen.number]
         (video, before), now = plan.videos.video(place), plan.videos.look_again(place)
         if seen.size < 0 <= now == before:
-            raise UserError(
-                f"{video.path} is there, and {seen.host} does not see it; mount its disk on every machine, then run "
-                "the same command again: finished shards are kept"
-            )
+            told = cluster.unseen(video.path, seen.host, "its disk")
+            raise UserError(f"{told}: finished shards are kept")
 
 
 def _remove_scratch(destination: Path) -> None:

@@ -236,10 +236,7 @@ def _check_all(settings: Verify, table: _Table, found: dict[str, int], findings:
         for name, host, state, problems in cluster.unordered(client, check, sorted(sizes), settings.workers):
             bar.update(sizes[name])
             if state in ("missing", "no file") and name in found and not kind(folder / name):
-                raise UserError(
-                    f"{folder / name} is there, and {host} does not see it; mount the disk of {folder} on every "
-                    "machine, then run the same command again"
-                )
+                raise UserError(cluster.unseen(folder / name, host, f"the disk of {folder}"))
             if state != "whole":
                 findings[name], hosts[name] = Finding(state, problems), host
     return hosts
