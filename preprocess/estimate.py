@@ -57,7 +57,7 @@ def estimate(settings: Preprocess) -> str:
         tasks = _tasks(videos, scratch, settings)
         print(f"decoding some of {len(videos)} videos, for a minute at most", flush=True)
         # on this machine, whoever is to do the whole
-        workers = min(settings.workers, Preprocess().workers)
+        workers = min(settings.workers, cluster.one_per_core())
         stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))
         began = time.perf_counter()
         with cluster.connect("", workers) as client:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,11 +59,10 @@ class Preprocess:
     megabytes_per_shard: float = 256.0
     """Megabytes of video files after which a shard is full, so that long videos make no huge shards. A shard is 3 to 10
     times as large as its videos; a worker needs that much free disk beside the shards."""
-    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    workers: int = field(default_factory=cluster.one_per_core)
     """Worker processes on this machine, one ffmpeg thread each; default one per core. SLURM jobs with --scheduler
     slurm; unused with an address."""
-    scheduler: str = ""
-    """Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."""
+    scheduler: cluster.Scheduler = ""
     drop_gone: bool = False
     """Where videos of finished shards are no longer in SOURCE, make those shards anew without them."""
     dry_run: bool = False

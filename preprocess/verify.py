@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import socket
 import sys
 import zlib
@@ -61,10 +60,9 @@ class Verify:
     """Decode every frame, which takes longer."""
     remove: bool = False
     """Remove the damaged shards; preprocessing makes them again."""
-    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    workers: int = field(default_factory=cluster.one_per_core)
     """Worker processes on this machine. SLURM jobs with --scheduler slurm; unused with an address."""
-    scheduler: str = ""
-    """Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."""
+    scheduler: cluster.Scheduler = ""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
