@@ -74,7 +74,7 @@ class Preprocess:
 
     @property
     def shard_folder(self) -> Path:
-        return self.destination or shard_folder(self.dataset)
+        return shard_folder(self.dataset, self.destination)
 
     @property
     def source_folder(self) -> Path:

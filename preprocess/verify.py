@@ -70,7 +70,7 @@ class Verify:
 
     @property
     def shard_folder(self) -> Path:
-        return (self.shards or shard_folder(self.dataset)).absolute()
+        return shard_folder(self.dataset, self.shards).absolute()
 
 
 def check_shard(path: Path, full: bool) -> list[str]:
