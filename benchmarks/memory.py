@@ -18,7 +18,7 @@ from pipeline.shards.layout import shard_rejected
 from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extraction
 from preprocess.plan import ShardTask
-from preprocess.stage import make_shard
+from preprocess.worker import make_shard
 
 
 @dataclass(frozen=True)

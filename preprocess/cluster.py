@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import resource_tracker
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 import dask
 import distributed
+import tyro
 
 from pipeline.errors import UserError
+
+Scheduler = Annotated[
+    str,
+    tyro.conf.arg(
+        help="Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."
+    ),
+]
+"""The option --scheduler of every command that has workers."""
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -34,6 +45,11 @@ _CONFIG: dict[str, Any] = {
     "distributed.admin.system-monitor.interval": "5s",
 }
 _LOST = (distributed.client.FutureCancelledError, distributed.comm.CommClosedError, TimeoutError, OSError)
+
+
+def one_per_core() -> int:
+    """How many workers there are unless somebody says it."""
+    return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
@@ -144,3 +160,10 @@ def unordered(
             "the Dask scheduler was lost; run the same command again (finished shards are kept), with SCHEDULER set to "
             f"one that runs ({type(error).__name__})"
         ) from error
+
+
+def unseen(path: Path, host: str, disk: str) -> str:
+    """What to do where a file is there and a worker's machine, `host`, does not see it; `disk` is what it lies on."""
+    return (
+        f"{path} is there, and {host} does not see it; mount {disk} on every machine, then run the same command again"
+    )

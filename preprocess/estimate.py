@@ -19,7 +19,8 @@ from pipeline.shards.layout import shard_rejected
 from preprocess import cluster
 from preprocess.ffmpeg import groups, require_ffmpeg
 from preprocess.plan import ShardTask, VideoList
-from preprocess.stage import Preprocess, described, make_shard
+from preprocess.stage import Preprocess, described
+from preprocess.worker import make_shard
 
 _SAMPLES = 8
 """Runs of neighbours, as many as one ffmpeg process decodes together: one long video, or up to 16 short ones."""
@@ -56,7 +57,7 @@ def estimate(settings: Preprocess) -> str:
         tasks = _tasks(videos, scratch, settings)
         print(f"decoding some of {len(videos)} videos, for a minute at most", flush=True)
         # on this machine, whoever is to do the whole
-        workers = min(settings.workers, Preprocess().workers)
+        workers = min(settings.workers, cluster.one_per_core())
         stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))
         began = time.perf_counter()
         with cluster.connect("", workers) as client:

@@ -5,45 +5,33 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import shutil
-import socket
 import sys
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from heapq import nlargest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import distributed
-import numpy as np
 from tqdm import tqdm
 
 from pipeline.errors import UserError
-from pipeline.files import dump_row, is_full, open_regular, write_lines
-from pipeline.shards.index import Index, mel_sums, write_index
-from pipeline.shards.layout import (
-    INDEX,
-    REJECTED,
-    VideoRecord,
-    read_rejected,
-    shard_folder,
-    shard_rejected,
-    write_shard,
-)
+from pipeline.files import dump_row, write_lines
+from pipeline.shards.index import Index, write_index
+from pipeline.shards.layout import INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
 from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
-from preprocess import captions, cluster, datasets
-from preprocess.datasets.listing import Missing, Video, Words, size_of
-from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums, require_ffmpeg
+from preprocess import cluster, datasets
+from preprocess.captions import readers
+from preprocess.captions.attach import attach
+from preprocess.captions.words import Vocabulary
+from preprocess.datasets.listing import Missing, Video
+from preprocess.ffmpeg import Extraction, require_ffmpeg
 from preprocess.lock import locked
-from preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
-from preprocess.plan import Plan, ShardTask, VideoList, absent_videos, held_videos, read_settings
-from preprocess.process import Rejected
+from preprocess.logmel import BANDS
+from preprocess.plan import Plan, VideoList, absent_videos, held_videos, read_settings
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
+from preprocess.worker import PROGRESS, Changed, full_disk_named, make_numbered
 
-_PROGRESS = "gdt-preprocess"
 _ATTEMPTS = 4
 """How often a shard is tried whose videos change or come and go."""
 
@@ -71,11 +59,10 @@ class Preprocess:
     megabytes_per_shard: float = 256.0
     """Megabytes of video files after which a shard is full, so that long videos make no huge shards. A shard is 3 to 10
     times as large as its videos; a worker needs that much free disk beside the shards."""
-    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    workers: int = field(default_factory=cluster.one_per_core)
     """Worker processes on this machine, one ffmpeg thread each; default one per core. SLURM jobs with --scheduler
     slurm; unused with an address."""
-    scheduler: str = ""
-    """Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."""
+    scheduler: cluster.Scheduler = ""
     drop_gone: bool = False
     """Where videos of finished shards are no longer in SOURCE, make those shards anew without them."""
     dry_run: bool = False
@@ -87,7 +74,7 @@ class Preprocess:
 
     @property
     def shard_folder(self) -> Path:
-        return self.destination or shard_folder(self.dataset)
+        return shard_folder(self.dataset, self.destination)
 
     @property
     def source_folder(self) -> Path:
@@ -100,16 +87,7 @@ def run(settings: Preprocess) -> Summary:
     try:
         return _run(settings)
     except (OSError, RuntimeError) as error:
-        raise _named(error, settings.shard_folder) from error
-
-
-def _named(error: Exception, folder: Path) -> Exception:
-    """A full disk as a sentence; what else may go wrong with files as it is."""
-    if not is_full(error):
-        return error
-    return UserError(
-        f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
-    )
+        raise full_disk_named(error, settings.shard_folder) from error
 
 
 def _run(settings: Preprocess) -> Summary:
@@ -151,15 +129,15 @@ def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) 
                 "(to learn from sound alone, use --dataset folder)"
             )
         return items, {"vocabulary": "", "stop_words": ""}
-    said = captions.Captions.find(source, scratch)
+    said = readers.Captions.find(source, scratch)
     if said is None:
-        raise UserError(f"there are no captions in {source}; expected:\n{captions.EXPECTED}")
+        raise UserError(f"there are no captions in {source}; expected:\n{readers.EXPECTED}")
     if settings.extraction.fps % 10 and entry.captioned:
         raise UserError("--fps must be a multiple of 10 for captioned stretches, which begin at tenths of a second")
     stack.enter_context(said)
-    vocabulary = captions.Vocabulary.load(settings.word2vec, settings.stop_words)
+    vocabulary = Vocabulary.load(settings.word2vec, settings.stop_words)
     language = {"vocabulary": vocabulary.digest, "stop_words": vocabulary.stop_digest}
-    return captions.attach(items, said, vocabulary, source, only_captioned=entry.captioned), language
+    return attach(items, said, vocabulary, source, only_captioned=entry.captioned), language
 
 
 def _first_missing(videos: VideoList) -> str:
@@ -210,175 +188,6 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
         )
 
 
-class Changed(NamedTuple):
-    """A video of a task that is not what it was when it was listed."""
-
-    number: int
-    size: int
-    """As `host` sees it."""
-    host: str
-
-
-@dataclass(frozen=True)
-class Made:
-    """What came of a task."""
-
-    slow: list[Slow]
-    """The videos that took longest."""
-    changed: list[Changed] = field(default_factory=list)
-    """Videos that are not what they were when they were listed; where there are any, there is no shard yet."""
-
-
-def make_shard(task: ShardTask) -> Made:
-    """Decode the videos of one shard, one after another, and write it.
-
-    Where a video is not what it was when it was listed, or changes meanwhile, there is no shard, unless it is the last
-    time that this is tried: then such videos are left out, and the next run will want to make the shard again.
-    """
-    looks = [_look(video.path) for video in task.videos]
-    changed = [
-        Changed(k, look.size, socket.gethostname())
-        for k, (look, size) in enumerate(zip(looks, task.sizes, strict=False))
-        if look.size != size
-    ]
-    if changed and (not task.last or any(seen.size < 0 for seen in changed)):
-        return Made([], changed)
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
-            return _make_shard(task, Path(folder), looks, {seen.number for seen in changed})
-    except OSError as error:
-        named = _named(error, task.path.parent)
-        if named is error:
-            named = UserError(f"cannot write {task.path}: {error}; mend it and run the same command again")
-        raise named from error
-
-
-class _Look(NamedTuple):
-    """What can be seen of a file without reading it; another one means that somebody has written to it."""
-
-    size: int
-    """As `size_of` has it."""
-    written: int = 0
-    """When that was last done, in nanoseconds."""
-
-
-def _look(path: Path) -> _Look:
-    size = size_of(path)
-    try:
-        return _Look(size, path.stat().st_mtime_ns if size > 0 else 0)
-    except OSError:
-        return _Look(-1)
-
-
-def _read_error(path: Path) -> str:
-    """Why the disk, not the file, kept ffmpeg from reading it; empty where all of it can be read."""
-    left = size_of(path)
-    if left <= 0:  # of an empty one there is nothing to read, and some that the system makes up never end
-        return ""
-    try:
-        with open_regular(path) as file:
-            while left > 0 and (data := file.read(min(left, 1 << 24))):
-                left -= len(data)
-    except OSError as error:
-        return error.strerror or str(error)
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def _make_shard(task: ShardTask, folder: Path, looks: Sequence[_Look], unsettled: set[int]) -> Made:
-    records: list[VideoRecord] = []
-    rejected: list[dict[str, str]] = []
-    slow: list[Slow] = []
-    unreadable = 0
-    pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
-    for group in groups(task.videos):
-        began = time.perf_counter()
-        first = len(records) + len(rejected)
-        numbers = range(first, first + len(group))
-        targets = [Target.within(folder / str(number), task.videos[number]) for number in numbers]
-        for number, target, taken in zip(numbers, targets, extract_group(targets, task.extraction), strict=True):
-            try:
-                record, sums = _record(target, taken, task.extraction)
-            except Rejected as caught:
-                reason = str(caught)
-                if error := _read_error(target.video.path):
-                    reason, unreadable = f"it cannot be read ({error})", unreadable + 1
-                    unsettled.add(number)
-            else:
-                reason = ""
-            if task.sizes and _look(target.video.path) != looks[number]:
-                reason = f"somebody writes to it: it has {size_of(target.video.path)} bytes now"
-                unsettled.add(number)
-            elif number in unsettled:
-                reason = reason or f"it changes: it has {looks[number].size} bytes now"
-            if number in unsettled and not task.last:
-                return Made([], [Changed(number, size_of(target.video.path), socket.gethostname())])
-            if reason:
-                path = os.path.relpath(target.video.path, task.source)
-                rejected.append({"id": target.video.id, "path": path, "reason": reason})
-                shutil.rmtree(target.jpeg.parent)
-            else:
-                records.append(record)
-                mels += sums
-                pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
-        seconds = (time.perf_counter() - began) / len(group)
-        slow = nlargest(SLOWEST, [*slow, *(Slow(seconds, video.id) for video in group)])
-        with contextlib.suppress(ValueError):  # called directly, without Dask
-            distributed.get_worker().log_event(_PROGRESS, len(group))
-    if unreadable == len(task.videos) > 1:
-        raise UserError(
-            f"none of the videos of {task} can be read: {rejected[0]['reason']}; mend their disk, then run the same "
-            "command again: finished shards are kept"
-        )
-    attributes = {"settings": json.dumps(dict(task.details)), "pixel_sums": pixels, "mel_sums": mels}
-    content = "" if unsettled else task.content  # which no plan asks for
-    write_shard(task.path, records, rejected, attributes, content, BANDS, folder)
-    return Made(slow)
-
-
-def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -> tuple[VideoRecord, np.ndarray]:
-    """A row of the shard and the sums of its log-mel values. Raises Rejected where the video cannot be used."""
-    if isinstance(taken, Rejected):
-        raise taken
-    video, note = target.video, taken.note
-    seconds = len(taken.sizes) / settings.fps
-    waveform = Waveform(target.pcm, most=round(seconds * SAMPLE_RATE))  # no clip begins after the picture's end
-    bank = target.pcm.with_suffix(".mel")
-    peaks = loudness(waveform)
-    heard = bool((peaks > settings.silence_peak).any())
-    if not heard:
-        if settings.need_sound:
-            raise Rejected("its sound is silence" if len(waveform) else "it has no sound")
-        if len(waveform):
-            note = note or "its sound is silence"
-    sums = _write_bank(waveform, bank) if heard else np.zeros(3, np.int64)
-    if not heard:
-        bank.touch()
-    target.pcm.unlink(missing_ok=True)
-    silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
-    words = video.words
-    if words is not None:  # those said after the picture has ended are of no use
-        spoken = [k for k in range(len(words.token)) if words.end[k] <= seconds]
-        words = Words(
-            [words.token[k] for k in spoken], [words.start[k] for k in spoken], [words.end[k] for k in spoken]
-        )
-    record = VideoRecord(
-        video.id, video.label, video.split, ",".join(video.folds), taken.height, taken.width, silence, note,
-        taken.jpeg, taken.sizes, bank, *(astuple(words) if words else ()),
-    )  # fmt: skip
-    return record, sums
-
-
-def _write_bank(waveform: Waveform, path: Path) -> np.ndarray:
-    sums = np.zeros(3, np.int64)
-    with path.open("wb") as file:
-        for block in logmel_blocks(waveform):
-            file.write(block.tobytes())
-            sums += mel_sums(block)
-    return sums
-
-
 def _make(plan: Plan, pending: Sequence[int], details: dict[str, Any], settings: Preprocess) -> list[Slow]:
     total = sum(plan.count(shard) for shard in pending)
     slow: list[Slow] = []
@@ -386,11 +195,11 @@ def _make(plan: Plan, pending: Sequence[int], details: dict[str, Any], settings:
     with cluster.connect(settings.scheduler, settings.workers) as client:
         print(f"Dask dashboard: {client.dashboard_link}", flush=True)
         with tqdm(total=total, unit="video", desc="preprocess", smoothing=0.02, mininterval=interval) as bar:
-            client.subscribe_topic(_PROGRESS, lambda event: bar.update(event[1]))
+            client.subscribe_topic(PROGRESS, lambda event: bar.update(event[1]))
             for attempt in range(_ATTEMPTS):
                 tasks = ((shard, plan.task(shard, settings.extraction, details, attempt > 0)) for shard in pending)
                 again = []
-                for shard, made in cluster.unordered(client, _make_numbered, tasks, settings.workers):
+                for shard, made in cluster.unordered(client, make_numbered, tasks, settings.workers):
                     slow = nlargest(SLOWEST, [*slow, *made.slow])
                     if made.changed:
                         _look_again(plan, shard, made.changed)
@@ -400,7 +209,7 @@ def _make(plan: Plan, pending: Sequence[int], details: dict[str, Any], settings:
                     break
             else:
                 raise UserError(f"videos in {settings.source_folder} come and go; run the same command again")
-            client.unsubscribe_topic(_PROGRESS)
+            client.unsubscribe_topic(PROGRESS)
             bar.update(total - bar.n)
     return slow
 
@@ -411,15 +220,8 @@ def _look_again(plan: Plan, shard: int, changed: Sequence[Changed]) -> None:
         place = plan.places(shard)[seen.number]
         (video, before), now = plan.videos.video(place), plan.videos.look_again(place)
         if seen.size < 0 <= now == before:
-            raise UserError(
-                f"{video.path} is there, and {seen.host} does not see it; mount its disk on every machine, then run "
-                "the same command again: finished shards are kept"
-            )
-
-
-def _make_numbered(task: tuple[int, ShardTask]) -> tuple[int, Made]:
-    shard, what = task
-    return shard, make_shard(what)
+            told = cluster.unseen(video.path, seen.host, "its disk")
+            raise UserError(f"{told}: finished shards are kept")
 
 
 def _remove_scratch(destination: Path) -> None:

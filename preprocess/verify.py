@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import socket
 import sys
 import zlib
@@ -61,10 +60,9 @@ class Verify:
     """Decode every frame, which takes longer."""
     remove: bool = False
     """Remove the damaged shards; preprocessing makes them again."""
-    workers: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    workers: int = field(default_factory=cluster.one_per_core)
     """Worker processes on this machine. SLURM jobs with --scheduler slurm; unused with an address."""
-    scheduler: str = ""
-    """Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."""
+    scheduler: cluster.Scheduler = ""
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -72,7 +70,7 @@ class Verify:
 
     @property
     def shard_folder(self) -> Path:
-        return (self.shards or shard_folder(self.dataset)).absolute()
+        return shard_folder(self.dataset, self.shards).absolute()
 
 
 def check_shard(path: Path, full: bool) -> list[str]:
@@ -236,10 +234,7 @@ def _check_all(settings: Verify, table: _Table, found: dict[str, int], findings:
         for name, host, state, problems in cluster.unordered(client, check, sorted(sizes), settings.workers):
             bar.update(sizes[name])
             if state in ("missing", "no file") and name in found and not kind(folder / name):
-                raise UserError(
-                    f"{folder / name} is there, and {host} does not see it; mount the disk of {folder} on every "
-                    "machine, then run the same command again"
-                )
+                raise UserError(cluster.unseen(folder / name, host, f"the disk of {folder}"))
             if state != "whole":
                 findings[name], hosts[name] = Finding(state, problems), host
     return hosts

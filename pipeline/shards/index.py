@@ -31,7 +31,10 @@ class Statistics:
 
     @staticmethod
     def from_sums(pixels: Sequence[Sequence[int]], mels: Sequence[int]) -> Statistics:
-        """From running sums: `pixels` per channel (n, sum x, sum x^2), `mels` the same of `fixed_point` values."""
+        """From running sums: `pixels` per channel (n, sum x, sum x^2), `mels` the same of log-mel values.
+
+        For these, x and x^2 are taken times MEL_ONE and rounded: see `mel_sums`.
+        """
 
         def moments(sums: Sequence[int], one: int) -> tuple[float, float]:
             n, total, square = map(int, sums)

@@ -61,9 +61,9 @@ _TEXT = h5py.string_dtype()
 _BLOCK = 1 << 24
 
 
-def shard_folder(dataset: str) -> Path:
-    """Where the shards of a data set lie unless another folder is named."""
-    return Path("data/shards") / dataset
+def shard_folder(dataset: str, named: Path | None = None) -> Path:
+    """Where the shards of a data set lie unless another folder is `named`."""
+    return named or Path("data/shards") / dataset
 
 
 def removal(folder: Path, full: bool = False) -> str:

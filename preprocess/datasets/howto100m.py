@@ -1,7 +1,7 @@
 """HowTo100M: 1.2 million narrated videos of how things are done, with captions.
 
 The official files (HowTo100M_v1.csv, caption.json, ...) are at https://www.di.ens.fr/willow/research/howto100m/;
-the videos are your own downloads from YouTube. Captions are found by preprocess/captions.py.
+the videos are your own downloads from YouTube. Captions are found by preprocess/captions/readers.py.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import UserError
-from preprocess.datasets import DATASETS, listing
+from preprocess.datasets import DATASETS, howto100m, listing
 from preprocess.datasets.listing import Missing, Video
 
 
@@ -490,3 +490,45 @@ def test_what_audioset_lacks_is_told(audioset: Path) -> None:
     (audioset / "class_labels_indices.csv").write_text("a,b\n")
     with pytest.raises(UserError, match="class_labels_indices.csv the columns display_name, mid are missing"):
         list(listing("audioset", audioset))
+
+
+def test_howto100m(tmp_path: Path) -> None:
+    for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/x/unlisted.mkv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert [(video.id, video.label) for video in howto100m.listing(tmp_path)] == [
+        ("0wR5jVB-WPk", ""), ("-caPS4FHFF8", ""), ("unlisted", ""),
+    ]  # fmt: skip
+    (tmp_path / "HowTo100M_v1.csv").write_text(
+        "video_id,category_1,category_2,rank,task_id\nmissing0001,Pets,Dogs,1,2\n"
+        '0wR5jVB-WPk,Food and Entertaining,"Recipes, quick",12,105253\n-caPS4FHFF8,Home and Garden,,1,2\n'
+    )
+    assert list(DATASETS["howto100m"].listing(tmp_path)) == [
+        Video("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining", "train"),
+        Video("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden", "train"),
+        Video("unlisted", tmp_path / "part2/x/unlisted.mkv", "", "train"),
+        Missing("missing0001", "listed in HowTo100M_v1.csv, but there is no such file"),
+    ]
+    assert DATASETS["howto100m"].captioned
+
+
+def test_howto100m_without_videos(tmp_path: Path) -> None:
+    (tmp_path / "caption.json").touch()
+    with pytest.raises(UserError, match=r"there are no videos in .*; expected\nsource/0wR5jVB-WPk.mp4"):
+        list(howto100m.listing(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "HowTo100M_v1.csv is not the official table; expected video_id,category_1,"),
+        (b"id,label\na,b\n", "is not the official table"),
+        (b"video_id,category_1\na\n", "line 2: 1 fields, but 2 in the header"),
+        (b'video_id,category_1\na,"b', "is damaged: unexpected end of data; copy or download it again"),
+        (b"video_id,category_1\na,\xe9\n", "is damaged: .*utf-8.*; copy or download it again"),
+    ],
+)
+def test_a_damaged_table_of_howto100m_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "HowTo100M_v1.csv").write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        list(howto100m.listing(tmp_path))

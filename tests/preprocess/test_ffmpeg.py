@@ -37,8 +37,8 @@ from preprocess.ffmpeg import (
 )  # fmt: skip
 from preprocess.plan import ShardTask
 from preprocess.process import Rejected
-from preprocess.stage import make_shard
 from preprocess.verify import check_shard
+from preprocess.worker import make_shard
 
 Fake = Callable[[str], Path]
 

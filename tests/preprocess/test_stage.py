@@ -36,9 +36,10 @@ from pipeline.shards.reader import ShardReader
 from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group
 from preprocess.plan import ShardTask
 from preprocess.process import Rejected
-from preprocess.stage import Changed, Made, Preprocess, run
+from preprocess.stage import Preprocess, run
 from preprocess.summary import describe
 from preprocess.verify import check_shard
+from preprocess.worker import Changed, Made
 from tests.conftest import ROOT
 
 
@@ -435,8 +436,8 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None
             what(next(count))
             return results
 
-        monkeypatch.setattr("preprocess.stage.extract_group", extracted)
-        monkeypatch.setattr("preprocess.stage.groups", lambda videos: ([video] for video in videos))
+        monkeypatch.setattr("preprocess.worker.extract_group", extracted)
+        monkeypatch.setattr("preprocess.worker.groups", lambda videos: ([video] for video in videos))
 
     return install
 
@@ -570,7 +571,7 @@ def test_a_machine_that_does_not_see_a_file_is_named(
     def unseen(task: ShardTask) -> Made:
         return Made([], [Changed(1, -1, "node7")])
 
-    monkeypatch.setattr("preprocess.stage.make_shard", unseen)
+    monkeypatch.setattr("preprocess.worker.make_shard", unseen)
     with pytest.raises(UserError, match=r"1.mp4 is there, and node7 does not see it; mount its disk on every machine"):
         run(four)
 
@@ -591,7 +592,7 @@ def test_a_file_that_the_disk_cannot_read_is_left_out_by_name_and_tried_by_the_n
 ) -> None:
     (four.source_folder / "1.mp4").write_bytes(b"what ffmpeg gets of it")
     with monkeypatch.context() as patch:
-        patch.setattr("preprocess.stage.open_regular", broken_reading("1.mp4"))
+        patch.setattr("preprocess.worker.open_regular", broken_reading("1.mp4"))
         assert run(four).kept == 3
         (row,) = read_rejected(four.shard_folder)
         assert row["reason"] == "it cannot be read (Input/output error)"
@@ -601,7 +602,7 @@ def test_a_file_that_the_disk_cannot_read_is_left_out_by_name_and_tried_by_the_n
     assert run(four).shards_made == 0
     for name in ("2.mp4", "3.mp4"):
         (four.source_folder / name).write_bytes(b"what ffmpeg gets of them")
-    monkeypatch.setattr("preprocess.stage.open_regular", broken_reading("2.mp4", "3.mp4"))
+    monkeypatch.setattr("preprocess.worker.open_regular", broken_reading("2.mp4", "3.mp4"))
     with pytest.raises(UserError, match="none of the videos of .* can be read: it cannot be read .* mend their disk"):
         run(four)
 

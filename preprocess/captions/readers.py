@@ -1,4 +1,4 @@
-"""Captions: where they are, which words they say at what time, and which parts of a video they cover.
+"""Files of captions: which are there, and what they say of each video.
 
 HowTo100M comes with about 10 GB of them, so they are read as a stream and looked up on disk.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import io
 import itertools
 import json
@@ -20,18 +19,12 @@ import tempfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
 from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
-import numpy as np
-
 from pipeline.errors import UserError
 from pipeline.files import kind, open_regular
-from pipeline.word2vec import digest, load
-from preprocess.datasets.listing import Missing, Video, Words
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
 """One file for all videos, the first that is there; the official caption.json has lost its stop words already."""
@@ -47,8 +40,6 @@ LAYOUT = "{start: [...], end: [...], text: [...]}"
 
 _LONGEST = 1e6
 """Seconds that no video lasts (eleven days)."""
-_STRETCHES = 1000
-"""Most stretches of a video, which ffmpeg is told on its command line."""
 _MOST = 16 << 20
 """Bytes of captions that no video has: four times what is said in twelve hours, word by word."""
 _LONGEST_VALUE = 1 << 20
@@ -61,7 +52,6 @@ _RECORD = struct.Struct("<qI")  # where the video's record before this one is (-
 _SCALARS = frozenset(("number", "string", "null", "boolean"))
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 200
-_TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
 
 
 class Caption(NamedTuple):
@@ -200,7 +190,7 @@ class _Folder(Captions):
         path = self._path(id)
         if path is None:
             return []
-        with _reading(path) as file:
+        with reading(path) as file:
             if path.suffix == ".csv":
                 return _captions(_columns(_rows(file, COLUMNS)), str(path))
             return _captions(json.loads(file.read().decode("utf-8-sig")), str(path))
@@ -279,7 +269,7 @@ def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
     """Every video of a JSON file {id: LAYOUT}, one in memory at a time."""
     import ijson
 
-    with _reading(path) as file:
+    with reading(path) as file:
         try:
             for id, columns in _pairs(itertools.chain.from_iterable(_events(file))):
                 yield id, _captions(columns, f"{path}, video {_SHORT.repr(id)}")
@@ -352,14 +342,14 @@ def _value(event: str, value: Any, events: Iterator[Event], room: int) -> Any:
 
 def _csv_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
     """Every run of rows with one video_id in a csv."""
-    with _reading(path) as file:
+    with reading(path) as file:
         for id, rows in itertools.groupby(_rows(file, ("video_id", *COLUMNS)), key=itemgetter("video_id")):
             yield id, _captions(_columns(rows), f"{path}, video {_SHORT.repr(id)}")
             file.next_video()
 
 
 def _is_table(path: Path) -> bool:
-    with _reading(path, "header") as file:
+    with reading(path, "header") as file:
         return {"video_id", *COLUMNS} <= set(next(csv.reader(file.text(errors="replace")), []))
 
 
@@ -383,7 +373,7 @@ def _rows(file: _Source, columns: Sequence[str]) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def _reading(path: Path, holds: str = "captions of one video") -> Iterator[_Source]:
+def reading(path: Path, holds: str = "captions of one video") -> Iterator[_Source]:
     """A file to read. What can go wrong with it is the user's to mend, and told with the file's name."""
     try:
         with _Source(path, open_regular(path), holds) as file:
@@ -443,171 +433,3 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, list | dict):
         raise UserError(f"{where}: {_SHORT.repr(value)} is no text")
     return "" if value is None else str(value).strip()
-
-
-class Vocabulary:
-    """Words of a word2vec file, each with its row there, and stop words, which are never looked up."""
-
-    def __init__(self, rows: Mapping[str, int], stop_words: Iterable[str]) -> None:
-        self._rows = rows
-        self._stop_words = frozenset(word.lower() for word in stop_words)
-
-    @staticmethod
-    def load(word2vec: Path, stop_words: Path | None = None) -> Vocabulary:
-        """Words of a file in word2vec format: binary if it ends in .bin or .bin.gz, else text.
-
-        Where there is no file of stop words (one per line, '#' starts a comment), scikit-learn's English ones are
-        taken. The vectors, read as float16, are let go again; for the 3 million words of Google News they take
-        1.8 GB for that time, and the words then about 0.4 GB. Rows are counted as gensim does: a word that comes again
-        does not count.
-
-        Raises UserError for a file that is missing or of another kind.
-        """
-        stop = _stop_words(stop_words)  # first, since it fails at once
-        return Vocabulary(load(word2vec).key_to_index, stop)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @cached_property
-    def stop_digest(self) -> str:
-        """The same 16 digits for the stop words."""
-        return hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:16]
-
-    @cached_property
-    def digest(self) -> str:
-        """16 hex digits that stand for the words in their order, and so for what the tokens mean."""
-        return digest(self._rows)
-
-    def words(self, captions: Iterable[Caption]) -> Words:
-        """The known words that are no stop words, by start time, each with its share of the time of its caption.
-
-        A caption only tells when it starts and ends, so its words, stop words and unknown ones too, divide that time
-        evenly. A word is looked up as it is written, then in lower case. Times before the video's start become 0.
-        """
-        spoken: list[tuple[float, float, int]] = []
-        for start, end, text in captions:
-            tokens = _TOKEN.findall(text.replace("’", "'"))
-            edges = [max(0.0, start + (end - start) * k / len(tokens)) for k in range(len(tokens))] + [max(0.0, end)]
-            for token, edge, next_edge in zip(tokens, edges, edges[1:], strict=False):
-                lower = token.lower()
-                row = self._rows.get(token, self._rows.get(lower))
-                if row is not None and lower not in self._stop_words:
-                    spoken.append((edge, next_edge, row))
-        spoken.sort(key=itemgetter(0))
-        return Words(
-            token=[token for _, _, token in spoken],
-            start=[start for start, _, _ in spoken],
-            end=[end for _, end, _ in spoken],
-        )
-
-
-def _stop_words(path: Path | None) -> frozenset[str]:
-    if path is None:
-        from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
-
-        return frozenset(ENGLISH_STOP_WORDS)
-    words = set()
-    with _reading(path, "stop words") as file:
-        for number, line in enumerate(file.text(), start=1):
-            found = line.partition("#")[0].split()
-            if len(found) > 1:
-                raise UserError(f"{path}, line {number}: a file of stop words has one word per line")
-            words.update(found)
-    return frozenset(words)
-
-
-def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0) -> tuple[tuple[float, float], ...]:
-    """The parts of a video that captions cover, as (start, end) in seconds, in order and apart.
-
-    Parts less than `gap` seconds apart are one. A part shorter than `least`, the longest text clip, grows to that on
-    both sides, but not to before the video's start; it may end after the video does. Starts are rounded down and ends
-    up to multiples of 0.1 s: these are whole numbers both of log-mel frames (10) and, at 30 fps, of video frames (3),
-    so that cutting there keeps picture and sound aligned. At another frame rate this holds where fps / 10 is whole.
-    """
-    # in tenths of a second, as integers; rounding first, since 0.7 * 10 is a little more than 7
-    covered = [
-        (max(0, math.floor(round(start * 10, 6))), max(0, math.ceil(round(end * 10, 6)))) for start, end, _ in captions
-    ]
-    near, shortest = math.ceil(round(gap * 10, 6)), math.ceil(round(least * 10, 6))
-    grown = []
-    for start, end in _joined(covered, near):
-        start = max(0, start - max(0, shortest - (end - start)) // 2)
-        grown.append((start, max(end, start + shortest)))
-    return tuple((start / 10, end / 10) for start, end in _joined(grown, near))  # what has grown may be near again
-
-
-def _joined(parts: Iterable[tuple[int, int]], near: int) -> list[tuple[int, int]]:
-    """The union of `parts`, those that touch or are less than `near` apart made one."""
-    joined: list[tuple[int, int]] = []
-    for start, end in sorted(parts):
-        if joined and (start - joined[-1][1] < near or start == joined[-1][1]):
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((start, end))
-    return joined
-
-
-def on_kept_clock(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
-    """The words with times, in seconds, in the video that is left when only `stretches` are kept, end to end.
-
-    A word that lies partly outside loses that part; one that lies outside altogether, or is but a moment at the end
-    of a stretch, is left out. No stretches stand for the whole video, as in `Video`.
-    """
-    if not stretches or not words.token:
-        return words
-    spoken = np.array([words.start, words.end])
-    edges = np.array(stretches, np.float64)  # (stretches, 2)
-    starts, ends = edges.T
-    # the clock stands still between stretches
-    kept = np.cumsum(ends - starts)
-    clock = np.interp(spoken, edges.ravel(), np.stack([kept - (ends - starts), kept], axis=1).ravel())
-    clock[1] = clock.max(axis=0)  # rounding must not end a word before it starts
-    following = np.searchsorted(ends, spoken[0], side="right")  # the first stretch that ends after the word's start
-    begins = np.append(starts, np.inf)[following]
-    inside = (begins <= spoken[0]) | (begins < spoken[1])
-    return Words(
-        token=np.array(words.token)[inside].tolist(), start=clock[0, inside].tolist(), end=clock[1, inside].tolist()
-    )
-
-
-def attach(
-    items: Iterable[Video | Missing], captions: Captions, vocabulary: Vocabulary, source: Path, only_captioned: bool
-) -> Iterator[Video | Missing]:
-    """The videos with their words; with `only_captioned`, without what nobody speaks in, or captions are silent on.
-
-    Captions go by a video's id, else by its path below `source` without the suffix; so a bare stem, which videos in
-    several folders may have, counts in `source` itself. Prints how many videos only a bare stem would have served. A
-    video whose captions are damaged is named as missing.
-    """
-    by_stem, example = 0, ""
-    for item in items:
-        if isinstance(item, Missing):
-            yield item
-            continue
-        stem, place = item.path.stem, str(Path(os.path.relpath(item.path, source)).with_suffix(""))
-        try:
-            said = captions.get(item.id) or captions.get(place)
-            if not said and stem not in (item.id, place) and stem in captions:
-                by_stem += 1
-                example = example or place
-        except UserError as error:
-            yield Missing(item.id, f"its captions cannot be read: {error}")
-            continue
-        words = vocabulary.words(said)
-        if not only_captioned:
-            yield replace(item, words=words)
-        elif said:
-            gap = 2.0
-            while len(kept := stretches(said, gap)) > _STRETCHES:
-                gap *= 2
-            yield replace(item, words=on_kept_clock(words, kept), stretches=kept)
-        else:
-            yield Missing(item.id, "there are no captions of it")
-    if by_stem:
-        videos, stem = "1 video was" if by_stem == 1 else f"{by_stem} videos were", Path(example).name
-        print(
-            f"{videos} given no captions: those of '{stem}' count only for a video {stem}.* in {source} itself; "
-            f"name them by their path, such as '{example}'",
-            flush=True,
-        )

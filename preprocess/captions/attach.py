@@ -1,0 +1,59 @@
+"""Videos with what is said in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from pipeline.errors import UserError
+from preprocess.captions.readers import Captions
+from preprocess.captions.stretches import on_kept_clock, stretches
+from preprocess.captions.words import Vocabulary
+from preprocess.datasets.listing import Missing, Video
+
+_STRETCHES = 1000
+"""Most stretches of a video, which ffmpeg is told on its command line."""
+
+
+def attach(
+    items: Iterable[Video | Missing], captions: Captions, vocabulary: Vocabulary, source: Path, only_captioned: bool
+) -> Iterator[Video | Missing]:
+    """The videos with their words; with `only_captioned`, without what nobody speaks in, or captions are silent on.
+
+    Captions go by a video's id, else by its path below `source` without the suffix; so a bare stem, which videos in
+    several folders may have, counts in `source` itself. Prints how many videos only a bare stem would have served. A
+    video whose captions are damaged is named as missing.
+    """
+    by_stem, example = 0, ""
+    for item in items:
+        if isinstance(item, Missing):
+            yield item
+            continue
+        stem, place = item.path.stem, str(Path(os.path.relpath(item.path, source)).with_suffix(""))
+        try:
+            said = captions.get(item.id) or captions.get(place)
+            if not said and stem not in (item.id, place) and stem in captions:
+                by_stem += 1
+                example = example or place
+        except UserError as error:
+            yield Missing(item.id, f"its captions cannot be read: {error}")
+            continue
+        words = vocabulary.words(said)
+        if not only_captioned:
+            yield replace(item, words=words)
+        elif said:
+            gap = 2.0
+            while len(kept := stretches(said, gap)) > _STRETCHES:
+                gap *= 2
+            yield replace(item, words=on_kept_clock(words, kept), stretches=kept)
+        else:
+            yield Missing(item.id, "there are no captions of it")
+    if by_stem:
+        videos, stem = "1 video was" if by_stem == 1 else f"{by_stem} videos were", Path(example).name
+        print(
+            f"{videos} given no captions: those of '{stem}' count only for a video {stem}.* in {source} itself; "
+            f"name them by their path, such as '{example}'",
+            flush=True,
+        )

@@ -1,0 +1,65 @@
+"""Which parts of a video captions cover, and when words are said in what is left when only those are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from preprocess.captions.readers import Caption
+from preprocess.datasets.listing import Words
+
+
+def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0) -> tuple[tuple[float, float], ...]:
+    """The parts of a video that captions cover, as (start, end) in seconds, in order and apart.
+
+    Parts less than `gap` seconds apart are one. A part shorter than `least`, the longest text clip, grows to that on
+    both sides, but not to before the video's start; it may end after the video does. Starts are rounded down and ends
+    up to multiples of 0.1 s: these are whole numbers both of log-mel frames (10) and, at 30 fps, of video frames (3),
+    so that cutting there keeps picture and sound aligned. At another frame rate this holds where fps / 10 is whole.
+    """
+    # in tenths of a second, as integers; rounding first, since 0.7 * 10 is a little more than 7
+    covered = [
+        (max(0, math.floor(round(start * 10, 6))), max(0, math.ceil(round(end * 10, 6)))) for start, end, _ in captions
+    ]
+    near, shortest = math.ceil(round(gap * 10, 6)), math.ceil(round(least * 10, 6))
+    grown = []
+    for start, end in _joined(covered, near):
+        start = max(0, start - max(0, shortest - (end - start)) // 2)
+        grown.append((start, max(end, start + shortest)))
+    return tuple((start / 10, end / 10) for start, end in _joined(grown, near))  # what has grown may be near again
+
+
+def _joined(parts: Iterable[tuple[int, int]], near: int) -> list[tuple[int, int]]:
+    """The union of `parts`, those that touch or are less than `near` apart made one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted(parts):
+        if joined and (start - joined[-1][1] < near or start == joined[-1][1]):
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def on_kept_clock(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
+    """The words with times, in seconds, in the video that is left when only `stretches` are kept, end to end.
+
+    A word that lies partly outside loses that part; one that lies outside altogether, or is but a moment at the end
+    of a stretch, is left out. No stretches stand for the whole video, as in `Video`.
+    """
+    if not stretches or not words.token:
+        return words
+    spoken = np.array([words.start, words.end])
+    edges = np.array(stretches, np.float64)  # (stretches, 2)
+    starts, ends = edges.T
+    # the clock stands still between stretches
+    kept = np.cumsum(ends - starts)
+    clock = np.interp(spoken, edges.ravel(), np.stack([kept - (ends - starts), kept], axis=1).ravel())
+    clock[1] = clock.max(axis=0)  # rounding must not end a word before it starts
+    following = np.searchsorted(ends, spoken[0], side="right")  # the first stretch that ends after the word's start
+    begins = np.append(starts, np.inf)[following]
+    inside = (begins <= spoken[0]) | (begins < spoken[1])
+    return Words(
+        token=np.array(words.token)[inside].tolist(), start=clock[0, inside].tolist(), end=clock[1, inside].tolist()
+    )

@@ -1,0 +1,104 @@
+"""Which captions are those of which video."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from preprocess.captions.attach import attach
+from preprocess.captions.words import Vocabulary
+from preprocess.datasets import DATASETS
+from preprocess.datasets.listing import Missing
+from tests.preprocess.test_caption_readers import find
+
+LISTEN = Vocabulary({"bark": 0, "meow": 1, "moo": 2}, [])
+
+
+def written(source: Path, layout: str, said: dict[str, str]) -> None:
+    """Captions of one word, by what they are called, in one of the three layouts."""
+    if layout == "caption.json":
+        videos = {id: {"start": [0], "end": [5], "text": [text]} for id, text in said.items()}
+        (source / layout).write_text(json.dumps(videos))
+    elif layout == "x.csv":
+        (source / layout).write_text("video_id,start,end,text\n" + "".join(f"{a},0,5,{b}\n" for a, b in said.items()))
+    else:
+        for id, text in said.items():
+            (source / layout / f"{id}.csv").parent.mkdir(parents=True, exist_ok=True)
+            (source / layout / f"{id}.csv").write_text(f"start,end,text\n0,5,{text}\n")
+
+
+def tokens(source: Path, dataset: str = "folder", only_captioned: bool = False) -> dict[str, list[int] | str]:
+    """The words of each video, or why it is left out."""
+    with find(source) as captions:
+        items = attach(DATASETS[dataset].listing(source), captions, LISTEN, source, only_captioned)
+        return {item.id: item.reason if isinstance(item, Missing) else item.words.token for item in items}
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> Path:
+    """Videos of one name in several folders."""
+    for name in ("a.mp4", "cats/a.mp4", "dogs/a.webm", "dogs/indoor/a.mp4"):
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pets" / name).touch()
+    return tmp_path / "pets"
+
+
+LAYOUTS = pytest.mark.parametrize("layout", ["caption.json", "x.csv", "captions"])
+
+
+@LAYOUTS
+def test_videos_of_one_name_have_their_own_captions(
+    pets: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
+    expected = {"a.mp4": [], "cats/a.mp4": [1], "dogs/a.webm": [0], "dogs/indoor/a.mp4": [0, 0]}
+    assert tokens(pets) == expected
+    written(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
+    assert tokens(pets) == expected | {"a.mp4": [2]}
+    assert capsys.readouterr().out == ""
+    written(pets, layout, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
+    assert tokens(pets)["cats/a.mp4"] == [1, 1]  # by its id before any other name
+
+
+@LAYOUTS
+def test_captions_of_a_bare_name_are_those_of_the_video_beside_them(
+    pets: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(pets, layout, {"a": "moo", "dogs/a": "bark"})
+    assert tokens(pets) == {"a.mp4": [2], "cats/a.mp4": [], "dogs/a.webm": [0], "dogs/indoor/a.mp4": []}
+    assert capsys.readouterr().out == (
+        f"2 videos were given no captions: those of 'a' count only for a video a.* in {pets} itself; "
+        "name them by their path, such as 'cats/a'\n"
+    )
+    (pets / "cats" / "a.mp4").unlink()
+    assert tokens(pets, only_captioned=True)["dogs/indoor/a.mp4"] == "there are no captions of it"
+    assert capsys.readouterr().out.startswith("1 video was given no captions: those of 'a' count only for a video a.*")
+
+
+@LAYOUTS
+def test_where_a_name_is_an_id_it_is_found_in_any_folder(
+    tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/silent.mkv"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    written(tmp_path, layout, {"0wR5jVB-WPk": "moo", "-caPS4FHFF8": "bark"})
+    (tmp_path / "synthetic.json").touch()  # so that none is made
+    for dataset in ("howto100m", "synthetic"):
+        assert tokens(tmp_path, dataset) == {"0wR5jVB-WPk": [2], "-caPS4FHFF8": [0], "silent": []}
+    assert capsys.readouterr().out == ""
+
+
+def test_a_video_whose_captions_are_damaged_is_named(pets: Path) -> None:
+    written(pets, "captions", {"cats/a": "meow"})
+    (pets / "captions" / "a.csv").write_text("start,end\n")
+    os.mkfifo(pets / "captions" / "dogs.csv")
+    (pets / "dogs.mp4").touch()
+    found = tokens(pets)
+    assert found["cats/a.mp4"] == [1] and found["dogs/a.webm"] == []
+    assert re.fullmatch("its captions cannot be read: .*/captions/a.csv has no column text; .*", str(found["a.mp4"]))
+    assert re.match("its captions cannot be read: .*/captions/dogs.csv is a FIFO, not a file", str(found["dogs.mp4"]))

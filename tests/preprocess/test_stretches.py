@@ -1,0 +1,164 @@
+"""The parts of a video that captions cover, and the clock of what is left when only those are kept."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from preprocess.captions.readers import Caption
+from preprocess.captions.stretches import on_kept_clock, stretches
+from preprocess.captions.words import Vocabulary
+from preprocess.datasets.listing import Words
+
+# --- the parts that are covered ------------------------------------------------------------------------------------
+
+
+def captions_at(*times: tuple[float, float]) -> list[Caption]:
+    return [Caption(start, end, "x") for start, end in times]
+
+
+@pytest.mark.parametrize(
+    ("times", "expected"),
+    [
+        ([], ()),
+        ([(10.0, 15.0)], ((10.0, 15.0),)),
+        ([(10.01, 14.99)], ((10.0, 15.0),)),
+        ([(0.7, 5.7)], ((0.7, 5.7),)),  # 0.7 * 10 is a little more than 7
+        ([(10.0, 15.0), (17.0, 22.0)], ((10.0, 15.0), (17.0, 22.0))),
+        ([(17.0, 22.0), (10.0, 15.1)], ((10.0, 22.0),)),
+        ([(10.0, 20.0), (12.0, 13.0), (19.0, 21.0)], ((10.0, 21.0),)),
+        ([(10.0, 11.0)], ((8.5, 12.5),)),
+        ([(10.0, 10.0)], ((8.0, 12.0),)),
+        ([(1.0, 2.0)], ((0.0, 4.0),)),
+        ([(-3.0, -1.0)], ((0.0, 4.0),)),
+        ([(-3.0, 7.0)], ((0.0, 7.0),)),
+        ([(10.0, 11.0), (15.0, 16.0)], ((8.5, 17.5),)),  # each grows to 4 s, and then they are 1 s apart
+        ([(10.0, 11.0), (16.0, 17.0)], ((8.5, 12.5), (14.5, 18.5))),
+    ],
+)
+def test_stretches(times: list[tuple[float, float]], expected: tuple[tuple[float, float], ...]) -> None:
+    assert stretches(captions_at(*times)) == expected
+
+
+def test_stretches_without_gaps_or_growth() -> None:
+    found = stretches(captions_at((1, 2), (2, 3), (3.1, 3.2), (5, 5)), gap=0, least=0.5)
+    assert found == ((1.0, 3.4), (4.8, 5.3))
+    assert stretches(captions_at((1, 2), (2, 3), (3.1, 3.2)), gap=0, least=0) == ((1.0, 3.0), (3.1, 3.2))
+
+
+def slow_stretches(captions: list[Caption], gap: int, least: int) -> list[tuple[int, int]]:
+    """Oracle in tenths of a second, for captions at such times: a timeline of cells, joined and grown cell by cell."""
+
+    def runs(cells: list[bool]) -> list[tuple[int, int]]:
+        changes = [k for k in range(len(cells) + 1) if (k > 0 and cells[k - 1]) != (k < len(cells) and cells[k])]
+        return list(zip(changes[::2], changes[1::2], strict=True))
+
+    def joined(cells: list[bool]) -> list[bool]:
+        for (_, end), (start, _) in itertools.pairwise(runs(cells)):
+            if start - end < gap:
+                cells[end:start] = [True] * (start - end)
+        return cells
+
+    cells = [False] * 1000
+    for start, end, _ in captions:
+        for k in range(round(start * 10), round(end * 10)):
+            cells[k] = True
+    grown = [False] * 1000
+    for start, end in runs(joined(cells)):
+        before = False
+        while end - start < least:
+            start, end = (start - 1, end) if before and start > 0 else (start, end + 1)
+            before = not before
+        grown[start:end] = [True] * (end - start)
+    return runs(joined(grown))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stretches_equal_a_slow_oracle(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        times = [(start, start + rng.randint(1, 60)) for start in (rng.randrange(800) for _ in range(rng.randrange(9)))]
+        captions = captions_at(*((start / 10, end / 10) for start, end in times))
+        gap, least = rng.choice([(20, 40), (1, 30), (35, 10)])
+        found = stretches(captions, gap / 10, least / 10)
+        assert found == tuple((start / 10, end / 10) for start, end in slow_stretches(captions, gap, least))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_stretches_keep_what_they_promise(seed: int) -> None:
+    rng = random.Random(seed)
+    times = [
+        (start, start + rng.expovariate(0.5)) for start in (rng.uniform(-5, 200) for _ in range(rng.randrange(1, 40)))
+    ]
+    captions = captions_at(*times)
+    found = stretches(captions)
+    assert all(round(time * 10) / 10 == time for stretch in found for time in stretch)
+    assert all(start >= 0 and end - start > 4 - 1e-9 for start, end in found)
+    assert all(after - end > 2 - 1e-9 for (_, end), (after, _) in itertools.pairwise(found))
+    for start, end in times:
+        covering = [a <= max(0, start) + 1e-6 and end - 1e-6 <= b for a, b in found]
+        assert sum(covering) == 1
+    assert stretches([Caption(start, end, "") for start, end in found]) == found
+    rng.shuffle(captions)
+    assert stretches(captions) == found
+
+
+# --- the clock of what is kept -------------------------------------------------------------------------------------
+
+
+def test_words_move_with_the_stretch_they_are_in() -> None:
+    words = Words(
+        token=[1, 2, 3, 4, 5, 6, 7, 8], start=[0, 9.5, 10, 13, 14, 14, 29, 31], end=[1, 10.5, 11, 15, 15, 14, 30, 32]
+    )
+    assert on_kept_clock(words, [(10.0, 14.0), (30.0, 34.0)]) == Words(
+        token=[2, 3, 4, 8], start=[0.0, 0.0, 3.0, 5.0], end=[0.5, 1.0, 4.0, 6.0]
+    )
+    assert on_kept_clock(words, []) == words
+    assert on_kept_clock(words, [(100.0, 104.0)]) == Words([], [], [])
+    assert on_kept_clock(Words([], [], []), [(100.0, 104.0)]) == Words([], [], [])
+
+
+def slow_kept_clock(words: Words, stretches: list[tuple[float, float]]) -> Words:
+    """Oracle: cuts the parts that are not kept out one at a time, from the last to the first."""
+    result = Words([], [], [])
+    for token, start, end in zip(words.token, words.start, words.end, strict=True):
+        if not any(a <= start < b or start <= a < end for a, b in stretches):
+            continue
+        gaps = list(zip([0.0, *(b for _, b in stretches)], [*(a for a, _ in stretches), 1e9], strict=True))
+        for a, b in reversed(gaps):
+            start, end = (min(t, a) if t < b else t - (b - a) for t in (start, end))
+        result.token.append(token), result.start.append(start), result.end.append(end)
+    return result
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_kept_clock_equals_a_slow_oracle(seed: int) -> None:
+    rng = random.Random(seed)
+    starts = sorted(rng.choice([rng.uniform(0, 100), float(rng.randrange(100))]) for _ in range(100))
+    words = Words(list(range(100)), starts, [start + rng.choice([0.0, 1.0, rng.expovariate(0.3)]) for start in starts])
+    edges = sorted(rng.sample(range(100), 2 * rng.randrange(1, 8)))
+    kept = [(float(start), float(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    found, expected = on_kept_clock(words, kept), slow_kept_clock(words, kept)
+    assert found.token == expected.token
+    assert found.start == pytest.approx(expected.start, abs=1e-9)
+    assert found.end == pytest.approx(expected.end, abs=1e-9)
+    assert found.start == sorted(found.start)
+    assert all(start <= end for start, end in zip(found.start, found.end, strict=True))
+    assert {type(value) for value in (*found.token, *found.start)} <= {int, float}
+
+
+def test_words_of_captions_all_have_a_place_in_their_stretches() -> None:
+    rng = random.Random(0)
+    vocabulary = Vocabulary({"stir": 0}, [])
+    for _ in range(50):
+        starts = [rng.uniform(0, 300) for _ in range(20)]
+        captions = [Caption(start, start + rng.uniform(0.1, 5), "stir it and stir") for start in starts]
+        words, kept = vocabulary.words(captions), stretches(captions)
+        moved = on_kept_clock(words, kept)
+        assert len(moved.token) == 40
+        lengths = np.subtract(words.end, words.start)
+        assert np.subtract(moved.end, moved.start) == pytest.approx(lengths, abs=1e-6)
+        assert max(moved.end) <= sum(end - start for start, end in kept) + 1e-6
