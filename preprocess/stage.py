@@ -120,6 +120,8 @@ def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) 
     """The videos of the data set with what is said in them, and what tells the language of their tokens."""
     source = settings.source_folder
     entry = datasets.find(settings.dataset, source)
+    if entry.make is not None:
+        entry.make(source)
     items = datasets.listing(settings.dataset, source)
     if settings.word2vec is None:
         if entry.captioned:

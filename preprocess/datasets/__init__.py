@@ -21,8 +21,8 @@ class DataSet:
     """The files and folders that are expected, as text to show."""
     captioned: bool = False
     """Only what is captioned is kept: videos without captions are left out, and stretches without any are cut out."""
-    makes_its_videos: bool = False
-    """The videos are generated where there are none."""
+    make: Callable[[Path], None] | None = None
+    """Generates the videos, and captions of them, where there are none."""
 
 
 DATASETS = {
@@ -32,7 +32,7 @@ DATASETS = {
     "howto100m": DataSet(howto100m.listing, howto100m.TREE, captioned=True),
     "ig65m": DataSet(folder.listing, folder.TREE),
     "kinetics": DataSet(kinetics.listing, kinetics.TREE),
-    "synthetic": DataSet(synthetic.listing, folder.TREE, makes_its_videos=True),
+    "synthetic": DataSet(synthetic.listing, folder.TREE, make=synthetic.make),
     "ucf101": DataSet(ucf101.listing, ucf101.TREE),
     "vggsound": DataSet(vggsound.listing, vggsound.TREE),
 }
@@ -43,7 +43,7 @@ def find(dataset: str, source: Path) -> DataSet:
     if dataset not in DATASETS:
         raise UserError(f"there is no data set '{dataset}'; choose one of {', '.join(DATASETS)}")
     entry = DATASETS[dataset]
-    if not entry.makes_its_videos and not source.is_dir():
+    if entry.make is None and not source.is_dir():
         state = "is not a folder" if source.exists() else "does not exist"
         raise UserError(f"the source folder {source} {state}; set SOURCE to the folder that holds your videos")
     return entry

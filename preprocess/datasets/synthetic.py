@@ -14,9 +14,13 @@ from preprocess.datasets.listing import Missing, Video
 from preprocess.synthetic import generate
 
 
-def listing(source: Path) -> Iterator[Video | Missing]:
-    """Generate the default set into `source` unless a complete set is there; ids are file stems, as in captions."""
+def make(source: Path) -> None:
+    """Generate the default set into `source` unless a complete set is there."""
     if not (source / "synthetic.json").is_file():
         generate(source)
+
+
+def listing(source: Path) -> Iterator[Video | Missing]:
+    """One video per file; ids are file stems, as in captions."""
     for item in folder.listing(source):
         yield replace(item, id=item.path.stem) if isinstance(item, Video) else item

@@ -38,9 +38,10 @@ from preprocess.plan import ShardTask
 from preprocess.process import Rejected
 from preprocess.stage import Preprocess, run
 from preprocess.summary import describe
+from preprocess.synthetic import Synthetic, generate
 from preprocess.verify import check_shard
 from preprocess.worker import Changed, Made
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_word2vec
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -727,3 +728,14 @@ def test_no_ffmpeg_is_one_sentence(command, synthetic: Path) -> None:
 def test_no_scheduler_is_one_sentence(command, synthetic: Path) -> None:
     done = command("preprocess", "--source", synthetic / "val", "--scheduler", "tcp://127.0.0.1:1")
     assert done.returncode == 2 and "no Dask scheduler answers at tcp://127.0.0.1:1" in done.stderr
+
+
+def test_the_generated_set_is_made_with_its_captions_in_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_word2vec(tmp_path / "vectors.txt", ["bounces swings quickly slowly"], 4)
+    small = Synthetic(train=2, val=1, test=1, classes=2, seconds=2.0)
+    monkeypatch.setattr("preprocess.datasets.synthetic.generate", lambda source: generate(source, small, workers=2))
+    run(Preprocess("synthetic", tmp_path / "videos", tmp_path / "shards", word2vec=tmp_path / "vectors.txt", workers=2))
+    index = Index.open(tmp_path / "shards")
+    assert len(index) == 8 and (index.text_count > 0).all()

@@ -1,0 +1,78 @@
+"""Whatever is done to a clip, picture and sound of it stay together: what flashes clicks at the same time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.leaves import AUDIO, VIDEO, Clip
+from pipeline.loader import Loader
+from pipeline.notation import parse
+from pipeline.shards.index import Index
+from pipeline.transformations.augmentation import Augmentation
+from pipeline.tree import sampling_tree
+from preprocess.stage import Preprocess, run
+from tests.preprocess.test_ffmpeg import made
+
+CLIP = Clip(size=16)
+PLAIN = Augmentation(
+    scale=(16, 16), flip=0.5, brightness=0.0, contrast=0.0, saturation=0.0, volume=0.0, frequency_mask=0, time_mask=0
+)
+FRAMES, ROWS = 30, 100  # per second
+
+
+@pytest.fixture(scope="module")
+def flashing(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Videos that are white, and sound, for 0.2 s in every 0.7, 0.9 or 1.1 s."""
+    folder = tmp_path_factory.mktemp("flashing")
+    (folder / "videos").mkdir()
+    for frames in (21, 27, 33):
+        every = frames / FRAMES
+        picture = f"color=black:s=32x32:r=30:d=8,geq=lum='if(lt(mod(N,{frames}),6),235,16)':cb=128:cr=128"
+        sound = f"aevalsrc='lt(mod(t,{every}),0.2)*0.9*sin(2*PI*1000*t)':s=48000:d=8"
+        made(folder / "videos" / f"{frames}.mkv", picture, sound, "-c:a", "pcm_s16le")
+    run(Preprocess("folder", folder / "videos", folder / "shards", workers=1))
+    return Index.open(folder / "shards")
+
+
+@pytest.mark.parametrize(
+    "factors",
+    [
+        "time_reversal:i:2",
+        "speed(1,2,0.5):i:3",
+        "order(2):i:2",
+        "order(3):i:6 time_reversal:i:2",
+        "rotation:i:4 speed(0.5,1.5):i:2",
+        "speed(2,1):i:2 order(3):i:3 rotation:i:2 time_reversal:i:2",
+    ],
+)
+def test_what_flashes_clicks(flashing: Index, factors: str) -> None:
+    composition = parse(f"video:d time_shift:i:2 {factors} modality:i:2:differs augmentation:i:1", 3, PLAIN)
+    tree = sampling_tree(flashing, composition, CLIP, "train", 0)
+    with Loader(flashing, tree.plans(0, 4), CLIP, torch.device("cpu")) as loader:
+        for batch in loader:
+            columns = batch.plan.columns
+            clips = batch.inputs["video"].floats().mean((1, 3, 4)).numpy()
+            banks = batch.inputs["audio"][:, 0].mean(1).numpy()
+            # modality is the last factor but one: leaf 2 k is the picture of what leaf 2 k + 1 is the sound of
+            sound_of = {leaf - 1: bank for leaf, bank in zip(leaves_of(columns, AUDIO), banks, strict=True)}
+            both = 0
+            for leaf, clip in zip(leaves_of(columns, VIDEO), clips, strict=True):
+                white, loud = clip > clips.mean(), sound_of[leaf] > (banks.max() + banks.min()) / 2
+                stored = batch.plan.leaves.frames[batch.plan.columns["leaf"] == leaf][0]
+                steps = np.abs(np.diff(stored))
+                for frame in range(2, CLIP.frames - 2):
+                    near = slice(frame - 2, frame + 3)
+                    # not where an edge is near: at half the speed the 20 ms windows of sound reach over a frame; nor
+                    # at a cut, where they reach over what has been cut off
+                    if len(set(white[near].tolist())) == 1 and steps[near].max() <= 2:
+                        rows = loud[round(frame * ROWS / FRAMES) : round((frame + 1) * ROWS / FRAMES)]
+                        assert (rows.mean() > 0.5) == white[frame]
+                        both += white[frame]
+            assert both >= 4
+
+
+def leaves_of(columns: dict[str, np.ndarray], modality: int) -> list[int]:
+    """Numbers of the leaves of a modality, in the order of the batch."""
+    return columns["leaf"][columns["modality"] == modality].tolist()
