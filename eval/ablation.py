@@ -69,7 +69,7 @@ class Ablation:
 
 def ablation(settings: Ablation) -> str:
     """Run everything that is not there yet; returns the table. Raises UserError if a run fails, naming its log."""
-    shards = settings.shards or shard_folder(settings.dataset)
+    shards = shard_folder(settings.dataset, settings.shards)
     index = Index.open(shards)
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
     out.mkdir(parents=True, exist_ok=True)

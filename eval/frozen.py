@@ -65,8 +65,8 @@ def frozen(settings: Frozen) -> dict[str, Any]:
         torch.set_num_threads(settings.threads)
     model, trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
     dataset = settings.dataset or trained["dataset"]
-    stored = None if settings.dataset else trained["shards"]
-    index = Index.open(settings.shards or Path(stored or shard_folder(dataset)))
+    stored = None if settings.dataset or not trained["shards"] else Path(trained["shards"])
+    index = Index.open(shard_folder(dataset, settings.shards or stored))
     if settings.fold:
         index = index.fold(settings.fold)
     clip, scale = clip_of(trained)

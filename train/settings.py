@@ -127,7 +127,7 @@ class Pretrain:
 
     @property
     def shard_folder(self) -> Path:
-        return self.shards or shard_folder(self.dataset)
+        return shard_folder(self.dataset, self.shards)
 
     @property
     def composition(self) -> Composition:
