@@ -389,8 +389,8 @@ def _stop_after_two(whole: Path, half: Path) -> None:
     import torch
 
     from pipeline.loader import Loader
-    from pipeline.shards.index import Index
-    from train.pretrain import Trainer, fingerprint
+    from pipeline.shards.index import Index, fingerprint
+    from train.pretrain import Trainer
     from train.settings import SIZES, Pretrain
 
     half.mkdir()
