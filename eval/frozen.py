@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eval.features import clip_of, extract
+from eval.features import extract
 from eval.retrieval import chance, few_shot, recall
 from pipeline.errors import UserError
 from pipeline.files import write_text
@@ -63,13 +63,13 @@ def frozen(settings: Frozen) -> dict[str, Any]:
         raise UserError(f"--clips is {settings.clips}; it must be 1 or more")
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    model, trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
-    dataset = settings.dataset or trained["dataset"]
-    stored = None if settings.dataset or not trained["shards"] else Path(trained["shards"])
+    trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
+    dataset = settings.dataset or trained.settings.dataset
+    stored = None if settings.dataset else trained.settings.shards
     index = Index.open(shard_folder(dataset, settings.shards or stored))
     if settings.fold:
         index = index.fold(settings.fold)
-    clip, scale = clip_of(trained)
+    clip, scale = trained.settings.clip, trained.settings.augmentation.scale[0]
     long_enough = index.starts(clip.frames, clip.stride) > 0
     labelled = [_labelled(index, split) for split in (settings.gallery_split, settings.query_split)]
     gallery, queries = (videos[long_enough[videos]] for videos in labelled)
@@ -82,16 +82,16 @@ def frozen(settings: Frozen) -> dict[str, Any]:
         groups = [gallery[index.label[gallery] == label] for label in np.unique(index.label[gallery].astype(str))]
         gallery = np.sort(np.concatenate([group[: settings.gallery_per_class] for group in groups]))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    features = extract(model, index, np.concatenate([gallery, queries]), clip, scale, settings.clips, device)
+    features = extract(trained.model, index, np.concatenate([gallery, queries]), clip, scale, settings.clips, device)
     n = len(gallery)
     train_label, test_label = index.label[gallery].astype(str), index.label[queries].astype(str)
     smallest = min(int((train_label == label).sum()) for label in np.unique(train_label))
     result = {
         "checkpoint": str(settings.ckpt),
         "dataset": dataset,
-        "preset": "random weights" if settings.random_weights else trained.get("factors") or trained["preset"],
-        "step": trained["step"],
-        "seed": trained["seed"],
+        "preset": "random weights" if settings.random_weights else trained.settings.factors or trained.settings.preset,
+        "step": trained.step,
+        "seed": trained.settings.seed,
         "gallery": n,
         "queries": len(queries),
         "too_short": too_short,

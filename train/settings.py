@@ -241,15 +241,6 @@ def flags(settings: Pretrain) -> dict[str, str]:
     return found | {"--loading.damaged": settings.loading.damaged}
 
 
-def network_from_json(text: str) -> tuple[dict[str, Any], Network]:
-    """All settings as plain values, and the network's."""
-    values = json.loads(text)
-    lists: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values["network"].items()
-    }
-    return values, Network(**lists)
-
-
 def differences(before: str, now: str) -> list[str]:
     """What a run would change if it went on with other settings, in words; empty if nothing that matters."""
     return [

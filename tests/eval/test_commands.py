@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from eval.features import clip_of, extract
+from eval.features import extract
 from eval.show_batch import ShowBatch, draw, show_batch
 from pipeline import presets
 from pipeline.errors import UserError
@@ -71,8 +71,8 @@ def test_an_official_fold_decides_who_is_searched(command: Run, checkpoint: Path
 
 
 def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Index, checkpoint: Path) -> None:
-    model, settings = load_model(checkpoint)
-    clip, scale = clip_of(settings)
+    trained = load_model(checkpoint)
+    model, clip, scale = trained.model, trained.settings.clip, trained.settings.augmentation.scale[0]
     videos, cpu = np.array([0, 30, 7]), torch.device("cpu")
     together = extract(model, index, videos, clip, scale, 10, cpu)
     assert together.average.shape == together.maximum.shape == (3, 128)
