@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,16 +139,22 @@ def load_model(path: Path) -> Trained:
     """The trained model of a checkpoint. Raises UserError if it is none of ours or of another version."""
     state = read(path)
     settings = from_json(state["settings"], str(path))
-    model = GDT(
-        settings.network,
-        [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in state["model"])],
-    )
+    model = GDT(settings.network, _modalities(state["model"]))
     load_weights(model, state["model"], str(path))
     return Trained(model.eval(), settings, state["step"])
 
 
 def untrained(path: Path) -> Trained:
-    """A model of the same sizes as a checkpoint's with fresh random weights, of the same seed."""
-    settings = from_json(read(path)["settings"], str(path))
+    """A model of the same sizes and modalities as a checkpoint's, with the weights that its run began with.
+
+    Raises UserError as `load_model` does.
+    """
+    state = read(path)
+    settings = from_json(state["settings"], str(path))
     torch.manual_seed(settings.seed)
-    return Trained(GDT(settings.network).eval(), settings, 0)
+    return Trained(GDT(settings.network, _modalities(state["model"])).eval(), settings, 0)
+
+
+def _modalities(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Those that a model with these weights has networks for."""
+    return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
