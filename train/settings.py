@@ -253,7 +253,7 @@ def differences(before: str, now: str) -> list[str]:
 def _compare(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
+        old, new = before.get(key, _BEFORE.get(prefix + key)), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found |= _compare(old, new, f"{prefix}{key}.")
         elif old != new:

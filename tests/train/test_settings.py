@@ -13,7 +13,7 @@ from pipeline.leaves import Clip
 from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import Augmentation
 from train.models.gdt import Network
-from train.settings import SIZES, Optimization, Pretrain, from_json, to_json
+from train.settings import SIZES, Optimization, Pretrain, differences, from_json, to_json
 
 FIRST = """
 {"dataset": "kinetics", "shards": "/data/shards", "split": "train", "preset": "e", "out": null,
@@ -75,6 +75,15 @@ def test_a_run_from_before_a_setting_did_what_was_done_then() -> None:
         UserError, match=r"x\.pt holds settings of another version .*\(missing: augmentation\.hue\); use"
     ):
         from_json(json.dumps(changed), "x.pt")
+
+
+def test_a_run_from_before_a_setting_goes_on_with_what_was_done_then() -> None:
+    settings = from_json(FIRST)
+    assert differences(FIRST, to_json(settings)) == []
+    assert differences(FIRST, to_json(replace(settings, factors="video:d", preset="l"))) == [
+        "factors was , now video:d",
+        "preset was e, now l",
+    ]
 
 
 @pytest.mark.parametrize(
