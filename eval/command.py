@@ -23,8 +23,8 @@ def main() -> None:
     command: Frozen | Ablation | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
     if isinstance(command, Frozen):
         result = frozen(command)
-        print(table([result], [result["preset"]]))
-        print(f"numbers: {result['written']} (checkpoint {result['checkpoint']}, step {result['step']})")
+        print(table([result], [result.preset]))
+        print(f"numbers: {command.output(result.dataset)} (checkpoint {result.checkpoint}, step {result.step})")
     elif isinstance(command, Ablation):
         print(ablation(command))
     elif isinstance(command, ShowBatch):

@@ -1,0 +1,62 @@
+"""Rows of results: as JSON and back, and laid out as tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eval.results import Result, from_json, to_json
+from eval.retrieval import Accuracy
+from pipeline.errors import UserError
+
+ROW = Result(
+    checkpoint=Path("runs/a b/checkpoint.pt"), dataset="mine", preset="e", step=600, seed=2,
+    gallery=50, queries=20, too_short=1, query_split="test", fold=3, classes=5, clips=10,
+    recall={1: 31.25, 5: 100 / 3, 20: 99.9}, chance={1: 20.0, 5: 67.2, 20: 98.8},
+    few_shot={1: Accuracy(12.5, 1.5), 5: Accuracy(18.04, 0.1)},
+)  # fmt: skip
+
+
+def test_rows_come_back_as_they_were() -> None:
+    other = replace(ROW, few_shot={})
+    assert from_json(to_json(ROW)) == [ROW]
+    (again, _) = rows = from_json(to_json([ROW, other]))
+    assert rows == [ROW, other] and from_json(to_json([])) == []
+    assert again.few_shot[5].mean == 18.04 and isinstance(again.checkpoint, Path)
+
+
+def test_the_json_has_the_keys_that_readers_know() -> None:
+    written = json.loads(to_json(ROW))
+    assert written["recall"] == {"1": 31.25, "5": 100 / 3, "20": 99.9} and written["few_shot"]["5"] == [18.04, 0.1]
+    assert written["checkpoint"] == "runs/a b/checkpoint.pt" and written["preset"] == "e"
+    assert list(written)[:15] == [
+        "checkpoint", "dataset", "preset", "step", "seed", "gallery", "queries", "too_short", "query_split", "fold",
+        "classes", "clips", "recall", "chance", "few_shot",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"map": 1.0}, r"unknown: map"),
+        ({"step": None}, r"step is None instead of int"),
+        ({"recall": {"one": 1.0}}, r"recall is 'one' instead of int"),
+        ({"recall": [1.0]}, r"recall is \[1\.0\] instead of a table"),
+        ({"few_shot": {"1": [2.0]}}, r"few_shot\.1 is \[2\.0\] instead of a list of 2"),
+        ({"few_shot": {"1": [2.0, "x"]}}, r"few_shot\.1 is 'x' instead of float"),
+    ],
+)
+def test_rows_of_another_version_are_one_sentence(change: dict, message: str) -> None:
+    changed = json.dumps(json.loads(to_json(ROW)) | change)
+    with pytest.raises(UserError, match=rf"^x\.json holds results of another version .* \({message}\); evaluate"):
+        from_json(changed, "x.json")
+
+
+def test_a_row_without_a_number_is_one_sentence() -> None:
+    values = json.loads(to_json(ROW))
+    del values["recall"], values["chance"]
+    with pytest.raises(UserError, match=r"\(missing: recall, chance\)"):
+        from_json(json.dumps([values]))
