@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from benchmarks.common import machine, scratch
 from benchmarks.forked import Fork
-from eval.frozen import layout
+from eval.results import layout
 from pipeline.errors import exit_with_message
 
 ROOT = str(Path(__file__).parents[1])

@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from eval.frozen import KS, layout
-from eval.results import RANDOM, Result, from_json, to_json
+from eval.results import RANDOM, Result, from_json, table, to_json
 from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.files import write_text
@@ -97,7 +96,8 @@ def ablation(settings: Ablation) -> str:
     with ThreadPoolExecutor(settings.side_by_side) as pool:
         results = [result for found in pool.map(job, range(len(jobs))) for result in found]
     write_text(out / "results.json", to_json(results) + "\n")
-    text = summary(results, settings)
+    rows = {_label(preset): group for preset, group in _by_preset(results).items()}
+    text = table(rows, f"% on {settings.query_split}")
     write_text(out / "table.txt", text + "\n")
     plot(results, out / "table.png")
     searched = f"{results[0].queries} queries against {results[0].gallery} gallery videos"
@@ -171,23 +171,6 @@ def _by_preset(results: list[Result]) -> dict[str, list[Result]]:
     for result in sorted(results, key=lambda result: (result.preset != RANDOM, result.preset)):
         groups.setdefault(result.preset, []).append(result)
     return groups
-
-
-def summary(results: list[Result], settings: Ablation) -> str:
-    """One line per row: mean over seeds, and lowest to highest where there are several; chance level last."""
-    shots = list(results[0].few_shot)
-
-    def cell(values: list[float]) -> str:
-        mean = f"{np.mean(values):.1f}"
-        return f"{mean} ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 else mean
-
-    lines = [["% on " + settings.query_split, *(f"R@{k}" for k in KS), *(f"{n}-shot" for n in shots)]]
-    for preset, group in _by_preset(results).items():
-        recalls = [cell([result.recall[k] for result in group]) for k in KS]
-        lines.append([_label(preset), *recalls, *(cell([result.few_shot[n].mean for result in group]) for n in shots)])
-    first = results[0]
-    lines.append(["chance", *(f"{first.chance[k]:.1f}" for k in KS), *(f"{100 / first.classes:.1f}" for _ in shots)])
-    return layout(lines)
 
 
 def plot(results: list[Result], path: Path) -> None:

@@ -137,28 +137,3 @@ def _labelled(index: Index, split: str) -> np.ndarray:
             "(folders train/ and test/ with one folder per class)"
         )
     return videos
-
-
-def table(results: list[Result], names: list[str]) -> str:
-    """Results as text, one row each, chance level last."""
-    shots = list(results[0].few_shot)
-    head = ["", *(f"R@{k}" for k in KS), *(f"{n}-shot" for n in shots)]
-    rows = [
-        [name, *(f"{result.recall[k]:.1f}" for k in KS), *(f"{result.few_shot[n].mean:.1f}" for n in shots)]
-        for name, result in zip(names, results, strict=True)
-    ]
-    first = results[0]
-    rows.append(["chance", *(f"{first.chance[k]:.1f}" for k in KS), *(f"{100 / first.classes:.1f}" for _ in shots)])
-    return layout([head, *rows])
-
-
-def layout(rows: list[list[str]]) -> str:
-    """Cells as a text table with a rule under the first row."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

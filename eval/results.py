@@ -1,10 +1,13 @@
-"""What evaluations found: typed rows, written as JSON and read again."""
+"""What evaluations found: typed rows, written as JSON, read again, and laid out as a table."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from eval.retrieval import Accuracy
 from pipeline import serialization
@@ -60,3 +63,36 @@ def from_json(text: str, source: str = "this text") -> list[Result]:
         raise UserError(
             f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"
         ) from error
+
+
+def table(rows: Mapping[str, Sequence[Result]], corner: str = "") -> str:
+    """One line per name: the mean over its results, with lowest and highest where there are several; chance last.
+
+    All results are of the same videos. `corner` heads the column of names.
+    """
+    first = next(iter(rows.values()))[0]
+    ks, shots = list(first.recall), list(first.few_shot)
+    lines = [[corner, *(f"R@{k}" for k in ks), *(f"{n}-shot" for n in shots)]]
+    for name, results in rows.items():
+        recalls = [_cell([result.recall[k] for result in results]) for k in ks]
+        accuracies = [_cell([result.few_shot[n].mean for result in results]) for n in shots]
+        lines.append([name, *recalls, *accuracies])
+    lines.append(["chance", *(_cell([first.chance[k]]) for k in ks), *(_cell([100 / first.classes]) for _ in shots)])
+    return layout(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean = f"{np.mean(values):.1f}"
+    return f"{mean} ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 else mean
+
+
+def layout(rows: list[list[str]]) -> str:
+    """Cells as a text table with a rule under the first row."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.results import Result, from_json, to_json
+from eval.results import Result, from_json, table, to_json
 from eval.retrieval import Accuracy
 from pipeline.errors import UserError
 
@@ -60,3 +60,29 @@ def test_a_row_without_a_number_is_one_sentence() -> None:
     del values["recall"], values["chance"]
     with pytest.raises(UserError, match=r"\(missing: recall, chance\)"):
         from_json(json.dumps([values]))
+
+
+def test_a_table_of_one_run_each() -> None:
+    other = replace(ROW, recall={1: 5.0, 5: 6.04, 20: 100.0}, few_shot={1: Accuracy(7.0, 1.0), 5: Accuracy(8.0, 1.0)})
+    expected = """\
+                 R@1   R@5   R@20  1-shot  5-shot
+-------------------------------------------------
+random weights   5.0   6.0  100.0     7.0     8.0
+e               31.2  33.3   99.9    12.5    18.0
+chance          20.0  67.2   98.8    20.0    20.0"""
+    assert table({"random weights": [other], "e": [ROW]}) == expected
+
+
+def test_a_table_over_seeds_has_means_and_ranges() -> None:
+    seeds = [
+        replace(ROW, seed=seed, recall=dict.fromkeys(ROW.recall, value), few_shot={1: Accuracy(value / 2, 9.0)})
+        for seed, value in enumerate((40.0, 10.0, 31.0))
+    ]
+    one = replace(ROW, few_shot={1: Accuracy(1.0, 0.0)})
+    expected = """\
+% on val               R@1               R@5              R@20           1-shot
+-------------------------------------------------------------------------------
+row e     27.0 (10.0-40.0)  27.0 (10.0-40.0)  27.0 (10.0-40.0)  13.5 (5.0-20.0)
+row l                 31.2              33.3              99.9              1.0
+chance                20.0              67.2              98.8             20.0"""
+    assert table({"row e": seeds, "row l": [one]}, "% on val") == expected
