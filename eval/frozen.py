@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from eval.features import extract
-from eval.results import RANDOM, Result, to_json
+from eval.results import RANDOM, Result, git_commit, to_json
 from eval.retrieval import chance, few_shot, recall
 from pipeline.errors import UserError
 from pipeline.files import write_text
 from pipeline.leaves import Clip
-from pipeline.shards.index import Index
+from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.layout import shard_folder
 from train.checkpoint import Trained, load_model, untrained
 
@@ -73,14 +73,15 @@ def frozen(settings: Frozen) -> Result:
     dataset = settings.dataset or trained.settings.dataset
     stored = None if settings.dataset else trained.settings.shards
     index = Index.open(shard_folder(dataset, settings.shards or stored))
-    if settings.fold:
-        index = index.fold(settings.fold)
     result = _evaluated(settings, trained, dataset, index)
     write_text(settings.output(dataset), to_json(result) + "\n")
     return result
 
 
 def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -> Result:
+    data = fingerprint(index)
+    if settings.fold:
+        index = index.fold(settings.fold)
     clip, scale = trained.settings.clip, trained.settings.augmentation.scale[0]
     gallery, queries, too_short = _videos(settings, index, clip)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -110,6 +111,14 @@ def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -
             for shots in SHOTS
             if shots <= sizes.min()
         },
+        random_weights=settings.random_weights,
+        gallery_split=settings.gallery_split,
+        gallery_per_class=settings.gallery_per_class,
+        shots_seed=settings.seed,
+        device=device.type,
+        pretraining=trained.settings,
+        data=data,
+        commit=git_commit(),
     )
 
 

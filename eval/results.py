@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 from eval.retrieval import Accuracy
 from pipeline import serialization
 from pipeline.errors import UserError
+from train.settings import BEFORE, Pretrain
 
 RANDOM = "random weights"
 
@@ -47,6 +50,24 @@ class Result:
     """R@k of a random order of the gallery, by k."""
     few_shot: dict[int, Accuracy]
     """By shots per class."""
+    random_weights: bool
+    """Whether the weights were those that the training began with."""
+    gallery_split: str
+    gallery_per_class: int
+    """How many videos of each class were searched at most; 0 for all."""
+    shots_seed: int
+    """Decides which videos are the shots."""
+    device: str
+    """Where the features were computed: cpu or cuda."""
+    pretraining: Pretrain
+    """Settings of the training that the checkpoint is of."""
+    data: str
+    """Fingerprint of the data set that was evaluated on, before a fold is taken, as `fingerprint` gives it."""
+    commit: str
+    """Git commit of the code, as `git_commit` gives it."""
+
+
+_MISSING = {f"pretraining.{name}": value for name, value in BEFORE.items()}
 
 
 def to_json(results: Result | list[Result]) -> str:
@@ -58,11 +79,33 @@ def from_json(text: str, source: str = "this text") -> list[Result]:
     """The rows, one or several, that `to_json` wrote. Raises UserError that names `source` where they are others."""
     try:
         values = json.loads(text)
-        return [serialization.rebuilt(Result, row) for row in (values if isinstance(values, list) else [values])]
-    except ValueError as error:
+        rows = values if isinstance(values, list) else [values]
+        return [serialization.rebuilt(Result, row, _MISSING) for row in rows]
+    except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"
         ) from error
+
+
+def git_commit(file: Path = Path(__file__)) -> str:
+    """The commit of the checkout in which a file is tracked, with `-dirty` where tracked files differ from it.
+
+    Empty where it is in none, or git is not there or does not answer.
+    """
+    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # of a repository that the caller may be about
+    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "--no-optional-locks", *arguments], cwd=file.resolve().parent, env=environment, check=True,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30,
+        ).stdout.strip()  # fmt: skip
+
+    try:
+        git("ls-files", "--error-unmatch", file.name)  # or it was installed into the folder of another project
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def table(rows: Mapping[str, Sequence[Result]], corner: str = "") -> str:

@@ -196,7 +196,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 _NO_EFFECT_ON_NUMBERS = ("out", "shards", "word2vec", "loading", "checkpoint_minutes", "checkpoint_steps")
 
 
-_BEFORE: dict[str, Any] = {
+BEFORE: dict[str, Any] = {
     "factors": "", "factors_from": None, "word2vec": None, "clip.words": 16, "clip.words_seconds": 4.0,
     "network.word_dimensions": 0, "network.text_width": 2048, "loading.damaged": "stop",
 }  # fmt: skip
@@ -219,7 +219,7 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
     and the settings that are missing, unknown or out of range here.
     """
     try:
-        return serialization.rebuilt(Pretrain, json.loads(text), _BEFORE)
+        return serialization.rebuilt(Pretrain, json.loads(text), BEFORE)
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds settings of another version of this program ({error}); use the version that wrote it"
@@ -253,7 +253,7 @@ def differences(before: str, now: str) -> list[str]:
 def _compare(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key, _BEFORE.get(prefix + key)), now.get(key)
+        old, new = before.get(key, BEFORE.get(prefix + key)), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found |= _compare(old, new, f"{prefix}{key}.")
         elif old != new:
