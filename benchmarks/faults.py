@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from benchmarks.common import machine, scratch
 from benchmarks.forked import Fork
-from eval.frozen import layout
+from eval.results import layout
 from pipeline.errors import exit_with_message
 
 ROOT = str(Path(__file__).parents[1])
@@ -389,8 +389,8 @@ def _stop_after_two(whole: Path, half: Path) -> None:
     import torch
 
     from pipeline.loader import Loader
-    from pipeline.shards.index import Index
-    from train.pretrain import Trainer, fingerprint
+    from pipeline.shards.index import Index, fingerprint
+    from train.pretrain import Trainer
     from train.settings import SIZES, Pretrain
 
     half.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import subprocess
@@ -11,19 +10,17 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 
-from eval.frozen import KS, layout
+from eval.results import RANDOM, Result, from_json, table, to_json
 from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.files import write_text
 from pipeline.shards.index import Index
 from pipeline.shards.layout import shard_folder
-
-RANDOM = "random weights"
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ class Ablation:
 
 def ablation(settings: Ablation) -> str:
     """Run everything that is not there yet; returns the table. Raises UserError if a run fails, naming its log."""
-    shards = settings.shards or shard_folder(settings.dataset)
+    shards = shard_folder(settings.dataset, settings.shards)
     index = Index.open(shards)
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
     out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +81,7 @@ def ablation(settings: Ablation) -> str:
     for gpu in _gpus():
         gpus.put(gpu)
 
-    def job(number: int) -> list[dict[str, Any]]:
+    def job(number: int) -> list[Result]:
         name, seed = jobs[number]
         folder = out / f"{name}-{seed}"
         gpu = gpus.get() if torch.cuda.is_available() else None
@@ -93,26 +90,27 @@ def ablation(settings: Ablation) -> str:
         finally:
             if gpu is not None:
                 gpus.put(gpu)
-        print(f"[{time.monotonic() - began:4.0f} s] {_label(name)}, seed {seed}: R@1 {results[0]['recall']['1']:.1f} %")
+        print(f"[{time.monotonic() - began:4.0f} s] {_label(name)}, seed {seed}: R@1 {results[0].recall[1]:.1f} %")
         return results
 
     with ThreadPoolExecutor(settings.side_by_side) as pool:
         results = [result for found in pool.map(job, range(len(jobs))) for result in found]
-    write_text(out / "results.json", json.dumps(results, indent=2) + "\n")
-    text = summary(results, settings)
+    write_text(out / "results.json", to_json(results) + "\n")
+    rows = {_label(preset): group for preset, group in _by_preset(results).items()}
+    text = table(rows, f"% on {settings.query_split}")
     write_text(out / "table.txt", text + "\n")
     plot(results, out / "table.png")
-    searched = f"{results[0]['queries']} queries against {results[0]['gallery']} gallery videos"
+    searched = f"{results[0].queries} queries against {results[0].gallery} gallery videos"
     return (
         f"\n{text}\n\n{len(index)} videos, {searched}, "
-        f"{settings.clips_per_step} video clips per step, {results[-1]['step']} steps, seeds "
+        f"{settings.clips_per_step} video clips per step, {results[-1].step} steps, seeds "
         f"{', '.join(map(str, settings.seeds))}\ntable, plot, numbers and checkpoints: {out}/"
     )
 
 
 def _run(
     settings: Ablation, shards: Path, folder: Path, name: str, seed: int, gpu: str | None, with_random: bool
-) -> list[dict[str, Any]]:
+) -> list[Result]:
     folder.mkdir(parents=True, exist_ok=True)
     train = [
         "train", settings.size, "--dataset", settings.dataset, "--shards", str(shards), "--preset", name,
@@ -137,7 +135,7 @@ def _run(
     commands = [(train, None), (evaluate, folder / "frozen.json")]
     if with_random:
         commands.append(([*evaluate, "--random-weights"], folder / "frozen-random.json"))
-    results = []
+    results: list[Result] = []
     with (folder / "log.txt").open("a") as log:
         for command, output in commands:
             arguments = [*command, "--out", str(output)] if output else command
@@ -148,7 +146,7 @@ def _run(
                 lines = (folder / "log.txt").read_text().strip().splitlines()
                 raise UserError(f"run {folder.name} failed ({lines[-1]}); see {folder / 'log.txt'}")
             if output:
-                results.append(json.loads(output.read_text()))
+                results += from_json(output.read_text(), str(output))
     return results
 
 
@@ -168,33 +166,14 @@ def _clips_per_video(preset: str) -> int:
     return presets.composition(preset, videos_per_batch=2).clips_per_video
 
 
-def _by_preset(results: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for result in sorted(results, key=lambda result: (result["preset"] != RANDOM, result["preset"])):
-        groups.setdefault(result["preset"], []).append(result)
+def _by_preset(results: list[Result]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = {}
+    for result in sorted(results, key=lambda result: (result.preset != RANDOM, result.preset)):
+        groups.setdefault(result.preset, []).append(result)
     return groups
 
 
-def summary(results: list[dict[str, Any]], settings: Ablation) -> str:
-    """One line per row: mean over seeds, and lowest to highest where there are several; chance level last."""
-    shots = list(results[0]["few_shot"])
-
-    def cell(values: list[float]) -> str:
-        mean = f"{np.mean(values):.1f}"
-        return f"{mean} ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 else mean
-
-    lines = [["% on " + settings.query_split, *(f"R@{k}" for k in KS), *(f"{n}-shot" for n in shots)]]
-    for preset, group in _by_preset(results).items():
-        recalls = [cell([result["recall"][str(k)] for result in group]) for k in KS]
-        lines.append([_label(preset), *recalls, *(cell([result["few_shot"][n][0] for result in group]) for n in shots)])
-    first = results[0]
-    lines.append(
-        ["chance", *(f"{first['chance'][str(k)]:.1f}" for k in KS), *(f"{100 / first['classes']:.1f}" for _ in shots)]
-    )
-    return layout(lines)
-
-
-def plot(results: list[dict[str, Any]], path: Path) -> None:
+def plot(results: list[Result], path: Path) -> None:
     """R@1 of every run as a dot, their mean as a bar, chance as a line."""
     import matplotlib
 
@@ -204,10 +183,10 @@ def plot(results: list[dict[str, Any]], path: Path) -> None:
     groups = _by_preset(results)
     figure, axes = pyplot.subplots(figsize=(1.5 + 1.2 * len(groups), 3.2), layout="constrained")
     for x, group in enumerate(groups.values()):
-        values = [result["recall"]["1"] for result in group]
+        values = [result.recall[1] for result in group]
         axes.bar(x, np.mean(values), 0.6, color="#8fb8de")
         axes.plot([x] * len(values), values, "o", color="#1f4e79", markersize=4)
-    axes.axhline(results[0]["chance"]["1"], color="grey", linestyle="--", linewidth=1)
+    axes.axhline(results[0].chance[1], color="grey", linestyle="--", linewidth=1)
     axes.set_xticks(
         range(len(groups)), [_label(preset).replace(": ", "\n").replace(", ", " ") for preset in groups], fontsize=7
     )

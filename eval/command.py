@@ -7,7 +7,8 @@ from typing import Annotated
 import tyro
 
 from eval.ablation import Ablation, ablation
-from eval.frozen import Frozen, frozen, table
+from eval.frozen import Frozen, frozen
+from eval.results import table
 from eval.show_batch import ShowBatch, show_batch
 from eval.show_tree import ShowTree, show_tree
 
@@ -23,8 +24,8 @@ def main() -> None:
     command: Frozen | Ablation | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
     if isinstance(command, Frozen):
         result = frozen(command)
-        print(table([result], [result["preset"]]))
-        print(f"numbers: {result['written']} (checkpoint {result['checkpoint']}, step {result['step']})")
+        print(table({result.preset: [result]}))
+        print(f"numbers: {command.output(result.dataset)} (checkpoint {result.checkpoint}, step {result.step})")
     elif isinstance(command, Ablation):
         print(ablation(command))
     elif isinstance(command, ShowBatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,16 +31,11 @@ class Features:
     """Globally max-pooled maps of the last residual block, for retrieval."""
 
 
-def clip_of(settings: dict[str, Any]) -> tuple[Clip, int]:
-    """The clip a model was trained on, from its settings, and the length in pixels of the resized shorter side."""
-    return Clip(**settings["clip"]), int(settings["augmentation"]["scale"][0])
-
-
 def extract(
     model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
     clips_per_batch: int = 64,
 ) -> Features:  # fmt: skip
-    """Features of `clips` uniform centre-cropped clips of every video.
+    """Features of `clips` uniform centre-cropped clips of every video, of which the shorter side is `scale` pixels.
 
     Raises UserError where a video is shorter than a clip.
     """

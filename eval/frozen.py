@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from eval.features import clip_of, extract
+from eval.features import extract
+from eval.results import RANDOM, Result, git_commit, to_json
 from eval.retrieval import chance, few_shot, recall
 from pipeline.errors import UserError
 from pipeline.files import write_text
-from pipeline.shards.index import Index
+from pipeline.leaves import Clip
+from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.layout import shard_folder
-from train.checkpoint import load_model, untrained
+from train.checkpoint import Trained, load_model, untrained
 
 KS = (1, 5, 20)
 SHOTS = (1, 5, 20)
@@ -51,9 +51,15 @@ class Frozen:
     out: Path | None = None
     """Where the JSON goes; default beside the checkpoint."""
 
+    def output(self, dataset: str) -> Path:
+        """Where the JSON of an evaluation on this data set goes."""
+        fold = f"-fold{self.fold}" if self.fold else ""
+        name = f"frozen-{dataset}{fold}{'-random' if self.random_weights else ''}.json"
+        return self.out or (self.ckpt if self.ckpt.is_dir() else self.ckpt.parent) / name
 
-def frozen(settings: Frozen) -> dict[str, Any]:
-    """R@k and few-shot accuracy, in percent, beside their chance levels; also written as JSON.
+
+def frozen(settings: Frozen) -> Result:
+    """R@k and few-shot accuracy beside their chance levels; also written as JSON.
 
     Raises UserError where the shards, their labels, a split or the checkpoint are missing or do not fit.
     """
@@ -63,13 +69,61 @@ def frozen(settings: Frozen) -> dict[str, Any]:
         raise UserError(f"--clips is {settings.clips}; it must be 1 or more")
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    model, trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
-    dataset = settings.dataset or trained["dataset"]
-    stored = None if settings.dataset else trained["shards"]
-    index = Index.open(settings.shards or Path(stored or shard_folder(dataset)))
+    trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
+    dataset = settings.dataset or trained.settings.dataset
+    stored = None if settings.dataset else trained.settings.shards
+    index = Index.open(shard_folder(dataset, settings.shards or stored))
+    result = _evaluated(settings, trained, dataset, index)
+    write_text(settings.output(dataset), to_json(result) + "\n")
+    return result
+
+
+def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -> Result:
+    data = fingerprint(index)
     if settings.fold:
         index = index.fold(settings.fold)
-    clip, scale = clip_of(trained)
+    clip, scale = trained.settings.clip, trained.settings.augmentation.scale[0]
+    gallery, queries, too_short = _videos(settings, index, clip)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    features = extract(trained.model, index, np.concatenate([gallery, queries]), clip, scale, settings.clips, device)
+    n = len(gallery)
+    train_label, test_label = index.label[gallery].astype(str), index.label[queries].astype(str)
+    classes, sizes = np.unique(train_label, return_counts=True)
+    return Result(
+        checkpoint=settings.ckpt,
+        dataset=dataset,
+        preset=RANDOM if settings.random_weights else trained.settings.factors or trained.settings.preset,
+        step=trained.step,
+        seed=trained.settings.seed,
+        gallery=n,
+        queries=len(queries),
+        too_short=too_short,
+        query_split=settings.query_split,
+        fold=settings.fold,
+        classes=len(classes),
+        clips=settings.clips,
+        recall=recall(features.maximum[n:], test_label, features.maximum[:n], train_label, KS),
+        chance=chance(test_label, train_label, KS),
+        few_shot={
+            shots: few_shot(
+                features.average[n:], test_label, features.average[:n], train_label, shots, 20, settings.seed
+            )
+            for shots in SHOTS
+            if shots <= sizes.min()
+        },
+        random_weights=settings.random_weights,
+        gallery_split=settings.gallery_split,
+        gallery_per_class=settings.gallery_per_class,
+        shots_seed=settings.seed,
+        device=device.type,
+        pretraining=trained.settings,
+        data=data,
+        commit=git_commit(),
+    )
+
+
+def _videos(settings: Frozen, index: Index, clip: Clip) -> tuple[np.ndarray, np.ndarray, int]:
+    """Rows of the index that are searched and that are classified, and how many are left out as too short."""
     long_enough = index.starts(clip.frames, clip.stride) > 0
     labelled = [_labelled(index, split) for split in (settings.gallery_split, settings.query_split)]
     gallery, queries = (videos[long_enough[videos]] for videos in labelled)
@@ -81,40 +135,7 @@ def frozen(settings: Frozen) -> dict[str, Any]:
     if settings.gallery_per_class:
         groups = [gallery[index.label[gallery] == label] for label in np.unique(index.label[gallery].astype(str))]
         gallery = np.sort(np.concatenate([group[: settings.gallery_per_class] for group in groups]))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    features = extract(model, index, np.concatenate([gallery, queries]), clip, scale, settings.clips, device)
-    n = len(gallery)
-    train_label, test_label = index.label[gallery].astype(str), index.label[queries].astype(str)
-    smallest = min(int((train_label == label).sum()) for label in np.unique(train_label))
-    result = {
-        "checkpoint": str(settings.ckpt),
-        "dataset": dataset,
-        "preset": "random weights" if settings.random_weights else trained.get("factors") or trained["preset"],
-        "step": trained["step"],
-        "seed": trained["seed"],
-        "gallery": n,
-        "queries": len(queries),
-        "too_short": too_short,
-        "query_split": settings.query_split,
-        "fold": settings.fold,
-        "classes": len(np.unique(train_label)),
-        "clips": settings.clips,
-        "recall": recall(features.maximum[n:], test_label, features.maximum[:n], train_label, KS),
-        "chance": chance(test_label, train_label, KS),
-        "few_shot": {
-            shots: few_shot(
-                features.average[n:], test_label, features.average[:n], train_label, shots, 20, settings.seed
-            )
-            for shots in SHOTS
-            if shots <= smallest
-        },
-    }
-    fold = f"-fold{settings.fold}" if settings.fold else ""
-    name = f"frozen-{dataset}{fold}{'-random' if settings.random_weights else ''}.json"
-    folder = settings.ckpt if settings.ckpt.is_dir() else settings.ckpt.parent
-    write_text(settings.out or folder / name, json.dumps(result, indent=2) + "\n")
-    result["written"] = str(settings.out or folder / name)
-    return result
+    return gallery, queries, too_short
 
 
 def _labelled(index: Index, split: str) -> np.ndarray:
@@ -125,30 +146,3 @@ def _labelled(index: Index, split: str) -> np.ndarray:
             "(folders train/ and test/ with one folder per class)"
         )
     return videos
-
-
-def table(results: list[dict[str, Any]], names: list[str]) -> str:
-    """Results as text, one row each, chance level last."""
-    shots = list(results[0]["few_shot"])
-    head = ["", *(f"R@{k}" for k in KS), *(f"{n}-shot" for n in shots)]
-    rows = [
-        [name, *(f"{result['recall'][k]:.1f}" for k in KS), *(f"{result['few_shot'][n][0]:.1f}" for n in shots)]
-        for name, result in zip(names, results, strict=True)
-    ]
-    first = results[0]
-    rows.append(
-        ["chance", *(f"{first['chance'][k]:.1f}" for k in KS), *(f"{100 / first['classes']:.1f}" for _ in shots)]
-    )
-    return layout([head, *rows])
-
-
-def layout(rows: list[list[str]]) -> str:
-    """Cells as a text table with a rule under the first row."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,6 +11,13 @@ from pipeline.errors import UserError
 
 _QUERIES = 1024
 """Queries compared with the gallery at once."""
+
+
+class Accuracy(NamedTuple):
+    """Top-1 accuracy in percent over several draws of the shots."""
+
+    mean: float
+    std: float
 
 
 def recall(
@@ -40,7 +48,7 @@ def _nearest(similarity: np.ndarray, k: int) -> np.ndarray:
 def few_shot(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, shots: int, draws: int,
     seed: int = 0,
-) -> tuple[float, float]:  # fmt: skip
+) -> Accuracy:  # fmt: skip
     """Top-1 accuracy in percent of the nearest neighbour among `shots` training videos per class, by cosine.
 
     Mean and standard deviation over `draws` random choices of those videos. Raises UserError where a class has fewer.
@@ -56,7 +64,7 @@ def few_shot(
         chosen = np.concatenate([rng.choice(rows, shots, replace=False) for rows in members.values()])
         nearest = chosen[similarity[:, chosen].argmax(1)]
         accuracies.append(100 * (train_label[nearest] == query_label).mean())
-    return float(np.mean(accuracies)), float(np.std(accuracies))
+    return Accuracy(float(np.mean(accuracies)), float(np.std(accuracies)))
 
 
 def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]) -> dict[int, float]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from pipeline.errors import UserError, first_line
 from pipeline.files import partial_of, publish, require_readable
 from pipeline.leaves import MODALITIES
 from train.models.gdt import GDT, load_weights
-from train.settings import network_from_json
+from train.settings import Pretrain, from_json
 
 NAME = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
@@ -123,20 +125,36 @@ def _read(path: Path) -> dict[str, Any]:
     return state
 
 
-def load_model(path: Path) -> tuple[GDT, dict[str, Any]]:
-    """The trained model, on the CPU and in evaluation mode, and the settings it was trained with."""
+@dataclass(frozen=True)
+class Trained:
+    """A model on the CPU and in evaluation mode, with the settings of the run that it is of."""
+
+    model: GDT
+    settings: Pretrain
+    step: int
+    """Steps it was trained for."""
+
+
+def load_model(path: Path) -> Trained:
+    """The trained model of a checkpoint. Raises UserError if it is none of ours or of another version."""
     state = read(path)
-    values, network = network_from_json(state["settings"])
-    model = GDT(
-        network, [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in state["model"])]
-    )
+    settings = from_json(state["settings"], str(path))
+    model = GDT(settings.network, _modalities(state["model"]))
     load_weights(model, state["model"], str(path))
-    return model.eval(), values | {"step": state["step"]}
+    return Trained(model.eval(), settings, state["step"])
 
 
-def untrained(path: Path) -> tuple[GDT, dict[str, Any]]:
-    """A model of the same sizes as a checkpoint's with fresh random weights, of the same seed."""
+def untrained(path: Path) -> Trained:
+    """A model of the same sizes and modalities as a checkpoint's, with the weights that its run began with.
+
+    Raises UserError as `load_model` does.
+    """
     state = read(path)
-    values, network = network_from_json(state["settings"])
-    torch.manual_seed(values["seed"])
-    return GDT(network).eval(), values | {"step": 0}
+    settings = from_json(state["settings"], str(path))
+    torch.manual_seed(settings.seed)
+    return Trained(GDT(settings.network, _modalities(state["model"])).eval(), settings, 0)
+
+
+def _modalities(weights: Mapping[str, torch.Tensor]) -> list[str]:
+    """Those that a model with these weights has networks for."""
+    return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]

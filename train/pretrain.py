@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import sys
 import time
 from collections import Counter
@@ -20,7 +19,7 @@ import torch.distributed as dist
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.files import is_full
 from pipeline.loader import Batch, Loader
-from pipeline.shards.index import Index
+from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.reader import DamagedVideo
 from pipeline.tree import Tree
 from train import checkpoint
@@ -272,11 +271,3 @@ def saved_before_damage(loader: Loader, trainer: Trainer, first: int, rank: int)
         if rank == 0 and done > first:
             trainer.save(done)
         raise UserError(f"{damage}; --loading.damaged skip goes on without such clips") from damage
-
-
-def fingerprint(index: Index) -> str:
-    """Hash of the videos, their lengths, settings and statistics: with others, a run would not go on as it began."""
-    rows = zip(index.id, index.split, index.frame_count.tolist(), index.mel_count.tolist(), strict=True)
-    statistics = [index.statistics.pixel_mean.tolist(), index.statistics.pixel_std.tolist(), index.statistics.mel_mean]
-    text = json.dumps([list(rows), index.settings, index.shard_bytes.tolist(), statistics])
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import notation, presets
+from pipeline import notation, presets, serialization
 from pipeline.composition import Composition
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
@@ -127,7 +127,7 @@ class Pretrain:
 
     @property
     def shard_folder(self) -> Path:
-        return self.shards or shard_folder(self.dataset)
+        return shard_folder(self.dataset, self.shards)
 
     @property
     def composition(self) -> Composition:
@@ -196,9 +196,34 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 _NO_EFFECT_ON_NUMBERS = ("out", "shards", "word2vec", "loading", "checkpoint_minutes", "checkpoint_steps")
 
 
+BEFORE: dict[str, Any] = {
+    "factors": "", "factors_from": None, "word2vec": None, "clip.words": 16, "clip.words_seconds": 4.0,
+    "network.word_dimensions": 0, "network.text_width": 2048, "loading.damaged": "stop",
+}  # fmt: skip
+"""What runs did before there was a setting, for settings that the first checkpoints do not hold.
+
+One that is added later gets a line here, or checkpoints from before it are refused. Defaults would not do: they change,
+as that of the hue has, and some depend on the machine.
+"""
+
+
 def to_json(settings: Pretrain) -> str:
     """Settings as text, for checkpoints."""
-    return json.dumps(asdict(settings), default=str)
+    return serialization.to_json(settings)
+
+
+def from_json(text: str, source: str = "this text") -> Pretrain:
+    """The settings that `to_json` wrote, on whatever machine: no file that they name is looked for, nor a GPU.
+
+    Settings that there were not yet when they were written are what runs then did. Raises UserError that names `source`
+    and the settings that are missing, unknown or out of range here.
+    """
+    try:
+        return serialization.rebuilt(Pretrain, json.loads(text), BEFORE)
+    except (ValueError, UserError) as error:
+        raise UserError(
+            f"{source} holds settings of another version of this program ({error}); use the version that wrote it"
+        ) from error
 
 
 def flags(settings: Pretrain) -> dict[str, str]:
@@ -216,15 +241,6 @@ def flags(settings: Pretrain) -> dict[str, str]:
     return found | {"--loading.damaged": settings.loading.damaged}
 
 
-def network_from_json(text: str) -> tuple[dict[str, Any], Network]:
-    """All settings as plain values, and the network's."""
-    values = json.loads(text)
-    lists: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in values["network"].items()
-    }
-    return values, Network(**lists)
-
-
 def differences(before: str, now: str) -> list[str]:
     """What a run would change if it went on with other settings, in words; empty if nothing that matters."""
     return [
@@ -237,7 +253,7 @@ def differences(before: str, now: str) -> list[str]:
 def _compare(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before.keys() | now.keys()):
-        old, new = before.get(key), now.get(key)
+        old, new = before.get(key, BEFORE.get(prefix + key)), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found |= _compare(old, new, f"{prefix}{key}.")
         elif old != new:

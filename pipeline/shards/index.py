@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -226,6 +227,14 @@ class Index:
     def mel_position(self, start: np.ndarray) -> np.ndarray:
         """The log-mel row at which a clip that starts at frame `start` begins: round(100 tau), tau = start / fps."""
         return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
+
+
+def fingerprint(index: Index) -> str:
+    """Hash of the videos, their lengths, settings and statistics: with others, a run would not go on as it began."""
+    rows = zip(index.id, index.split, index.frame_count.tolist(), index.mel_count.tolist(), strict=True)
+    statistics = [index.statistics.pixel_mean.tolist(), index.statistics.pixel_std.tolist(), index.statistics.mel_mean]
+    text = json.dumps([list(rows), index.settings, index.shard_bytes.tolist(), statistics])
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _no_index(folder: Path) -> str:

@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from eval.features import clip_of, extract
+from eval.features import extract
 from eval.show_batch import ShowBatch, draw, show_batch
 from pipeline import presets
 from pipeline.errors import UserError
 from pipeline.leaves import VIDEO, Clip
 from pipeline.loader import Loader
-from pipeline.shards.index import Index
+from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.reader import ShardReader
 from pipeline.tree import sampling_tree
 from pipeline.word2vec import WordVectors
@@ -46,13 +46,15 @@ def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pretrain(settings)
 
 
-def test_frozen_features_are_evaluated_and_written(command: Run, checkpoint: Path) -> None:
+def test_frozen_features_are_evaluated_and_written(command: Run, checkpoint: Path, shards: Path) -> None:
     done = command("eval", "frozen", "--ckpt", checkpoint)
     assert done.returncode == 0, done.stderr
     assert re.search(r"R@1 +R@5 +R@20 +1-shot +5-shot", done.stdout) and "chance" in done.stdout
     result = json.loads((checkpoint.parent / "frozen-synthetic.json").read_text())
     assert (result["gallery"], result["queries"], result["classes"], result["clips"]) == (24, 12, 3, 10)
     assert result["chance"]["1"] == pytest.approx(100 / 3)
+    assert result["data"] == fingerprint(Index.open(shards))
+    assert result["pretraining"]["out"] == str(checkpoint.parent) and not result["random_weights"]
     assert 0 <= result["recall"]["1"] <= result["recall"]["5"] <= result["recall"]["20"] <= 100
 
 
@@ -66,13 +68,14 @@ def test_an_official_fold_decides_who_is_searched(command: Run, checkpoint: Path
         assert done.returncode == 0, done.stderr
         result = json.loads((checkpoint.parent / f"frozen-synthetic-fold{fold}.json").read_text())
         assert (result["fold"], result["gallery"], result["queries"]) == (fold, gallery, 42 - gallery)
+        assert result["data"] == fingerprint(Index.open(tmp_path / "folds"))
     refused = command("eval", "frozen", "--ckpt", checkpoint, "--fold", 1)
     assert refused.returncode == 2 and "has no fold 1" in refused.stderr
 
 
 def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Index, checkpoint: Path) -> None:
-    model, settings = load_model(checkpoint)
-    clip, scale = clip_of(settings)
+    trained = load_model(checkpoint)
+    model, clip, scale = trained.model, trained.settings.clip, trained.settings.augmentation.scale[0]
     videos, cpu = np.array([0, 30, 7]), torch.device("cpu")
     together = extract(model, index, videos, clip, scale, 10, cpu)
     assert together.average.shape == together.maximum.shape == (3, 128)
@@ -94,6 +97,8 @@ def test_ablation_gives_a_table_a_plot_and_numbers(command: Run, shards: Path, t
     assert [(row["preset"], row["seed"]) for row in results] == [
         ("a", 0), ("random weights", 0), ("l", 0), ("a", 1), ("random weights", 1), ("l", 1),
     ]  # fmt: skip
+    assert [row["random_weights"] for row in results] == [False, True, False] * 2
+    assert [row["pretraining"]["preset"] for row in results] == ["a", "a", "l"] * 2
     settings = [json.loads((tmp_path / "out" / f"{row}-0" / "settings.json").read_text()) for row in "al"]
     assert [s["videos_per_batch"] for s in settings] == [
         4,

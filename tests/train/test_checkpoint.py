@@ -7,14 +7,20 @@ import os
 import random
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from pipeline.errors import UserError
+from pipeline.transformations.base import Source
+from pipeline.tree import Tree
 from tests.tamper import flip
 from train import checkpoint
+from train.pretrain import Trainer
+from train.settings import SIZES, to_json
 
 
 def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -115,3 +121,37 @@ def test_a_full_disk_keeps_the_checkpoint_before(tiny_disk: Path) -> None:
         save(path, 2)
     assert same(checkpoint.read(path), 1)
     assert sorted(file.name for file in tiny_disk.iterdir()) == [checkpoint.NAME]
+
+
+VIDEO, AUDIO, TEXT = ({f"{name}_network", f"mlp_{name[0]}"} for name in ("video", "audio", "text"))
+
+
+@pytest.mark.parametrize(("preset", "networks"), [("a", VIDEO), ("l", VIDEO | AUDIO), ("three", VIDEO | AUDIO | TEXT)])
+def test_the_untrained_model_is_the_one_that_the_run_began_with(
+    tmp_path: Path, preset: str, networks: set[str]
+) -> None:
+    settings = replace(SIZES["tiny"][1], preset=preset, seed=5, device="cpu", precision="float32", out=tmp_path)
+    source = Source(np.arange(64), np.full(64, 100), 30)
+    run = Trainer(settings, Tree(settings.composition, source, settings.clip, 40, 0), "data", torch.device("cpu"))
+    began = {name: value.clone() for name, value in run.model.state_dict().items()}
+    with torch.no_grad():
+        for value in run.model.parameters():
+            value += 1
+    run.save(7)
+    trained, untrained = checkpoint.load_model(run.path), checkpoint.untrained(tmp_path)
+    assert {name for name, _ in untrained.model.named_children()} == networks
+    assert (trained.settings, trained.step) == (settings, 7) and (untrained.settings, untrained.step) == (settings, 0)
+    assert not trained.model.training and not untrained.model.training
+    for found, expected in ((untrained, began), (trained, run.model.state_dict())):
+        weights = found.model.state_dict()
+        assert weights.keys() == expected.keys()
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def test_a_checkpoint_with_settings_of_another_version_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / checkpoint.NAME
+    newer = to_json(SIZES["tiny"][1]).replace('"seed"', '"luck": 3, "seed"')
+    checkpoint.save(path, *model_at(1), 1, newer, "data")
+    for load in (checkpoint.load_model, checkpoint.untrained):
+        with pytest.raises(UserError, match=rf"^{path} holds settings of another version .* \(unknown: luck\); use"):
+            load(path)

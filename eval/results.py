@@ -1,0 +1,141 @@
+"""What evaluations found: typed rows, written as JSON, read again, and laid out as a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from eval.retrieval import Accuracy
+from pipeline import serialization
+from pipeline.errors import UserError
+from train.settings import BEFORE, Pretrain
+
+RANDOM = "random weights"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Retrieval and few-shot accuracy of the frozen features of one checkpoint, in percent."""
+
+    checkpoint: Path
+    dataset: str
+    """Name of the data set that was evaluated on."""
+    preset: str
+    """Name of the composition, or the factors of one without a name; RANDOM where the weights are random."""
+    step: int
+    """Steps that the model was trained for."""
+    seed: int
+    """Seed of the training, and of random weights."""
+    gallery: int
+    """Videos that were searched, and from which shots were drawn."""
+    queries: int
+    """Videos that were classified."""
+    too_short: int
+    """Videos of both splits that were left out since they are shorter than a clip."""
+    query_split: str
+    fold: int
+    """Official fold whose splits count; 0 for the splits as they are."""
+    classes: int
+    clips: int
+    """Clips per video."""
+    recall: dict[int, float]
+    """R@k by k."""
+    chance: dict[int, float]
+    """R@k of a random order of the gallery, by k."""
+    few_shot: dict[int, Accuracy]
+    """By shots per class."""
+    random_weights: bool
+    """Whether the weights were those that the training began with."""
+    gallery_split: str
+    gallery_per_class: int
+    """How many videos of each class were searched at most; 0 for all."""
+    shots_seed: int
+    """Decides which videos are the shots."""
+    device: str
+    """Where the features were computed: cpu or cuda."""
+    pretraining: Pretrain
+    """Settings of the training that the checkpoint is of."""
+    data: str
+    """Fingerprint of the data set that was evaluated on, before a fold is taken, as `fingerprint` gives it."""
+    commit: str
+    """Git commit of the code, as `git_commit` gives it."""
+
+
+_MISSING = {f"pretraining.{name}": value for name, value in BEFORE.items()}
+
+
+def to_json(results: Result | list[Result]) -> str:
+    """One row, or several as a list."""
+    return serialization.to_json(results, indent=2)
+
+
+def from_json(text: str, source: str = "this text") -> list[Result]:
+    """The rows, one or several, that `to_json` wrote. Raises UserError that names `source` where they are others."""
+    try:
+        values = json.loads(text)
+        rows = values if isinstance(values, list) else [values]
+        return [serialization.rebuilt(Result, row, _MISSING) for row in rows]
+    except (ValueError, UserError) as error:
+        raise UserError(
+            f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"
+        ) from error
+
+
+def git_commit(file: Path = Path(__file__)) -> str:
+    """The commit of the checkout in which a file is tracked, with `-dirty` where tracked files differ from it.
+
+    Empty where it is in none, or git is not there or does not answer.
+    """
+    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # of a repository that the caller may be about
+    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "--no-optional-locks", *arguments], cwd=file.resolve().parent, env=environment, check=True,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30,
+        ).stdout.strip()  # fmt: skip
+
+    try:
+        git("ls-files", "--error-unmatch", file.name)  # or it was installed into the folder of another project
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def table(rows: Mapping[str, Sequence[Result]], corner: str = "") -> str:
+    """One line per name: the mean over its results, with lowest and highest where there are several; chance last.
+
+    All results are of the same videos. `corner` heads the column of names.
+    """
+    first = next(iter(rows.values()))[0]
+    ks, shots = list(first.recall), list(first.few_shot)
+    lines = [[corner, *(f"R@{k}" for k in ks), *(f"{n}-shot" for n in shots)]]
+    for name, results in rows.items():
+        recalls = [_cell([result.recall[k] for result in results]) for k in ks]
+        accuracies = [_cell([result.few_shot[n].mean for result in results]) for n in shots]
+        lines.append([name, *recalls, *accuracies])
+    lines.append(["chance", *(_cell([first.chance[k]]) for k in ks), *(_cell([100 / first.classes]) for _ in shots)])
+    return layout(lines)
+
+
+def _cell(values: Sequence[float]) -> str:
+    mean = f"{np.mean(values):.1f}"
+    return f"{mean} ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 else mean
+
+
+def layout(rows: list[list[str]]) -> str:
+    """Cells as a text table with a rule under the first row."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -1,0 +1,131 @@
+"""Rows of results: as JSON and back, and laid out as tables."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eval.results import Result, from_json, git_commit, table, to_json
+from eval.retrieval import Accuracy
+from pipeline.errors import UserError
+from train.settings import SIZES
+
+ROW = Result(
+    checkpoint=Path("runs/a b/checkpoint.pt"), dataset="mine", preset="e", step=600, seed=2,
+    gallery=50, queries=20, too_short=1, query_split="test", fold=3, classes=5, clips=10,
+    recall={1: 31.25, 5: 100 / 3, 20: 99.9}, chance={1: 20.0, 5: 67.2, 20: 98.8},
+    few_shot={1: Accuracy(12.5, 1.5), 5: Accuracy(18.04, 0.1)},
+    random_weights=False, gallery_split="train", gallery_per_class=10, shots_seed=4, device="cpu",
+    pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")), data="0a1b", commit="2c3d-dirty",
+)  # fmt: skip
+
+
+def test_rows_come_back_as_they_were() -> None:
+    other = replace(ROW, few_shot={})
+    assert from_json(to_json(ROW)) == [ROW]
+    (again, _) = rows = from_json(to_json([ROW, other]))
+    assert rows == [ROW, other] and from_json(to_json([])) == []
+    assert again.few_shot[5].mean == 18.04 and isinstance(again.checkpoint, Path)
+    assert again.pretraining.clip.size == 32
+
+
+def test_the_json_has_the_keys_that_readers_know() -> None:
+    written = json.loads(to_json(ROW))
+    assert written["recall"] == {"1": 31.25, "5": 100 / 3, "20": 99.9} and written["few_shot"]["5"] == [18.04, 0.1]
+    assert written["checkpoint"] == "runs/a b/checkpoint.pt" and written["preset"] == "e"
+    assert list(written)[:15] == [
+        "checkpoint", "dataset", "preset", "step", "seed", "gallery", "queries", "too_short", "query_split", "fold",
+        "classes", "clips", "recall", "chance", "few_shot",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"map": 1.0}, r"unknown: map"),
+        ({"step": None}, r"step is None instead of int"),
+        ({"recall": {"one": 1.0}}, r"recall is 'one' instead of int"),
+        ({"recall": [1.0]}, r"recall is \[1\.0\] instead of a table"),
+        ({"few_shot": {"1": [2.0]}}, r"few_shot\.1 is \[2\.0\] instead of a list of 2"),
+        ({"random_weights": 0}, r"random_weights is 0 instead of bool"),
+        ({"pretraining": {"preset": "e"}}, r"missing: pretraining\.dataset, pretraining\.shards, .*"),
+        ({"few_shot": {"1": [2.0, "x"]}}, r"few_shot\.1 is 'x' instead of float"),
+    ],
+)
+def test_rows_of_another_version_are_one_sentence(change: dict, message: str) -> None:
+    changed = json.dumps(json.loads(to_json(ROW)) | change)
+    with pytest.raises(UserError, match=rf"^x\.json holds results of another version .* \({message}\); evaluate"):
+        from_json(changed, "x.json")
+
+
+def test_a_row_without_a_number_is_one_sentence() -> None:
+    values = json.loads(to_json(ROW))
+    del values["recall"], values["chance"]
+    with pytest.raises(UserError, match=r"\(missing: recall, chance\)"):
+        from_json(json.dumps([values]))
+
+
+def test_rows_whose_training_is_from_before_a_setting_are_read() -> None:
+    values = json.loads(to_json(ROW))
+    del values["pretraining"]["factors_from"], values["pretraining"]["loading"]["damaged"]
+    assert from_json(json.dumps(values)) == [ROW]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
+def test_the_commit_is_that_of_the_checkout_the_code_is_tracked_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=b", *arguments]
+        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
+
+    code, other = tmp_path / "code.py", tmp_path / "other.py"
+    code.write_text("1")
+    assert git_commit(code) == ""  # no repository
+    git("init")
+    assert git_commit(code) == ""  # no commit
+    other.write_text("1")
+    git("add", "other.py")
+    git("commit", "-m", "first")
+    assert git_commit(code) == ""  # lies in the checkout of another project
+    git("add", "code.py")
+    git("commit", "-m", "second")
+    git("tag", "-a", "v1", "-m", "v1")
+    assert git_commit(code) == git("rev-parse", "HEAD")
+    other.write_text("2")
+    assert git_commit(code) == git("rev-parse", "HEAD") + "-dirty"
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
+    assert git_commit(code).endswith("-dirty")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shutil.which("git") is None and git_commit(code) == ""
+
+
+def test_a_table_of_one_run_each() -> None:
+    other = replace(ROW, recall={1: 5.0, 5: 6.04, 20: 100.0}, few_shot={1: Accuracy(7.0, 1.0), 5: Accuracy(8.0, 1.0)})
+    expected = """\
+                 R@1   R@5   R@20  1-shot  5-shot
+-------------------------------------------------
+random weights   5.0   6.0  100.0     7.0     8.0
+e               31.2  33.3   99.9    12.5    18.0
+chance          20.0  67.2   98.8    20.0    20.0"""
+    assert table({"random weights": [other], "e": [ROW]}) == expected
+
+
+def test_a_table_over_seeds_has_means_and_ranges() -> None:
+    seeds = [
+        replace(ROW, seed=seed, recall=dict.fromkeys(ROW.recall, value), few_shot={1: Accuracy(value / 2, 9.0)})
+        for seed, value in enumerate((40.0, 10.0, 31.0))
+    ]
+    one = replace(ROW, few_shot={1: Accuracy(1.0, 0.0)})
+    expected = """\
+% on val               R@1               R@5              R@20           1-shot
+-------------------------------------------------------------------------------
+row e     27.0 (10.0-40.0)  27.0 (10.0-40.0)  27.0 (10.0-40.0)  13.5 (5.0-20.0)
+row l                 31.2              33.3              99.9              1.0
+chance                20.0              67.2              98.8             20.0"""
+    assert table({"row e": seeds, "row l": [one]}, "% on val") == expected
