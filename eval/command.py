@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import tyro
@@ -11,6 +12,7 @@ from eval.frozen import Frozen, frozen
 from eval.results import table
 from eval.show_batch import ShowBatch, show_batch
 from eval.show_tree import ShowTree, show_tree
+from train.settings import require_one_name
 
 Command = (
     Annotated[Frozen, tyro.conf.subcommand("frozen")]
@@ -21,6 +23,7 @@ Command = (
 
 
 def main() -> None:
+    require_one_name(sys.argv[1:])
     command: Frozen | Ablation | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
     if isinstance(command, Frozen):
         result = frozen(command)

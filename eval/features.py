@@ -37,8 +37,10 @@ def extract(
 ) -> Features:  # fmt: skip
     """Features of `clips` uniform centre-cropped clips of every video, of which the shorter side is `scale` pixels.
 
-    Raises UserError where a video is shorter than a clip.
+    Raises UserError where a video is shorter than a clip, or the model has no video network.
     """
+    if not hasattr(model, "video_network"):
+        raise UserError("the model was trained without pictures, so it has no features of them; name another")
     starts = index.starts(clip.frames, clip.stride)[videos]
     if (starts < 1).any():
         short = index.id[videos[starts < 1]]

@@ -14,7 +14,7 @@ from pipeline import notation, presets
 from pipeline.errors import UserError, exit_with_message
 from train.pretrain import pretrain
 from train.run import leave_without_teardown
-from train.settings import SIZES, Pretrain
+from train.settings import SIZES, Pretrain, require_one_name
 
 
 def main() -> None:
@@ -32,6 +32,7 @@ def _pretrain() -> None:
     arguments = sys.argv[1:]
     if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
         raise UserError(f"there is no size '{arguments[0]}'; choose one of {', '.join(SIZES)}")
+    require_one_name(arguments)
     sizes = {name: (text, _with_one_length(base, arguments)) for name, (text, base) in SIZES.items()}
     settings = tyro.extras.overridable_config_cli(sizes, prog="python -m train")
     if settings.preset == "help" or settings.factors == "help":

@@ -41,7 +41,7 @@ def pretrain(settings: Pretrain) -> Path:
     rank, world, device = place(settings)
     # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
     chosen: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
-    settings = replace(settings, device=chosen, precision=precision(settings, device))
+    settings = replace(settings.resolved(), device=chosen, precision=precision(settings, device))
     with watched(device), shortage_told(settings):
         return _pretrain(settings, rank, world, device)
 

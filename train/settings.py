@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 from pipeline import notation, presets, serialization
 from pipeline.composition import Composition
@@ -66,6 +69,8 @@ class Pretrain:
     each factor with its contrast (distinctive, invariant) and its K; --factors help lists the factors."""
     factors_from: Path | None = None
     """Python file with transformations of your own, for --factors."""
+    factors_digest: Annotated[str, tyro.conf.Suppress] = ""
+    """Of what that file says; the run fills it in, and goes on with the same factors only."""
     word2vec: Path | None = None
     """Where words are a modality: the file of word vectors with which the shards were made."""
     out: Path | None = None
@@ -135,6 +140,13 @@ class Pretrain:
         factors = self.factors or presets.preset(self.preset).factors
         return notation.parse(factors, self.videos_per_batch, self.augmentation, self.transformations)
 
+    def resolved(self) -> Pretrain:
+        """With what the file of factors says now as a part of the settings."""
+        if self.factors_from is None:
+            return self
+        notation.with_own(self.factors_from)  # or it says what is wrong with it
+        return replace(self, factors_digest=hashlib.sha256(self.factors_from.read_bytes()).hexdigest()[:16])
+
     @property
     def transformations(self) -> notation.Transformations:
         """The factors there are."""
@@ -197,14 +209,19 @@ _NO_EFFECT_ON_NUMBERS = ("out", "shards", "word2vec", "loading", "checkpoint_min
 
 
 BEFORE: dict[str, Any] = {
-    "factors": "", "factors_from": None, "word2vec": None, "clip.words": 16, "clip.words_seconds": 4.0,
-    "network.word_dimensions": 0, "network.text_width": 2048, "loading.damaged": "stop",
+    "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None,
+    "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
+    "network.text_width": 2048, "loading.damaged": "stop",
 }  # fmt: skip
 """What runs did before there was a setting, for settings that the first checkpoints do not hold.
 
 One that is added later gets a line here, or checkpoints from before it are refused. Defaults would not do: they change,
 as that of the hue has, and some depend on the machine.
 """
+
+
+_WITHOUT_WORDS = {"clip.words", "clip.words_seconds", "network.word_dimensions", "network.text_width"}
+"""Settings that there were not in the first checkpoints, and that had no effect on what they are of."""
 
 
 def to_json(settings: Pretrain) -> str:
@@ -224,6 +241,13 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
         raise UserError(
             f"{source} holds settings of another version of this program ({error}); use the version that wrote it"
         ) from error
+
+
+def require_one_name(arguments: Sequence[str]) -> None:
+    """Raise UserError where a command line names a preset and factors; the default preset would hide that it does."""
+    given = {argument.split("=")[0] for argument in arguments}
+    if {"--preset", "--factors"} <= given:
+        raise UserError("--preset and --factors are two names of one thing; give one of them")
 
 
 def flags(settings: Pretrain) -> dict[str, str]:
@@ -253,6 +277,8 @@ def differences(before: str, now: str) -> list[str]:
 def _compare(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted(before.keys() | now.keys()):
+        if key not in before and prefix + key in _WITHOUT_WORDS:
+            continue
         old, new = before.get(key, BEFORE.get(prefix + key)), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found |= _compare(old, new, f"{prefix}{key}.")

@@ -229,3 +229,18 @@ def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     done = command("eval", "frozen", "--ckpt", "run", "--shards", shards, "--dataset", "x", "--clips", 2)
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "run" / "frozen-x.json").read_text())["preset"] == own[1]
+    (tmp_path / "mine.py").write_text(FREEZE.replace("// 2", "// 3"))
+    done = command("train", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
+    assert done.returncode == 2 and "holds a run with other settings (factors_digest was " in done.stderr
+
+
+def test_a_model_without_pictures_has_no_features_of_them(
+    command: Run, captioned: Path, word2vec: Path, tmp_path: Path
+) -> None:
+    done = command(
+        "train", "tiny", "--shards", captioned, "--out", "run", "--videos-per-batch", 4, "--steps", 2, "--word2vec",
+        word2vec, "--factors", "video:d time_shift:d:2 modality(audio,text):i:2:differs augmentation:i:1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = command("eval", "frozen", "--ckpt", "run", "--shards", captioned, "--dataset", "x", "--clips", 2)
+    assert done.returncode == 2 and "trained without pictures, so it has no features of them" in done.stderr

@@ -32,6 +32,7 @@ FIRST = """
 
 OTHER = Pretrain(
     dataset="mine", shards=Path("/else where/é"), split="val", factors="video:d freeze:d:2", factors_from=Path("no.py"),
+    factors_digest="0123",
     word2vec=Path("no.bin"), out=Path("run"), videos_per_batch=6, epochs=0, steps=9, temperature=0.5, seed=7,
     clip=Clip(5, 6, 64, 98, 17, 2.5),
     augmentation=Augmentation((90, 99), True, 0.25, 0.1, 0.2, 0.3, 0.15, 0.05, 4, 5),
@@ -80,6 +81,8 @@ def test_a_run_from_before_a_setting_did_what_was_done_then() -> None:
 def test_a_run_from_before_a_setting_goes_on_with_what_was_done_then() -> None:
     settings = from_json(FIRST)
     assert differences(FIRST, to_json(settings)) == []
+    # which had no effect without words
+    assert differences(FIRST, to_json(replace(settings, network=replace(settings.network, text_width=256)))) == []
     assert differences(FIRST, to_json(replace(settings, factors="video:d", preset="l"))) == [
         "factors was , now video:d",
         "preset was e, now l",
