@@ -100,7 +100,7 @@ def plain(branches: int, device: str) -> Any:
 def dali_alone(index: Index, branches: int, settings: Benchmark) -> Iterator[int]:
     """Clips per run of a plain DALI graph fed from memory."""
     clip, n = Clip(), settings.clips
-    starts = index.starts(clip.frames, clip.stride)
+    starts = index.start_counts(clip.frames, clip.stride)
     rng = np.random.default_rng(0)
     reader = ShardReader(index)
     chosen = rng.choice(np.flatnonzero(starts >= 2), 4 * n)
@@ -125,7 +125,7 @@ def dali_alone(index: Index, branches: int, settings: Benchmark) -> Iterator[int
 def checking(index: Index, repeats: int = 200) -> float:
     """Seconds that the checksums of one clip's frames and sound take, on one core."""
     clip, reader = Clip(), ShardReader(index)
-    video = int(np.flatnonzero(index.starts(clip.frames, clip.stride) >= 2)[0])
+    video = int(np.flatnonzero(index.start_counts(clip.frames, clip.stride) >= 2)[0])
     pieces = [frame.tobytes() for frame in reader.frames(video, np.arange(clip.frames) * clip.stride)]
     pieces += [bytes(4 * ROWS * index.bands)] * 2  # 99 rows lie in one or two pieces
     began = time.perf_counter()

@@ -41,7 +41,7 @@ def extract(
     """
     if not hasattr(model, "video_network"):
         raise UserError("the model was trained without pictures, so it has no features of them; name another")
-    starts = index.starts(clip.frames, clip.stride)[videos]
+    starts = index.start_counts(clip.frames, clip.stride)[videos]
     if (starts < 1).any():
         short = index.id[videos[starts < 1]]
         raise UserError(

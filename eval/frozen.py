@@ -124,7 +124,7 @@ def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -
 
 def _videos(settings: Frozen, index: Index, clip: Clip) -> tuple[np.ndarray, np.ndarray, int]:
     """Rows of the index that are searched and that are classified, and how many are left out as too short."""
-    long_enough = index.starts(clip.frames, clip.stride) > 0
+    long_enough = index.start_counts(clip.frames, clip.stride) > 0
     labelled = [_labelled(index, split) for split in (settings.gallery_split, settings.query_split)]
     gallery, queries = (videos[long_enough[videos]] for videos in labelled)
     too_short = sum(len(videos) for videos in labelled) - len(gallery) - len(queries)

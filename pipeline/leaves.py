@@ -48,8 +48,8 @@ class Leaves:
     """Stored frame at which the clip begins: int64 [n]."""
     frames: np.ndarray
     """Stored frame that each frame of the clip is, counted from `start`: int64 [n, frames]."""
-    rows: np.ndarray
-    """Log-mel row that each row of the clip is, counted from the one at `start`: int64 [n, mel_frames]."""
+    mel_frames: np.ndarray
+    """Stored log-mel frame that each one of the clip is, counted from the one at `start`: int64 [n, mel_frames]."""
     words: np.ndarray
     """Which of the words said from `start` on each word of the clip is; those that are not said are left out: int64
     [n, words]."""
@@ -94,7 +94,7 @@ class Leaves:
     def take(self, chosen: np.ndarray | slice) -> Leaves:
         """Some of the leaves, given by their places, a mask or a slice."""
         return Leaves(
-            self.video[chosen], self.modality[chosen], self.start[chosen], self.frames[chosen], self.rows[chosen],
+            self.video[chosen], self.modality[chosen], self.start[chosen], self.frames[chosen], self.mel_frames[chosen],
             self.words[chosen], self.words_seconds[chosen], self.turns[chosen], self.bands,
             {name: values[chosen] for name, values in self.draws.items()},
         )  # fmt: skip

@@ -112,7 +112,7 @@ def sampling_tree(
     """The tree over the videos of a split that are long enough; how many those are is said. UserError if too few."""
     sound, text = (name in composition.modalities for name in ("audio", "text"))
     frames = _stretch((clip.frames - 1) * clip.stride, composition.reach)
-    starts = index.starts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if sound else 0)
+    starts = index.start_counts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if sound else 0)
     inside = index.split == split
     if not inside.any():
         there = ", ".join(sorted(set(index.split.tolist())))

@@ -210,7 +210,7 @@ class Index:
             raise UserError(f"{self.folder} has no fold {number}; its videos have {known} official folds")
         return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
 
-    def starts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
+    def start_counts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
         """How many start frames every video offers to a clip: int64 [n_videos], 0 where none fits.
 
         A clip takes `frames` frames, every `stride`-th, and with sound `mel_frames` rows from mel_position(start).

@@ -35,7 +35,7 @@ class SoundSource(InputSource):
         """Inputs of one DALI run."""
         first = self.index.mel_position(leaves.start)[:, None]
         read, part.usable[run], damaged = self.readings.read(
-            leaves.video, self._read, self._average, first + leaves.rows
+            leaves.video, self._read, self._average, first + leaves.mel_frames
         )
         part.damaged.extend(damaged)
         statistics, draws = self.index.statistics, leaves.draws

@@ -97,5 +97,5 @@ class Augment(Transformation):
         return np.arange(branches.count * k, dtype=np.int64).reshape(branches.count, k)
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
-        drawn = self.ranges.draw(rng, int(values.max()) + 1, (leaves.rows.shape[1], leaves.bands))
+        drawn = self.ranges.draw(rng, int(values.max()) + 1, (leaves.mel_frames.shape[1], leaves.bands))
         leaves.draws = {name: column[values] for name, column in drawn.items()}

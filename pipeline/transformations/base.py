@@ -18,8 +18,8 @@ class Source:
 
     videos: np.ndarray
     """Rows of the index that can be used: int64 [n]."""
-    starts: np.ndarray
-    """Start frames that each video of the index offers: int64 [n_index]."""
+    start_counts: np.ndarray
+    """How many start frames each video of the index offers, from frame 0 on: int64 [n_index]."""
     fps: int
     """Stored frames per second."""
 

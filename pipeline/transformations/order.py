@@ -33,7 +33,7 @@ class Order(Choice):
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         leaves.frames = self._permuted(leaves.frames, values)
-        leaves.rows = self._permuted(leaves.rows, values)
+        leaves.mel_frames = self._permuted(leaves.mel_frames, values)
         leaves.words = self._permuted(leaves.words, values)
 
     def _permuted(self, positions: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -34,7 +34,7 @@ class Speed(Choice):
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         rate = np.asarray(self.rates)[values, None]
         leaves.frames = np.floor(leaves.frames * rate + 0.5).astype(np.int64)
-        leaves.rows = np.floor(leaves.rows * rate + 0.5).astype(np.int64)
+        leaves.mel_frames = np.floor(leaves.mel_frames * rate + 0.5).astype(np.int64)
         leaves.words_seconds = leaves.words_seconds * rate[:, 0]
 
     def reach(self, k: int) -> float:

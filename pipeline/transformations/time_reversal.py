@@ -16,5 +16,5 @@ class TimeReversal(Choice):
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         reverse = values == 1
-        for positions in (leaves.frames, leaves.rows, leaves.words):
+        for positions in (leaves.frames, leaves.mel_frames, leaves.words):
             positions[reverse] = positions[reverse, ::-1]

@@ -15,7 +15,7 @@ class TimeShift(Transformation):
     takes_other_frames = True
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
-        return distinct(rng, branches.source.starts[branches.columns["video"]], k)
+        return distinct(rng, branches.source.start_counts[branches.columns["video"]], k)
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         leaves.start = values

@@ -245,7 +245,7 @@ def test_ranks_load_the_parts_of_the_whole_batch(index: Index) -> None:
 
 
 def test_evaluation_clips_of_short_and_long_videos_load_in_one_stream(index: Index) -> None:
-    starts = index.starts(CLIP.frames, CLIP.stride)
+    starts = index.start_counts(CLIP.frames, CLIP.stride)
     fixed = replace(NO_COLOUR, scale=(44, 44), flip=0.0, center_crop=True)
     plans = [uniform_clips(np.array([0, 1]), np.array(s), 4, CLIP, fixed) for s in ([1, 1], list(starts[:2]), [2, 1])]
     reader = ShardReader(index)
@@ -286,6 +286,14 @@ def test_the_affine_colour_map_equals_dalis_colour_jitter() -> None:
     out = Pixels(torch.from_numpy(images)[:, None], matrix, offset).floats()
     assert out.is_contiguous(memory_format=torch.channels_last_3d)
     assert np.abs(out[:, :, 0].permute(0, 2, 3, 1).numpy() - expected).max() < 1  # DALI rounds to three digits
+
+
+def test_a_batch_holds_a_byte_per_colour_of_a_pixel(index: Index) -> None:
+    planned = tree(index, "l")
+    with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
+        pixels = next(iter(loader)).inputs["video"]
+    leaves = planned.composition.videos_per_batch * planned.composition.clips_per_video
+    assert pixels.crops.nbytes == leaves * CLIP.frames * CLIP.size**2 * 3 and len(pixels) == leaves
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])

@@ -121,7 +121,7 @@ def test_batches_hold_what_the_composition_says(composition: Composition) -> Non
     # where two shifts are the same by chance, fewer
     assert len(decoded) <= composition.videos_per_batch * composition.decoded_per_video
     last = max(round((CLIP.frames - 1) * composition.reach), round((CLIP.mel_frames - 1) * composition.reach))
-    assert leaves.frames.min() >= 0 and leaves.frames.max() <= last and leaves.rows.max() <= last + 1
+    assert leaves.frames.min() >= 0 and leaves.frames.max() <= last and leaves.mel_frames.max() <= last + 1
 
 
 @ours
@@ -144,7 +144,7 @@ def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: 
     parts = [plan.share(rank, world) for rank in range(world)]
     for name, values in plan.columns.items():
         assert np.array_equal(np.concatenate([part.columns[name] for part in parts]), values)
-    for field in ("video", "modality", "start", "frames", "rows", "words", "words_seconds", "turns"):
+    for field in ("video", "modality", "start", "frames", "mel_frames", "words", "words_seconds", "turns"):
         joined = np.concatenate([getattr(part.leaves, field) for part in parts])
         assert np.array_equal(joined, getattr(plan.leaves, field))
     videos = [set(part.leaves.video.tolist()) for part in parts]

@@ -61,7 +61,7 @@ def test_the_reader_returns_the_slices_of_the_shard(index: Index) -> None:
 
 def test_start_frames_are_those_whose_frames_and_sound_fit(index: Index) -> None:
     for mel_frames, frames, stride in [(99, 30, 1), (99, 8, 4), (0, 30, 1), (50, 5, 2)]:
-        starts = index.starts(frames, stride, mel_frames)
+        starts = index.start_counts(frames, stride, mel_frames)
         for video in range(len(index)):
             fitting = [
                 start

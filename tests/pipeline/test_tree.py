@@ -44,7 +44,7 @@ def test_ranks_share_the_same_global_plan_in_order(world: int) -> None:
         assert np.array_equal(np.concatenate([share.columns[name] for share in shares]), values)
     for name, values in whole.leaves.draws.items():
         assert np.array_equal(np.concatenate([share.leaves.draws[name] for share in shares]), values)
-    for name in ("video", "modality", "start", "frames", "rows"):
+    for name in ("video", "modality", "start", "frames", "mel_frames"):
         parts = [getattr(share.leaves, name) for share in shares]
         assert np.array_equal(np.concatenate(parts), getattr(whole.leaves, name))
     videos = [set(share.columns["video"]) for share in shares]

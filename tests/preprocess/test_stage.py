@@ -691,7 +691,7 @@ def test_sound_after_the_end_of_the_picture_is_left_out(alone: None, tmp_path: P
     )
     index = run(Preprocess("folder", tmp_path, tmp_path / "shards", workers=1)).index
     assert (index.frame_count[0], index.mel_count[0]) == (45, 149)
-    assert index.starts(30, 1, 99)[0] == 16  # the last clip has its sound
+    assert index.start_counts(30, 1, 99)[0] == 16  # the last clip has its sound
 
 
 def test_nothing_usable_is_an_error_that_shows_why(alone: None, tmp_path: Path) -> None:
