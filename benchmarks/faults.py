@@ -390,6 +390,7 @@ def _stop_after_two(whole: Path, half: Path) -> None:
 
     from pipeline.loader import Loader
     from pipeline.shards.index import Index, fingerprint
+    from train.checkpoint import Data
     from train.pretrain import Trainer
     from train.settings import SIZES, Pretrain
 
@@ -405,7 +406,7 @@ def _stop_after_two(whole: Path, half: Path) -> None:
     )  # fmt: skip
     index = Index.open(settings.shard_folder)
     tree = settings.tree(index)
-    trainer = Trainer(settings, tree, fingerprint(index), torch.device("cpu"))
+    trainer = Trainer(settings, tree, Data(fingerprint(index), index.statistics), torch.device("cpu"))
     with Loader(index, tree.plans(0, 2), settings.clip, torch.device("cpu"), settings.loading) as loader:
         for step, batch in enumerate(loader):
             trainer.step(step, batch)

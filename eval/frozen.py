@@ -70,6 +70,8 @@ def frozen(settings: Frozen) -> Result:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     trained = (untrained if settings.random_weights else load_model)(settings.ckpt)
+    if trained.foreign is not None and not (settings.dataset or settings.shards):
+        raise UserError(f"{settings.ckpt} is of no run of this program; say with --dataset what to evaluate it on")
     dataset = settings.dataset or trained.settings.dataset
     stored = None if settings.dataset else trained.settings.shards
     index = Index.open(shard_folder(dataset, settings.shards or stored))
@@ -82,6 +84,11 @@ def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -
     data = fingerprint(index)
     if settings.fold:
         index = index.fold(settings.fold)
+    if trained.foreign is not None:
+        print(f"{settings.ckpt} holds {trained.foreign}")
+    if trained.statistics is None:
+        print(f"{settings.ckpt} does not say how its inputs were normalised; those of {index.folder} are, by their own")
+    index = trained.normalised(index)
     clip, scale = trained.settings.clip, trained.settings.augmentation.scale[0]
     gallery, queries, too_short = _videos(settings, index, clip)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -92,7 +99,7 @@ def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -
     return Result(
         checkpoint=settings.ckpt,
         dataset=dataset,
-        preset=RANDOM if settings.random_weights else trained.settings.factors or trained.settings.preset,
+        preset=RANDOM if settings.random_weights else trained.name,
         step=trained.step,
         seed=trained.settings.seed,
         gallery=n,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,32 @@ import torch
 from pipeline.errors import UserError, first_line
 from pipeline.files import partial_of, publish, require_readable
 from pipeline.leaves import MODALITIES
+from pipeline.shards.index import Index, Statistics
 from train.models.gdt import GDT, load_weights
 from train.settings import Pretrain, from_json
+from train.weights import Foreign, read_foreign
 
 NAME = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
 """The one before, for the case that the newest is damaged."""
 DAMAGED = "checkpoint.damaged.pt"
-FORMAT = "gdt-pretrain-1"
+FORMAT = "gdt-pretrain-2"
+BEFORE_STATISTICS = "gdt-pretrain-1"
+"""Checkpoints without the statistics, and with other names in the heads."""
+_HEADS = {"1": "2", "2": "4", "5": "8"}
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run learns from."""
+
+    fingerprint: str
+    statistics: Statistics
+    """With which its inputs are normalised, there and wherever the model is used."""
 
 
 def save(
-    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: str
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data
 ) -> None:
     """Everything that the next step depends on, under a temporary name first; the one before is kept as PREVIOUS.
 
@@ -33,8 +48,8 @@ def save(
     """
     partial = partial_of(path)
     state = {
-        "format": FORMAT, "settings": settings, "data": data, "step": step,
-        "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+        "format": FORMAT, "settings": settings, "data": data.fingerprint, "step": step,
+        "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
     try:
         with partial.open("wb") as file:
@@ -120,9 +135,19 @@ def _read(path: Path) -> dict[str, Any]:
         raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
     except Exception as error:  # whatever strange bytes make the readers raise
         raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
-    if not isinstance(state, dict) or state.get("format") != FORMAT:
+    if not isinstance(state, dict) or state.get("format") not in (FORMAT, BEFORE_STATISTICS):
         raise Damaged(f"it is not a checkpoint of this program (format {FORMAT} expected)")
+    if state["format"] == BEFORE_STATISTICS:
+        state["model"] = {_HEAD.sub(_renamed, name): value for name, value in state["model"].items()}
+        state["statistics"] = None
     return state
+
+
+_HEAD = re.compile(r"(?<=^mlp_[vat]\.block_forward\.)\d")
+
+
+def _renamed(number: re.Match[str]) -> str:
+    return _HEADS[number[0]]
 
 
 @dataclass(frozen=True)
@@ -131,17 +156,36 @@ class Trained:
 
     model: GDT
     settings: Pretrain
+    """The paper's, where the weights are from elsewhere and bring none."""
     step: int
-    """Steps it was trained for."""
+    """Steps it was trained for; 0 where that is not known."""
+    statistics: Statistics | None
+    """With which its inputs are normalised; None where the checkpoint is too old to say."""
+    foreign: Foreign | None = None
+    """What was read, where it is no checkpoint of this program."""
+
+    @property
+    def name(self) -> str:
+        """Of the composition, or of the kind of weights."""
+        return self.foreign.kind if self.foreign else self.settings.factors or self.settings.preset
+
+    def normalised(self, index: Index) -> Index:
+        """An index whose inputs are normalised as the model has learned it; its own way where nothing else is known."""
+        return index if self.statistics is None else replace(index, statistics=self.statistics)
 
 
 def load_model(path: Path) -> Trained:
-    """The trained model of a checkpoint. Raises UserError if it is none of ours or of another version."""
+    """The trained model of a checkpoint of ours or of weights from elsewhere, see `train.weights`.
+
+    Raises UserError if it is neither, of another version, or does not fit.
+    """
+    if (foreign := _foreign(path)) is not None:
+        return Trained(foreign.model, Pretrain(), 0, foreign.statistics, foreign)
     state = read(path)
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, _modalities(state["model"]))
     load_weights(model, state["model"], str(path))
-    return Trained(model.eval(), settings, state["step"])
+    return Trained(model.eval(), settings, state["step"], _statistics(state))
 
 
 def untrained(path: Path) -> Trained:
@@ -149,10 +193,30 @@ def untrained(path: Path) -> Trained:
 
     Raises UserError as `load_model` does.
     """
+    if (foreign := _foreign(path)) is not None:
+        torch.manual_seed(0)
+        modalities = _modalities(foreign.model.state_dict())
+        return Trained(GDT(foreign.model.network, modalities).eval(), Pretrain(), 0, foreign.statistics, foreign)
     state = read(path)
     settings = from_json(state["settings"], str(path))
     torch.manual_seed(settings.seed)
-    return Trained(GDT(settings.network, _modalities(state["model"])).eval(), settings, 0)
+    model = GDT(settings.network, _modalities(state["model"])).eval()
+    return Trained(model, settings, 0, _statistics(state))
+
+
+def _foreign(path: Path) -> Foreign | None:
+    """Weights from elsewhere; None where the file is one of ours, none at all, or of no kind that is known."""
+    if not path.is_file():
+        return None
+    try:
+        _read(path)
+    except Damaged:
+        return read_foreign(path)
+    return None
+
+
+def _statistics(state: Mapping[str, Any]) -> Statistics | None:
+    return None if state["statistics"] is None else Statistics.from_numbers(state["statistics"])
 
 
 def _modalities(weights: Mapping[str, torch.Tensor]) -> list[str]:

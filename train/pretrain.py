@@ -23,6 +23,7 @@ from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.reader import DamagedVideo
 from pipeline.tree import Tree
 from train import checkpoint
+from train.checkpoint import Data
 from train.loss import gdt_loss
 from train.models.gdt import GDT, load_weights
 from train.ranks import require_alike, watched
@@ -59,7 +60,7 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         flags(settings) | {"set of shards": data[:12], "version of torch": torch.__version__},
         "start all of them with the same command, the same software and the same shards",
     )
-    trainer = Trainer(settings, tree, data, device, rank, world)
+    trainer = Trainer(settings, tree, Data(data, index.statistics), device, rank, world)
     first = trainer.resume()
     require_alike(
         {"step": str(first), "state of the model": trainer.digest() if world > 1 else ""},
@@ -105,7 +106,7 @@ class Trainer:
     """Model, optimiser and schedule of one run."""
 
     def __init__(
-        self, settings: Pretrain, tree: Tree, data: str, device: torch.device, rank: int = 0, world: int = 1
+        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1
     ) -> None:
         self.settings, self.factors, self.device, self.rank = settings, tree.composition.factors, device, rank
         self.steps = settings.steps or settings.epochs * tree.batches_per_epoch
@@ -180,7 +181,7 @@ class Trainer:
         if wrong and self.rank == 0:
             print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
         changed = differences(state["settings"], to_json(self.settings))
-        if state["data"] != self._data:
+        if state["data"] != self._data.fingerprint:
             raise UserError(
                 f"{self.path.parent} holds a run on other shards: they were made anew since, or hold other videos, and "
                 "a run ends with the shards it began with; set --out to another folder"

@@ -30,6 +30,15 @@ class Statistics:
     mel_mean: float
     mel_std: float
 
+    def to_numbers(self) -> list[float]:
+        """As plain numbers, for checkpoints: means of the colours, their deviations, mean and deviation of log-mels."""
+        return [*map(float, self.pixel_mean), *map(float, self.pixel_std), float(self.mel_mean), float(self.mel_std)]
+
+    @staticmethod
+    def from_numbers(numbers: Sequence[float]) -> Statistics:
+        """What `to_numbers` gave."""
+        return Statistics(np.array(numbers[:3]), np.array(numbers[3:6]), numbers[6], numbers[7])
+
     @staticmethod
     def from_sums(pixels: Sequence[Sequence[int]], mels: Sequence[int]) -> Statistics:
         """From running sums: `pixels` per channel (n, sum x, sum x^2), `mels` the same of log-mel values.

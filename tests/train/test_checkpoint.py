@@ -15,12 +15,16 @@ import pytest
 import torch
 
 from pipeline.errors import UserError
+from pipeline.shards.index import Statistics
 from pipeline.transformations.base import Source
 from pipeline.tree import Tree
 from tests.tamper import flip
 from train import checkpoint
+from train.checkpoint import Data
 from train.pretrain import Trainer
 from train.settings import SIZES, to_json
+
+DATA = Data("data", Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5))
 
 
 def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -34,7 +38,7 @@ def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def save(path: Path, step: int) -> None:
-    checkpoint.save(path, *model_at(step), step, "{}", "data")
+    checkpoint.save(path, *model_at(step), step, "{}", DATA)
 
 
 def same(state: dict, step: int) -> bool:
@@ -132,7 +136,7 @@ def test_the_untrained_model_is_the_one_that_the_run_began_with(
 ) -> None:
     settings = replace(SIZES["tiny"][1], preset=preset, seed=5, device="cpu", precision="float32", out=tmp_path)
     source = Source(np.arange(64), np.full(64, 100), 30)
-    run = Trainer(settings, Tree(settings.composition, source, settings.clip, 40, 0), "data", torch.device("cpu"))
+    run = Trainer(settings, Tree(settings.composition, source, settings.clip, 40, 0), DATA, torch.device("cpu"))
     began = {name: value.clone() for name, value in run.model.state_dict().items()}
     with torch.no_grad():
         for value in run.model.parameters():
@@ -151,7 +155,7 @@ def test_the_untrained_model_is_the_one_that_the_run_began_with(
 def test_a_checkpoint_with_settings_of_another_version_is_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / checkpoint.NAME
     newer = to_json(SIZES["tiny"][1]).replace('"seed"', '"luck": 3, "seed"')
-    checkpoint.save(path, *model_at(1), 1, newer, "data")
+    checkpoint.save(path, *model_at(1), 1, newer, DATA)
     for load in (checkpoint.load_model, checkpoint.untrained):
         with pytest.raises(UserError, match=rf"^{path} holds settings of another version .* \(unknown: luck\); use"):
             load(path)

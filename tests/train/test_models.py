@@ -34,8 +34,9 @@ def test_audio_resnet_has_nine_layers() -> None:
 
 def test_heads_have_the_published_names() -> None:
     names = {name for name in GDT(Network()).state_dict() if name.startswith("mlp_")}
-    assert {f"mlp_{m}.block_forward.1.weight" for m in "va"} <= names
-    assert "mlp_v.block_forward.1.bias" not in names and "mlp_v.block_forward.5.bias" in names
+    norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    parts = ["2.weight", *(f"4.{part}" for part in norm), "8.weight", "8.bias"]
+    assert names == {f"mlp_{m}.block_forward.{part}" for m in "va" for part in parts}
 
 
 def test_shapes_and_unit_length() -> None:

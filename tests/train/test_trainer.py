@@ -16,6 +16,7 @@ from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.transformations.base import Source
 from pipeline.tree import Tree
+from tests.train.test_checkpoint import DATA
 from train.models.gdt import GDT
 from train.pretrain import Trainer, pretrain, synchronised
 from train.run import StopSignal
@@ -29,7 +30,7 @@ def trainer(settings: Pretrain, videos: int) -> Trainer:
     """A trainer of a small network with these settings, over so many videos."""
     source = Source(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(settings.composition, source, settings.clip, 40, settings.seed)
-    return Trainer(replace(settings, network=TINY.network, device="cpu", precision="float32"), tree, "data", CPU)
+    return Trainer(replace(settings, network=TINY.network, device="cpu", precision="float32"), tree, DATA, CPU)
 
 
 def test_the_rate_is_that_of_the_published_schedule() -> None:
@@ -64,7 +65,7 @@ def batch_settings(shards: Path) -> Pretrain:
 
 def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings: Pretrain, index: Index) -> None:
     tree = batch_settings.tree(index)
-    one = Trainer(batch_settings, tree, "data", CPU)
+    one = Trainer(batch_settings, tree, DATA, CPU)
     weights = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
     with Loader(index, tree.plans(0, 4), batch_settings.clip, CPU) as loader:
@@ -82,7 +83,7 @@ def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretra
     optimization = replace(batch_settings.optimization, per_videos=1, warmup_epochs=1, decay=0.5)
     settings = replace(batch_settings, optimization=optimization, steps=8)
     tree = settings.tree(index)
-    one = Trainer(settings, tree, "data", CPU)
+    one = Trainer(settings, tree, DATA, CPU)
     with Loader(index, tree.plans(0, 8), settings.clip, CPU) as loader:
         for step, batch in enumerate(loader):
             one.step(step, batch)

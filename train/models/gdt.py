@@ -56,9 +56,12 @@ class Head(nn.Module):
     def __init__(self, inputs: int, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.block_forward = nn.Sequential(
+            nn.Identity(),  # here and below, what has no weights in the release but takes a number in the names
             nn.Dropout(dropout),
             nn.Linear(inputs, hidden, bias=False),
+            nn.Identity(),
             nn.BatchNorm1d(hidden),
+            nn.Identity(),
             nn.ReLU(inplace=True),
             nn.Dropout(dropout),
             nn.Linear(hidden, outputs),
@@ -95,7 +98,7 @@ class GDT(nn.Module):
 
     def __init__(self, network: Network, modalities: Sequence[str] = ("video", "audio")) -> None:
         super().__init__()
-        n = network
+        self.network = n = network
         if "video" in modalities:
             video = R2Plus1D(n.stem, n.stem_middle, n.widths, n.depth, n.slim)
             self.video_network = VideoTrunk(video)

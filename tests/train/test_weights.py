@@ -1,0 +1,313 @@
+"""Weights from elsewhere, saved as others save them, against networks that are written here anew."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from eval.frozen import Frozen, frozen
+from pipeline.errors import UserError
+from pipeline.shards.index import Index
+from train import checkpoint
+from train.checkpoint import load_model, untrained
+from train.pretrain import pretrain
+from train.settings import SIZES
+from train.weights import KINETICS, RELEASE
+
+
+def convolution(inputs: int, middle: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv3d(inputs, middle, (1, 3, 3), (1, stride, stride), (0, 1, 1), bias=False), nn.BatchNorm3d(middle),
+        nn.ReLU(), nn.Conv3d(middle, outputs, (3, 1, 1), (stride, 1, 1), (1, 0, 0), bias=False),
+    )  # fmt: skip
+
+
+class Residual(nn.Module):
+    """y = relu(x' + f(x)), in three dimensions as R(2+1)D has it or in two."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, flat: bool) -> None:
+        super().__init__()
+        if flat:
+            self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+            self.bn1 = nn.BatchNorm2d(outputs)
+            self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+            self.bn2 = nn.BatchNorm2d(outputs)
+            norm, one = nn.BatchNorm2d, nn.Conv2d
+        else:
+            middle = inputs * outputs * 27 // (inputs * 9 + 3 * outputs)
+            self.conv1 = nn.Sequential(convolution(inputs, middle, outputs, stride), nn.BatchNorm3d(outputs), nn.ReLU())
+            self.conv2 = nn.Sequential(convolution(outputs, middle, outputs), nn.BatchNorm3d(outputs))
+            norm, one = nn.BatchNorm3d, nn.Conv3d
+        self.flat = flat
+        if stride > 1:
+            self.downsample = nn.Sequential(one(inputs, outputs, 1, stride, bias=False), norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = self.downsample(x) if hasattr(self, "downsample") else x
+        if self.flat:
+            return (self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())) + shortcut).relu()
+        return (self.conv2(self.conv1(x)) + shortcut).relu()
+
+
+class Video(nn.Module):
+    """r2plus1d_18 with its classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv3d(3, 45, (1, 7, 7), (1, 2, 2), (0, 3, 3), bias=False), nn.BatchNorm3d(45), nn.ReLU(),
+            nn.Conv3d(45, 64, (3, 1, 1), 1, (1, 0, 0), bias=False), nn.BatchNorm3d(64), nn.ReLU(),
+        )  # fmt: skip
+        for k, (inputs, outputs) in enumerate([(64, 64), (64, 128), (128, 256), (256, 512)], 1):
+            first = Residual(inputs, outputs, 1 if k == 1 else 2, False)
+            self.add_module(f"layer{k}", nn.Sequential(first, Residual(outputs, outputs, 1, False)))
+        self.fc = nn.Linear(512, 400)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer4(self.layer3(self.layer2(self.layer1(self.stem(x))))).mean((2, 3, 4))
+
+
+class Sound(nn.Module):
+    """resnet9 over one channel, with the classifier that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
+        for k, (inputs, outputs) in enumerate([(64, 64), (64, 128), (128, 256), (256, 512)], 1):
+            self.add_module(f"layer{k}", nn.Sequential(Residual(inputs, outputs, 1 if k == 1 else 2, True)))
+        self.fc = nn.Linear(512, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.max_pool2d(self.bn1(self.conv1(x)).relu(), 3, 2, 1)
+        return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))
+
+
+class Flatten(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+class Unsqueeze(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(-1)
+
+
+class Projection(nn.Module):
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.block_forward = nn.Sequential(
+            Flatten(), nn.Dropout(0.3), nn.Linear(inputs, 512, bias=False), Unsqueeze(), nn.BatchNorm1d(512), Flatten(),
+            nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 256),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.normalize(self.block_forward(x), dim=1)
+
+
+class Base(nn.Module):
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+
+class Text(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.word_embd, self.fc1 = nn.Embedding(50, 300), nn.Linear(300, 2048)
+
+
+class Release(nn.Module):
+    """The published model: names, and what it computes."""
+
+    def __init__(self, text: bool = False) -> None:
+        super().__init__()
+        video = Video()
+        del video.fc
+        self.video_network, self.mlp_v = Base(video), Projection(512)
+        if text:
+            self.text_network, self.mlp_t = Text(), Projection(2048)
+        else:
+            self.audio_network, self.mlp_a = Base(Sound()), Projection(512)
+
+
+def random(network: nn.Module) -> nn.Module:
+    """In evaluation mode, its batch norms with statistics and weights of their own, so that each of them shows."""
+    generator = torch.Generator().manual_seed(0)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
+            for tensor, low in ((module.running_mean, -0.3), (module.running_var, 0.5), (module.weight.data, 0.5)):
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + low)
+    return network.eval()
+
+
+class History(list):
+    """What a list may be a kind of."""
+
+
+class Table(dict):
+    """And a table."""
+
+
+def saved(network: nn.Module, path: Path, prefix: str = "", legacy: bool = False) -> Path:
+    """As the release's script saves it: with the objects of its command line, optimiser, scheduler and meters."""
+    optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20])
+    state = {
+        "model": collections.OrderedDict((prefix + name, value) for name, value in network.state_dict().items()),
+        "optimizer": optimizer.state_dict(), "optimizer_object": optimizer, "lr_scheduler": scheduler, "epoch": 99,
+        "args": argparse.Namespace(hypothesis=1, path=Path("/data")),
+        "meters": collections.defaultdict(list, loss=[1.0]),
+        "best": np.float64(3.5), "history": History([1]), "table": Table(a=1),
+    }  # fmt: skip
+    torch.save(state, path, _use_new_zipfile_serialization=not legacy)
+    return path
+
+
+CLIPS = torch.randn(2, 3, 6, 32, 32, generator=torch.Generator().manual_seed(1))
+BANKS = torch.randn(2, 1, 40, 99, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize(("prefix", "legacy"), [("", False), ("module.", False), ("module.", True)])
+def test_the_published_model_gives_its_own_outputs(tmp_path: Path, prefix: str, legacy: bool) -> None:
+    release = random(Release())
+    trained = load_model(saved(release, tmp_path / "gdt_K400.pth", prefix, legacy))
+    assert str(trained.foreign) == (
+        "published GDT weights: loaded video_network, mlp_v, audio_network, mlp_a; dropped audio_network.base.fc"
+    )
+    with torch.no_grad():
+        video, sound = release.video_network.base(CLIPS), release.audio_network.base(BANKS)
+        assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
+        assert torch.allclose(trained.model.audio_network(BANKS), sound, rtol=1e-6, atol=1e-6 * sound.abs().max())
+        assert torch.allclose(trained.model.embed("video", CLIPS), release.mlp_v(video), atol=1e-6)
+        assert torch.allclose(trained.model.embed("audio", BANKS), release.mlp_a(sound), atol=1e-6)
+    assert trained.statistics is RELEASE and not trained.model.training
+    assert np.allclose((np.array([0.0, 255.0]) - RELEASE.pixel_mean[0]) / RELEASE.pixel_std[0], [-2, 0.55 / 0.225])
+    names = sum(1 for name in release.state_dict() if ".fc." not in name)
+    assert len(trained.model.state_dict()) == names == 312 - 2  # as many as the release's files hold, but for fc
+
+
+def test_models_with_text_and_finetuned_ones_load_what_there_is_a_place_for(tmp_path: Path) -> None:
+    release = random(Release(text=True))
+    trained = load_model(saved(release, tmp_path / "gdt_HT100M.pth"))
+    assert trained.foreign.dropped == ("text_network.word_embd",) and trained.foreign.fresh == ()
+    with torch.no_grad():
+        video = release.video_network.base(CLIPS)
+        assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
+    assert torch.equal(trained.model.text_network.fc1.weight, release.text_network.fc1.weight)
+    tuned = nn.Module()
+    tuned.base, tuned.classifier = release.video_network.base, nn.Linear(512, 101)
+    trained = load_model(saved(tuned, tmp_path / "tuned.pth", "module."))
+    assert (trained.foreign.dropped, trained.foreign.fresh) == (("classifier",), ("mlp_v",))
+    with torch.no_grad():
+        assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
+
+
+def test_torchvisions_weights_load_but_for_the_classifier(tmp_path: Path) -> None:
+    network = random(Video())
+    torch.save(network.state_dict(), tmp_path / "r2plus1d_18-91a641e6.pth")
+    trained = load_model(tmp_path / "r2plus1d_18-91a641e6.pth")
+    assert str(trained.foreign) == "torchvision's r2plus1d_18: loaded video_network; dropped fc; random mlp_v"
+    with torch.no_grad():
+        video = network(CLIPS)
+        assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
+    assert trained.statistics is KINETICS
+    other = untrained(tmp_path / "r2plus1d_18-91a641e6.pth")
+    assert other.model.state_dict().keys() == trained.model.state_dict().keys() and other.statistics is KINETICS
+
+
+class Evil:
+    def __init__(self, function: Any, *arguments: object) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("function", [os.system, eval, exec])
+def test_what_would_run_does_not(tmp_path: Path, function: Any) -> None:
+    ran = tmp_path / "ran"
+    told = f"touch {ran}" if function is os.system else f"open('{ran}', 'w')"
+    state = {"model": random(Release()).state_dict(), "args": Evil(function, told)}
+    torch.save(state, tmp_path / "evil.pth")
+    try:
+        load_model(tmp_path / "evil.pth")
+    except UserError as error:
+        assert "which would run when it is read; nothing was run" in str(error)
+    assert not ran.exists()
+
+
+def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
+    weights = random(Video()).state_dict()
+    torch.save({name: value for name, value in weights.items() if "layer3" not in name}, tmp_path / "part.pth")
+    with pytest.raises(UserError, match="part.pth holds another model: 54 parameters are missing .first: layer3"):
+        load_model(tmp_path / "part.pth")
+    weights["stem.0.weight"] = torch.zeros(83, 3, 1, 7, 7)
+    torch.save(weights, tmp_path / "other.pth")
+    with pytest.raises(UserError, match="1 have another shape .first: stem.0.weight, .83, 3, 1, 7, 7. instead of"):
+        load_model(tmp_path / "other.pth")
+    torch.save({"model": {"conv1.weight": torch.zeros(3)}}, tmp_path / "resnet.pth")
+    with pytest.raises(UserError, match="resnet.pth cannot be read as a checkpoint: it is not a checkpoint of this"):
+        load_model(tmp_path / "resnet.pth")
+
+
+@pytest.fixture(scope="module")
+def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "e"
+    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=2))
+
+
+def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
+    run: Path, index: Index, shards: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    trained = load_model(run)
+    assert trained.statistics.to_numbers() == index.statistics.to_numbers()
+    real = Index.open
+    elsewhere = replace(index.statistics, pixel_mean=index.statistics.pixel_mean + 40, pixel_std=np.full(3, 9.0))
+    monkeypatch.setattr("eval.frozen.Index.open", lambda folder: replace(real(folder), statistics=elsewhere))
+    one = frozen(Frozen(run, "x", shards, clips=2, out=tmp_path / "one.json"))
+    monkeypatch.undo()
+    other = frozen(Frozen(run, "x", shards, clips=2, out=tmp_path / "other.json"))
+    assert one.recall == other.recall and one.few_shot == other.few_shot
+
+
+def test_a_damaged_checkpoint_of_ours_is_not_taken_for_another(run: Path, tmp_path: Path) -> None:
+    whole = run.read_bytes()
+    place = whole.index(torch.load(run, weights_only=True)["model"]["mlp_v.block_forward.8.weight"].numpy().tobytes())
+    (tmp_path / "x.pt").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: the checksum of its part"):
+        load_model(tmp_path / "x.pt")
+
+
+def test_a_checkpoint_from_before_the_statistics_is_read_and_said_to_be_one(
+    run: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = torch.load(run, weights_only=True)
+    new = ("block_forward.2.", "block_forward.4.", "block_forward.8.")
+    old = ("block_forward.1.", "block_forward.2.", "block_forward.5.")
+
+    def before(name: str) -> str:
+        for now, then in zip(new, old, strict=True):
+            if now in name:
+                return name.replace(now, then)
+        return name
+
+    state["model"] = {before(name): value for name, value in state["model"].items()}
+    state["format"] = checkpoint.BEFORE_STATISTICS
+    del state["statistics"]
+    torch.save(state, tmp_path / "old.pt")
+    old_model, now = load_model(tmp_path / "old.pt"), load_model(run)
+    assert old_model.statistics is None
+    weights = now.model.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in old_model.model.state_dict().items())
+    frozen(Frozen(tmp_path / "old.pt", "x", shards, clips=2, out=tmp_path / "old.json"))
+    assert "old.pt does not say how its inputs were normalised" in capsys.readouterr().out

@@ -1,0 +1,177 @@
+"""Weights from elsewhere: the published GDT release's, torchvision's, safetensors. No object in a file is ever built.
+
+Normalisation belongs to the weights: what a kind of weights expects comes with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.errors import UserError
+from pipeline.files import require_readable
+from pipeline.leaves import MODALITIES
+from pipeline.shards.index import Statistics
+from train.models.gdt import GDT, Network, load_weights
+
+_MOST = 100
+"""Kinds of objects that no checkpoint has more of."""
+RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
+"""What the published weights expect: (x / 255 - 0.45) / 0.225 and (log-mel - 1.93) / 17.89."""
+KINETICS = Statistics(
+    255 * np.array([0.43216, 0.394666, 0.37645]), 255 * np.array([0.22803, 0.22145, 0.216989]), 0.0, 1.0
+)
+"""What torchvision's video networks expect; they have nothing to do with sound."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A model with weights from elsewhere, on the CPU and in evaluation mode."""
+
+    model: GDT
+    kind: str
+    """What the file is, in words."""
+    statistics: Statistics
+    dropped: tuple[str, ...]
+    """Parts of the file that this model has no place for."""
+    fresh: tuple[str, ...]
+    """Parts of the model that the file does not have, with random weights."""
+
+    def __str__(self) -> str:
+        loaded = [name for name, _ in self.model.named_children() if name not in self.fresh]
+        parts = [f"{self.kind}: loaded {', '.join(loaded)}"]
+        parts += [f"dropped {', '.join(self.dropped)}"] if self.dropped else []
+        parts += [f"random {', '.join(self.fresh)}"] if self.fresh else []
+        return "; ".join(parts)
+
+
+def read_foreign(path: Path) -> Foreign | None:
+    """The model in a file of weights, None where it is of no known kind.
+
+    Raises UserError where it is of one and does not fit, naming what differs, or holds what would run when it is read.
+    """
+    found = _contents(path) if _whole(path) else None
+    if not isinstance(found, Mapping) or "format" in found:
+        return None
+    weights = _weights(found)
+    for recognised, convert in (
+        (lambda names: any(name.startswith("video_network.base.") for name in names), _published),
+        (lambda names: "base.stem.0.weight" in names, _finetuned),
+        (lambda names: "stem.0.weight" in names, _torchvision),
+    ):
+        if recognised(weights):
+            return convert(weights, str(path))
+    return None
+
+
+def _whole(path: Path) -> bool:
+    """Whether the checksums of a file match, which torch does not look at; files from before torch 1.6 have none."""
+    if not zipfile.is_zipfile(path):
+        return True
+    with contextlib.suppress(zipfile.BadZipFile, OSError, ValueError, EOFError), zipfile.ZipFile(path) as archive:
+        return archive.testzip() is None
+    return False
+
+
+def _contents(path: Path) -> Any:
+    """What torch saved, with an inert stand-in for every object that is no tensor, number, text, list or table."""
+    stand_ins: dict[str, Callable[..., Any]] = {}
+    while len(stand_ins) < _MOST:
+        try:
+            with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in stand_ins.items()]):
+                return torch.load(path, map_location="cpu", weights_only=True)
+        except OSError as error:
+            require_readable(path, error)
+            return None
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever strange bytes make the reader raise
+            if blocked := re.search(r"unsupported GLOBAL ([\w.]+) whose module \w+ is blocked", str(error)):
+                raise UserError(
+                    f"{path} holds {blocked[1]}, which would run when it is read; nothing was run, and it is not used"
+                ) from error
+            if not _stand_in_more(stand_ins, str(error)):
+                return None
+    return None
+
+
+def _stand_in_more(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bool:
+    """Stand in for what torch refused to build, as its message names it; whether there is such a thing."""
+    if unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global", refused):
+        name = unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
+        if name in stand_ins:
+            return False
+        stand_ins[name] = type(f"Inert{len(stand_ins)}", (_Inert,), {})
+        return True
+    # kinds of tables and lists are filled by torch itself, which does that to real ones only
+    if filled := re.search(r"Can only (SETITEM|append).* but got <class '[\w.]+\.Inert(\d+)'>", refused):
+        real: Callable[..., Any] = dict if filled[1] == "SETITEM" else list
+        stand_ins[list(stand_ins)[int(filled[2])]] = type("Real", (), {"__new__": lambda *_: real()})
+        return True
+    return False
+
+
+class _Inert:
+    """Takes whatever an object is told while it is read, and does nothing."""
+
+    def __new__(cls, *arguments: object, **named: object) -> _Inert:
+        return object.__new__(cls)
+
+    def __init__(self, *arguments: object, **named: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
+def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The table of parameters in a checkpoint, which may be below `model` or `state_dict`, without `module.`."""
+    for name in ("model", "state_dict"):
+        if isinstance(found.get(name), Mapping):
+            found = found[name]
+    return {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _published(weights: dict[str, Tensor], source: str) -> Foreign:
+    kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd."))
+    modalities = [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in kept)]
+    words = kept.get("text_network.fc1.weight", torch.empty(2048, 300))
+    network = Network(word_dimensions=words.shape[1], text_width=words.shape[0])
+    model = GDT(network, modalities)
+    load_weights(model, kept, source)
+    return Foreign(model.eval(), "published GDT weights", RELEASE, dropped, ())
+
+
+def _finetuned(weights: dict[str, Tensor], source: str) -> Foreign:
+    kept, dropped = _without(weights, ("classifier.", "fc."))
+    trunk = {name.removeprefix("base."): value for name, value in kept.items()}
+    return _trunk_alone(trunk, "published GDT weights, finetuned", RELEASE, dropped, source)
+
+
+def _torchvision(weights: dict[str, Tensor], source: str) -> Foreign:
+    kept, dropped = _without(weights, ("fc.",))
+    return _trunk_alone(kept, "torchvision's r2plus1d_18", KINETICS, dropped, source)
+
+
+def _trunk_alone(
+    trunk: Mapping[str, Tensor], kind: str, statistics: Statistics, dropped: tuple[str, ...], source: str
+) -> Foreign:
+    model = GDT(Network(), ["video"])
+    load_weights(model.video_network.base, trunk, source)
+    return Foreign(model.eval(), kind, statistics, dropped, ("mlp_v",))
+
+
+def _without(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The parameters without those of some parts, and the parts that there were."""
+    kept = {name: value for name, value in weights.items() if not name.startswith(prefixes)}
+    there = tuple(p.removesuffix(".") for p in prefixes if any(name.startswith(p) for name in weights))
+    return kept, there
