@@ -95,17 +95,41 @@ def ablation(settings: Ablation) -> str:
 
     with ThreadPoolExecutor(settings.side_by_side) as pool:
         results = [result for found in pool.map(job, range(len(jobs))) for result in found]
+    results = with_earlier(results, out / "results.json")
     write_text(out / "results.json", to_json(results) + "\n")
     rows = {_label(preset): group for preset, group in _by_preset(results).items()}
     text = table(rows, f"% on {settings.query_split}")
     write_text(out / "table.txt", text + "\n")
     plot(results, out / "table.png")
+    seeds = ", ".join(map(str, sorted({result.seed for result in results})))
     searched = f"{results[0].queries} queries against {results[0].gallery} gallery videos"
     return (
         f"\n{text}\n\n{len(index)} videos, {searched}, "
-        f"{settings.clips_per_step} video clips per step, {results[-1].step} steps, seeds "
-        f"{', '.join(map(str, settings.seeds))}\ntable, plot, numbers and checkpoints: {out}/"
+        f"{settings.clips_per_step} video clips per step, {_steps(results)} steps, seeds {seeds}\n"
+        f"table, plot, numbers and checkpoints: {out}/"
     )
+
+
+def with_earlier(results: list[Result], path: Path) -> list[Result]:
+    """New results and, of the same videos, those that an earlier call left in a file and that were not made anew."""
+    if not path.is_file():
+        return results
+    earlier = from_json(path.read_text(), str(path))
+    made = {(result.preset, result.seed) for result in results}
+    comparable = [result for result in earlier if _compared_on(result) == _compared_on(results[0])]
+    if other := len(earlier) - len(comparable):
+        print(f"{other} earlier results in {path} are of other videos or clips, and are not in the table")
+    return [result for result in comparable if (result.preset, result.seed) not in made] + results
+
+
+def _compared_on(result: Result) -> tuple[object, ...]:
+    return (result.data, result.gallery_split, result.query_split, result.gallery, result.queries, result.clips)
+
+
+def _steps(results: list[Result]) -> str:
+    """How many steps the runs took; a range where they differ."""
+    steps = [result.step for result in results if not result.random_weights]
+    return "-".join(map(str, sorted({min(steps), max(steps)})))
 
 
 def _run(

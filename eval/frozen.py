@@ -67,6 +67,11 @@ def frozen(settings: Frozen) -> Result:
         raise UserError(f"there is no folder {settings.out.parent} to write to; set --out to a file in one there is")
     if settings.clips < 1:
         raise UserError(f"--clips is {settings.clips}; it must be 1 or more")
+    if settings.gallery_split == settings.query_split:
+        raise UserError(
+            f"gallery and queries are both the split '{settings.query_split}', where every video finds itself; set "
+            "--query-split or --gallery-split to another"
+        )
     if settings.threads:
         torch.set_num_threads(settings.threads)
     trained = (untrained if settings.random_weights else load_model)(settings.ckpt)

@@ -106,6 +106,7 @@ def test_ablation_gives_a_table_a_plot_and_numbers(command: Run, shards: Path, t
     ]  # equal clips: 4 x 2 augmentations, 2 x 2 shifts x 2 directions
     assert Image.open(tmp_path / "out" / "table.png").width > 200
     assert (tmp_path / "out" / "a-0" / "log.txt").read_text()
+    assert "8 video clips per step, 2 steps, seeds 0, 1" in done.stdout
 
 
 def test_a_failing_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
@@ -206,6 +207,11 @@ def test_words_are_drawn_as_they_are_said(captioned: Path, word2vec: Path, tmp_p
         tokens = reader.tokens(int(columns["video"][leaf]), columns["time_shift"][leaf] / index.fps).tolist()
         expected = [words.words[token] for token in (tokens[::-1] if columns["time_reversal"][leaf] else tokens)]
         assert text == (" ".join(expected) or "(nothing is said)")
+
+
+def test_a_gallery_of_the_queries_is_refused(command: Run, checkpoint: Path, shards: Path) -> None:
+    done = command("eval", "frozen", "--ckpt", checkpoint, "--shards", shards, "--query-split", "train")
+    assert done.returncode == 2 and "both the split 'train', where every video finds itself" in done.stderr
 
 
 def test_a_data_set_without_a_test_split_is_one_sentence(command: Run, checkpoint: Path, shards: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from eval.ablation import with_earlier
 from eval.results import Result, from_json, git_commit, table, to_json
 from eval.retrieval import Accuracy
 from pipeline.errors import UserError
@@ -103,6 +104,15 @@ def test_the_commit_is_that_of_the_checkout_the_code_is_tracked_in(
     assert git_commit(code).endswith("-dirty")
     monkeypatch.setenv("PATH", str(tmp_path))
     assert shutil.which("git") is None and git_commit(code) == ""
+
+
+def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.json"
+    assert with_earlier([ROW], path) == [ROW]
+    kept, anew, elsewhere = replace(ROW, seed=7), replace(ROW, step=3), replace(ROW, seed=9, data="other")
+    path.write_text(to_json([kept, anew, elsewhere]))
+    assert with_earlier([ROW], path) == [kept, ROW]
+    assert "1 earlier results in" in capsys.readouterr().out
 
 
 def test_a_table_of_one_run_each() -> None:
