@@ -53,9 +53,9 @@ preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=
 verify: $(STAMP) ## checks every shard and says what is damaged: DATASET= [FULL=1: decodes every frame]
 	@$(PYTHON) -m preprocess.verify --dataset $(DATASET) $(cluster) $(if $(FULL),--full) $(ARGS)
 
-pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | FACTORS="..."] [WORD2VEC=] [SIZE=paper|tiny] [GPUS=1]; again: resumes
+pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | FACTORS="..."] [WORD2VEC=] [INIT=] [SIZE=paper|tiny] [GPUS=1]; again: resumes
 	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \
-	  -m train $(SIZE) --dataset $(DATASET) $(composition) $(words) $(ARGS)
+	  -m train $(SIZE) --dataset $(DATASET) $(composition) $(words) $(call flag,--init,$(INIT)) $(ARGS)
 
 eval: $(STAMP) ## frozen features: retrieval and few-shot: [CKPT=runs/.../checkpoint.pt] [DATASET=]
 	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)

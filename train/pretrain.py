@@ -23,7 +23,7 @@ from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.reader import DamagedVideo
 from pipeline.tree import Tree
 from train import checkpoint
-from train.checkpoint import Data
+from train.checkpoint import Data, load_model
 from train.loss import gdt_loss
 from train.models.gdt import GDT, load_weights
 from train.ranks import require_alike, watched
@@ -51,6 +51,9 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     index = Index.open(settings.shard_folder)
     tree = settings.tree(index, print if rank == 0 else lambda _: None)
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
+    start = load_model(settings.init) if settings.init else None
+    if start is not None:
+        index = start.normalised(index)
     words = settings.words(index)
     data = fingerprint(index)
     if words is not None:
@@ -62,6 +65,10 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     )
     trainer = Trainer(settings, tree, Data(data, index.statistics), device, rank, world)
     first = trainer.resume()
+    if first == 0 and start is not None:
+        taken = begin_with(trainer.model, start.model, str(settings.init))
+        if rank == 0:
+            print(f"starting from {settings.init}: {taken}")
     require_alike(
         {"step": str(first), "state of the model": trainer.digest() if world > 1 else ""},
         f"the folder {settings.run_folder} must be on a disk that all ranks share",
@@ -206,6 +213,16 @@ class Trainer:
         for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
             value.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
         return value.hexdigest()
+
+
+def begin_with(model: GDT, start: GDT, source: str) -> str:
+    """Give a model the weights of those parts that another one has too; says which. UserError where they do not fit."""
+    parts = dict(start.named_children())
+    taken = [name for name, _ in model.named_children() if name in parts]
+    for name in taken:
+        load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
+    fresh = [name for name, _ in model.named_children() if name not in parts]
+    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(fresh)}" if fresh else "")
 
 
 def synchronised(model: GDT, device: torch.device, world: int) -> GDT:

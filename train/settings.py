@@ -73,6 +73,8 @@ class Pretrain:
     """Of what that file says; the run fills it in, and goes on with the same factors only."""
     word2vec: Path | None = None
     """Where words are a modality: the file of word vectors with which the shards were made."""
+    init: Path | None = None
+    """Weights to start from, a checkpoint's or from elsewhere; inputs are then normalised as these expect it."""
     out: Path | None = None
     """Folder for checkpoints and logs; default runs/<dataset>-<preset>."""
     videos_per_batch: int = 512
@@ -209,7 +211,7 @@ _NO_EFFECT_ON_NUMBERS = ("out", "shards", "word2vec", "loading", "checkpoint_min
 
 
 BEFORE: dict[str, Any] = {
-    "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None,
+    "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None, "init": None,
     "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
     "network.text_width": 2048, "loading.damaged": "stop",
 }  # fmt: skip

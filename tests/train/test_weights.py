@@ -21,7 +21,7 @@ from pipeline.shards.index import Index
 from train import checkpoint
 from train.checkpoint import load_model, untrained
 from train.pretrain import pretrain
-from train.settings import SIZES
+from train.settings import SIZES, Optimization
 from train.weights import KINETICS, RELEASE
 
 
@@ -311,3 +311,24 @@ def test_a_checkpoint_from_before_the_statistics_is_read_and_said_to_be_one(
     assert all(torch.equal(value, weights[name]) for name, value in old_model.model.state_dict().items())
     frozen(Frozen(tmp_path / "old.pt", "x", shards, clips=2, out=tmp_path / "old.json"))
     assert "old.pt does not say how its inputs were normalised" in capsys.readouterr().out
+
+
+def test_pretraining_starts_from_weights_that_are_named(
+    run: Path, shards: Path, index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = torch.load(run, weights_only=True)
+    state["statistics"] = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 7.0, 8.0]
+    torch.save(state, tmp_path / "start.pt")
+    settings = replace(
+        SIZES["tiny"][1], shards=shards, out=tmp_path / "run", preset="a", videos_per_batch=4, steps=1,
+        init=tmp_path / "start.pt", optimization=Optimization("sgd", rate=1e-12, per_videos=0, warmup_epochs=0),
+    )  # fmt: skip
+    began, now = load_model(run), load_model(pretrain(settings))
+    assert "start.pt: took video_network, mlp_v" in capsys.readouterr().out
+    for (name, one), (_, other) in zip(
+        began.model.video_network.named_parameters(), now.model.video_network.named_parameters(), strict=True
+    ):
+        assert torch.allclose(one, other, atol=1e-8), name
+    assert now.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
+    with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: .* are missing"):
+        pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))
