@@ -62,16 +62,16 @@ class Pixels:
         # a product with a block-diagonal matrix of several pixels keeps the processor's matrix units busy
         pixels = self.crops.view(n, -1, 3)
         group = next(size for size in (8, 4, 2, 1) if pixels.shape[1] % size == 0)
-        blocks = torch.zeros(n, group, 3, group, 3, device=device)
-        blocks[:, range(group), :, range(group)] = self.matrix.transpose(1, 2)
-        blocks = blocks.view(n, 3 * group, 3 * group)
-        shift = self.offset.repeat(1, group)[:, None]
         x = pixels.view(n, -1, 3 * group)
         out = torch.empty(self.crops.shape, dtype=dtype, device=device)
         y = out.view(x.shape)
         # on a CPU as many leaves at once as a cache holds, on a GPU so many that its kernels are long
         some = max(1, (1 << 28 if self.crops.is_cuda else 1 << 20) // max(1, x[:1].numel()))
         with torch.autocast(device.type, enabled=False):
+            blocks = torch.einsum("gh,nji->ngihj", torch.eye(group, device=device), self.matrix).reshape(
+                n, 3 * group, -1
+            )
+            shift = self.offset.repeat(1, group)[:, None]
             for first in range(0, n, some):
                 part = slice(first, first + some)
                 if dtype == torch.float32:
