@@ -22,7 +22,10 @@ ARGS ?=
 # empty variables leave the program's own default
 flag = $(if $(2),$(1) "$(2)")
 # a composition of one's own, or a named one
-composition = $(if $(FACTORS),--factors "$(FACTORS)" $(call flag,--factors-from,$(FACTORS_FROM)),--preset $(PRESET))
+# (both, where both are typed, so that the program says what it thinks of that)
+typed_preset = $(if $(filter command,$(firstword $(origin PRESET))),--preset $(PRESET))
+composition = $(if $(FACTORS),--factors "$(FACTORS)" $(typed_preset),--preset $(PRESET)) \
+  $(call flag,--factors-from,$(FACTORS_FROM))
 words = $(call flag,--word2vec,$(WORD2VEC))
 cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
@@ -58,13 +61,13 @@ pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | F
 	  -m train $(SIZE) --dataset $(DATASET) $(composition) $(words) $(call flag,--init,$(INIT)) $(ARGS)
 
 eval: $(STAMP) ## frozen features: retrieval and few-shot: [CKPT=runs/.../checkpoint.pt] [DATASET=]
-	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
+	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(if $(FACTORS),own,$(PRESET))/checkpoint.pt) $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
 
 ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
 	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) \
 	  $(words) $(ARGS)
 
-show-batch: $(STAMP) ## a picture of every leaf of one video: [DATASET=] [PRESET=l | FACTORS="..."]
+show-batch: $(STAMP) ## a picture of every leaf of one video: [DATASET=] [PRESET=l | FACTORS="..."] [WORD2VEC=]
 	@$(PYTHON) -m eval show-batch --dataset $(DATASET) $(composition) $(words) --size $(SIZE) $(ARGS)
 
 show-tree: $(STAMP) ## the sampling tree, and what each leaf attracts and repels: [PRESET=l | FACTORS="..."]

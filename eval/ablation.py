@@ -55,6 +55,8 @@ class Ablation:
     def __post_init__(self) -> None:
         if torch.cuda.is_available() and self.side_by_side > torch.cuda.device_count():
             raise UserError(f"--side-by-side is {self.side_by_side} but there are {torch.cuda.device_count()} GPUs")
+        if self.word2vec and not any("text" in _modalities(name) for name in self.rows):
+            raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
         for name in self.rows:
             clips = _clips_per_video(name)
             if self.clips_per_step % clips:
@@ -143,7 +145,7 @@ def _run(
     ]  # fmt: skip
     if settings.steps:
         train += ["--steps", str(settings.steps)]
-    if settings.word2vec and "text" in presets.composition(name, videos_per_batch=2).modalities:
+    if settings.word2vec and "text" in _modalities(name):
         train += ["--word2vec", str(settings.word2vec)]
     evaluate = [
         "eval", "frozen", "--ckpt", str(folder / "checkpoint.pt"), "--shards", str(shards), "--dataset",
@@ -184,6 +186,10 @@ def _label(preset: str) -> str:
     if preset == RANDOM:
         return preset
     return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
+
+
+def _modalities(preset: str) -> tuple[str, ...]:
+    return presets.composition(preset, videos_per_batch=2).modalities
 
 
 def _clips_per_video(preset: str) -> int:

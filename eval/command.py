@@ -12,6 +12,7 @@ from eval.frozen import Frozen, frozen
 from eval.results import table
 from eval.show_batch import ShowBatch, show_batch
 from eval.show_tree import ShowTree, show_tree
+from pipeline import notation, presets
 from train.settings import require_one_name
 
 Command = (
@@ -25,7 +26,10 @@ Command = (
 def main() -> None:
     require_one_name(sys.argv[1:])
     command: Frozen | Ablation | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
-    if isinstance(command, Frozen):
+    if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
+        known = notation.with_own(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS
+        print(presets.listing() if command.preset == "help" else notation.listing(known))
+    elif isinstance(command, Frozen):
         result = frozen(command)
         print(table({result.preset: [result]}))
         print(f"numbers: {command.output(result.dataset)} (checkpoint {result.checkpoint}, step {result.step})")

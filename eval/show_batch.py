@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pipeline.colour import Pixels
-from pipeline.errors import UserError
+from pipeline.errors import UserError, require_positive
 from pipeline.leaves import MODALITIES
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
@@ -50,6 +50,7 @@ class ShowBatch:
     """The picture; default runs/batch-<dataset>-<preset>.png."""
 
     def __post_init__(self) -> None:
+        require_positive(self, "", "frames")
         if self.out is not None and self.out.suffix != ".png":
             raise UserError(f"--out is {self.out}; the picture's name must end in .png")
 
@@ -64,6 +65,8 @@ def show_batch(settings: ShowBatch) -> Path:
     )  # fmt: skip
     index = Index.open(train.shard_folder)
     tree = train.tree(index, print)
+    if not 0 <= settings.batch < tree.batches_per_epoch:
+        raise UserError(f"--batch is {settings.batch}; an epoch has the batches 0 to {tree.batches_per_epoch - 1}")
     words = train.words(index)
     plans = [tree.plan(0, settings.batch)]
     with Loader(index, plans, train.clip, torch.device("cpu"), train.loading, words) as loader:

@@ -22,6 +22,8 @@ _COLOURS = {ATTRACTS: "#2b7bba", REPELS: "#e08a3c", IGNORES: "#e4e4e4"}
 _SECONDS = 10
 """Length of the videos that the printed times are of."""
 _FPS = 30
+_MOST = 256
+"""Leaves in a picture that can be read."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class ShowTree:
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--out is {self.out}; the picture's name must end in .png, .svg or .pdf")
+        if self.videos > self.videos_per_batch:
+            raise UserError(f"--videos is {self.videos} of a batch of {self.videos_per_batch}; set it to no more")
         if self.videos < 2:
             raise UserError(f"--videos is {self.videos}; it must be 2 or more, or there is nothing to repel")
 
@@ -57,6 +61,8 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
     batch = train.composition
     first, *others = batch.factors
     drawn = Drawn(Composition((replace(first, k=settings.videos), *others)))
+    if drawn.n > _MOST:
+        raise UserError(f"{drawn.n} leaves are too many to draw; set --videos to fewer")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +74,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
             *(_described(factor) for factor in batch.factors), "",
             f"a batch of {batch.videos_per_batch} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
             f"attracts {attracted} and repels {repelled}", "",
-            f"{settings.videos} of the videos, and what leaf 0 does to the other leaves:", "",
+            f"{settings.videos} of them (made up, {_SECONDS} s long), and what leaf 0 does to the other leaves:", "",
             *drawn.lines(),
         ]
     )  # fmt: skip
@@ -154,8 +160,7 @@ class Drawn:
         self._draw_tree(tree)
         for name, colour in _COLOURS.items():
             rows, columns = np.nonzero(self.relation == name)
-            area = (180 / max(self.n, 12)) ** 2 * 0.75
-            matrix.scatter(columns, rows, s=area, c=colour, marker="s", linewidths=0, label=f"{name} it")
+            matrix.scatter(columns, rows, s=150, c=colour, marker="s", linewidths=0, label=f"{name} it")
         matrix.set_xlim(-0.6, self.n - 0.4)
         matrix.set_ylim(tree.get_ylim())  # rows beside their leaves
         matrix.set_axis_off()

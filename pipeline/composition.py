@@ -16,6 +16,8 @@ from pipeline.factors import Contrast, Factor, Weight
 from pipeline.leaves import MODALITIES
 
 Table = Mapping[str, Any]
+_MOST_LEAVES = 1 << 24
+"""Of a batch: what would take terabytes is a slip of the keyboard."""
 
 
 class Counts(NamedTuple):
@@ -119,6 +121,10 @@ def check(factors: Sequence[Factor]) -> None:
     for factor in factors:
         if names.count(factor.name) > 1:
             raise UserError(f"factor '{factor.name}' occurs twice; each may occur once")
+        if prod(other.k for other in factors) > _MOST_LEAVES:
+            raise UserError(
+                f"a batch would have {prod(other.k for other in factors)} leaves, more than {_MOST_LEAVES}; lower a K"
+            )
         if why := factor.transformation.refuses(factor.k):
             raise UserError(f"K of factor '{factor.name}' is {factor.k}; {why}")
         if factor.weight is Weight.DIFFERS and factor.contrast is Contrast.DISTINCTIVE:

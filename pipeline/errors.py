@@ -17,7 +17,8 @@ def require_positive(settings: object, group: str, *names: str) -> None:
     """Raise UserError, naming the option --group.name, where one of the settings is below 1."""
     for name in names:
         if getattr(settings, name) < 1:
-            raise UserError(f"--{group}.{name.replace('_', '-')} is {getattr(settings, name)}; it must be 1 or more")
+            option = ".".join(filter(None, (group, name.replace("_", "-"))))
+            raise UserError(f"--{option} is {getattr(settings, name)}; it must be 1 or more")
 
 
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memory allocation")

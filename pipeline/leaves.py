@@ -82,6 +82,13 @@ class Leaves:
     def __len__(self) -> int:
         return len(self.video)
 
+    def shapes(self, n: int) -> dict[str, tuple[int, ...]]:
+        """What the arrays that transformations write must be for n leaves."""
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
+            ("video", "modality", "start", "words_seconds", "turns"), (n,)
+        )
+        return shapes | {name: (n, getattr(self, name).shape[-1]) for name in ("frames", "mel_frames", "words")}
+
     @property
     def modalities(self) -> tuple[str, ...]:
         """Those that there are leaves of."""

@@ -6,11 +6,13 @@ differ in it. Brackets after the name set up the transformation: `speed(1,2,4):i
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from pipeline.composition import Composition
 from pipeline.errors import UserError, first_line
 from pipeline.factors import Contrast, Factor, Weight
 from pipeline.transformations.augmentation import Augment, Augmentation
-from pipeline.transformations.base import Transformation
+from pipeline.transformations.base import Choice, Transformation
 from pipeline.transformations.modality import Modality
 from pipeline.transformations.order import Order
 from pipeline.transformations.rotation import Rotation
@@ -76,18 +78,18 @@ def _factor(text: str, videos_per_batch: int, augmentation: Augmentation, known:
     if k is None:
         raise UserError(f"factor '{text}' has no K; {_HOW}")
     transformation = (
-        Augment(augmentation) if known[name] is Augment else _set_up(known[name], (settings or "").strip(), text)
+        Augment(augmentation) if known[name] is Augment and settings is None else _set_up(known[name], settings, text)
     )
     return Factor(transformation, int(k), _CONTRASTS[contrast], Weight(weight or "any"))
 
 
-def _set_up(kind: type[Transformation], settings: str, text: str) -> Transformation:
-    if not settings:
+def _set_up(kind: type[Transformation], settings: str | None, text: str) -> Transformation:
+    if settings is None:
         return kind()
     parts = [part.strip() for part in settings.split(",")]
     try:
         parameters = list(inspect.signature(kind).parameters.values())
-        if len(parameters) != 1:
+        if len(parameters) != 1 or kind is Augment:
             raise ValueError("it takes none")
         default = parameters[0].default
         if isinstance(default, tuple):
@@ -95,37 +97,86 @@ def _set_up(kind: type[Transformation], settings: str, text: str) -> Transformat
         if len(parts) > 1:
             raise ValueError("it takes one")
         return kind(type(default)(parts[0]))  # type: ignore[call-arg]
-    except ValueError as error:
+    except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"what is in the brackets of factor '{text}' cannot be read ({error})") from error
 
 
-@lru_cache(maxsize=4)
 def with_own(path: Path) -> Transformations:
     """The transformations there are and those of a Python file. Raises UserError, with its line, where it is broken."""
     if not path.is_file():
         raise UserError(f"there is no file {path} with factors (--factors-from)")
-    space: dict[str, object] = {"__name__": path.stem, "__file__": str(path)}
+    return _with_own(path, path.read_bytes())
+
+
+@lru_cache(maxsize=4)
+def _with_own(path: Path, code: bytes) -> Transformations:
+    module = types.ModuleType(_OWN + path.stem)
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations
     try:
-        exec(compile(path.read_bytes(), path, "exec"), space)
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(sys.exc_info()[2]) if frame.filename == str(path)]
-        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-        raise UserError(f"{path}, line {line}: {type(error).__name__}: {first_line(error)}") from error
+        exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise _located(path, error) from error
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Transformation)]
     own = {
-        kind.name: kind
-        for kind in space.values()
-        if isinstance(kind, type) and issubclass(kind, Transformation) and kind.__module__ == path.stem
-        and not inspect.isabstract(kind)
-    }  # fmt: skip
+        _name_of(kind, path): kind
+        for kind in kinds
+        if kind.__module__ == module.__name__ and not inspect.isabstract(kind)
+    }
     if not own:
         raise UserError(f"{path} defines no transformation: no class that has a Transformation's or a Choice's methods")
-    if taken := own.keys() & TRANSFORMATIONS.keys():
+    if taken := own.keys() & (TRANSFORMATIONS.keys() | _COLUMNS):
         raise UserError(f"{path} defines '{min(taken)}', which there is already; give it another name")
     return {**TRANSFORMATIONS, **own}
 
 
+def _located(path: Path, error: BaseException) -> UserError:
+    """What went wrong in a file of the user's, with its line."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    return UserError(f"{path}, line {line}: {type(error).__name__}: {first_line(error)}")
+
+
+@contextlib.contextmanager
+def told_of_own(transformation: Transformation) -> Iterator[None]:
+    """While this lasts, an error of a transformation from a file of the user's is one sentence with its line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        module = sys.modules.get(type(transformation).__module__)
+        if module is None or not module.__name__.startswith(_OWN):
+            raise
+        raise _located(Path(str(module.__file__)), error) from error
+
+
+_OWN = "_factors_of_"
+_COLUMNS = {"leaf", "usable"}
+"""Of the factor table, beside those of the factors."""
+
+
+def _name_of(kind: type[Transformation], path: Path) -> str:
+    """The name of a transformation of the user's. Raises UserError where it cannot be one of a factor."""
+    name = getattr(kind, "name", None)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UserError(
+            f'{path}: class {kind.__name__} needs a name, one word of letters, digits and _: name = "freeze"'
+        )
+    try:
+        made = kind()
+        if isinstance(made, Choice):
+            len(made.values)
+    except Exception as error:
+        raise UserError(
+            f"{path}: class {kind.__name__} cannot be made without arguments, or lacks the values of a Choice "
+            f"({type(error).__name__}: {first_line(error)}); give its settings defaults"
+        ) from error
+    return name
+
+
 def listing(known: Transformations = TRANSFORMATIONS) -> str:
-    """Every factor with its first sentence and its values."""
+    """Every factor with the first sentence of what it does."""
     lines = []
     for name, kind in known.items():
         says = (inspect.getdoc(kind) or "").split("\n")[0]

@@ -87,7 +87,7 @@ PRESETS = {
     ),
     "arrow": Preset(
         "V, TR d",
-        "arrow of time: reversal alone as what to tell apart",
+        "arrow of time: reversal is told apart, and videos",
         "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2",
     ),
 }  # fmt: skip

@@ -15,6 +15,7 @@ from pipeline.composition import Composition
 from pipeline.errors import UserError
 from pipeline.factors import Factor
 from pipeline.leaves import Clip, Leaves
+from pipeline.notation import told_of_own
 from pipeline.shards.index import Index
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.transformations.base import Branches, Draw, Source
@@ -80,7 +81,9 @@ class Tree:
         columns = sample(self.composition.factors, self.source, rng, draw)
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
         for factor in self.composition.factors:
-            factor.transformation.act(leaves, columns[factor.name], rng)
+            with told_of_own(factor.transformation):
+                factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # which it may write into
+            _require_whole(leaves, factor.name)
         return BatchPlan(epoch, batch, columns, leaves)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
@@ -94,11 +97,34 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
     columns: dict[str, np.ndarray] = {}
     n = 1
     for factor in factors:
-        values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
+        with told_of_own(factor.transformation):
+            values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
+        if getattr(values, "shape", None) != (n, factor.k) or not np.issubdtype(values.dtype, np.integer):
+            raise UserError(
+                f"factor '{factor.name}' draws {_told(values)}; its sample must give integers [branches, k], "
+                f"here [{n}, {factor.k}]"
+            )
         columns = {name: np.repeat(column, factor.k) for name, column in columns.items()}
         columns[factor.name] = values.reshape(-1)
         n *= factor.k
     return columns | {"leaf": np.arange(n, dtype=np.int64)}
+
+
+def _require_whole(leaves: Leaves, name: str) -> None:
+    """Raise UserError, naming the factor, where a transformation has left arrays of another shape or kind."""
+    n = len(leaves.video)
+    for field, shape in leaves.shapes(n).items():
+        values = getattr(leaves, field)
+        if getattr(values, "shape", None) != shape or (
+            field != "words_seconds" and not np.issubdtype(values.dtype, np.integer)
+        ):
+            raise UserError(f"factor '{name}' makes leaves.{field} {_told(values)}; it must be integers {list(shape)}")
+
+
+def _told(values: object) -> str:
+    if isinstance(values, np.ndarray):
+        return f"{values.dtype} {list(values.shape)}"
+    return f"a {type(values).__name__}"
 
 
 def sampling_tree(
@@ -118,22 +144,24 @@ def sampling_tree(
         there = ", ".join(sorted(set(index.split.tolist())))
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to one of {there}")
     enough, left_out = inside, []
-    for why, lacking in (
-        ("have no sound", index.mel_count == 0 if sound else None),
-        ("have no words", index.text_count == 0 if text else None),
-        ("are too short", starts < composition.starts_needed),
+    needed = composition.starts_needed
+    clips = f"a clip of {frames / index.fps:.2f} s" if needed == 1 else f"{needed} clips of {frames / index.fps:.2f} s"
+    shorter = "lower --clip.frames or --clip.stride"
+    shorter += f", or a speed below {composition.reach:g}" if composition.reach > 1 else ""
+    shorter += ", or the K of what needs so many" if needed > 2 else ""
+    for why, lacking, remedy in (
+        ("have no sound", index.mel_count == 0 if sound else None, "compose without sound, or use videos that have it"),
+        ("have no words", index.text_count == 0 if text else None, "make the shards anew with captions and WORD2VEC="),
+        (f"are too short for {clips}", starts < needed, f"{shorter}, or use longer videos"),
     ):
         if lacking is not None and (n := int((enough & lacking).sum())):
             left_out.append(f"{n} {why}")
             enough = enough & ~lacking
-    if not enough.any():
-        seconds = frames / index.fps
-        raise UserError(
-            f"none of the {int(inside.sum())} videos of {index.folder} ({split}) can be used: {', '.join(left_out)} "
-            f"for a clip of {seconds:.2f} s; lower --clip.frames or --clip.stride"
-            + (f", or a speed below {composition.reach:g}" if composition.reach > 1 else "")
-            + ", or use other videos"
-        )
+            if not enough.any():
+                raise UserError(
+                    f"none of the {int(inside.sum())} videos of {index.folder} ({split}) can be used: "
+                    f"{', '.join(left_out)}; {remedy}"
+                )
     say(
         f"{int(enough.sum())} of {int(inside.sum())} videos of {index.folder} ({split}) used"
         + (f"; {', '.join(left_out)}" if left_out else "")

@@ -93,6 +93,8 @@ class WordVectors:
                 f"{path} is not the word2vec file with which the shards in {index.folder} were made: its words are "
                 f"others ({found}, not {index.settings['vocabulary']}); set --word2vec to that one"
             )
+        if not np.isfinite(loaded.vectors).all():
+            raise UserError(f"{path} holds vectors with numbers that are none, or beyond what float16 can hold")
         return WordVectors(loaded.vectors, loaded.index_to_key)
 
     @property

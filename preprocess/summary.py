@@ -124,8 +124,9 @@ def describe(summary: Summary) -> str:
     if summary.without_sound:
         lines.append(f"{summary.without_sound} kept without sound: only presets a to d can learn from them")
     lines.append(f"{summary.silent_seconds:.0f} s of the sound are silence")
-    if words := int(index.text_count.sum()):
-        lines.append(f"{words} words in {int((index.text_count > 0).sum())} videos")
+    if index.settings.get("vocabulary"):
+        words, videos = int(index.text_count.sum()), int((index.text_count > 0).sum())
+        lines.append(f"{words} words in {videos} videos, beside stop words and those that the word2vec file lacks")
     if summary.slowest:
         named = ", ".join(f"{row.id} ({row.seconds:.1f} s)" for row in summary.slowest[:3])
         lines.append(f"slowest: {named}; all figures in {folder / SUMMARY}")

@@ -11,12 +11,16 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from pipeline import presets
+from pipeline.colour import Pixels
 from pipeline.leaves import Clip
 from pipeline.loader import Loader
+from pipeline.notation import parse
 from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
+from pipeline.sources.text import Words
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import sampling_tree
+from pipeline.word2vec import WordVectors
 from train.models.gdt import GDT
 from train.pretrain import pretrain, synchronised
 from train.run import leave_without_teardown
@@ -25,20 +29,29 @@ from train.settings import SIZES
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]
 
 
-@pytest.mark.parametrize("preset", ["a", "l"])
-def test_the_gpu_loads_the_same_batches_as_the_cpu(index: Index, preset: str) -> None:
-    clip = Clip(frames=6, stride=3, size=40)
-    composition = presets.composition(preset, 5, Augmentation(scale=(44, 60)))
+MORE = (
+    "video:d time_shift:d:2 speed(1,2):i:2 modality(video,audio,text):i:3:differs rotation:i:4 time_reversal:i:2 "
+    "augmentation:i:1"
+)
+
+
+def plain(part: Pixels | Words | torch.Tensor) -> torch.Tensor:
+    if isinstance(part, Pixels):
+        return part.floats().cpu()
+    return part.vectors.float().cpu() if isinstance(part, Words) else part.cpu().clone()
+
+
+@pytest.mark.parametrize("factors", [presets.preset("a").factors, presets.preset("l").factors, MORE])
+def test_the_gpu_loads_the_same_batches_as_the_cpu(captioned: Path, word2vec: Path, factors: str) -> None:
+    clip, index = Clip(frames=6, stride=3, size=40), Index.open(captioned)
+    composition = parse(factors, 5, Augmentation(scale=(44, 60)))
+    words = WordVectors.of(index, word2vec) if "text" in composition.modalities else None
     tree = sampling_tree(index, composition, clip, "train", 0)
     plans = [tree.plan(0, batch) for batch in range(4)]
     batches = {}
     for name in ("cpu", "cuda"):
-        with Loader(index, plans, clip, torch.device(name), Loading(clips_at_once=4)) as loader:
-            batches[name] = [
-                {"video": batch.inputs["video"].floats().cpu()}
-                | {kind: part.cpu().clone() for kind, part in batch.inputs.items() if kind != "video"}
-                for batch in loader
-            ]
+        with Loader(index, plans, clip, torch.device(name), Loading(clips_at_once=4), words) as loader:
+            batches[name] = [{kind: plain(part) for kind, part in batch.inputs.items()} for batch in loader]
     for cpu, gpu in zip(batches["cpu"], batches["cuda"], strict=True):
         std = torch.from_numpy(index.statistics.pixel_std).view(1, 3, 1, 1, 1)
         levels = ((cpu["video"] - gpu["video"]) * std).abs().mean((1, 2, 3, 4))

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -56,14 +57,16 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         index = start.normalised(index)
     words = settings.words(index)
     data = fingerprint(index)
+    language = ""
     if words is not None:
-        data += words.checksum()
+        # which words there are is under the seals of the shards, not in the fingerprint
+        language = f"{words.checksum()}{zlib.crc32(index.shard_seal.tobytes()):08x}"
         settings = replace(settings, network=replace(settings.network, word_dimensions=words.dimensions))
     require_alike(
-        flags(settings) | {"set of shards": data[:12], "version of torch": torch.__version__},
+        flags(settings) | {"set of shards": data[:12], "set of words": language, "version of torch": torch.__version__},
         "start all of them with the same command, the same software and the same shards",
     )
-    trainer = Trainer(settings, tree, Data(data, index.statistics), device, rank, world)
+    trainer = Trainer(settings, tree, Data(data + language, index.statistics), device, rank, world)
     first = trainer.resume()
     if first == 0 and start is not None:
         taken = begin_with(trainer.model, start.model, str(settings.init))
@@ -87,11 +90,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
             loss = trainer.step(step, batch)
             value = loss.item()  # waits for the device, so that the log's times are true
             log.stepped(step, value, len(next(iter(batch.inputs.values()))) * world)
-            if value == 0 and "usable" in batch.table:
-                raise UserError(
-                    f"no pair of step {step} is left to learn from: its clips are damaged, for which 'make verify' "
-                    "looks, or nothing is said in them, and then larger --videos-per-batch help"
-                )
+            if value == 0 and batch.damaged:
+                raise UserError(f"every pair of step {step} is damaged, so nothing can be learned; see 'make verify'")
             if not np.isfinite(value):
                 raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
             signalled = stop.agreed(device)
@@ -188,6 +188,12 @@ class Trainer:
         if wrong and self.rank == 0:
             print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
         changed = differences(state["settings"], to_json(self.settings))
+        shards = 64  # digits of the fingerprint of the shards; those of the words come after them
+        if state["data"] != self._data.fingerprint and state["data"][:shards] == self._data.fingerprint[:shards]:
+            raise UserError(
+                f"{self.path.parent} holds a run with other words: other vectors, or captions that were changed since; "
+                "set --out to another folder, or --word2vec to the file of then"
+            )
         if state["data"] != self._data.fingerprint:
             raise UserError(
                 f"{self.path.parent} holds a run on other shards: they were made anew since, or hold other videos, and "

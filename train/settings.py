@@ -124,7 +124,9 @@ class Pretrain:
                 f"--epochs is {self.epochs} and --steps is {self.steps}; "
                 "set one of them to 1 or more and the other to 0"
             )
-        if self.temperature <= 0:
+        if self.seed < 0:
+            raise UserError(f"--seed is {self.seed}; it must be 0 or more")
+        if not 0 < self.temperature < float("inf"):
             raise UserError(f"--temperature is {self.temperature}; it must be above 0")
         if self.clip.size > self.augmentation.scale[0]:
             raise UserError(
@@ -207,7 +209,15 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 }  # fmt: skip
 """Named starting points; every value can be set on top."""
 
-_NO_EFFECT_ON_NUMBERS = ("out", "shards", "word2vec", "loading", "checkpoint_minutes", "checkpoint_steps")
+_NO_EFFECT_ON_NUMBERS = (
+    "out",
+    "shards",
+    "word2vec",
+    "factors_from",
+    "loading",
+    "checkpoint_minutes",
+    "checkpoint_steps",
+)
 
 
 BEFORE: dict[str, Any] = {

@@ -46,6 +46,7 @@ class ShardReader:
 
     def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
         """JPEG bytes of some frames of a video, given by their places in it, int64 [n] ascending: n uint8 arrays."""
+        self._require_inside(video, "frames", positions[0], positions[-1], self.index.frame_count)
         shard = self._shard(video)
         wanted = np.asarray(positions) - positions[0]
         first, run = int(self.index.frame_start[video] + positions[0]), int(wanted[-1]) + 1
@@ -63,6 +64,7 @@ class ShardReader:
 
     def logmel(self, video: int, start: int, count: int) -> np.ndarray:
         """Log-mel rows of a video from row `start`: float32 [count, bands]."""
+        self._require_inside(video, "log-mel frames", start, start + count - 1, self.index.mel_count)
         shard = self._shard(video)
         bands = self.index.bands
         first = int(self.index.mel_start[video]) + start
@@ -87,9 +89,18 @@ class ShardReader:
         place = int(self.index.place[video])
         if words_checksum(token, begin, end) != shard.read("text/crc32", place, 1, np.uint32)[0]:
             raise self._damaged(video, shard, "the words")
-        first = int(np.searchsorted(begin, start))
-        late = np.flatnonzero(end[first:] > start + seconds)
+        # in the precision of the words' times, or one on the edge would be in or out by chance
+        first = int(np.searchsorted(begin, np.float32(start)))
+        late = np.flatnonzero(end[first:] > np.float32(start + seconds))
         return token[first:][: late[0] if len(late) else None][:words]
+
+    def _require_inside(self, video: int, what: str, first: int, last: int, counts: np.ndarray) -> None:
+        """Raise UserError where a clip would take what lies before or after its video: another one's."""
+        if first < 0 or last >= counts[video]:
+            raise UserError(
+                f"a clip takes {what} {first} to {last} of '{self.index.id[video]}', which has {counts[video]}; a "
+                "transformation has moved it out of its video: let its reach() or starts_needed() say how much it takes"
+            )
 
     def _damaged(self, video: int, shard: _OpenShard, what: str) -> DamagedVideo:
         return DamagedVideo(

@@ -30,7 +30,7 @@ class Words:
 
 
 class TextSource(InputSource):
-    """Words. A clip in which nothing is said counts for nothing, and so does one whose words are damaged."""
+    """Words. A clip in which nothing is said has no weight in the loss, and so has one whose words are damaged."""
 
     modality = "text"
     always_usable = False

@@ -40,6 +40,9 @@ class Augmentation:
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
             raise UserError(f"augmentation scale {self.scale} must be two lengths in pixels, the smaller first")
+        for name in ("frequency_mask", "time_mask"):
+            if getattr(self, name) < 0:
+                raise UserError(f"augmentation {name} is {getattr(self, name)}; it must be 0 or more")
         for name in ("flip", "brightness", "contrast", "saturation", "hue", "volume"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UserError(f"augmentation {name} is {getattr(self, name)}; it must lie between 0 and 1")

@@ -63,7 +63,7 @@ class Transformation(ABC):
             return self.name
         settings = [getattr(self, field.name) for field in fields(self)]
         parts = [part for value in settings for part in (value if isinstance(value, tuple) else (value,))]
-        return f"{self.name}({','.join(part if isinstance(part, str) else f'{part:g}' for part in parts)})"
+        return f"{self.name}({','.join(str(part).removesuffix('.0') for part in parts)})"
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
@@ -106,7 +106,7 @@ class Transformation(ABC):
 
 
 class Choice(Transformation):
-    """A transformation with a few values, of which the first changes nothing.
+    """A transformation with a few values, of which the first is what is taken where it is not varied.
 
     All of them, in order, where K is their number (a set has no order), and the first where K is 1: not varied. Else
     K of them at random.

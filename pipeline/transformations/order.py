@@ -14,7 +14,7 @@ from pipeline.transformations.base import Choice
 
 @dataclass(frozen=True)
 class Order(Choice):
-    """Segments of equal length of frames, sound and words, in their own order first, then in every other."""
+    """Segments of a clip, cut at the same times in frames, sound and words: in their own order, then in others."""
 
     name = "order"
     segments: int = 3
@@ -32,11 +32,18 @@ class Order(Choice):
         return list(permutations(range(self.segments)))
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
-        leaves.frames = self._permuted(leaves.frames, values)
-        leaves.mel_frames = self._permuted(leaves.mel_frames, values)
-        leaves.words = self._permuted(leaves.words, values)
+        frames = leaves.frames.shape[1]
+        if self.segments > frames:
+            raise UserError(f"order permutes {self.segments} segments, and a clip has {frames} frames; set fewer")
+        # sound and words are cut where the frames are, or they would come apart where lengths do not divide evenly
+        cuts = np.floor(np.arange(self.segments + 1) * frames / self.segments + 0.5) / frames
+        leaves.frames = self._permuted(leaves.frames, values, cuts)
+        leaves.mel_frames = self._permuted(leaves.mel_frames, values, cuts)
+        leaves.words = self._permuted(leaves.words, values, cuts)
 
-    def _permuted(self, positions: np.ndarray, values: np.ndarray) -> np.ndarray:
-        parts = np.array_split(np.arange(positions.shape[1]), self.segments)
+    def _permuted(self, positions: np.ndarray, values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
+        """Positions [n, length] with their segments, which end at these shares of the length, in other orders."""
+        length = positions.shape[1]
+        parts = np.split(np.arange(length), np.floor(cuts[1:-1] * length + 0.5).astype(int))
         orders = np.stack([np.concatenate([parts[part] for part in order]) for order in self._orders()])
         return np.take_along_axis(positions, orders[values], axis=1)

@@ -24,7 +24,11 @@ class Speed(Choice):
     """The rates, of which the first is taken where speed is not varied."""
 
     def __post_init__(self) -> None:
-        if not self.rates or min(self.rates) <= 0 or len(set(self.rates)) < len(self.rates):
+        if (
+            not self.rates
+            or not all(0 < rate < np.inf for rate in self.rates)
+            or len(set(self.rates)) < len(self.rates)
+        ):
             raise UserError(f"the rates of speed are {self.rates}; they must be different ones above 0")
 
     @property

@@ -288,6 +288,17 @@ def test_the_affine_colour_map_equals_dalis_colour_jitter() -> None:
     assert np.abs(out[:, :, 0].permute(0, 2, 3, 1).numpy() - expected).max() < 1  # DALI rounds to three digits
 
 
+def test_a_batch_that_is_held_is_not_written_over(index: Index) -> None:
+    planned = tree(index, "l")
+    with Loader(index, planned.plans(0, 12), CLIP, CPU, Loading(prefetch=2)) as loader:
+        for k, batch in enumerate(loader):
+            before = copied(batch)
+            time.sleep(0.3 if k < 3 else 0)  # the loader fills all the memory that it has
+            after = copied(batch)
+            assert all(torch.equal(before.inputs[name], after.inputs[name]) for name in before.inputs)
+            assert all(torch.equal(before.table[name], after.table[name]) for name in before.table)
+
+
 def test_a_batch_holds_a_byte_per_colour_of_a_pixel(index: Index) -> None:
     planned = tree(index, "l")
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pipeline import presets
+from pipeline.composition import contrast
 from pipeline.errors import UserError
 from pipeline.factors import Contrast, Weight
 from pipeline.leaves import Clip
@@ -73,6 +74,10 @@ def test_what_is_in_brackets_is_printed(text: str) -> None:
         ("video:d time_reversal:i:2", "has no 'augmentation', which crops and normalises; add augmentation:i:1"),
         ("augmentation:i:2 video:d", "begins with its videos, as in 'video:d'"),
         ("", "begins with its videos"),
+        ("video:d augmentation(7):i:2", r"cannot be read \(it takes none\)"),
+        ("video:d speed():i:2", "cannot be read"),
+        ("video:d speed(nan,1):i:2 augmentation:i:1", "rates of speed are .* they must be different ones above 0"),
+        ("video:d time_shift:i:99999999999999999999 augmentation:i:1", "more than 16777216; lower a K"),
         ("video:d rotation(3):i:2", r"cannot be read \(it takes none\)"),
         (
             "video:d modality(video,smell):i:2 augmentation:i:1",
@@ -102,6 +107,63 @@ def test_a_transformation_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> No
     assert (plan.leaves.frames[~frozen] == [0, 3, 6, 9, 12]).all()
 
 
+OWN = """
+from __future__ import annotations
+from dataclasses import dataclass
+import numpy as np
+from pipeline.transformations.base import Choice
+
+@dataclass(frozen=True)
+class Later(Choice):
+    name = "later"
+    frames: int = 3
+    values = ("now", "later")
+
+    def act(self, leaves, values, rng):
+        {act}
+"""
+
+
+@pytest.mark.parametrize("future", [True, False])
+def test_a_dataclass_in_a_file_may_write_where_it_likes_and_have_settings(tmp_path: Path, future: bool) -> None:
+    path = tmp_path / f"later{future}.py"
+    code = OWN.format(act="leaves.start[values == 1] += self.frames")
+    path.write_text(code if future else code.replace("from __future__ import annotations\n", ""))
+    composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=with_own(path))
+    assert str(composition).split()[2] == "later(5):i:2"
+    plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
+    later = plan.columns["later"] == 1
+    # the factor table is what was drawn, whatever has been written into the leaves
+    assert (plan.leaves.start[later] == plan.columns["time_shift"][later] + 5).all()
+    assert (plan.leaves.start[~later] == plan.columns["time_shift"][~later]).all()
+    c = contrast(composition.factors, plan.columns, plan.columns)
+    assert ((c.sum(1) - 1) == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        ("leaves.frames = leaves.frames * 0.5", r"'later' makes leaves.frames float64 \[12, 5\]; it must be integers"),
+        ("leaves.frames = valuez", r"spoils.py, line 14: NameError: name 'valuez' is not defined"),
+        ("leaves.frames = leaves.frames[:, :3]; leaves.start = 3", r"'later' makes leaves.start a int; it must be"),
+    ],
+)
+def test_what_a_transformation_spoils_is_said_with_its_name(tmp_path: Path, act: str, message: str) -> None:
+    path = tmp_path / "spoils.py"
+    path.write_text(OWN.format(act=act))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=with_own(path))
+    with pytest.raises(UserError, match=message):
+        Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
+
+
+def test_what_is_drawn_must_be_integers_for_every_branch(tmp_path: Path) -> None:
+    path = tmp_path / "draws.py"
+    path.write_text(OWN.format(act="pass") + "\n    def sample(self, rng, k, branches):\n        return np.arange(k)\n")
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=with_own(path))
+    with pytest.raises(UserError, match=r"factor 'later' draws int64 \[2\]; its sample must give .* here \[3, 2\]"):
+        Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -109,6 +171,15 @@ def test_a_transformation_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> No
         ("import math\n\nmath.sqrt(-1)\n", r"mine.py, line 3: ValueError"),
         ("x = 1\n", "defines no transformation"),
         (FREEZE.replace('"freeze"', '"speed"'), "defines 'speed', which there is already"),
+        (FREEZE.replace('"freeze"', '"usable"'), "defines 'usable', which there is already"),
+        (FREEZE.replace('"freeze"', '"a b"'), "class Freeze needs a name, one word"),
+        (FREEZE.replace('    name = "freeze"\n', ""), "class Freeze needs a name, one word"),
+        (
+            FREEZE.replace("    values =", "    x ="),
+            "class Freeze cannot be made .* or lacks the values",
+        ),
+        (FREEZE + "\n    def __init__(self, x): pass\n", "class Freeze cannot be made without arguments"),
+        ("import sys\nsys.exit(3)\n", r"mine.py, line 2: SystemExit"),
     ],
 )
 def test_a_broken_file_of_factors_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:

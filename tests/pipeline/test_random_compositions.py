@@ -120,8 +120,8 @@ def test_batches_hold_what_the_composition_says(composition: Composition) -> Non
     }
     # where two shifts are the same by chance, fewer
     assert len(decoded) <= composition.videos_per_batch * composition.decoded_per_video
-    last = max(round((CLIP.frames - 1) * composition.reach), round((CLIP.mel_frames - 1) * composition.reach))
-    assert leaves.frames.min() >= 0 and leaves.frames.max() <= last and leaves.mel_frames.max() <= last + 1
+    for positions, length in ((leaves.frames, CLIP.frames), (leaves.mel_frames, CLIP.mel_frames)):
+        assert positions.min() >= 0 and positions.max() <= math.floor((length - 1) * composition.reach + 0.5)
 
 
 @ours

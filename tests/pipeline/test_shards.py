@@ -59,6 +59,20 @@ def test_the_reader_returns_the_slices_of_the_shard(index: Index) -> None:
             assert np.array_equal(reader.logmel(video, 11, 50), file["audio/logmel"][first : first + 50])
 
 
+def test_nothing_is_read_beyond_a_video(index: Index) -> None:
+    reader = ShardReader(index)
+    frames, rows = int(index.frame_count[1]), int(index.mel_count[1])
+    for first, count in ((-1, 2), (frames - 1, 2)):
+        with pytest.raises(
+            UserError, match=rf"takes frames {first} to {first + 1} of '{index.id[1]}', which has {frames}"
+        ):
+            reader.frames(1, first + np.arange(count))
+    for first in (-1, rows - 4):
+        with pytest.raises(UserError, match=rf"log-mel frames {first} to {first + 4} of .* which has {rows}"):
+            reader.logmel(1, first, 5)
+    assert len(reader.frames(1, np.array([0, frames - 1]))) == 2 and len(reader.logmel(1, 0, rows)) == rows
+
+
 def test_start_frames_are_those_whose_frames_and_sound_fit(index: Index) -> None:
     for mel_frames, frames, stride in [(99, 30, 1), (99, 8, 4), (0, 30, 1), (50, 5, 2)]:
         starts = index.start_counts(frames, stride, mel_frames)
@@ -128,6 +142,12 @@ def test_tokens_are_consecutive_words_within_a_time(tmp_path: Path) -> None:
     assert index.text_count.tolist() == [20, 0, 60]
     reader = ShardReader(index)
     assert len(reader.tokens(1, 0.0)) == 0
+    for place in (20, 33, 79):  # a word that begins or ends just where the clip does is in it
+        assert reader.tokens(2, float(start[place]))[0] == place
+        (inside,) = np.flatnonzero(
+            reader.tokens(2, float(start[place]), words=99, seconds=float(end[place]) - float(start[place])) == place
+        )
+        assert inside == 0
     for tau in rng.uniform(0, 30, 50):
         expected: list[int] = []
         for k in range(20, 80):

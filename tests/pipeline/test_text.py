@@ -248,9 +248,16 @@ def test_text_is_pretrained_from_the_command_line(
     assert state["text_network.fc1.weight"].shape == (256, 12)
     again = command(*train, "--shards", captioned, "--word2vec", word2vec)
     assert again.returncode == 0, again.stderr  # there is nothing left to do
+    lines = word2vec.read_text().splitlines()
+    (tmp_path / "moved.txt").write_text("\n".join([*lines[:-1], lines[-1].split()[0] + " 9" * 12]) + "\n")
+    done = command(*train, "--shards", captioned, "--word2vec", "moved.txt")
+    assert done.returncode == 2 and "holds a run with other words: other vectors" in done.stderr
+    (tmp_path / "bad.txt").write_text("\n".join([*lines[:-1], lines[-1].split()[0] + " nan" * 12]) + "\n")
+    done = command(*train, "--shards", captioned, "--word2vec", "bad.txt")
+    assert done.returncode == 2 and "bad.txt holds vectors with numbers that are none" in done.stderr
     for arguments, message in (
         ((*train, "--shards", captioned), "set --word2vec to the file with which the shards were made"),
-        ((*train, "--shards", shards, "--word2vec", word2vec), "24 have no words"),
+        ((*train, "--shards", shards, "--word2vec", word2vec), "24 have no words; make the shards anew with captions"),
         (
             (*train, "--shards", captioned, "--word2vec", word2vec, "--network.word-dimensions", 300),
             "vectors.txt have 12 dimensions, and --network.word-dimensions is 300; leave that out",

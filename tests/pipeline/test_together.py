@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.leaves import AUDIO, VIDEO, Clip
+from pipeline.errors import UserError
+from pipeline.leaves import AUDIO, VIDEO, Clip, Leaves
 from pipeline.loader import Loader
 from pipeline.notation import parse
 from pipeline.shards.index import Index
 from pipeline.transformations.augmentation import Augmentation
+from pipeline.transformations.order import Order
 from pipeline.tree import sampling_tree
 from preprocess.stage import Preprocess, run
 from tests.preprocess.test_ffmpeg import made
@@ -36,12 +38,31 @@ def flashing(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return Index.open(folder / "shards")
 
 
+@pytest.mark.parametrize("clip", [CLIP, Clip(frames=8, stride=4, size=16)], ids=["paper", "tiny"])
+def test_sound_is_cut_where_the_frames_are(clip: Clip) -> None:
+    for segments in (2, 3, 4, 5):
+        order = Order(segments)
+        values = np.arange(len(order.values))
+        leaves = Leaves.plain(len(values), clip, 40)
+        order.act(leaves, values, np.random.default_rng(0))
+        assert (np.sort(leaves.frames, 1) == np.arange(clip.frames) * clip.stride).all()
+        assert (np.sort(leaves.mel_frames, 1) == np.arange(clip.mel_frames)).all()
+        played = leaves.frames / clip.stride / clip.frames  # where in the clip what is shown comes from, as a share
+        middles = np.floor((np.arange(clip.frames) + 0.5) * clip.mel_frames / clip.frames).astype(int)
+        heard = leaves.mel_frames[:, middles] / clip.mel_frames
+        assert np.abs(heard - played - 0.5 / clip.frames).max() < 1 / clip.frames, segments
+        assert len(np.unique(leaves.frames, axis=0)) == len(values)
+    with pytest.raises(UserError, match="order permutes 5 segments, and a clip has 4 frames"):
+        Order(5).act(Leaves.plain(1, Clip(frames=4), 40), np.zeros(1, np.int64), np.random.default_rng(0))
+
+
 @pytest.mark.parametrize(
     "factors",
     [
         "time_reversal:i:2",
         "speed(1,2,0.5):i:3",
         "order(2):i:2",
+        "order(4):i:3",
         "order(3):i:6 time_reversal:i:2",
         "rotation:i:4 speed(0.5,1.5):i:2",
         "speed(2,1):i:2 order(3):i:3 rotation:i:2 time_reversal:i:2",

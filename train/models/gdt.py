@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.colour import Pixels
-from pipeline.errors import UserError
+from pipeline.errors import UserError, require_positive
 from train.models.audio import AudioResNet
 from train.models.r2plus1d import R2Plus1D
 from train.models.text import TextNetwork
@@ -48,6 +48,15 @@ class Network:
     """Size of the L2-normalised embedding."""
     dropout: float = 0.3
     """Dropout before each layer of the projection heads, as in the published release."""
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self, "network", "stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding"
+        )
+        if self.word_dimensions < 0 or not 0 <= self.dropout < 1:
+            raise UserError("network: word-dimensions must be 0 or more, and dropout 0 or more and below 1")
+        if min(*self.widths, *self.audio_widths, 1) < 1 or not self.widths or not self.audio_widths:
+            raise UserError("network: widths and audio-widths must be numbers of 1 or more, at least one of each")
 
 
 class Head(nn.Module):
