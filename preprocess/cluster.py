@@ -9,23 +9,15 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import dask
 import distributed
-import tyro
 
-from pipeline.errors import UserError
-
-Scheduler = Annotated[
-    str,
-    tyro.conf.arg(
-        help="Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."
-    ),
-]
-"""The option --scheduler of every command that has workers."""
+from pipeline.errors import UserError, require_positive
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -45,6 +37,20 @@ _CONFIG: dict[str, Any] = {
     "distributed.admin.system-monitor.interval": "5s",
 }
 _LOST = (distributed.client.FutureCancelledError, distributed.comm.CommClosedError, TimeoutError, OSError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """Settings of every command that has workers."""
+
+    workers: int = field(default_factory=lambda: one_per_core())
+    """Worker processes on this machine, of one thread each; default one per core. SLURM jobs with --scheduler slurm;
+    unused with an address."""
+    scheduler: str = ""
+    """Address of a running Dask scheduler (tcp://host:8786), or slurm; empty starts workers on this machine."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "", "workers")
 
 
 def one_per_core() -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, require_positive
 from pipeline.files import dump_row, write_lines
 from pipeline.shards.index import Index, write_index
 from pipeline.shards.layout import INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
@@ -37,7 +37,7 @@ _ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
-class Preprocess:
+class Preprocess(cluster.Workers):
     """Turn a data set of videos into shards; run again to go on where it stopped."""
 
     dataset: str = "folder"
@@ -59,18 +59,16 @@ class Preprocess:
     megabytes_per_shard: float = 256.0
     """Megabytes of video files after which a shard is full, so that long videos make no huge shards. A shard is 3 to 10
     times as large as its videos; a worker needs that much free disk beside the shards."""
-    workers: int = field(default_factory=cluster.one_per_core)
-    """Worker processes on this machine, one ffmpeg thread each; default one per core. SLURM jobs with --scheduler
-    slurm; unused with an address."""
-    scheduler: cluster.Scheduler = ""
     drop_gone: bool = False
     """Where videos of finished shards are no longer in SOURCE, make those shards anew without them."""
     dry_run: bool = False
     """Decode a few videos, say how long and how large the whole would be, and write nothing."""
 
     def __post_init__(self) -> None:
-        if self.videos_per_shard < 1 or self.workers < 1 or not self.megabytes_per_shard > 0:
-            raise UserError("--videos-per-shard, --megabytes-per-shard and --workers must be 1 or more")
+        super().__post_init__()
+        require_positive(self, "", "videos_per_shard")
+        if not self.megabytes_per_shard > 0:
+            raise UserError(f"--megabytes-per-shard is {self.megabytes_per_shard}; it must be above 0")
 
     @property
     def shard_folder(self) -> Path:

@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Verify:
+class Verify(cluster.Workers):
     """Check every shard of a data set; the exit status is 2 where one is damaged or cannot be checked."""
 
     dataset: str = "folder"
@@ -60,13 +60,6 @@ class Verify:
     """Decode every frame, which takes longer."""
     remove: bool = False
     """Remove the damaged shards; preprocessing makes them again."""
-    workers: int = field(default_factory=cluster.one_per_core)
-    """Worker processes on this machine. SLURM jobs with --scheduler slurm; unused with an address."""
-    scheduler: cluster.Scheduler = ""
-
-    def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise UserError(f"--workers is {self.workers}; it must be 1 or more")
 
     @property
     def shard_folder(self) -> Path:
