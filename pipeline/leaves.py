@@ -82,12 +82,9 @@ class Leaves:
     def __len__(self) -> int:
         return len(self.video)
 
-    def shapes(self, n: int) -> dict[str, tuple[int, ...]]:
-        """What the arrays that transformations write must be for n leaves."""
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(
-            ("video", "modality", "start", "words_seconds", "turns"), (n,)
-        )
-        return shapes | {name: (n, getattr(self, name).shape[-1]) for name in ("frames", "mel_frames", "words")}
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What transformations write, by name, but for the draws."""
+        return {name: values for name, values in vars(self).items() if isinstance(values, np.ndarray)}
 
     @property
     def modalities(self) -> tuple[str, ...]:

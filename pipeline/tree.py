@@ -80,10 +80,11 @@ class Tree:
         rng = draw.generator()
         columns = sample(self.composition.factors, self.source, rng, draw)
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
+        plain = leaves.arrays()
         for factor in self.composition.factors:
             with told_of_own(factor.transformation):
                 factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # which it may write into
-            _require_whole(leaves, factor.name)
+            _require_whole(leaves, plain, factor.name)
         return BatchPlan(epoch, batch, columns, leaves)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
@@ -110,15 +111,16 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
     return columns | {"leaf": np.arange(n, dtype=np.int64)}
 
 
-def _require_whole(leaves: Leaves, name: str) -> None:
+def _require_whole(leaves: Leaves, plain: dict[str, np.ndarray], name: str) -> None:
     """Raise UserError, naming the factor, where a transformation has left arrays of another shape or kind."""
-    n = len(leaves.video)
-    for field, shape in leaves.shapes(n).items():
+    for field, before in plain.items():
         values = getattr(leaves, field)
-        if getattr(values, "shape", None) != shape or (
-            field != "words_seconds" and not np.issubdtype(values.dtype, np.integer)
-        ):
-            raise UserError(f"factor '{name}' makes leaves.{field} {_told(values)}; it must be integers {list(shape)}")
+        whole = np.issubdtype(before.dtype, np.integer)
+        if getattr(values, "shape", None) != before.shape or (whole and not np.issubdtype(values.dtype, np.integer)):
+            raise UserError(
+                f"factor '{name}' makes leaves.{field} {_told(values)}; it must be "
+                f"{'integers' if whole else 'numbers'} {list(before.shape)}"
+            )
 
 
 def _told(values: object) -> str:

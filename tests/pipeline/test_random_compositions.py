@@ -64,7 +64,7 @@ def composed(factors: tuple[Factor, ...]) -> Composition:
 
 
 compositions = factor_lists().map(composed)
-ours = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.filter_too_much])
+ours = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.filter_too_much])
 
 
 def plan_of(composition: Composition, batch: int = 0) -> BatchPlan:
@@ -132,7 +132,9 @@ def test_the_loss_does_not_depend_on_the_order_of_the_leaves(composition: Compos
     order = torch.randperm(len(plan), generator=torch.Generator().manual_seed(seed))
     shuffled = {name: values[order] for name, values in table.items()}
     one = gdt_loss(z, table, composition.factors, RHO).item()
-    assert math.isclose(one, gdt_loss(z[order], shuffled, composition.factors, RHO).item(), rel_tol=1e-12)
+    assert math.isclose(
+        one, gdt_loss(z[order], shuffled, composition.factors, RHO).item(), rel_tol=1e-12, abs_tol=1e-12
+    )
 
 
 @ours

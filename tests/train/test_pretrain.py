@@ -161,7 +161,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
         (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),
         (("--videos-per-batch", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--videos-per-batch", "25"), "a batch takes 25 videos but only 24 can be used"),
-        (("--clip.frames", "200"), "none of the 24 videos of .* can be used: 24 are too short for a clip of"),
+        (("--clip.frames", "200"), "none of the 24 videos of .* can be used: 24 are too short for 2 clips of"),
         (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
