@@ -114,7 +114,7 @@ def few(moments: list[str], every: int) -> list[object]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("moments", few(PREPROCESSING, 6))
+@pytest.mark.parametrize("moments", few(PREPROCESSING, 9))
 def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Path, moments: list[str]) -> None:
     videos, whole, folder = tmp_path / "videos", tmp_path / "whole", tmp_path / "shards"
     videos.mkdir()
@@ -153,7 +153,7 @@ def test_kills_during_verify_change_nothing(synthetic: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("moments", few(PRETRAINING, 6))
+@pytest.mark.parametrize("moments", few(PRETRAINING, 10))
 def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: Path, moments: list[str]) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "killed"
 
