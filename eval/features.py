@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from pipeline.clips import uniform_clips
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import EVALUATION
-from pipeline.tree import BatchPlan, uniform_clips
+from pipeline.tree import BatchPlan
 from train.models.gdt import GDT
 
 

@@ -23,6 +23,7 @@ from nvidia.dali import pipeline_def
 from PIL import Image
 
 from pipeline import presets
+from pipeline.clips import uniform_clips
 from pipeline.colour import Pixels, affine
 from pipeline.errors import UserError
 from pipeline.graphs import Pipeline
@@ -35,7 +36,7 @@ from pipeline.shards.reader import DamagedVideo, ShardReader
 from pipeline.shards.seal import check_seal
 from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import Augmentation
-from pipeline.tree import BatchPlan, Tree, sampling_tree, uniform_clips
+from pipeline.tree import BatchPlan, Tree, sampling_tree
 from tests.tamper import changed, reindex
 
 CPU = torch.device("cpu")

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from pipeline import presets
+from pipeline.clips import uniform_clips
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
 from pipeline.transformations.augmentation import EVALUATION, Augmentation
 from pipeline.transformations.base import Source, distinct
-from pipeline.tree import BatchPlan, Tree, uniform_clips
+from pipeline.tree import BatchPlan, Tree
 
 STARTS = np.array([7, 2, 90, 33, 5, 61, 12, 40, 2, 8, 100, 3, 3])
 
