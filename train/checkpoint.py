@@ -14,9 +14,8 @@ import torch
 
 from pipeline.errors import UserError, first_line
 from pipeline.files import partial_of, publish, require_readable
-from pipeline.leaves import MODALITIES
 from pipeline.shards.index import Index, Statistics
-from train.models.gdt import GDT, load_weights
+from train.models.gdt import GDT, load_weights, modalities_of
 from train.settings import Pretrain, from_json
 from train.weights import Foreign, read_foreign
 
@@ -183,7 +182,7 @@ def load_model(path: Path) -> Trained:
         return Trained(foreign.model, Pretrain(), 0, foreign.statistics, foreign)
     state = read(path)
     settings = from_json(state["settings"], str(path))
-    model = GDT(settings.network, _modalities(state["model"]))
+    model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))
     return Trained(model.eval(), settings, state["step"], _statistics(state))
 
@@ -195,12 +194,12 @@ def untrained(path: Path) -> Trained:
     """
     if (foreign := _foreign(path)) is not None:
         torch.manual_seed(0)
-        modalities = _modalities(foreign.model.state_dict())
+        modalities = modalities_of(foreign.model.state_dict())
         return Trained(GDT(foreign.model.network, modalities).eval(), Pretrain(), 0, foreign.statistics, foreign)
     state = read(path)
     settings = from_json(state["settings"], str(path))
     torch.manual_seed(settings.seed)
-    model = GDT(settings.network, _modalities(state["model"])).eval()
+    model = GDT(settings.network, modalities_of(state["model"])).eval()
     return Trained(model, settings, 0, _statistics(state))
 
 
@@ -217,8 +216,3 @@ def _foreign(path: Path) -> Foreign | None:
 
 def _statistics(state: Mapping[str, Any]) -> Statistics | None:
     return None if state["statistics"] is None else Statistics.from_numbers(state["statistics"])
-
-
-def _modalities(weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Those that a model with these weights has networks for."""
-    return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from pipeline.errors import UserError
 from pipeline.files import require_readable
-from pipeline.leaves import MODALITIES
 from pipeline.shards.index import Statistics
-from train.models.gdt import GDT, Network, load_weights
+from train.models.gdt import GDT, Network, load_weights, modalities_of
 
 _MOST = 100
 """Kinds of objects that no checkpoint has more of."""
@@ -143,10 +142,9 @@ def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 def _published(weights: dict[str, Tensor], source: str) -> Foreign:
     kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd."))
-    modalities = [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in kept)]
     words = kept.get("text_network.fc1.weight", torch.empty(2048, 300))
     network = Network(word_dimensions=words.shape[1], text_width=words.shape[0])
-    model = GDT(network, modalities)
+    model = GDT(network, modalities_of(kept))
     load_weights(model, kept, source)
     return Foreign(model.eval(), "published GDT weights", RELEASE, dropped, ())
 
