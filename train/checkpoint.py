@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from pipeline.files import partial_of, publish, require_readable
 from pipeline.shards.index import Index, Statistics
 from train.models.gdt import GDT, load_weights, modalities_of
 from train.settings import Pretrain, from_json
-from train.weights import Foreign, read_foreign
+from train.weights import Foreign, damaged_part, read_foreign
 
 NAME = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
@@ -78,6 +77,15 @@ def _keep(path: Path) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint. Raises UserError if it is missing, damaged or not one of ours."""
+    path = _existing(path)
+    try:
+        return _read(path)
+    except Damaged as damage:
+        raise _unreadable(path, damage) from damage
+
+
+def _existing(path: Path) -> Path:
+    """The file that a path names, in its folder where it is one. Raises UserError where there is none."""
     if path.is_dir():
         path = path / NAME
     if not path.is_file():
@@ -85,12 +93,13 @@ def read(path: Path) -> dict[str, Any]:
         if previous.is_file() and path.name == NAME:
             raise UserError(f"there is no checkpoint {path}, but the one before it: name {previous}")
         raise UserError(f"there is no checkpoint {path}; make one with 'make pretrain', or set CKPT to yours")
-    try:
-        return _read(path)
-    except Damaged as damage:
-        previous = path.with_name(PREVIOUS)
-        instead = f"name the one before it, {previous}" if previous.is_file() and path.name == NAME else "name another"
-        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}") from damage
+    return path
+
+
+def _unreadable(path: Path, damage: Damaged) -> UserError:
+    previous = path.with_name(PREVIOUS)
+    instead = f"name the one before it, {previous}" if previous.is_file() and path.name == NAME else "name another"
+    return UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}")
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -123,9 +132,8 @@ class Damaged(Exception):
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with zipfile.ZipFile(path) as archive:  # torch writes checksums and does not look at them
-            if (part := archive.testzip()) is not None:
-                raise Damaged(f"the checksum of its part {part} does not match, it is damaged")
+        if (part := damaged_part(path)) is not None:
+            raise Damaged(f"the checksum of its part {part} does not match, it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (MemoryError, Damaged):
         raise
@@ -178,13 +186,13 @@ def load_model(path: Path) -> Trained:
 
     Raises UserError if it is neither, of another version, or does not fit.
     """
-    if (foreign := _foreign(path)) is not None:
-        return Trained(foreign.model, Pretrain(), 0, foreign.statistics, foreign)
-    state = read(path)
-    settings = from_json(state["settings"], str(path))
-    model = GDT(settings.network, modalities_of(state["model"]))
-    load_weights(model, state["model"], str(path))
-    return Trained(model.eval(), settings, state["step"], _statistics(state))
+    found = _found(path)
+    if isinstance(found, Foreign):
+        return Trained(found.model, Pretrain(), 0, found.statistics, found)
+    settings = from_json(found["settings"], str(path))
+    model = GDT(settings.network, modalities_of(found["model"]))
+    load_weights(model, found["model"], str(path))
+    return Trained(model.eval(), settings, found["step"], _statistics(found))
 
 
 def untrained(path: Path) -> Trained:
@@ -192,26 +200,26 @@ def untrained(path: Path) -> Trained:
 
     Raises UserError as `load_model` does.
     """
-    if (foreign := _foreign(path)) is not None:
+    found = _found(path)
+    if isinstance(found, Foreign):
         torch.manual_seed(0)
-        modalities = modalities_of(foreign.model.state_dict())
-        return Trained(GDT(foreign.model.network, modalities).eval(), Pretrain(), 0, foreign.statistics, foreign)
-    state = read(path)
-    settings = from_json(state["settings"], str(path))
+        modalities = modalities_of(found.model.state_dict())
+        return Trained(GDT(found.model.network, modalities).eval(), Pretrain(), 0, found.statistics, found)
+    settings = from_json(found["settings"], str(path))
     torch.manual_seed(settings.seed)
-    model = GDT(settings.network, modalities_of(state["model"])).eval()
-    return Trained(model, settings, 0, _statistics(state))
+    model = GDT(settings.network, modalities_of(found["model"])).eval()
+    return Trained(model, settings, 0, _statistics(found))
 
 
-def _foreign(path: Path) -> Foreign | None:
-    """Weights from elsewhere; None where the file is one of ours, none at all, or of no kind that is known."""
-    if not path.is_file():
-        return None
+def _found(path: Path) -> dict[str, Any] | Foreign:
+    """The contents of a checkpoint of ours, or weights from elsewhere. Raises UserError where the file is neither."""
+    path = _existing(path)
     try:
-        _read(path)
-    except Damaged:
-        return read_foreign(path)
-    return None
+        return _read(path)
+    except Damaged as damage:
+        if (foreign := read_foreign(path)) is not None:
+            return foreign
+        raise _unreadable(path, damage) from damage
 
 
 def _statistics(state: Mapping[str, Any]) -> Statistics | None:
