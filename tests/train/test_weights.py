@@ -288,6 +288,14 @@ def test_a_damaged_checkpoint_of_ours_is_not_taken_for_another(run: Path, tmp_pa
         load_model(tmp_path / "x.pt")
 
 
+def test_damage_that_makes_parts_look_encrypted_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    whole = bytearray(run.read_bytes())
+    whole[whole.index(b"PK\x01\x02") + 8] |= 1  # the flags of the first part in the table of parts
+    (tmp_path / "x.pt").write_bytes(whole)
+    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: it is damaged or something else"):
+        load_model(tmp_path / "x.pt")
+
+
 def test_a_checkpoint_from_before_the_statistics_is_read_and_said_to_be_one(
     run: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
