@@ -33,8 +33,11 @@ class Data:
     """What a run learns from."""
 
     fingerprint: str
+    """Of the shards."""
     statistics: Statistics
     """With which its inputs are normalised, there and wherever the model is used."""
+    words: str = ""
+    """Digest of the words and of their vectors; empty where words are no modality."""
 
 
 def save(
@@ -46,7 +49,7 @@ def save(
     """
     partial = partial_of(path)
     state = {
-        "format": FORMAT, "settings": settings, "data": data.fingerprint, "step": step,
+        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
     try:
@@ -147,6 +150,8 @@ def _read(path: Path) -> dict[str, Any]:
     if state["format"] == BEFORE_STATISTICS:
         state["model"] = {_HEAD.sub(_renamed, name): value for name, value in state["model"].items()}
         state["statistics"] = None
+    if "words" not in state:  # they came after the shards' fingerprint, which is of 64 digits
+        state["data"], state["words"] = state["data"][:64], state["data"][64:]
     return state
 
 

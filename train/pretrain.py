@@ -57,16 +57,16 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         index = start.normalised(index)
     words = settings.words(index)
     data = fingerprint(index)
-    language = ""
+    said = ""
     if words is not None:
         # which words there are is under the seals of the shards, not in the fingerprint
-        language = f"{words.checksum()}{zlib.crc32(index.shard_seal.tobytes()):08x}"
+        said = f"{words.checksum()}{zlib.crc32(index.shard_seal.tobytes()):08x}"
         settings = replace(settings, network=replace(settings.network, word_dimensions=words.dimensions))
     require_alike(
-        flags(settings) | {"set of shards": data[:12], "set of words": language, "version of torch": torch.__version__},
+        flags(settings) | {"set of shards": data[:12], "set of words": said, "version of torch": torch.__version__},
         "start all of them with the same command, the same software and the same shards",
     )
-    trainer = Trainer(settings, tree, Data(data + language, index.statistics), device, rank, world)
+    trainer = Trainer(settings, tree, Data(data, index.statistics, said), device, rank, world)
     first = trainer.resume()
     if first == 0 and start is not None:
         taken = begin_with(trainer.model, start.model, str(settings.init))
@@ -188,8 +188,7 @@ class Trainer:
         if wrong and self.rank == 0:
             print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
         changed = differences(state["settings"], to_json(self.settings))
-        shards = 64  # digits of the fingerprint of the shards; those of the words come after them
-        if state["data"] != self._data.fingerprint and state["data"][:shards] == self._data.fingerprint[:shards]:
+        if state["data"] == self._data.fingerprint and state["words"] != self._data.words:
             raise UserError(
                 f"{self.path.parent} holds a run with other words: other vectors, or captions that were changed since; "
                 "set --out to another folder, or --word2vec to the file of then"
