@@ -50,20 +50,22 @@ def pretrain(settings: Pretrain) -> Path:
 
 def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -> Path:
     index = Index.open(settings.shard_folder)
+    data = fingerprint(index)
     tree = settings.tree(index, print if rank == 0 else lambda _: None)
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
     start = load_model(settings.init) if settings.init else None
     if start is not None:
         index = start.normalised(index)
     words = settings.words(index)
-    data = fingerprint(index)
     said = ""
     if words is not None:
         # which words there are is under the seals of the shards, not in the fingerprint
         said = f"{words.checksum()}{zlib.crc32(index.shard_seal.tobytes()):08x}"
         settings = replace(settings, network=replace(settings.network, word_dimensions=words.dimensions))
     require_alike(
-        flags(settings) | {"set of shards": data[:12], "set of words": said, "version of torch": torch.__version__},
+        flags(settings)
+        | {"set of shards": data[:12], "set of words": said, "version of torch": torch.__version__}
+        | {"normalisation of the inputs": str(index.statistics.to_numbers())},
         "start all of them with the same command, the same software and the same shards",
     )
     trainer = Trainer(settings, tree, Data(data, index.statistics, said), device, rank, world)
@@ -202,6 +204,11 @@ class Trainer:
             raise UserError(
                 f"{self.path.parent} holds a run with other settings ({'; '.join(changed)}); "
                 "set --out to another folder, or go on with the same settings"
+            )
+        if state["statistics"] not in (None, self._data.statistics.to_numbers()):
+            raise UserError(
+                f"{self.path.parent} holds a run whose inputs are normalised otherwise: {self.settings.init}, from "
+                "which it began, has changed since; set --out to another folder, or put the file of then there"
             )
         load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(state["optimizer"])

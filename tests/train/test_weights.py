@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from eval.frozen import Frozen, frozen
 from pipeline.errors import UserError
-from pipeline.shards.index import Index
+from pipeline.shards.index import Index, fingerprint
 from train import checkpoint
 from train.checkpoint import load_model, untrained
 from train.pretrain import pretrain
@@ -338,5 +338,10 @@ def test_pretraining_starts_from_weights_that_are_named(
     ):
         assert torch.allclose(one, other, atol=1e-8), name
     assert now.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
+    assert torch.load(tmp_path / "run" / checkpoint.NAME, weights_only=True)["data"] == fingerprint(index)
+    pretrain(settings)  # goes on, to find that it is done
+    torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
+    with pytest.raises(UserError, match="holds a run whose inputs are normalised otherwise: .*start.pt, from which"):
+        pretrain(settings)
     with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: .* are missing"):
         pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))
