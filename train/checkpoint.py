@@ -14,6 +14,7 @@ import torch
 from pipeline.errors import UserError, first_line
 from pipeline.files import partial_of, publish, require_readable
 from pipeline.shards.index import Index, Statistics
+from train import portable
 from train.models.gdt import GDT, load_weights, modalities_of
 from train.settings import Pretrain, from_json
 from train.weights import Foreign, damaged_part, read_foreign
@@ -187,7 +188,9 @@ class Trained:
 
 
 def load_model(path: Path) -> Trained:
-    """The trained model of a checkpoint of ours or of weights from elsewhere, see `train.weights`.
+    """The trained model of a checkpoint of ours, of one that was exported, or of weights from elsewhere.
+
+    What these may be is told in `train.portable` and `train.weights`.
 
     Raises UserError if it is neither, of another version, or does not fit.
     """
@@ -217,13 +220,16 @@ def untrained(path: Path) -> Trained:
 
 
 def _found(path: Path) -> dict[str, Any] | Foreign:
-    """The contents of a checkpoint of ours, or weights from elsewhere. Raises UserError where the file is neither."""
+    """The contents of a checkpoint of ours, also of an exported one, or weights from elsewhere.
+
+    Raises UserError where the file is neither.
+    """
     path = _existing(path)
     try:
         return _read(path)
     except Damaged as damage:
-        if (foreign := read_foreign(path)) is not None:
-            return foreign
+        if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
+            return other
         raise _unreadable(path, damage) from damage
 
 

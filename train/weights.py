@@ -1,6 +1,7 @@
-"""Weights from elsewhere: the published GDT release's, torchvision's, safetensors. No object in a file is ever built.
+"""Weights from elsewhere: files of the published GDT release and of torchvision, or with their names as safetensors.
 
-Normalisation belongs to the weights: what a kind of weights expects comes with them.
+No object in a file is ever built. Normalisation belongs to the weights: what a kind of weights expects comes with them,
+unless a file, as one that this program exported, says it itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch import Tensor
 from pipeline.errors import UserError
 from pipeline.files import require_readable
 from pipeline.shards.index import Statistics
+from train import tensors
 from train.models.gdt import GDT, Network, load_weights, modalities_of
 
 _MOST = 100
@@ -91,7 +93,11 @@ def _whole(path: Path) -> bool:
 
 
 def _contents(path: Path) -> Any:
-    """What torch saved, with an inert stand-in for every object that is no tensor, number, text, list or table."""
+    """The table of a safetensors file, or what torch saved, where an inert stand-in takes the place of every object
+    that is no tensor, number, text, list or table.
+    """
+    if (table := tensors.read(path)) is not None:
+        return table[0]
     stand_ins: dict[str, Callable[..., Any]] = {}
     while len(stand_ins) < _MOST:
         try:
