@@ -32,6 +32,8 @@ KINETICS = Statistics(
     255 * np.array([0.43216, 0.394666, 0.37645]), 255 * np.array([0.22803, 0.22145, 0.216989]), 0.0, 1.0
 )
 """What torchvision's video networks expect; they have nothing to do with sound."""
+STATISTICS = "statistics"
+"""Where exported files of these kinds say what they expect instead: `Statistics.to_numbers`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,19 @@ def read_foreign(path: Path) -> Foreign | None:
         (lambda names: "stem.0.weight" in names, _torchvision),
     ):
         if recognised(weights):
-            return convert(weights, str(path))
+            return convert(weights, _stated(found), str(path))
+    return None
+
+
+def _stated(found: Mapping[Any, Any]) -> Statistics | None:
+    """What a file says of the normalisation, as exported ones do beside their weights, or as STATISTICS of a model that
+    torch keeps for its state; None where it says nothing.
+    """
+    kept = getattr(found, "_metadata", None)
+    root = kept.get("") if isinstance(kept, Mapping) else None
+    numbers = root.get(STATISTICS) if isinstance(root, Mapping) else found.get(STATISTICS)
+    if isinstance(numbers, list) and len(numbers) == 8 and all(isinstance(number, float) for number in numbers):
+        return Statistics.from_numbers(numbers)
     return None
 
 
@@ -155,24 +169,26 @@ def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _published(weights: dict[str, Tensor], source: str) -> Foreign:
+def _published(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
     kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd."))
     words = kept.get("text_network.fc1.weight", torch.empty(2048, 300))
     network = Network(word_dimensions=words.shape[1], text_width=words.shape[0])
     model = GDT(network, modalities_of(kept))
     load_weights(model, kept, source)
-    return Foreign(model.eval(), "published GDT weights", RELEASE, dropped, ())
+    kind = "weights exported as the published ones" if stated else "published GDT weights"
+    return Foreign(model.eval(), kind, stated or RELEASE, dropped, ())
 
 
-def _finetuned(weights: dict[str, Tensor], source: str) -> Foreign:
+def _finetuned(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
     kept, dropped = _without(weights, ("classifier.", "fc."))
     trunk = {name.removeprefix("base."): value for name, value in kept.items()}
-    return _trunk_alone(trunk, "published GDT weights, finetuned", RELEASE, dropped, source)
+    return _trunk_alone(trunk, "published GDT weights, finetuned", stated or RELEASE, dropped, source)
 
 
-def _torchvision(weights: dict[str, Tensor], source: str) -> Foreign:
+def _torchvision(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
     kept, dropped = _without(weights, ("fc.",))
-    return _trunk_alone(kept, "torchvision's r2plus1d_18", KINETICS, dropped, source)
+    kind = "weights exported as r2plus1d_18" if stated else "torchvision's r2plus1d_18"
+    return _trunk_alone(kept, kind, stated or KINETICS, dropped, source)
 
 
 def _trunk_alone(
