@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from eval.features import extract
-from eval.results import RANDOM, Result, git_commit, to_json
+from eval.results import RANDOM, Result, to_json
 from eval.retrieval import chance, few_shot, recall
 from pipeline.errors import UserError
 from pipeline.files import write_text
@@ -17,6 +17,7 @@ from pipeline.leaves import Clip
 from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.layout import shard_folder
 from train.checkpoint import Trained, load_model, untrained
+from train.provenance import git_commit
 
 KS = (1, 5, 20)
 SHOTS = (1, 5, 20)

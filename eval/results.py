@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +62,7 @@ class Result:
     data: str
     """Fingerprint of the data set that was evaluated on, before a fold is taken, as `fingerprint` gives it."""
     commit: str
-    """Git commit of the code, as `git_commit` gives it."""
+    """Git commit of the code, as `train.provenance.git_commit` gives it."""
 
 
 _MISSING = {f"pretraining.{name}": value for name, value in BEFORE.items()}
@@ -85,27 +83,6 @@ def from_json(text: str, source: str = "this text") -> list[Result]:
         raise UserError(
             f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"
         ) from error
-
-
-def git_commit(file: Path = Path(__file__)) -> str:
-    """The commit of the checkout in which a file is tracked, with `-dirty` where tracked files differ from it.
-
-    Empty where it is in none, or git is not there or does not answer.
-    """
-    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # of a repository that the caller may be about
-    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "--no-optional-locks", *arguments], cwd=file.resolve().parent, env=environment, check=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30,
-        ).stdout.strip()  # fmt: skip
-
-    try:
-        git("ls-files", "--error-unmatch", file.name)  # or it was installed into the folder of another project
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def table(rows: Mapping[str, Sequence[Result]], corner: str = "") -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eval.ablation import with_earlier
-from eval.results import Result, from_json, git_commit, table, to_json
+from eval.results import Result, from_json, table, to_json
 from eval.retrieval import Accuracy
 from pipeline.errors import UserError
 from train.settings import SIZES
@@ -75,35 +73,6 @@ def test_rows_whose_training_is_from_before_a_setting_are_read() -> None:
     values = json.loads(to_json(ROW))
     del values["pretraining"]["factors_from"], values["pretraining"]["loading"]["damaged"]
     assert from_json(json.dumps(values)) == [ROW]
-
-
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
-def test_the_commit_is_that_of_the_checkout_the_code_is_tracked_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=b", *arguments]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
-
-    code, other = tmp_path / "code.py", tmp_path / "other.py"
-    code.write_text("1")
-    assert git_commit(code) == ""  # no repository
-    git("init")
-    assert git_commit(code) == ""  # no commit
-    other.write_text("1")
-    git("add", "other.py")
-    git("commit", "-m", "first")
-    assert git_commit(code) == ""  # lies in the checkout of another project
-    git("add", "code.py")
-    git("commit", "-m", "second")
-    git("tag", "-a", "v1", "-m", "v1")
-    assert git_commit(code) == git("rev-parse", "HEAD")
-    other.write_text("2")
-    assert git_commit(code) == git("rev-parse", "HEAD") + "-dirty"
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    assert git_commit(code).endswith("-dirty")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert shutil.which("git") is None and git_commit(code) == ""
 
 
 def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
