@@ -27,6 +27,7 @@ from train import checkpoint
 from train.checkpoint import Data, load_model
 from train.loss import gdt_loss
 from train.models.gdt import GDT, load_weights
+from train.provenance import Provenance, Start, record
 from train.ranks import require_alike, watched
 from train.run import Log, StopSignal, place, precision
 from train.settings import Pretrain, differences, flags, to_json
@@ -49,6 +50,7 @@ def pretrain(settings: Pretrain) -> Path:
 
 
 def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -> Path:
+    provenance = Provenance.of(device)
     index = Index.open(settings.shard_folder)
     data = fingerprint(index)
     tree = settings.tree(index, print if rank == 0 else lambda _: None)
@@ -79,6 +81,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         f"the folder {settings.run_folder} must be on a disk that all ranks share",
     )
     trainer.settle()
+    if rank == 0:
+        record(settings.run_folder, Start(first, data, provenance))
     plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
     with (
         Loader(index, plans, settings.clip, device, settings.loading, words) as loader,

@@ -2,13 +2,59 @@
 
 from __future__ import annotations
 
+import json
+import platform
+import shlex
 import shutil
 import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import torch
 
-from train.provenance import git_commit
+from pipeline import serialization
+from train.provenance import DAMAGED, NAME, Provenance, Start, command_line, git_commit, record
+
+CPU = torch.device("cpu")
+
+
+def test_the_command_is_the_one_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = ["/opt/my python", "-u", "-m", "train", "tiny", "--factors", "video:d modality(video,text):i:2:differs"]
+    monkeypatch.setattr(sys, "orig_argv", typed)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert shlex.split(command_line()) == typed
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    said = subprocess.run(["bash", "-c", f"{command_line()}; true"], env={}, capture_output=True, text=True)
+    assert "/opt/my python: No such file" in said.stderr  # a shell reads the variables as such
+    assert shlex.split(command_line()) == ["RANK=0", "WORLD_SIZE=16", *typed]
+
+
+def test_the_machine_and_the_software_are_named() -> None:
+    found = Provenance.of(CPU)
+    assert found.versions["python"] == platform.python_version() and found.versions["torch"] == torch.__version__
+    assert found.versions.keys() >= {"python", "numpy", "torch", "nvidia-dali"} and all(found.versions.values())
+    assert datetime.now(UTC) - datetime.fromisoformat(found.started) < timedelta(minutes=1)
+    assert found.device and "\n" not in found.device
+    assert serialization.rebuilt(Provenance, json.loads(serialization.to_json(found))) == found
+
+
+def test_every_start_of_a_run_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "runs" / "l"
+    starts = [Start(step, "0a1b", Provenance(f"python -m train {step}", "2c3d", {}, "cpu", "")) for step in (0, 7, 9)]
+    for start in starts:
+        record(folder, start)
+    assert json.loads((folder / NAME).read_text()) == [asdict(start) for start in starts]
+    for text in ('[{"step": 0', "{}", "null", b"\xff".decode("latin-1")):
+        (folder / NAME).write_text(text, encoding="latin-1")
+        record(folder, starts[1])
+        assert json.loads((folder / NAME).read_text()) == [asdict(starts[1])]
+        assert (folder / DAMAGED).read_text(encoding="latin-1") == text
+        assert f"{folder / NAME} is damaged; it is kept as {DAMAGED}" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
