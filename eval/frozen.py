@@ -17,7 +17,7 @@ from pipeline.leaves import Clip
 from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.layout import shard_folder
 from train.checkpoint import Trained, load_model, untrained
-from train.provenance import git_commit
+from train.provenance import Provenance
 
 KS = (1, 5, 20)
 SHOTS = (1, 5, 20)
@@ -87,6 +87,8 @@ def frozen(settings: Frozen) -> Result:
 
 
 def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -> Result:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    provenance = Provenance.of(device)
     data = fingerprint(index)
     if settings.fold:
         index = index.fold(settings.fold)
@@ -97,7 +99,6 @@ def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -
     index = trained.normalised(index)
     clip, scale = trained.settings.clip, trained.settings.augmentation.scale[0]
     gallery, queries, too_short = _videos(settings, index, clip)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     features = extract(trained.model, index, np.concatenate([gallery, queries]), clip, scale, settings.clips, device)
     n = len(gallery)
     train_label, test_label = index.label[gallery].astype(str), index.label[queries].astype(str)
@@ -128,10 +129,9 @@ def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -
         gallery_split=settings.gallery_split,
         gallery_per_class=settings.gallery_per_class,
         shots_seed=settings.seed,
-        device=device.type,
         pretraining=trained.settings,
         data=data,
-        commit=git_commit(),
+        provenance=provenance,
     )
 
 

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from eval.retrieval import Accuracy
 from pipeline import serialization
 from pipeline.errors import UserError
+from train.provenance import Provenance
 from train.settings import BEFORE, Pretrain
 
 RANDOM = "random weights"
@@ -55,14 +57,12 @@ class Result:
     """How many videos of each class were searched at most; 0 for all."""
     shots_seed: int
     """Decides which videos are the shots."""
-    device: str
-    """Where the features were computed: cpu or cuda."""
     pretraining: Pretrain
     """Settings of the training that the checkpoint is of."""
     data: str
     """Fingerprint of the data set that was evaluated on, before a fold is taken, as `fingerprint` gives it."""
-    commit: str
-    """Git commit of the code, as `train.provenance.git_commit` gives it."""
+    provenance: Provenance
+    """Of the evaluation."""
 
 
 _MISSING = {f"pretraining.{name}": value for name, value in BEFORE.items()}
@@ -78,11 +78,20 @@ def from_json(text: str, source: str = "this text") -> list[Result]:
     try:
         values = json.loads(text)
         rows = values if isinstance(values, list) else [values]
-        return [serialization.rebuilt(Result, row, _MISSING) for row in rows]
+        return [serialization.rebuilt(Result, _with_provenance(row), _MISSING) for row in rows]
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"
         ) from error
+
+
+def _with_provenance(row: Any) -> Any:
+    """The row; one from before there was a provenance has all of it that is known."""
+    if not isinstance(row, dict) or "provenance" in row or not row.keys() >= {"commit", "device"}:
+        return row
+    others = {name: value for name, value in row.items() if name not in ("commit", "device")}
+    known = {"command": "", "commit": row["commit"], "versions": {}, "device": row["device"], "started": ""}
+    return others | {"provenance": known}
 
 
 def table(rows: Mapping[str, Sequence[Result]], corner: str = "") -> str:

@@ -12,6 +12,7 @@ from eval.ablation import with_earlier
 from eval.results import Result, from_json, table, to_json
 from eval.retrieval import Accuracy
 from pipeline.errors import UserError
+from train.provenance import Provenance
 from train.settings import SIZES
 
 ROW = Result(
@@ -19,8 +20,11 @@ ROW = Result(
     gallery=50, queries=20, too_short=1, query_split="test", fold=3, classes=5, clips=10,
     recall={1: 31.25, 5: 100 / 3, 20: 99.9}, chance={1: 20.0, 5: 67.2, 20: 98.8},
     few_shot={1: Accuracy(12.5, 1.5), 5: Accuracy(18.04, 0.1)},
-    random_weights=False, gallery_split="train", gallery_per_class=10, shots_seed=4, device="cpu",
-    pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")), data="0a1b", commit="2c3d-dirty",
+    random_weights=False, gallery_split="train", gallery_per_class=10, shots_seed=4,
+    pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")), data="0a1b",
+    provenance=Provenance(
+        "python -m eval frozen", "2c3d-dirty", {"torch": "2.13.0"}, "AMD EPYC", "2026-11-22T10:00:00+00:00"
+    ),
 )  # fmt: skip
 
 
@@ -73,6 +77,20 @@ def test_rows_whose_training_is_from_before_a_setting_are_read() -> None:
     values = json.loads(to_json(ROW))
     del values["pretraining"]["factors_from"], values["pretraining"]["loading"]["damaged"]
     assert from_json(json.dumps(values)) == [ROW]
+
+
+def test_rows_from_before_there_was_a_provenance_are_read(tmp_path: Path) -> None:
+    before = json.loads(to_json(ROW))
+    del before["provenance"]
+    before |= {"device": "cuda", "commit": "2c3d-dirty"}
+    known = replace(ROW, provenance=Provenance("", "2c3d-dirty", {}, "cuda", ""))
+    assert from_json(json.dumps(before)) == [known]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([before]))
+    assert with_earlier([replace(ROW, seed=7)], path) == [known, replace(ROW, seed=7)]
+    for name, other in (("device", "commit"), ("commit", "device")):  # that with one of them alone is no row
+        with pytest.raises(UserError, match=rf"unknown: {other}"):
+            from_json(json.dumps({key: value for key, value in before.items() if key != name}))
 
 
 def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
