@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +73,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     trainer = Trainer(settings, tree, Data(data, index.statistics, said), device, rank, world)
     first = trainer.resume()
     if first == 0 and start is not None:
-        taken = begin_with(trainer.model, start.model, str(settings.init))
+        fresh = start.foreign.fresh if start.foreign else ()
+        taken = begin_with(trainer.model, start.model, str(settings.init), fresh)
         if rank == 0:
             print(f"starting from {settings.init}: {taken}")
     require_alike(
@@ -231,14 +232,17 @@ class Trainer:
         return value.hexdigest()
 
 
-def begin_with(model: GDT, start: GDT, source: str) -> str:
-    """Give a model the weights of those parts that another one has too; says which. UserError where they do not fit."""
-    parts = dict(start.named_children())
+def begin_with(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
+    """Give a model the weights of those parts that another one has too, but for its random ones; says which.
+
+    Raises UserError where they do not fit.
+    """
+    parts = {name: part for name, part in start.named_children() if name not in fresh}
     taken = [name for name, _ in model.named_children() if name in parts]
     for name in taken:
         load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
-    fresh = [name for name, _ in model.named_children() if name not in parts]
-    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(fresh)}" if fresh else "")
+    left = [name for name, _ in model.named_children() if name not in parts]
+    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
 
 
 def synchronised(model: GDT, device: torch.device, world: int) -> GDT:

@@ -20,7 +20,8 @@ from pipeline.errors import UserError
 from pipeline.shards.index import Index, fingerprint
 from train import checkpoint
 from train.checkpoint import load_model, untrained
-from train.pretrain import pretrain
+from train.models.gdt import GDT
+from train.pretrain import begin_with, pretrain
 from train.settings import SIZES, Optimization
 from train.weights import KINETICS, RELEASE
 
@@ -345,3 +346,14 @@ def test_pretraining_starts_from_weights_that_are_named(
         pretrain(settings)
     with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: .* are missing"):
         pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))
+
+
+def test_random_parts_of_weights_from_elsewhere_are_not_taken() -> None:
+    small = SIZES["tiny"][1].network
+    model, start = GDT(small), random(GDT(small, ["video"]))
+    head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
+    said = begin_with(model, start, "r2plus1d_18.pth", ("mlp_v",))
+    assert said == "took video_network; random mlp_v, audio_network, mlp_a"
+    assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())
+    weights = model.video_network.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in start.video_network.state_dict().items())
