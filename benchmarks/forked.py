@@ -46,6 +46,7 @@ class Fork:
                 os.dup2(file, number)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             sys.argv = list(command)
+            sys.orig_argv = [sys.executable, "-m", *command]
             sys.path.insert(0, str(folder))
             runpy.run_module(command[0], run_name="__main__", alter_sys=True)
             code = 0

@@ -1,4 +1,4 @@
-"""python -m eval {frozen,ablation,show-batch,show-tree}: numbers and pictures."""
+"""python -m eval {frozen,ablation,export,show-batch,show-tree}: numbers, weights and pictures."""
 
 from __future__ import annotations
 

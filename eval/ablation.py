@@ -17,6 +17,7 @@ import torch
 
 from eval.results import RANDOM, Result, from_json, table, to_json
 from pipeline import presets
+from pipeline.composition import Composition
 from pipeline.errors import UserError
 from pipeline.files import write_text
 from pipeline.shards.index import Index
@@ -55,10 +56,10 @@ class Ablation:
     def __post_init__(self) -> None:
         if torch.cuda.is_available() and self.side_by_side > torch.cuda.device_count():
             raise UserError(f"--side-by-side is {self.side_by_side} but there are {torch.cuda.device_count()} GPUs")
-        if self.word2vec and not any("text" in _modalities(name) for name in self.rows):
+        if self.word2vec and not any("text" in _composition(name).modalities for name in self.rows):
             raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
         for name in self.rows:
-            clips = _clips_per_video(name)
+            clips = _composition(name).clips_per_video
             if self.clips_per_step % clips:
                 raise UserError(
                     f"--clips-per-step {self.clips_per_step} is no multiple of the {clips} clips that row {name} takes "
@@ -141,11 +142,11 @@ def _run(
     train = [
         "train", settings.size, "--dataset", settings.dataset, "--shards", str(shards), "--preset", name,
         "--seed", str(seed), "--out", str(folder),
-        "--videos-per-batch", str(settings.clips_per_step // _clips_per_video(name)),
+        "--videos-per-batch", str(settings.clips_per_step // _composition(name).clips_per_video),
     ]  # fmt: skip
     if settings.steps:
         train += ["--steps", str(settings.steps)]
-    if settings.word2vec and "text" in _modalities(name):
+    if settings.word2vec and "text" in _composition(name).modalities:
         train += ["--word2vec", str(settings.word2vec)]
     evaluate = [
         "eval", "frozen", "--ckpt", str(folder / "checkpoint.pt"), "--shards", str(shards), "--dataset",
@@ -188,12 +189,9 @@ def _label(preset: str) -> str:
     return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
 
 
-def _modalities(preset: str) -> tuple[str, ...]:
-    return presets.composition(preset, videos_per_batch=2).modalities
-
-
-def _clips_per_video(preset: str) -> int:
-    return presets.composition(preset, videos_per_batch=2).clips_per_video
+def _composition(preset: str) -> Composition:
+    """What holds for any number of videos per batch."""
+    return presets.composition(preset, videos_per_batch=2)
 
 
 def _by_preset(results: list[Result]) -> dict[str, list[Result]]:

@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from eval.ablation import Ablation, ablation
+from eval.export import Export, export
 from eval.frozen import Frozen, frozen
 from eval.results import table
 from eval.show_batch import ShowBatch, show_batch
@@ -18,6 +19,7 @@ from train.settings import require_one_name
 Command = (
     Annotated[Frozen, tyro.conf.subcommand("frozen")]
     | Annotated[Ablation, tyro.conf.subcommand("ablation")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[ShowBatch, tyro.conf.subcommand("show-batch")]
     | Annotated[ShowTree, tyro.conf.subcommand("show-tree")]
 )
@@ -25,7 +27,7 @@ Command = (
 
 def main() -> None:
     require_one_name(sys.argv[1:])
-    command: Frozen | Ablation | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
+    command: Frozen | Ablation | Export | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
         known = notation.with_own(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS
         print(presets.listing() if command.preset == "help" else notation.listing(known))
@@ -35,6 +37,8 @@ def main() -> None:
         print(f"numbers: {command.output(result.dataset)} (checkpoint {result.checkpoint}, step {result.step})")
     elif isinstance(command, Ablation):
         print(ablation(command))
+    elif isinstance(command, Export):
+        print(export(command))
     elif isinstance(command, ShowBatch):
         print(f"the picture is {show_batch(command)}")
     else:

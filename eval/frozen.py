@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from eval.features import extract
-from eval.results import RANDOM, Result, git_commit, to_json
+from eval.results import RANDOM, Result, to_json
 from eval.retrieval import chance, few_shot, recall
 from pipeline.errors import UserError
 from pipeline.files import write_text
@@ -17,6 +17,7 @@ from pipeline.leaves import Clip
 from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.layout import shard_folder
 from train.checkpoint import Trained, load_model, untrained
+from train.provenance import Provenance
 
 KS = (1, 5, 20)
 SHOTS = (1, 5, 20)
@@ -86,6 +87,8 @@ def frozen(settings: Frozen) -> Result:
 
 
 def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -> Result:
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    provenance = Provenance.of(device)
     data = fingerprint(index)
     if settings.fold:
         index = index.fold(settings.fold)
@@ -96,7 +99,6 @@ def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -
     index = trained.normalised(index)
     clip, scale = trained.settings.clip, trained.settings.augmentation.scale[0]
     gallery, queries, too_short = _videos(settings, index, clip)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     features = extract(trained.model, index, np.concatenate([gallery, queries]), clip, scale, settings.clips, device)
     n = len(gallery)
     train_label, test_label = index.label[gallery].astype(str), index.label[queries].astype(str)
@@ -127,10 +129,9 @@ def _evaluated(settings: Frozen, trained: Trained, dataset: str, index: Index) -
         gallery_split=settings.gallery_split,
         gallery_per_class=settings.gallery_per_class,
         shots_seed=settings.seed,
-        device=device.type,
         pretraining=trained.settings,
         data=data,
-        commit=git_commit(),
+        provenance=provenance,
     )
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from eval.retrieval import Accuracy
 from pipeline import serialization
 from pipeline.errors import UserError
+from train.provenance import Provenance
 from train.settings import BEFORE, Pretrain
 
 RANDOM = "random weights"
@@ -57,14 +57,12 @@ class Result:
     """How many videos of each class were searched at most; 0 for all."""
     shots_seed: int
     """Decides which videos are the shots."""
-    device: str
-    """Where the features were computed: cpu or cuda."""
     pretraining: Pretrain
     """Settings of the training that the checkpoint is of."""
     data: str
     """Fingerprint of the data set that was evaluated on, before a fold is taken, as `fingerprint` gives it."""
-    commit: str
-    """Git commit of the code, as `git_commit` gives it."""
+    provenance: Provenance
+    """Of the evaluation."""
 
 
 _MISSING = {f"pretraining.{name}": value for name, value in BEFORE.items()}
@@ -80,32 +78,20 @@ def from_json(text: str, source: str = "this text") -> list[Result]:
     try:
         values = json.loads(text)
         rows = values if isinstance(values, list) else [values]
-        return [serialization.rebuilt(Result, row, _MISSING) for row in rows]
+        return [serialization.rebuilt(Result, _with_provenance(row), _MISSING) for row in rows]
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"
         ) from error
 
 
-def git_commit(file: Path = Path(__file__)) -> str:
-    """The commit of the checkout in which a file is tracked, with `-dirty` where tracked files differ from it.
-
-    Empty where it is in none, or git is not there or does not answer.
-    """
-    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # of a repository that the caller may be about
-    environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "--no-optional-locks", *arguments], cwd=file.resolve().parent, env=environment, check=True,
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, timeout=30,
-        ).stdout.strip()  # fmt: skip
-
-    try:
-        git("ls-files", "--error-unmatch", file.name)  # or it was installed into the folder of another project
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.SubprocessError):
-        return ""
+def _with_provenance(row: Any) -> Any:
+    """The row; one from before there was a provenance has all of it that is known."""
+    if not isinstance(row, dict) or "provenance" in row or not row.keys() >= {"commit", "device"}:
+        return row
+    others = {name: value for name, value in row.items() if name not in ("commit", "device")}
+    known = {"command": "", "commit": row["commit"], "versions": {}, "device": row["device"], "started": ""}
+    return others | {"provenance": known}
 
 
 def table(rows: Mapping[str, Sequence[Result]], corner: str = "") -> str:

@@ -103,13 +103,19 @@ def _set_up(kind: type[Transformation], settings: str | None, text: str) -> Tran
 
 def with_own(path: Path) -> Transformations:
     """The transformations there are and those of a Python file. Raises UserError, with its line, where it is broken."""
+    return with_own_code(path, own_code(path))
+
+
+def own_code(path: Path) -> bytes:
+    """What a file of factors says. Raises UserError where there is none."""
     if not path.is_file():
         raise UserError(f"there is no file {path} with factors (--factors-from)")
-    return _with_own(path, path.read_bytes())
+    return path.read_bytes()
 
 
 @lru_cache(maxsize=4)
-def _with_own(path: Path, code: bytes) -> Transformations:
+def with_own_code(path: Path, code: bytes) -> Transformations:
+    """The same of what was read from the file."""
     module = types.ModuleType(_OWN + path.stem)
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where dataclasses look for the names in annotations

@@ -39,11 +39,16 @@ _CONFIG: dict[str, Any] = {
 _LOST = (distributed.client.FutureCancelledError, distributed.comm.CommClosedError, TimeoutError, OSError)
 
 
+def one_per_core() -> int:
+    """How many workers there are unless somebody says it."""
+    return len(os.sched_getaffinity(0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workers:
     """Settings of every command that has workers."""
 
-    workers: int = field(default_factory=lambda: one_per_core())
+    workers: int = field(default_factory=one_per_core)
     """Worker processes on this machine, of one thread each; default one per core. SLURM jobs with --scheduler slurm;
     unused with an address."""
     scheduler: str = ""
@@ -51,11 +56,6 @@ class Workers:
 
     def __post_init__(self) -> None:
         require_positive(self, "", "workers")
-
-
-def one_per_core() -> int:
-    """How many workers there are unless somebody says it."""
-    return len(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager

@@ -102,6 +102,7 @@ os.rename settings.json 1 0
 os.rename metrics.jsonl 1 0
 open metrics.jsonl 2 0
 open checkpoint.pt.partial 4 0
+os.rename run.json 1 0
 """.splitlines()
 
 

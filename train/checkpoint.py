@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,11 +13,11 @@ import torch
 
 from pipeline.errors import UserError, first_line
 from pipeline.files import partial_of, publish, require_readable
-from pipeline.leaves import MODALITIES
 from pipeline.shards.index import Index, Statistics
-from train.models.gdt import GDT, load_weights
+from train import portable
+from train.models.gdt import GDT, load_weights, modalities_of
 from train.settings import Pretrain, from_json
-from train.weights import Foreign, read_foreign
+from train.weights import Foreign, damaged_part, read_foreign
 
 NAME = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
@@ -35,8 +34,11 @@ class Data:
     """What a run learns from."""
 
     fingerprint: str
+    """Of the shards."""
     statistics: Statistics
     """With which its inputs are normalised, there and wherever the model is used."""
+    words: str = ""
+    """Digest of the words and of their vectors; empty where words are no modality."""
 
 
 def save(
@@ -48,7 +50,7 @@ def save(
     """
     partial = partial_of(path)
     state = {
-        "format": FORMAT, "settings": settings, "data": data.fingerprint, "step": step,
+        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
     try:
@@ -79,6 +81,15 @@ def _keep(path: Path) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """The contents of a checkpoint. Raises UserError if it is missing, damaged or not one of ours."""
+    path = _existing(path)
+    try:
+        return _read(path)
+    except Damaged as damage:
+        raise _unreadable(path, damage) from damage
+
+
+def _existing(path: Path) -> Path:
+    """The file that a path names, in its folder where it is one. Raises UserError where there is none."""
     if path.is_dir():
         path = path / NAME
     if not path.is_file():
@@ -86,12 +97,13 @@ def read(path: Path) -> dict[str, Any]:
         if previous.is_file() and path.name == NAME:
             raise UserError(f"there is no checkpoint {path}, but the one before it: name {previous}")
         raise UserError(f"there is no checkpoint {path}; make one with 'make pretrain', or set CKPT to yours")
-    try:
-        return _read(path)
-    except Damaged as damage:
-        previous = path.with_name(PREVIOUS)
-        instead = f"name the one before it, {previous}" if previous.is_file() and path.name == NAME else "name another"
-        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}") from damage
+    return path
+
+
+def _unreadable(path: Path, damage: Damaged) -> UserError:
+    previous = path.with_name(PREVIOUS)
+    instead = f"name the one before it, {previous}" if previous.is_file() and path.name == NAME else "name another"
+    return UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}")
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -124,9 +136,8 @@ class Damaged(Exception):
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        with zipfile.ZipFile(path) as archive:  # torch writes checksums and does not look at them
-            if (part := archive.testzip()) is not None:
-                raise Damaged(f"the checksum of its part {part} does not match, it is damaged")
+        if (part := damaged_part(path)) is not None:
+            raise Damaged(f"the checksum of its part {part} does not match, it is damaged")
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (MemoryError, Damaged):
         raise
@@ -140,6 +151,8 @@ def _read(path: Path) -> dict[str, Any]:
     if state["format"] == BEFORE_STATISTICS:
         state["model"] = {_HEAD.sub(_renamed, name): value for name, value in state["model"].items()}
         state["statistics"] = None
+    if "words" not in state:  # they came after the shards' fingerprint, which is of 64 digits
+        state["data"], state["words"] = state["data"][:64], state["data"][64:]
     return state
 
 
@@ -175,17 +188,19 @@ class Trained:
 
 
 def load_model(path: Path) -> Trained:
-    """The trained model of a checkpoint of ours or of weights from elsewhere, see `train.weights`.
+    """The trained model of a checkpoint of ours, of one that was exported, or of weights from elsewhere.
+
+    What these may be is told in `train.portable` and `train.weights`.
 
     Raises UserError if it is neither, of another version, or does not fit.
     """
-    if (foreign := _foreign(path)) is not None:
-        return Trained(foreign.model, Pretrain(), 0, foreign.statistics, foreign)
-    state = read(path)
-    settings = from_json(state["settings"], str(path))
-    model = GDT(settings.network, _modalities(state["model"]))
-    load_weights(model, state["model"], str(path))
-    return Trained(model.eval(), settings, state["step"], _statistics(state))
+    found = _found(path)
+    if isinstance(found, Foreign):
+        return Trained(found.model, Pretrain(), 0, found.statistics, found)
+    settings = from_json(found["settings"], str(path))
+    model = GDT(settings.network, modalities_of(found["model"]))
+    load_weights(model, found["model"], str(path))
+    return Trained(model.eval(), settings, found["step"], _statistics(found))
 
 
 def untrained(path: Path) -> Trained:
@@ -193,32 +208,30 @@ def untrained(path: Path) -> Trained:
 
     Raises UserError as `load_model` does.
     """
-    if (foreign := _foreign(path)) is not None:
+    found = _found(path)
+    if isinstance(found, Foreign):
         torch.manual_seed(0)
-        modalities = _modalities(foreign.model.state_dict())
-        return Trained(GDT(foreign.model.network, modalities).eval(), Pretrain(), 0, foreign.statistics, foreign)
-    state = read(path)
-    settings = from_json(state["settings"], str(path))
+        modalities = modalities_of(found.model.state_dict())
+        return Trained(GDT(found.model.network, modalities).eval(), Pretrain(), 0, found.statistics, found)
+    settings = from_json(found["settings"], str(path))
     torch.manual_seed(settings.seed)
-    model = GDT(settings.network, _modalities(state["model"])).eval()
-    return Trained(model, settings, 0, _statistics(state))
+    model = GDT(settings.network, modalities_of(found["model"])).eval()
+    return Trained(model, settings, 0, _statistics(found))
 
 
-def _foreign(path: Path) -> Foreign | None:
-    """Weights from elsewhere; None where the file is one of ours, none at all, or of no kind that is known."""
-    if not path.is_file():
-        return None
+def _found(path: Path) -> dict[str, Any] | Foreign:
+    """The contents of a checkpoint of ours, also of an exported one, or weights from elsewhere.
+
+    Raises UserError where the file is neither.
+    """
+    path = _existing(path)
     try:
-        _read(path)
-    except Damaged:
-        return read_foreign(path)
-    return None
+        return _read(path)
+    except Damaged as damage:
+        if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
+            return other
+        raise _unreadable(path, damage) from damage
 
 
 def _statistics(state: Mapping[str, Any]) -> Statistics | None:
     return None if state["statistics"] is None else Statistics.from_numbers(state["statistics"])
-
-
-def _modalities(weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Those that a model with these weights has networks for."""
-    return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]

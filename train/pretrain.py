@@ -8,7 +8,7 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,7 @@ from train import checkpoint
 from train.checkpoint import Data, load_model
 from train.loss import gdt_loss
 from train.models.gdt import GDT, load_weights
+from train.provenance import Provenance, Start, record
 from train.ranks import require_alike, watched
 from train.run import Log, StopSignal, place, precision
 from train.settings import Pretrain, differences, flags, to_json
@@ -49,27 +50,31 @@ def pretrain(settings: Pretrain) -> Path:
 
 
 def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -> Path:
+    provenance = Provenance.of(device)
     index = Index.open(settings.shard_folder)
+    data = fingerprint(index)
     tree = settings.tree(index, print if rank == 0 else lambda _: None)
     tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
     start = load_model(settings.init) if settings.init else None
     if start is not None:
         index = start.normalised(index)
     words = settings.words(index)
-    data = fingerprint(index)
-    language = ""
+    said = ""
     if words is not None:
         # which words there are is under the seals of the shards, not in the fingerprint
-        language = f"{words.checksum()}{zlib.crc32(index.shard_seal.tobytes()):08x}"
+        said = f"{words.checksum()}{zlib.crc32(index.shard_seal.tobytes()):08x}"
         settings = replace(settings, network=replace(settings.network, word_dimensions=words.dimensions))
     require_alike(
-        flags(settings) | {"set of shards": data[:12], "set of words": language, "version of torch": torch.__version__},
+        flags(settings)
+        | {"set of shards": data[:12], "set of words": said, "version of torch": torch.__version__}
+        | {"normalisation of the inputs": str(index.statistics.to_numbers())},
         "start all of them with the same command, the same software and the same shards",
     )
-    trainer = Trainer(settings, tree, Data(data + language, index.statistics), device, rank, world)
+    trainer = Trainer(settings, tree, Data(data, index.statistics, said), device, rank, world)
     first = trainer.resume()
     if first == 0 and start is not None:
-        taken = begin_with(trainer.model, start.model, str(settings.init))
+        fresh = start.foreign.fresh if start.foreign else ()
+        taken = begin_with(trainer.model, start.model, str(settings.init), fresh)
         if rank == 0:
             print(f"starting from {settings.init}: {taken}")
     require_alike(
@@ -77,6 +82,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         f"the folder {settings.run_folder} must be on a disk that all ranks share",
     )
     trainer.settle()
+    if rank == 0:
+        record(settings.run_folder, Start(first, data, provenance))
     plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
     with (
         Loader(index, plans, settings.clip, device, settings.loading, words) as loader,
@@ -188,8 +195,7 @@ class Trainer:
         if wrong and self.rank == 0:
             print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
         changed = differences(state["settings"], to_json(self.settings))
-        shards = 64  # digits of the fingerprint of the shards; those of the words come after them
-        if state["data"] != self._data.fingerprint and state["data"][:shards] == self._data.fingerprint[:shards]:
+        if state["data"] == self._data.fingerprint and state["words"] != self._data.words:
             raise UserError(
                 f"{self.path.parent} holds a run with other words: other vectors, or captions that were changed since; "
                 "set --out to another folder, or --word2vec to the file of then"
@@ -203,6 +209,11 @@ class Trainer:
             raise UserError(
                 f"{self.path.parent} holds a run with other settings ({'; '.join(changed)}); "
                 "set --out to another folder, or go on with the same settings"
+            )
+        if state["statistics"] not in (None, self._data.statistics.to_numbers()):
+            raise UserError(
+                f"{self.path.parent} holds a run whose inputs are normalised otherwise: {self.settings.init}, from "
+                "which it began, has changed since; set --out to another folder, or put the file of then there"
             )
         load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(state["optimizer"])
@@ -221,14 +232,17 @@ class Trainer:
         return value.hexdigest()
 
 
-def begin_with(model: GDT, start: GDT, source: str) -> str:
-    """Give a model the weights of those parts that another one has too; says which. UserError where they do not fit."""
-    parts = dict(start.named_children())
+def begin_with(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
+    """Give a model the weights of those parts that another one has too, but for its random ones; says which.
+
+    Raises UserError where they do not fit.
+    """
+    parts = {name: part for name, part in start.named_children() if name not in fresh}
     taken = [name for name, _ in model.named_children() if name in parts]
     for name in taken:
         load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
-    fresh = [name for name, _ in model.named_children() if name not in parts]
-    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(fresh)}" if fresh else "")
+    left = [name for name, _ in model.named_children() if name not in parts]
+    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
 
 
 def synchronised(model: GDT, device: torch.device, world: int) -> GDT:

@@ -148,8 +148,9 @@ class Pretrain:
         """With what the file of factors says now as a part of the settings."""
         if self.factors_from is None:
             return self
-        notation.with_own(self.factors_from)  # or it says what is wrong with it
-        return replace(self, factors_digest=hashlib.sha256(self.factors_from.read_bytes()).hexdigest()[:16])
+        code = notation.own_code(self.factors_from)
+        notation.with_own_code(self.factors_from, code)  # or it says what is wrong with it
+        return replace(self, factors_digest=hashlib.sha256(code).hexdigest()[:16])
 
     @property
     def transformations(self) -> notation.Transformations:

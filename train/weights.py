@@ -1,6 +1,7 @@
-"""Weights from elsewhere: the published GDT release's, torchvision's, safetensors. No object in a file is ever built.
+"""Weights from elsewhere: files of the published GDT release and of torchvision, or with their names as safetensors.
 
-Normalisation belongs to the weights: what a kind of weights expects comes with them.
+No object in a file is ever built. Normalisation belongs to the weights: what a kind of weights expects comes with them,
+unless a file, as one that this program exported, says it itself.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch import Tensor
 
 from pipeline.errors import UserError
 from pipeline.files import require_readable
-from pipeline.leaves import MODALITIES
 from pipeline.shards.index import Statistics
-from train.models.gdt import GDT, Network, load_weights
+from train import tensors
+from train.models.gdt import GDT, Network, load_weights, modalities_of
 
 _MOST = 100
 """Kinds of objects that no checkpoint has more of."""
@@ -31,6 +32,8 @@ KINETICS = Statistics(
     255 * np.array([0.43216, 0.394666, 0.37645]), 255 * np.array([0.22803, 0.22145, 0.216989]), 0.0, 1.0
 )
 """What torchvision's video networks expect; they have nothing to do with sound."""
+STATISTICS = "statistics"
+"""Where exported files of these kinds say what they expect instead: `Statistics.to_numbers`."""
 
 
 @dataclass(frozen=True)
@@ -69,21 +72,46 @@ def read_foreign(path: Path) -> Foreign | None:
         (lambda names: "stem.0.weight" in names, _torchvision),
     ):
         if recognised(weights):
-            return convert(weights, str(path))
+            return convert(weights, _stated(found), str(path))
     return None
 
 
+def _stated(found: Mapping[Any, Any]) -> Statistics | None:
+    """What a file says of the normalisation, as exported ones do beside their weights, or as STATISTICS of a model that
+    torch keeps for its state; None where it says nothing.
+    """
+    kept = getattr(found, "_metadata", None)
+    root = kept.get("") if isinstance(kept, Mapping) else None
+    numbers = root.get(STATISTICS) if isinstance(root, Mapping) else found.get(STATISTICS)
+    if isinstance(numbers, list) and len(numbers) == 8 and all(isinstance(number, float) for number in numbers):
+        return Statistics.from_numbers(numbers)
+    return None
+
+
+def damaged_part(path: Path) -> str | None:
+    """The first part of a file of torch's whose checksum does not match, which torch does not look at; None for none.
+
+    Raises whatever zipfile does where the file is not such a one, or badly damaged.
+    """
+    with zipfile.ZipFile(path) as archive:
+        return archive.testzip()
+
+
 def _whole(path: Path) -> bool:
-    """Whether the checksums of a file match, which torch does not look at; files from before torch 1.6 have none."""
+    """Whether the checksums of a file match; files from before torch 1.6 have none."""
     if not zipfile.is_zipfile(path):
         return True
-    with contextlib.suppress(zipfile.BadZipFile, OSError, ValueError, EOFError), zipfile.ZipFile(path) as archive:
-        return archive.testzip() is None
+    with contextlib.suppress(Exception):  # whatever strange bytes make the reader raise
+        return damaged_part(path) is None
     return False
 
 
 def _contents(path: Path) -> Any:
-    """What torch saved, with an inert stand-in for every object that is no tensor, number, text, list or table."""
+    """The table of a safetensors file, or what torch saved, where an inert stand-in takes the place of every object
+    that is no tensor, number, text, list or table.
+    """
+    if (table := tensors.read(path)) is not None:
+        return table[0]
     stand_ins: dict[str, Callable[..., Any]] = {}
     while len(stand_ins) < _MOST:
         try:
@@ -141,25 +169,26 @@ def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _published(weights: dict[str, Tensor], source: str) -> Foreign:
+def _published(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
     kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd."))
-    modalities = [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in kept)]
     words = kept.get("text_network.fc1.weight", torch.empty(2048, 300))
     network = Network(word_dimensions=words.shape[1], text_width=words.shape[0])
-    model = GDT(network, modalities)
+    model = GDT(network, modalities_of(kept))
     load_weights(model, kept, source)
-    return Foreign(model.eval(), "published GDT weights", RELEASE, dropped, ())
+    kind = "weights exported as the published ones" if stated else "published GDT weights"
+    return Foreign(model.eval(), kind, stated or RELEASE, dropped, ())
 
 
-def _finetuned(weights: dict[str, Tensor], source: str) -> Foreign:
+def _finetuned(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
     kept, dropped = _without(weights, ("classifier.", "fc."))
     trunk = {name.removeprefix("base."): value for name, value in kept.items()}
-    return _trunk_alone(trunk, "published GDT weights, finetuned", RELEASE, dropped, source)
+    return _trunk_alone(trunk, "published GDT weights, finetuned", stated or RELEASE, dropped, source)
 
 
-def _torchvision(weights: dict[str, Tensor], source: str) -> Foreign:
+def _torchvision(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
     kept, dropped = _without(weights, ("fc.",))
-    return _trunk_alone(kept, "torchvision's r2plus1d_18", KINETICS, dropped, source)
+    kind = "weights exported as r2plus1d_18" if stated else "torchvision's r2plus1d_18"
+    return _trunk_alone(kept, kind, stated or KINETICS, dropped, source)
 
 
 def _trunk_alone(

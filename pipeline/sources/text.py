@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipeline.leaves import Leaves
-from pipeline.sources.base import InputSource, Memory, Part
+from pipeline.leaves import Clip, Leaves
+from pipeline.sources.base import InputSource, Loading, Memory, Part, Readings
 
 NOTHING = -1
 
@@ -35,12 +35,16 @@ class TextSource(InputSource):
     modality = "text"
     always_usable = False
 
+    def __init__(self, readings: Readings, clip: Clip, device: torch.device, loading: Loading) -> None:
+        """Raises UserError where there are no word vectors."""
+        super().__init__(readings, clip, device, loading)
+        self._vectors = readings.words.vectors
+
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        table = self.readings.words.vectors
         for leaves in batches:
             tokens, damaged = self._tokens(leaves)
             said = tokens != NOTHING
-            vectors = np.where(said[..., None], table[tokens], np.float16(0))
+            vectors = np.where(said[..., None], self._vectors[tokens], np.float16(0))
             words = Words(memory().hold("vectors", vectors), memory().hold("said", said), tokens)
             yield Part(words, said.any(1), damaged)
 

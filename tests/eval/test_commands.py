@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,6 +56,9 @@ def test_frozen_features_are_evaluated_and_written(command: Run, checkpoint: Pat
     assert (result["gallery"], result["queries"], result["classes"], result["clips"]) == (24, 12, 3, 10)
     assert result["chance"]["1"] == pytest.approx(100 / 3)
     assert result["data"] == fingerprint(Index.open(shards))
+    assert result["provenance"]["command"] == shlex.join(
+        [sys.executable, "-m", "eval", "frozen", "--ckpt", str(checkpoint)]
+    )
     assert result["pretraining"]["out"] == str(checkpoint.parent) and not result["random_weights"]
     assert 0 <= result["recall"]["1"] <= result["recall"]["5"] <= result["recall"]["20"] <= 100
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eval.ablation import with_earlier
-from eval.results import Result, from_json, git_commit, table, to_json
+from eval.results import Result, from_json, table, to_json
 from eval.retrieval import Accuracy
 from pipeline.errors import UserError
+from train.provenance import Provenance
 from train.settings import SIZES
 
 ROW = Result(
@@ -21,8 +20,11 @@ ROW = Result(
     gallery=50, queries=20, too_short=1, query_split="test", fold=3, classes=5, clips=10,
     recall={1: 31.25, 5: 100 / 3, 20: 99.9}, chance={1: 20.0, 5: 67.2, 20: 98.8},
     few_shot={1: Accuracy(12.5, 1.5), 5: Accuracy(18.04, 0.1)},
-    random_weights=False, gallery_split="train", gallery_per_class=10, shots_seed=4, device="cpu",
-    pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")), data="0a1b", commit="2c3d-dirty",
+    random_weights=False, gallery_split="train", gallery_per_class=10, shots_seed=4,
+    pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")), data="0a1b",
+    provenance=Provenance(
+        "python -m eval frozen", "2c3d-dirty", {"torch": "2.13.0"}, "AMD EPYC", "2026-11-22T10:00:00+00:00"
+    ),
 )  # fmt: skip
 
 
@@ -77,33 +79,18 @@ def test_rows_whose_training_is_from_before_a_setting_are_read() -> None:
     assert from_json(json.dumps(values)) == [ROW]
 
 
-@pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
-def test_the_commit_is_that_of_the_checkout_the_code_is_tracked_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def git(*arguments: str) -> str:
-        command = ["git", "-c", "user.name=a", "-c", "user.email=b", *arguments]
-        return subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout.strip()
-
-    code, other = tmp_path / "code.py", tmp_path / "other.py"
-    code.write_text("1")
-    assert git_commit(code) == ""  # no repository
-    git("init")
-    assert git_commit(code) == ""  # no commit
-    other.write_text("1")
-    git("add", "other.py")
-    git("commit", "-m", "first")
-    assert git_commit(code) == ""  # lies in the checkout of another project
-    git("add", "code.py")
-    git("commit", "-m", "second")
-    git("tag", "-a", "v1", "-m", "v1")
-    assert git_commit(code) == git("rev-parse", "HEAD")
-    other.write_text("2")
-    assert git_commit(code) == git("rev-parse", "HEAD") + "-dirty"
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))
-    assert git_commit(code).endswith("-dirty")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert shutil.which("git") is None and git_commit(code) == ""
+def test_rows_from_before_there_was_a_provenance_are_read(tmp_path: Path) -> None:
+    before = json.loads(to_json(ROW))
+    del before["provenance"]
+    before |= {"device": "cuda", "commit": "2c3d-dirty"}
+    known = replace(ROW, provenance=Provenance("", "2c3d-dirty", {}, "cuda", ""))
+    assert from_json(json.dumps(before)) == [known]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([before]))
+    assert with_earlier([replace(ROW, seed=7)], path) == [known, replace(ROW, seed=7)]
+    for name, other in (("device", "commit"), ("commit", "device")):  # that with one of them alone is no row
+        with pytest.raises(UserError, match=rf"unknown: {other}"):
+            from_json(json.dumps({key: value for key, value in before.items() if key != name}))
 
 
 def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -216,7 +216,7 @@ def test_what_lacks_is_said(index: Index, shards: Path, word2vec: Path, tmp_path
         WordVectors.of(index, tmp_path / "other.txt")
     _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1")
     with pytest.raises(UserError, match="words need their vectors"):
-        loaded(index, plan, None)  # type: ignore[arg-type]
+        Loader(index, [plan], CLIP, CPU)  # before anything is read
     silent = replace(index, text_count=np.where(np.arange(len(index)) % 2, 0, index.text_count))
     told: list[str] = []
     composition = presets.composition("text-f", 2, AUGMENTATION)

@@ -94,6 +94,21 @@ def test_the_one_before_is_kept_and_taken_where_the_newest_is_damaged(tmp_path: 
         checkpoint.read_newest(tmp_path)
 
 
+def test_the_digest_of_words_is_found_behind_the_fingerprint_in_checkpoints_that_have_no_field_for_it(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / checkpoint.NAME
+    for words in ("0123456789abcdef", ""):
+        checkpoint.save(path, *model_at(1), 1, "{}", replace(DATA, fingerprint="f" * 64, words=words))
+        now = checkpoint.read(path)
+        assert (now["data"], now["words"]) == ("f" * 64, words)
+        state = torch.load(path, weights_only=True)
+        del state["words"]
+        torch.save(state | {"data": "f" * 64 + words}, path)
+        before = checkpoint.read(path)
+        assert (before["data"], before["words"]) == ("f" * 64, words)
+
+
 def test_a_file_system_without_hard_links_keeps_the_one_before_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.seal import seal_of
 from tests.conftest import ROOT, Run
 
@@ -40,6 +42,18 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", *arguments(shards, run, "--steps", STEPS, "--network.dropout", 0.3)]
     subprocess.run(command, cwd=run.parent, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     return run
+
+
+def starts(run: Path) -> list[dict]:
+    return json.loads((run / "run.json").read_text())
+
+
+def test_a_run_writes_down_how_it_was_started(shards: Path, undisturbed: Path) -> None:
+    (start,) = starts(undisturbed)
+    command = [sys.executable, "-m", *arguments(shards, undisturbed, "--steps", STEPS, "--network.dropout", 0.3)]
+    assert shlex.split(start["provenance"]["command"]) == command
+    assert start["step"] == 0 and start["data"] == fingerprint(Index.open(shards))
+    assert start["provenance"]["versions"]["torch"] == torch.__version__
 
 
 def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tmp_path: Path) -> None:
@@ -97,6 +111,7 @@ def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
     assert step == len(losses(run)) < STEPS
     assert command(*arguments(shards, run, *more)).returncode == 0
     assert losses(run) == losses(undisturbed)
+    assert [start["step"] for start in starts(run)] == [0, step]
 
 
 def test_a_run_with_other_settings_is_not_mixed_in(command: Run, shards: Path, undisturbed: Path) -> None:
@@ -141,6 +156,9 @@ def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shar
     assert done.returncode == 0, done.stderr
     assert len(losses(run)) == 4 and np.isfinite(losses(run)).all()
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 4
+    (start,) = starts(run)
+    assert start["provenance"]["command"].startswith(f"RANK=0 WORLD_SIZE=2 {sys.executable} ")
+    assert start["provenance"]["command"].endswith(shlex.join(arguments(shards, run, "--steps", 4)))
     refused = command(*torchrun, *arguments(shards, tmp_path / "odd", "--steps", 4), "--videos-per-batch", 5)
     assert "5 videos per batch cannot be shared by 2 GPUs" in refused.stderr and refused.returncode
 

@@ -17,10 +17,11 @@ from torch.nn import functional
 
 from eval.frozen import Frozen, frozen
 from pipeline.errors import UserError
-from pipeline.shards.index import Index
+from pipeline.shards.index import Index, fingerprint
 from train import checkpoint
 from train.checkpoint import load_model, untrained
-from train.pretrain import pretrain
+from train.models.gdt import GDT
+from train.pretrain import begin_with, pretrain
 from train.settings import SIZES, Optimization
 from train.weights import KINETICS, RELEASE
 
@@ -288,6 +289,14 @@ def test_a_damaged_checkpoint_of_ours_is_not_taken_for_another(run: Path, tmp_pa
         load_model(tmp_path / "x.pt")
 
 
+def test_damage_that_makes_parts_look_encrypted_is_one_sentence(run: Path, tmp_path: Path) -> None:
+    whole = bytearray(run.read_bytes())
+    whole[whole.index(b"PK\x01\x02") + 8] |= 1  # the flags of the first part in the table of parts
+    (tmp_path / "x.pt").write_bytes(whole)
+    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: it is damaged or something else"):
+        load_model(tmp_path / "x.pt")
+
+
 def test_a_checkpoint_from_before_the_statistics_is_read_and_said_to_be_one(
     run: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -330,5 +339,21 @@ def test_pretraining_starts_from_weights_that_are_named(
     ):
         assert torch.allclose(one, other, atol=1e-8), name
     assert now.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
+    assert torch.load(tmp_path / "run" / checkpoint.NAME, weights_only=True)["data"] == fingerprint(index)
+    pretrain(settings)  # goes on, to find that it is done
+    torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
+    with pytest.raises(UserError, match="holds a run whose inputs are normalised otherwise: .*start.pt, from which"):
+        pretrain(settings)
     with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: .* are missing"):
         pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))
+
+
+def test_random_parts_of_weights_from_elsewhere_are_not_taken() -> None:
+    small = SIZES["tiny"][1].network
+    model, start = GDT(small), random(GDT(small, ["video"]))
+    head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
+    said = begin_with(model, start, "r2plus1d_18.pth", ("mlp_v",))
+    assert said == "took video_network; random mlp_v, audio_network, mlp_a"
+    assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())
+    weights = model.video_network.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in start.video_network.state_dict().items())

@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from pipeline.colour import Pixels
 from pipeline.errors import UserError, require_positive
+from pipeline.leaves import MODALITIES
 from train.models.audio import AudioResNet
 from train.models.r2plus1d import R2Plus1D
 from train.models.text import TextNetwork
@@ -132,6 +133,11 @@ class GDT(nn.Module):
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
         """Leaves by modality, as in `Batch.inputs`, to embeddings, one modality after the other: float32 [n, d]."""
         return torch.cat([self.embed(modality, leaves) for modality, leaves in inputs.items()])
+
+
+def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
+    """Those that a model with these weights has networks for."""
+    return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:

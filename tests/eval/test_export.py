@@ -1,0 +1,263 @@
+"""Exported weights: read back as they were, by this program and by the networks whose names they have."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from eval.export import Export, export
+from pipeline.errors import UserError
+from pipeline.shards.index import Statistics
+from tests.conftest import Run
+from tests.tamper import flip
+from tests.train.test_weights import BANKS, CLIPS, Release, Video
+from tests.train.test_weights import random as drawn
+from train import checkpoint, tensors
+from train.checkpoint import Data, Trained, load_model, untrained
+from train.models.gdt import GDT, Network
+from train.pretrain import pretrain
+from train.settings import SIZES, Optimization, Pretrain, to_json
+from train.weights import KINETICS, RELEASE
+
+TINY = replace(SIZES["tiny"][1], seed=3)
+MICRO = Network(
+    stem=2, stem_middle=2, widths=(2,), depth=1, audio_stem=2, audio_widths=(2,), text_width=2, hidden=2, embedding=2
+)
+STATISTICS = Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 1 / 3]), -3.0, 2.5)
+
+
+def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] = ("video", "audio")) -> Path:
+    """A checkpoint of a model whose every parameter is drawn, and whose batch norms have statistics of their own."""
+    torch.manual_seed(0)
+    model = drawn(GDT(settings.network, modalities))
+    path = folder / checkpoint.NAME
+    checkpoint.save(
+        path, model, torch.optim.SGD(model.parameters(), 0.1), 7, to_json(settings), Data("data", STATISTICS)
+    )
+    return path
+
+
+def same(one: Trained, other: Trained) -> bool:
+    """Whether everything but the networks' objects is the same, to the bit."""
+    ours, theirs = one.model.state_dict(), other.model.state_dict()
+    numbers = [None if t.statistics is None else t.statistics.to_numbers() for t in (one, other)]
+    facts = [(t.settings, t.step, t.name, t.model.network) for t in (one, other)]
+    return (
+        facts[0] == facts[1]
+        and numbers[0] == numbers[1]
+        and ours.keys() == theirs.keys()
+        and all(torch.equal(ours[name], theirs[name]) for name in ours)
+        and not other.model.training
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("modalities", [("video",), ("video", "audio", "text")])
+def test_safetensors_give_back_what_the_checkpoint_holds(tmp_path: Path, modalities: tuple[str, ...]) -> None:
+    path, out = checkpoint_of(tmp_path, TINY, modalities), tmp_path / "x.safetensors"
+    said = export(Export(path, out))
+    assert same(load_model(path), load_model(out)) and same(untrained(path), untrained(out))
+    # by safetensors' own reader
+    expected = load_model(path).model.state_dict()
+    found = safetensors.torch.load_file(out)
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
+    with safetensors.safe_open(out, "pt") as file:
+        texts = file.metadata()
+    assert (texts["format"], texts["version"], texts["step"]) == ("gdt-model", "1", "7")
+    assert json.loads(texts["network"])["widths"] == [16, 32, 64, 128] and json.loads(texts["clip"])["size"] == 32
+    assert json.loads(texts["settings"])["seed"] == 3 and json.loads(texts["statistics"]) == STATISTICS.to_numbers()
+    assert f"holds {', '.join(dict(load_model(path).model.named_children()))}\n" in said
+    assert "clips of 8 stored frames, every 4-th, 32x32 pixels of frames whose shorter side is 36; pixels" in said
+    assert ("log-mel values less -3, over 2.5" in said) == ("audio" in modalities)
+
+
+def test_a_checkpoint_that_does_not_know_its_statistics_does_not_know_them_afterwards(tmp_path: Path) -> None:
+    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
+    state = torch.load(path, weights_only=True) | {"format": checkpoint.BEFORE_STATISTICS}
+    new, old = ("block_forward.2.", "block_forward.4.", "block_forward.8."), ("1.", "2.", "5.")
+    for now, then in zip(new, old, strict=True):
+        state["model"] = {
+            name.replace(now, f"block_forward.{then}"): value for name, value in state["model"].items()
+        }  # fmt: skip
+    torch.save(state, path)
+    assert "how they were normalised is not known" in export(Export(path, out))
+    assert load_model(out).statistics is None and same(load_model(path), load_model(out))
+
+
+def test_no_flipped_bit_of_a_safetensors_file_changes_what_is_read(tmp_path: Path) -> None:
+    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
+    export(Export(path, out))
+    expected, whole = load_model(path), out.read_bytes()
+    header = int.from_bytes(whole[:8], "little")
+    draw = random.Random(0)
+    places = [
+        *range(16),
+        *(draw.randrange(8 + header) for _ in range(120)),
+        *(draw.randrange(len(whole)) for _ in range(60)),
+    ]
+    refused = 0
+    for place in places:
+        flip(out, place, draw.randrange(8))
+        try:
+            assert same(expected, load_model(out))
+        except UserError as error:
+            assert str(error).startswith(str(out)) and "\n" not in str(error)
+            refused += 1
+        out.write_bytes(whole)
+    assert refused > 190
+
+
+@pytest.mark.parametrize("length", [5, 9, 3000, -1])
+def test_a_safetensors_file_that_is_cut_off_is_one_sentence(tmp_path: Path, length: int) -> None:
+    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
+    export(Export(path, out))
+    out.write_bytes(out.read_bytes()[:length])
+    with pytest.raises(UserError, match=r"x.safetensors cannot be read as (safetensors: it is damaged|a checkpoint)"):
+        load_model(out)
+
+
+def test_safetensors_of_another_version_or_without_their_texts_are_one_sentence(tmp_path: Path) -> None:
+    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
+    export(Export(path, out))
+    table, texts = tensors.read(out)
+    for change, message in (
+        ({"version": "2"}, "x.safetensors is of version 2 of gdt-model; use the program that wrote it"),
+        ({"step": "many"}, "x.safetensors holds other texts than gdt-model has .*'many'.*; write it anew"),
+        ({"settings": "{}"}, "x.safetensors holds settings of another version of this program .missing: dataset"),
+    ):
+        tensors.write(out, table, texts | change)
+        with pytest.raises(UserError, match=message):
+            load_model(out)
+    safetensors.torch.save_file(table, out, texts | {"crc32": ""})
+    with pytest.raises(UserError, match="it is damaged .its checksum does not match."):
+        load_model(out)
+    safetensors.torch.save_file({"weight": torch.zeros(3)}, out)
+    with pytest.raises(UserError, match="x.safetensors cannot be read as a checkpoint"):
+        load_model(out)
+
+
+@pytest.fixture(scope="module")
+def paper() -> Trained:
+    """The paper's networks."""
+    return Trained(drawn(GDT(Network())), Pretrain(), 7, STATISTICS)
+
+
+@pytest.fixture
+def read(paper: Trained, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trained]:
+    """What the checkpoint of a name holds."""
+    held = {"paper": paper, "old": replace(paper, statistics=None)}
+    monkeypatch.setattr("eval.export.load_model", lambda path: held[path.name])
+    return held
+
+
+FEW = CLIPS[:1, :, :2]
+
+
+def test_published_files_load_into_the_release_and_come_back(
+    paper: Trained, read: dict[str, Trained], tmp_path: Path
+) -> None:
+    out = tmp_path / "gdt.pth"
+    said = export(Export(Path("paper"), out, "published"))
+    assert "pixels from 0 to 1, less (0.352941, 0.392157, 0.431373), over (0.196078, 0.235294, 0.00130719)" in said
+    release = Release().eval()
+    missing, unknown = release.load_state_dict(torch.load(out, weights_only=True)["model"], strict=False)
+    assert set(missing) == {"audio_network.base.fc.weight", "audio_network.base.fc.bias"} and unknown == []
+    with torch.no_grad():
+        video, sound = release.video_network.base(FEW), release.audio_network.base(BANKS)
+        assert torch.allclose(release.mlp_v(video), paper.model.embed("video", FEW), atol=1e-5)
+        assert torch.allclose(release.mlp_a(sound), paper.model.embed("audio", BANKS), atol=1e-5)
+    back = load_model(out)
+    assert str(back.foreign) == (
+        "weights exported as the published ones: loaded video_network, mlp_v, audio_network, mlp_a"
+    )
+    assert back.statistics.to_numbers() == STATISTICS.to_numbers() != RELEASE.to_numbers()
+    ours, theirs = paper.model.state_dict(), back.model.state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    with pytest.raises(
+        UserError, match="does not say how its inputs were normalised, and a file of --format published"
+    ):
+        export(Export(Path("old"), tmp_path / "old.pth", "published"))
+
+
+def test_torchvisions_files_load_into_its_network_and_come_back(
+    paper: Trained, read: dict[str, Trained], tmp_path: Path
+) -> None:
+    out, again, hub = (tmp_path / name for name in ("r2plus1d_18.pth", "x.safetensors", "hub.safetensors"))
+    export(Export(Path("paper"), out, "torchvision"))
+    state = torch.load(out, weights_only=True)
+    network = Video().eval()
+    missing, unknown = network.load_state_dict(state, strict=False)
+    assert (missing, unknown) == (["fc.weight", "fc.bias"], [])
+    with torch.no_grad():
+        video = paper.model.video_network(FEW)
+        assert torch.allclose(network(FEW), video, rtol=1e-5, atol=1e-5 * video.abs().max())
+    read["back"] = back = load_model(out)
+    assert str(back.foreign) == "weights exported as r2plus1d_18: loaded video_network; random mlp_v"
+    assert back.statistics.to_numbers() == STATISTICS.to_numbers() != KINETICS.to_numbers()
+    with pytest.raises(UserError, match="of a trunk alone: mlp_v, which the published ones have, would be random"):
+        export(Export(Path("back"), tmp_path / "x", "published"))
+    with pytest.raises(UserError, match="does not say how its inputs were normalised, and a file of --format torchvi"):
+        export(Export(Path("old"), tmp_path / "x", "torchvision"))
+    # of weights from elsewhere, all that is known of them goes on
+    export(Export(Path("back"), again))
+    assert same(load_model(again), back) and str(load_model(again).foreign) == str(back.foreign)
+    # torchvision's names without a word of ours
+    safetensors.torch.save_file(state, hub)
+    assert load_model(hub).statistics is KINETICS
+
+
+def test_what_a_format_has_no_place_for_is_named(tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path, TINY)
+    with pytest.raises(
+        UserError, match="published sizes only .stem is 16 instead of 64; .* slim is True .*; hidden is"
+    ):
+        export(Export(path, tmp_path / "x.pth", "published"))
+    with pytest.raises(
+        UserError, match="depth is 1 instead of 2; slim is True instead of False.; --format safetensors"
+    ):
+        export(Export(path, tmp_path / "x.pth", "torchvision"))
+    path = checkpoint_of(tmp_path, replace(TINY, network=Network(word_dimensions=12)), ("text",))
+    with pytest.raises(UserError, match="published sizes only .word-dimensions is 12 instead of 300.; --format safe"):
+        export(Export(path, tmp_path / "x.pth", "published"))
+    with pytest.raises(UserError, match="trained without pictures, and torchvision's has nothing else"):
+        export(Export(path, tmp_path / "x.pth", "torchvision"))
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    path = checkpoint_of(tmp_path, replace(TINY, network=MICRO))
+    with pytest.raises(UserError, match="there is no folder .*nowhere to write to; set --out"):
+        export(Export(path, tmp_path / "nowhere" / "x"))
+    with pytest.raises(UserError, match="is a folder; set --out to a file in it"):
+        export(Export(path, tmp_path))
+    out = tmp_path / "x"
+    out.write_text("mine")
+    with pytest.raises(UserError, match="x is there already; set --out to another file, or --overwrite"):
+        export(Export(path, out))
+    assert out.read_text() == "mine"
+    export(Export(path, out, overwrite=True))
+    assert same(load_model(out), load_model(path))
+    (tmp_path / "y.partial").mkdir()
+    with pytest.raises(UserError, match="y cannot be written .Is a directory.; see that there is room"):
+        export(Export(path, tmp_path / "y"))
+
+
+def test_the_command_exports_and_pretraining_starts_from_it(command: Run, shards: Path, tmp_path: Path) -> None:
+    path, out = checkpoint_of(tmp_path, TINY), tmp_path / "x.safetensors"
+    done = command("eval", "export", "--ckpt", path, "--format", "safetensors", "--out", out)
+    assert done.returncode == 0 and done.stdout.startswith(f"{out} holds video_network, mlp_v, audio"), done.stderr
+    refused = command("eval", "export", "--ckpt", path, "--format", "torchvision", "--out", tmp_path / "x.pth")
+    assert refused.returncode == 2 and refused.stderr.startswith("error: --format torchvision holds networks of the")
+    rest = Optimization("sgd", rate=1e-12, per_videos=0, warmup_epochs=0)
+    settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", videos_per_batch=4, steps=1, init=out)
+    now = load_model(pretrain(replace(settings, optimization=rest)))
+    assert now.statistics.to_numbers() == STATISTICS.to_numbers()
+    began = load_model(path).model.video_network
+    for (name, one), other in zip(began.named_parameters(), now.model.video_network.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-8), name

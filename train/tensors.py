@@ -1,0 +1,70 @@
+"""Tables of tensors and texts in a safetensors file, which can hold nothing else, with a checksum over both."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from pipeline.errors import UserError, first_line
+from pipeline.files import partial_of, publish, require_readable
+
+CHECKSUM = "crc32"
+"""Name of the text that holds it; safetensors has none of its own."""
+_LONGEST = 100_000_000
+"""Bytes of a header; safetensors takes no longer one."""
+
+
+def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
+    """Write them whole or not at all. Raises OSError."""
+    checked = {**texts, CHECKSUM: _checksum(tensors, texts)}
+    data = safetensors.torch.save({name: value.contiguous() for name, value in tensors.items()}, checked)
+    partial = partial_of(path)
+    partial.write_bytes(data)
+    publish(partial, path)
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """The tensors and texts of a safetensors file, None where the file is of another kind.
+
+    Raises UserError where it is damaged: cut off, or other than it was written, as far as it holds a checksum.
+    """
+    try:
+        if not _begins_as_one(path):
+            return None
+        with safetensors.safe_open(path, framework="pt", backend="pread") as file:
+            tensors, texts = file.get_tensors(), dict(file.metadata() or {})
+    except OSError as error:
+        require_readable(path, error)
+        raise _damaged(path, first_line(error)) from error
+    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        raise _damaged(path, first_line(error)) from error
+    if texts.get(CHECKSUM) not in (None, _checksum(tensors, texts)):
+        raise _damaged(path, "its checksum does not match")
+    return tensors, texts
+
+
+def _begins_as_one(path: Path) -> bool:
+    """Whether it begins with the length of a header, and that with a brace."""
+    with path.open("rb") as file:
+        start = file.read(9)
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST
+
+
+def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
+    """8 hex digits that stand for names, types, shapes, values and all other texts."""
+    value = zlib.crc32(json.dumps(sorted(item for item in texts.items() if item[0] != CHECKSUM)).encode())
+    for name, tensor in sorted(tensors.items()):
+        value = zlib.crc32(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode(), value)
+        value = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, value)
+    return f"{value:08x}"
+
+
+def _damaged(path: Path, why: str) -> UserError:
+    return UserError(f"{path} cannot be read as safetensors: it is damaged ({why}); make or download it again")
