@@ -28,7 +28,7 @@ from pipeline.errors import UserError
 from pipeline.files import checked_lines, dump_row, with_checksum, write_lines
 from pipeline.shards.layout import shard_content
 from pipeline.shards.seal import SCHEMA, Damaged, open_sealed
-from preprocess.datasets.listing import Missing, Video, Words, size_of
+from preprocess.datasets.listing import Missing, Video, Words, key_of, size_of
 from preprocess.ffmpeg import Extraction
 
 PLAN = "plan.jsonl"
@@ -86,7 +86,7 @@ class VideoList:
             device = device_of(_folder_of(item.path))
             row = (json.dumps([os.path.relpath(item.path, source), size, device, *_fields(item)]) + "\n").encode()
             self._file.write(row)
-            keys.append(_key(item.id))
+            keys.append(key_of(item.id))
             offsets.append(position)
             position += len(row)
         self._offsets = np.frombuffer(offsets, np.int64)
@@ -145,7 +145,7 @@ class VideoList:
 
     def place(self, video_id: str) -> int | None:
         """Where in the list a video is, None where it is not."""
-        key = np.uint64(_key(video_id))
+        key = np.uint64(key_of(video_id))
         at = int(np.searchsorted(self._sorted, key))
         return int(self._order[at]) if at < len(self) and self._sorted[at] == key else None
 
@@ -166,10 +166,6 @@ def _device(folder: Path) -> int:
         return folder.stat().st_dev
     except OSError:
         return _device(folder.parent) if folder != folder.parent else -1
-
-
-def _key(video_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(video_id.encode(), digest_size=8).digest(), "little")
 
 
 def _fields(video: Video) -> list[object]:

@@ -19,6 +19,11 @@ files ending in {", ".join(sorted(SUFFIXES))}"""
 
 def listing(source: Path) -> Iterator[Video | Missing]:
     """One video per file; its id is the path below `source`."""
+    return tree(source)
+
+
+def tree(source: Path) -> Iterator[Video | Missing]:
+    """What the files of a tree alone say; data sets that know more of their videos begin with it."""
     for path in video_files(source):
         if isinstance(path, Missing):
             yield path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ class Missing:
     reason: str
     path: Path | None = None
     """Where there is something."""
+
+
+def key_of(name: str) -> int:
+    """64 bits that stand for an id or a path; two names of millions have the same by a chance of one in a million."""
+    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "little")
 
 
 def size_of(path: Path) -> int:
