@@ -51,7 +51,9 @@ def estimate(settings: Preprocess) -> str:
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(_vanishing())
         items, _ = described(settings, scratch, stack)
-        videos = stack.enter_context(VideoList(items, settings.source_folder, scratch))
+        videos = stack.enter_context(
+            VideoList(items, settings.source_folder, scratch, settings.shares, settings.duplicates)
+        )
         if not len(videos):
             raise UserError(f"there are no videos in {settings.source_folder}")
         tasks = _tasks(videos, scratch, settings)

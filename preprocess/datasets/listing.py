@@ -42,8 +42,9 @@ class Video:
     path: Path
     label: str = ""
     """Class name, empty where there is none."""
-    split: str = "train"
-    """train, val or test; unused where the official lists use the video in other folds only."""
+    split: str = ""
+    """train, val or test; unused where the official lists use the video in other folds only; empty where the source
+    does not say, and the run decides."""
     folds: tuple[str, ...] = ()
     """The split in each official fold (train, test or unused); empty for data sets without folds."""
     segment: tuple[float, float] | None = None
@@ -53,6 +54,8 @@ class Video:
     """Start and end, in seconds, of the parts to keep frames of, in order and apart; empty for the whole video."""
     words: Words | None = None
     """What is said, where there are captions and a vocabulary."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """What else people say of the video: name and value of each further column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ class Missing:
 
 def key_of(name: str) -> int:
     """64 bits that stand for an id or a path; two names of millions have the same by a chance of one in a million."""
-    return int.from_bytes(hashlib.blake2b(os.fsencode(name), digest_size=8).digest(), "little")
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
 
 
 def size_of(path: Path) -> int:
