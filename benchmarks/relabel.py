@@ -22,8 +22,9 @@ from pipeline.shards.layout import VideoRecord, write_shard
 from preprocess import datasets
 from preprocess.datasets.listing import Video
 from preprocess.logmel import BANDS
-from preprocess.plan import Plan, ShardTask, VideoList
+from preprocess.plan import Plan, ShardTask
 from preprocess.stage import Preprocess, run
+from preprocess.videos import VideoList
 
 NAME = "benchmark"
 """What the generated data set is called."""

@@ -18,8 +18,9 @@ from pipeline.errors import UserError
 from pipeline.shards.layout import shard_rejected
 from preprocess import cluster
 from preprocess.ffmpeg import groups, require_ffmpeg
-from preprocess.plan import ShardTask, VideoList
+from preprocess.plan import ShardTask
 from preprocess.stage import Preprocess, described
+from preprocess.videos import VideoList
 from preprocess.worker import make_shard
 
 _SAMPLES = 8

@@ -28,9 +28,10 @@ from preprocess.datasets.listing import Missing, Video
 from preprocess.ffmpeg import Extraction, require_ffmpeg
 from preprocess.lock import locked
 from preprocess.logmel import BANDS
-from preprocess.plan import Plan, Shares, VideoList, absent_videos, as_planned, held_videos, read_settings
+from preprocess.plan import Plan, absent_videos, as_planned, held_videos, read_settings
 from preprocess.relabel import Marks, same
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
+from preprocess.videos import Shares, VideoList
 from preprocess.worker import PROGRESS, Changed, full_disk_named, make_numbered
 
 _ATTEMPTS = 4

@@ -15,7 +15,8 @@ import pytest
 from pipeline.errors import UserError
 from preprocess.datasets.listing import Missing, Video, Words
 from preprocess.ffmpeg import Extraction
-from preprocess.plan import PLAN, Plan, Shares, VideoList
+from preprocess.plan import PLAN, Plan
+from preprocess.videos import Shares, VideoList
 
 LANGUAGE = {"vocabulary": "", "stop_words": ""}
 
@@ -197,7 +198,7 @@ def test_memory_hardly_grows_with_the_list(tmp_path: Path) -> None:
         plan = Plan(videos, tmp_path, 128, 256)
         assert sum(plan.count(shard) for shard in plan.pending(Extraction(), LANGUAGE)) == 20_000
         held = tracemalloc.take_snapshot().filter_traces(
-            [tracemalloc.Filter(True, f"*{name}*") for name in ("plan", "numpy")]
+            [tracemalloc.Filter(True, f"*{name}*") for name in ("plan", "videos", "numpy")]
         )
     tracemalloc.stop()
     assert 20 < sum(trace.size for trace in held.statistics("filename")) / 20_000 < 80  # bytes; the video takes 500

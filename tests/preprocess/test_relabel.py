@@ -19,10 +19,10 @@ from pipeline.shards.layout import PIECES, read_rejected
 from pipeline.shards.seal import SCHEMA, seal
 from preprocess.datasets import DATASETS, DataSet, folder
 from preprocess.estimate import estimate
-from preprocess.plan import Shares
 from preprocess.stage import Preprocess, run
 from preprocess.summary import Summary, describe
 from preprocess.verify import Verify, verify
+from preprocess.videos import Shares
 from tests.preprocess.test_stage import alone  # noqa: F401 (a fixture)
 from tests.preprocess.test_verify import run_here
 from tests.tamper import changed
