@@ -17,7 +17,8 @@ from pipeline.errors import exit_with_message
 from preprocess import cluster
 from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extraction
-from preprocess.plan import Plan, ShardTask, VideoList
+from preprocess.plan import Plan, ShardTask
+from preprocess.videos import VideoList
 
 
 @dataclass(frozen=True)

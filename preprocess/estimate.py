@@ -18,8 +18,9 @@ from pipeline.errors import UserError
 from pipeline.shards.layout import shard_rejected
 from preprocess import cluster
 from preprocess.ffmpeg import groups, require_ffmpeg
-from preprocess.plan import ShardTask, VideoList
+from preprocess.plan import ShardTask
 from preprocess.stage import Preprocess, described
+from preprocess.videos import VideoList
 from preprocess.worker import make_shard
 
 _SAMPLES = 8
@@ -51,7 +52,9 @@ def estimate(settings: Preprocess) -> str:
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(_vanishing())
         items, _ = described(settings, scratch, stack)
-        videos = stack.enter_context(VideoList(items, settings.source_folder, scratch))
+        videos = stack.enter_context(
+            VideoList(items, settings.source_folder, scratch, settings.shares, settings.duplicates)
+        )
         if not len(videos):
             raise UserError(f"there are no videos in {settings.source_folder}")
         tasks = _tasks(videos, scratch, settings)

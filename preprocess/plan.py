@@ -1,6 +1,6 @@
 """Which video goes into which shard.
 
-The list of videos is read once, from the data set into a file, and the assignment of videos to shards is kept beside
+The list of videos is read once (videos.py), and the assignment of videos to shards is kept beside
 the shards (`plan.jsonl`). So a list of any length takes no memory, a run that was stopped goes on with the same
 shards, and videos that are added later make new shards instead of moving the old ones.
 """
@@ -8,32 +8,27 @@ shards, and videos that are added later make new shards instead of moving the ol
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
 import hashlib
 import itertools
 import json
 import os
-import tempfile
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import UserError
 from pipeline.files import checked_lines, dump_row, with_checksum, write_lines
+from pipeline.shards.index import LABELS
 from pipeline.shards.layout import shard_content
 from pipeline.shards.seal import SCHEMA, Damaged, open_sealed
-from preprocess.datasets.listing import Missing, Video, Words, size_of
+from preprocess.datasets.listing import SPLITS, Missing, Video, key_of
 from preprocess.ffmpeg import Extraction
+from preprocess.videos import VideoList, decides
 
 PLAN = "plan.jsonl"
-_ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
-"""Why a file cannot be looked at though its disk is there."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,8 @@ class ShardTask:
     """Folder to which rejected.jsonl names the videos."""
 
     content: str
-    """Hash of the settings and of the videos, their sizes included: a finished shard that carries it is kept."""
+    """Hash of the settings and of what decides the bytes made of the videos, their sizes included: a finished shard
+    that carries it is kept."""
 
     sizes: Sequence[int] = ()
     """Bytes of each video when it was listed, -1 where there was no such file."""
@@ -60,122 +56,6 @@ class ShardTask:
 
     def __str__(self) -> str:
         return f"{self.path} ({self.videos[0].id} to {self.videos[-1].id})"
-
-
-class VideoList:
-    """All videos of a data set, and those that are missing, in a temporary file. 24 bytes of memory per video."""
-
-    def __init__(self, items: Iterable[Video | Missing], source: Path, scratch: Path) -> None:
-        """Read the list. Raises UserError if an id occurs twice."""
-        self.source = source
-        self._sizes: dict[int, int] = {}
-        self.missing = 0
-        self.source_bytes = 0
-        self._file = tempfile.TemporaryFile(dir=scratch, prefix=".videos-")  # noqa: SIM115 (closed by __exit__)
-        self._missing = tempfile.TemporaryFile("w+", dir=scratch, prefix=".missing-", encoding="utf-8")  # noqa: SIM115
-        keys, offsets, position = array("Q"), array("q"), 0
-        device_of = functools.lru_cache(1 << 12)(_device)
-        for item in items:
-            if isinstance(item, Missing):
-                self.missing += 1
-                path = str(item.path) if item.path else ""
-                self._missing.write(dump_row({"id": item.id, "path": path, "reason": item.reason}))
-                continue
-            size = size_of(item.path)
-            self.source_bytes += max(size, 0)
-            device = device_of(_folder_of(item.path))
-            row = (json.dumps([os.path.relpath(item.path, source), size, device, *_fields(item)]) + "\n").encode()
-            self._file.write(row)
-            keys.append(_key(item.id))
-            offsets.append(position)
-            position += len(row)
-        self._offsets = np.frombuffer(offsets, np.int64)
-        unsorted = np.frombuffer(keys, np.uint64)
-        self._order = np.argsort(unsorted, kind="stable")
-        self._sorted = unsorted[self._order]
-        if len(twice := np.flatnonzero(self._sorted[1:] == self._sorted[:-1])):
-            one, other = (self.video(int(self._order[twice[0] + k]))[0] for k in (0, 1))
-            raise UserError(f"two videos have the id '{one.id}': {one.path} and {other.path}; rename one of them")
-
-    def __enter__(self) -> VideoList:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
-        self._missing.close()
-
-    def __len__(self) -> int:
-        return len(self._offsets)
-
-    def video(self, number: int) -> tuple[Video, int]:
-        """One video by its place in the list, and its bytes (-1 where there is no such file)."""
-        path, size, _, *fields = self._row(number)
-        name, label, split, folds, segment, stretches, words = fields
-        return (
-            Video(
-                name, self.source / path, label, split, tuple(folds), tuple(segment) if segment else None,
-                tuple((a, b) for a, b in stretches), Words(*words) if words else None,
-            ),
-            self._sizes.get(number, size),
-        )  # fmt: skip
-
-    def _row(self, number: int) -> list[Any]:
-        self._file.seek(int(self._offsets[number]))
-        row: list[Any] = json.loads(self._file.readline())
-        return row
-
-    def look_again(self, number: int) -> int:
-        """The bytes of a video as they are now, which from now on are those of the list.
-
-        Raises UserError where its disk, and not it alone, is gone.
-        """
-        name, _, device, *_ = self._row(number)
-        path = self.source / name
-        try:
-            path.stat()
-        except OSError as error:
-            folder = _folder_of(path)
-            if error.errno not in _ABSENT or not folder.is_dir() or _device(folder) != device:
-                raise UserError(
-                    f"{path} was there when the videos were listed, and its disk or folder is gone ({error.strerror}); "
-                    "bring it back, then run the same command again: finished shards are kept"
-                ) from error
-        self._sizes[number] = size_of(path)
-        return self._sizes[number]
-
-    def place(self, video_id: str) -> int | None:
-        """Where in the list a video is, None where it is not."""
-        key = np.uint64(_key(video_id))
-        at = int(np.searchsorted(self._sorted, key))
-        return int(self._order[at]) if at < len(self) and self._sorted[at] == key else None
-
-    def missing_rows(self) -> Iterator[str]:
-        """Rows of rejected.jsonl for what the official lists name but is not there."""
-        self._missing.seek(0)
-        yield from self._missing
-
-
-def _folder_of(path: Path) -> Path:
-    """The folder that a file really lies in."""
-    return Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
-
-
-def _device(folder: Path) -> int:
-    """The file system of a folder, or of the nearest one above it: other where a disk is not mounted any more."""
-    try:
-        return folder.stat().st_dev
-    except OSError:
-        return _device(folder.parent) if folder != folder.parent else -1
-
-
-def _key(video_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(video_id.encode(), digest_size=8).digest(), "little")
-
-
-def _fields(video: Video) -> list[object]:
-    """What decides the bytes made of a video, besides the file itself."""
-    words = astuple(video.words) if video.words else None
-    return [video.id, video.label, video.split, video.folds, video.segment, video.stretches, words]
 
 
 class Plan:
@@ -237,9 +117,7 @@ class Plan:
     def task(self, shard: int, extraction: Extraction, details: Mapping[str, Any], last: bool = False) -> ShardTask:
         """What has to be done for the shard at this place of the plan; `details` are the settings in full."""
         rows = self._rows(shard)
-        described = [[size, *_fields(video)] for video, size in rows]
-        text = json.dumps([SCHEMA, extraction.identity, dict(details), described], ensure_ascii=False)
-        content = hashlib.sha256(text.encode()).hexdigest()
+        content = _content([[size, *decides(video)] for video, size in rows], extraction, details)
         videos, sizes = [video for video, _ in rows], [size for _, size in rows]
         return ShardTask(self.path(shard), videos, extraction, self.videos.source, content, sizes, details, last)
 
@@ -249,16 +127,96 @@ class Plan:
 
     def _is_done(self, shard: int, extraction: Extraction, details: Mapping[str, Any]) -> bool:
         content = shard_content(self.path(shard))
-        return content is not None and content == self.task(shard, extraction, details).content
+        if content is None:
+            return False
+        task = self.task(shard, extraction, details)
+        return content == task.content or content in _earlier_contents(task)
 
     def write(self, details: Mapping[str, Any]) -> None:
         """Keep the assignment beside the shards: the settings, then a line per shard, its number and its videos."""
-        shards = (
-            {"shard": self.numbers[shard], "videos": [video.id for video, _ in self._rows(shard)]}
-            for shard in range(len(self))
-        )
-        rows: Iterable[dict[str, Any]] = itertools.chain([{"settings": dict(details)}], shards)
+        rows = itertools.chain([{"settings": dict(details)}], map(self._line, range(len(self))))
         write_lines(self.destination / PLAN, with_checksum(map(dump_row, rows)))
+
+    def _line(self, shard: int) -> dict[str, Any]:
+        names = [self.videos.name(place) for place in self.places(shard)]
+        folders = [_split_folder(path, name) for name, path in names]
+        row: dict[str, Any] = {"shard": self.numbers[shard], "videos": [name for name, _ in names]}
+        return row | {"folders": folders} if any(folders) else row
+
+
+def _split_folder(path: str, video_id: str) -> str:
+    """The folder train, val or test in which a video lies, where its id is the path below that; else empty."""
+    first, _, rest = path.partition("/")
+    return first if rest == video_id and first.lower() in SPLITS else ""
+
+
+def as_planned(items: Iterable[Video | Missing], source: Path, destination: Path) -> Iterator[Video | Missing]:
+    """The videos by the ids that they have in the plan of a folder, where it is another path of theirs.
+
+    An id that is a path below train/, val/ or test/ becomes a whole path once another video has that path there, too;
+    and an earlier version had whole paths only. Neither is a reason to decode a video again. 16 bytes of memory for
+    each video of the plan.
+    """
+    ids, paths, folders = array("Q"), array("Q"), set()
+    for name, folder in _planned(destination):
+        ids.append(key_of(name))
+        if folder:
+            paths.append(key_of(f"{folder}/{name}"))
+        elif (first := name.partition("/")[0]).lower() in SPLITS:
+            folders.add(first)
+    known, short = _Keys(ids), _Keys(paths)
+    for item in items:
+        if len(ids) and isinstance(item, Video) and str(item.path).endswith(item.id):
+            path = os.path.relpath(item.path, source)
+            first, _, rest = path.partition("/")
+            if first.lower() in SPLITS and item.id in (path, rest):
+                item = replace(item, id=_planned_id(item.id, path, rest, folders, known, short))
+        yield item
+
+
+def _planned_id(name: str, path: str, rest: str, folders: set[str], known: _Keys, short: _Keys) -> str:
+    if path in short:
+        return rest
+    if name == path or name in known:
+        return name
+    before = [path] if path in known else [old for folder in folders if (old := f"{folder}/{rest}") in known]
+    return before[0] if len(before) == 1 else name
+
+
+class _Keys:
+    """A set of names, as their keys. 8 bytes of memory each."""
+
+    def __init__(self, keys: array[int]) -> None:
+        self._keys = np.sort(np.frombuffer(keys, np.uint64))
+
+    def __contains__(self, name: str) -> bool:
+        key = np.uint64(key_of(name))
+        at = int(np.searchsorted(self._keys, key))
+        return at < len(self._keys) and bool(self._keys[at] == key)
+
+
+def _content(videos: list[list[object]], extraction: Extraction, details: Mapping[str, Any]) -> str:
+    text = json.dumps([SCHEMA, extraction.identity, dict(details), videos], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _earlier_contents(task: ShardTask) -> Iterator[str]:
+    """What an earlier version called the same shard, with label, split and folds in it: as now, and as they were."""
+
+    def content(said: Callable[[Video], Sequence[object]]) -> str:
+        rows = zip(task.videos, task.sizes, strict=True)
+        described = [[size, video.id, *said(video), *decides(video)[1:]] for video, size in rows]
+        return _content(described, task.extraction, task.details)
+
+    def now(video: Video) -> Sequence[object]:
+        return video.label, video.split, video.folds
+
+    yield content(now)
+    with contextlib.suppress(OSError, Damaged), open_sealed(task.path) as file:
+        ids, label, split, folds = (file[name].asstr()[:].tolist() for name in ("video/id", *LABELS))
+        folds = [row.split(",") if row else [] for row in folds]
+        then = dict(zip(ids, zip(label, split, folds, strict=True), strict=True))
+        yield content(lambda video: then.get(video.id) or now(video))
 
 
 def read_settings(destination: Path) -> dict[str, Any] | None:
@@ -289,6 +247,18 @@ def held_videos(destination: Path, wanted: Mapping[int, set[str]]) -> Iterator[s
         if path.is_file():
             with contextlib.suppress(OSError, Damaged), open_sealed(path) as file:
                 yield from sorted(names.intersection(file["video/id"].asstr()[:].tolist()))
+
+
+def _planned(destination: Path) -> Iterator[tuple[str, str]]:
+    """Id of every video in the plan of a folder, and the split folder that the id is without."""
+    lines = _lines(destination / PLAN)
+    if lines is None:
+        yield from ((name, "") for _, ids in _by_shards(destination) for name in ids)
+        return
+    next(lines)  # the settings
+    for line in lines:
+        row = json.loads(line)
+        yield from zip(row["videos"], row.get("folders") or itertools.repeat(""), strict=False)
 
 
 Assigned = Iterator[tuple[int, list[str]]]

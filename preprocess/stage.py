@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tqdm import tqdm
 
 from pipeline.errors import UserError, require_positive
 from pipeline.files import dump_row, write_lines
-from pipeline.shards.index import Index, write_index
+from pipeline.shards.index import Index, read_said, rewrite_index, write_index
 from pipeline.shards.layout import INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
 from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from preprocess import cluster, datasets
@@ -28,8 +28,10 @@ from preprocess.datasets.listing import Missing, Video
 from preprocess.ffmpeg import Extraction, require_ffmpeg
 from preprocess.lock import locked
 from preprocess.logmel import BANDS
-from preprocess.plan import Plan, VideoList, absent_videos, held_videos, read_settings
+from preprocess.plan import Plan, absent_videos, as_planned, held_videos, read_settings
+from preprocess.relabel import Marks, same
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
+from preprocess.videos import Shares, VideoList
 from preprocess.worker import PROGRESS, Changed, full_disk_named, make_numbered
 
 _ATTEMPTS = 4
@@ -59,6 +61,14 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Megabytes of video files after which a shard is full, so that long videos make no huge shards. A shard is 3 to 10
     times as large as its videos; a worker needs that much free disk beside the shards."""
+    val: float = 0.0
+    """Share, from 0 to 1, of the videos whose source does not say a split that becomes val, chosen by their ids: videos
+    that are added move none."""
+    test: float = 0.0
+    """The same of test; what is in neither is train."""
+    duplicates: Literal["refuse", "first"] = "refuse"
+    """What to do about files with one id: stop and name them, or keep the first and name the others in
+    rejected.jsonl."""
     drop_gone: bool = False
     """Where videos of finished shards are no longer in SOURCE, make those shards anew without them."""
     dry_run: bool = False
@@ -69,10 +79,19 @@ class Preprocess(cluster.Workers):
         require_positive(self, "", "videos_per_shard")
         if not self.megabytes_per_shard > 0:
             raise UserError(f"--megabytes-per-shard is {self.megabytes_per_shard}; it must be above 0")
+        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
+            raise UserError(
+                f"--val is {self.val} and --test is {self.test}; they are shares of the videos, each 0 or more and "
+                "together below 1"
+            )
 
     @property
     def shard_folder(self) -> Path:
         return shard_folder(self.dataset, self.destination)
+
+    @property
+    def shares(self) -> Shares:
+        return Shares(self.val, self.test)
 
     @property
     def source_folder(self) -> Path:
@@ -94,9 +113,11 @@ def _run(settings: Preprocess) -> Summary:
     destination = settings.shard_folder.absolute()
     with locked(destination), contextlib.ExitStack() as stack:
         items, language = described(settings, destination, stack)
-        videos = stack.enter_context(VideoList(items, settings.source_folder, destination))
+        source = settings.source_folder
+        items = as_planned(items, source, destination)
+        videos = stack.enter_context(VideoList(items, source, destination, settings.shares, settings.duplicates))
         if not len(videos):
-            raise UserError(f"none of the videos in {settings.source_folder} can be used: {_first_missing(videos)}")
+            raise UserError(f"none of the videos in {source} can be used: {_first_missing(videos)}")
         details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.dataset} | language
         _refuse_to_replace(videos, destination, details, settings.drop_gone)
         if not settings.scheduler:  # elsewhere, workers may still be at what a killed run gave them
@@ -104,11 +125,12 @@ def _run(settings: Preprocess) -> Summary:
         plan = Plan(videos, destination, settings.videos_per_shard, settings.megabytes_per_shard)
         plan.write(details)
         pending = plan.pending(settings.extraction, details)
+        before = Marks.of(destination)
         slow: list[Slow] = []
         if pending:
             _forget_index(plan, pending)
             slow = _make(plan, pending, details, settings)
-        return _finish(videos, plan, len(pending), slow, details)
+        return _finish(plan, pending, before, slow, details)
 
 
 Items = Iterator[Video | Missing]
@@ -252,20 +274,24 @@ def _index_of(destination: Path, paths: Sequence[Path]) -> Index | None:
     return index if same and index.shard_seal.tolist() == [seal_of(path).own for path in paths] else None
 
 
-def _finish(videos: VideoList, plan: Plan, made: int, slow: list[Slow], details: dict[str, Any]) -> Summary:
-    """Index, rejected.jsonl and summary from the shards; what is no part of the plan is removed."""
-    destination = plan.destination
+def _finish(plan: Plan, made: Sequence[int], before: Marks, slow: list[Slow], details: dict[str, Any]) -> Summary:
+    """Index, rejected.jsonl and summary from the shards and the list; what is no part of the plan is removed."""
+    videos, destination = plan.videos, plan.destination
     paths = [plan.path(shard) for shard in range(len(plan))]
     names = {path.name for path in paths}
     for old in destination.glob("shard-*.h5*"):
         if old.name not in names:
             old.unlink()
     _remove_scratch(destination)
-    rejected = (row | {"path": str(videos.source / row["path"])} for path in paths for row in shard_rejected(path))
+    # by the path of now: a video that was moved keeps its shard
+    rejected = (row | {"path": str(videos.path_of(row["id"]))} for path in paths for row in shard_rejected(path))
     write_lines(destination / REJECTED, itertools.chain(videos.missing_rows(), map(dump_row, rejected)))
     index = None if made else _index_of(destination, paths)
     if index is None:
-        write_index(destination, paths, {"settings": json.dumps(details)})
+        write_index(destination, paths, {"settings": json.dumps(details)}, videos.say)
+        index = Index.open(destination)
+    elif not same((there := read_said(destination))[1], said := videos.say(there[0])):
+        rewrite_index(destination, said)
         index = Index.open(destination)
     if not len(index):
         first = next(read_rejected(destination))
@@ -273,4 +299,6 @@ def _finish(videos: VideoList, plan: Plan, made: int, slow: list[Slow], details:
             f"none of the {len(videos)} videos could be used; {first['path'] or first['id']}: {first['reason']}. "
             f"See {destination / REJECTED}"
         )
-    return summarise(index, len(videos) + videos.missing, made, slow)
+    decoded = sum(plan.count(shard) for shard in made)
+    relabelled = before.differing(Marks.of(destination))
+    return summarise(index, len(videos) + videos.missing, len(made), decoded, relabelled, slow)

@@ -43,6 +43,10 @@ class Summary:
     notes: dict[str, int]
     """How many of the kept videos have which note."""
     shards_made: int
+    decoded: int
+    """Videos of the shards that were made now."""
+    relabelled: int
+    """Videos whose label, split, folds or further columns are not those of the index that was there before."""
     slowest: Sequence[Slow]
     """Over all runs into this folder, the slowest first."""
 
@@ -75,7 +79,7 @@ class Summary:
         return float(self.index.silence.sum())
 
 
-def summarise(index: Index, videos: int, made: int, slow: Sequence[Slow]) -> Summary:
+def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int, slow: Sequence[Slow]) -> Summary:
     """Count what is in the shards' folder, and write it to `summary.json` there."""
     path = index.folder / SUMMARY
     earlier: list[Slow] = []
@@ -86,9 +90,12 @@ def summarise(index: Index, videos: int, made: int, slow: Sequence[Slow]) -> Sum
     slowest = nlargest(SLOWEST, [*slow, *(row for row in earlier if row.id not in again)])
     reasons = Counter(_kind(row["reason"]) for row in read_rejected(index.folder))
     notes = Counter(_kind(note) for note in index.notes() if note)
-    summary = Summary(index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, slowest)
+    summary = Summary(
+        index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, slowest
+    )
     row = {
-        "videos": videos, "kept": summary.kept, "left_out": summary.reasons, "notes": summary.notes,
+        "videos": videos, "kept": summary.kept, "decoded": decoded, "relabelled": relabelled,
+        "left_out": summary.reasons, "notes": summary.notes,
         "splits": _splits(index), "classes": len(index.classes), "hours": summary.hours,
         "gigabytes": summary.gigabytes, "without_sound": summary.without_sound,
         "silent_seconds": summary.silent_seconds, "words": int(index.text_count.sum()), "slowest": slowest,
@@ -98,7 +105,8 @@ def summarise(index: Index, videos: int, made: int, slow: Sequence[Slow]) -> Sum
 
 
 def _kind(reason: str) -> str:
-    """A reason without what differs from video to video: its numbers, and the decoder's words after ours."""
+    """A reason without what differs from video to video: names, numbers, and the decoder's words after ours."""
+    reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another, which is kept", reason)
     return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
 
 
@@ -113,7 +121,8 @@ def describe(summary: Summary) -> str:
     lines = [
         f"{summary.kept} of {summary.videos} videos kept ({splits}; {len(index.classes)} classes), "
         f"{summary.hours:.2f} hours, {summary.gigabytes:.2f} GB in {folder}",
-        f"{summary.shards_made} shards made now, {summary.shards_kept} were there already",
+        f"{summary.decoded} decoded, {summary.relabelled} relabelled; {summary.shards_made} shards made now, "
+        f"{summary.shards_kept} were there already",
     ]
     if summary.rejected:
         lines.append(f"{summary.rejected} left out, each with its reason in {folder / REJECTED}:")

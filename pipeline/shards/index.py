@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import h5py
 import numpy as np
@@ -19,6 +21,11 @@ from pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_seal
 
 MEL_ONE = 1 << 16
 """1.0 in the fixed point in which log-mel values are summed."""
+LABELS = ("video/label", "video/split", "video/folds")
+_COLUMN = "column/"
+
+Said = dict[str, np.ndarray]
+"""What is said about videos and decides no byte of a shard: LABELS and further columns, datasets of an index."""
 
 
 @dataclass(frozen=True)
@@ -64,19 +71,86 @@ def mel_sums(bank: np.ndarray) -> np.ndarray:
     return np.array([bank.size, total, square], np.int64)
 
 
-def write_index(folder: Path, shards: Sequence[Path], attributes: Mapping[str, Any]) -> None:
-    """Write what `gather` says of the shards into `index.h5`."""
+def write_index(
+    folder: Path,
+    shards: Sequence[Path],
+    attributes: Mapping[str, Any],
+    say: Callable[[np.ndarray], Said] | None = None,
+) -> None:
+    """Write what `gather` says of the shards into `index.h5`.
+
+    With `say`, what it says of the videos with these ids (bytes, [n_videos]) counts, and not what the shards do.
+    """
     datasets, attributes = gather(shards, attributes)
+    if say is not None:
+        datasets, attributes = _with_said(datasets, attributes, say(datasets["video/id"]))
+    _write(folder, datasets, attributes)
+
+
+def rewrite_index(folder: Path, said: Said) -> None:
+    """Let the index that is there say this of its videos, in the order of its ids; the shards are not looked at."""
+    with open_sealed(folder / INDEX) as file:
+        datasets, attributes = {name: file[name][:] for name in dataset_names(file)}, dict(file.attrs)
+    _write(folder, *_with_said(datasets, attributes, said))
+
+
+def read_said(folder: Path) -> tuple[np.ndarray, Said]:
+    """Ids of the videos in an index (bytes, [n_videos]), and what it says of them. Raises Damaged or OSError."""
+    with open_sealed(folder / INDEX) as file:
+        return file["video/id"][:], {name: file[name][:] for name in filter(is_said, dataset_names(file))}
+
+
+def _write(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> None:
     partial = partial_of(folder / INDEX)
     with create(partial) as file:
-        for name, values in datasets.items():
+        for name, values in sorted(datasets.items()):  # the same bytes, wherever they come from
             if values.dtype == object:
                 write_strings(file, name, values)
             else:
                 file[name] = values
-        file.attrs.update(attributes)
+        file.attrs.update(sorted(attributes.items()))
     seal(partial)
     publish(partial, folder / INDEX)
+
+
+def dataset_names(file: h5py.File) -> list[str]:
+    """The names of all datasets of a file."""
+    names: list[str] = []
+    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+    return names
+
+
+def is_said(dataset: str) -> bool:
+    """Whether a dataset of an index is what is said about videos."""
+    return dataset in LABELS or dataset.startswith(_COLUMN)
+
+
+def column_dataset(name: str) -> str:
+    """Where a further column is in an index: `column/<name>`, in which %, / and a lone . are written as in a URL."""
+    written = name.replace("%", "%25").replace("/", "%2F")
+    return _COLUMN + ("%2E" if written == "." else written)
+
+
+def said_digest(datasets: Mapping[str, np.ndarray]) -> str:
+    """Hash of what an index says about which video, by which `verify` knows that nothing else did."""
+    digest = hashlib.sha256()
+    for name in ("video/id", *sorted(filter(is_said, datasets))):
+        digest.update(b"\0\0".join([name.encode(), b"\0".join(datasets[name].tolist())]))
+    return digest.hexdigest()
+
+
+def classes_of(labels: np.ndarray) -> np.ndarray:
+    """The classes among labels (bytes), in order."""
+    return np.asarray(sorted({*labels} - {b""}), object)
+
+
+def _with_said(
+    datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any], said: Said
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Datasets and attributes of an index that says this of its videos instead of what it said before."""
+    datasets = {name: values for name, values in datasets.items() if not is_said(name)} | said
+    datasets["classes"] = classes_of(said["video/label"])
+    return datasets, {**attributes, "said": said_digest(datasets)}
 
 
 def gather(shards: Sequence[Path], attributes: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -104,7 +178,7 @@ def gather(shards: Sequence[Path], attributes: Mapping[str, Any]) -> tuple[dict[
     columns = {name: np.concatenate(parts) for name, parts in rows.items()}
     order = np.argsort(columns["id"], kind="stable")
     datasets = {f"video/{name}": values[order] for name, values in columns.items()}
-    datasets["classes"] = np.asarray(sorted({*columns["label"]} - {b""}), object)
+    datasets["classes"] = classes_of(columns["label"])
     datasets["shard/name"] = np.asarray([path.name.encode() for path in shards], object)
     datasets["shard/bytes"] = np.asarray([path.stat().st_size for path in shards], np.int64)
     datasets["shard/seal"] = np.asarray([seal_of(path).own for path in shards], np.int64)
@@ -152,6 +226,8 @@ class Index:
     bands: int
     statistics: Statistics
     settings: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
+    """What else is said about every video, by the name of the column; empty where nothing is."""
 
     def __len__(self) -> int:
         return len(self.id)
@@ -219,6 +295,20 @@ class Index:
             raise UserError(f"{self.folder} has no fold {number}; its videos have {known} official folds")
         return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
 
+    def labelled(self, column: str) -> Index:
+        """The same videos with a further column as their labels; "label", or "", leaves them as they are.
+
+        Raises UserError if there is no such column.
+        """
+        if column in ("", "label"):
+            return self
+        if column not in self.columns:
+            raise UserError(
+                f"{self.folder / INDEX} has no column '{column}'; it has {', '.join(['label', *self.columns])}"
+            )
+        label = self.columns[column]
+        return replace(self, label=label, classes=sorted({*label} - {""}))
+
     def start_counts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
         """How many start frames every video offers to a clip: int64 [n_videos], 0 where none fits.
 
@@ -260,8 +350,10 @@ def _no_index(folder: Path) -> str:
 
 
 def _read_index(folder: Path, file: h5py.File) -> Index:
+    decoded = lru_cache(1 << 12)(bytes.decode)  # equal labels of millions of videos are one string
+
     def text(name: str) -> np.ndarray:
-        return np.asarray([value.decode() for value in file[name][:]], dtype=object)
+        return np.asarray([decoded(value) for value in file[name][:]], dtype=object)
 
     columns = {name: text(f"video/{name}") for name in ("id", "label", "split", "folds")}
     for name in ("shard", "place", "height", "width"):
@@ -282,4 +374,5 @@ def _read_index(folder: Path, file: h5py.File) -> Index:
         bands=settings["bands"],
         statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
         settings=settings,
+        columns={unquote(name): text(_COLUMN + name) for name in file.get(_COLUMN, ())},
     )

@@ -37,9 +37,11 @@ SHARD = {
     "video/frame": "int64 [n_videos + 1]: where each video's frames start in frames/offset",
     "video/mel": "int64 [n_videos + 1]: where each video's rows start in audio/logmel",
     "video/id": "str [n_videos]",
-    "video/label": "str [n_videos]: class name, empty where there is none",
-    "video/split": "str [n_videos]: train, val or test",
-    "video/folds": "str [n_videos]: the split in each official fold, as in train,test,unused; empty without folds",
+    "video/label": "str [n_videos]: class name, empty where there is none; as it was when the shard was made, what "
+    "counts is in index.h5",
+    "video/split": "str [n_videos]: train, val or test; what counts is in index.h5, too",
+    "video/folds": "str [n_videos]: the split in each official fold, as in train,test,unused; empty without folds; "
+    "what counts is in index.h5, too",
     "video/height": "int32 [n_videos]: of the stored frames, pixels",
     "video/width": "int32 [n_videos]",
     "video/silence": "float32 [n_videos]: seconds of the sound that are silent",

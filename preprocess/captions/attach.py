@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pipeline.errors import UserError
-from preprocess.captions.readers import Captions
+from preprocess.captions.readers import Caption, Captions
 from preprocess.captions.stretches import on_kept_clock, stretches
 from preprocess.captions.words import Vocabulary
 from preprocess.datasets.listing import Missing, Video
@@ -22,19 +22,21 @@ def attach(
 ) -> Iterator[Video | Missing]:
     """The videos with their words; with `only_captioned`, without what nobody speaks in, or captions are silent on.
 
-    Captions go by a video's id, else by its path below `source` without the suffix; so a bare stem, which videos in
-    several folders may have, counts in `source` itself. Prints how many videos only a bare stem would have served. A
-    video whose captions are damaged is named as missing.
+    Captions go by a video's id, else by its path below `source`, each with and without the suffix; so a bare stem,
+    which videos in several folders may have, counts in `source` itself, or where it is the id. Prints how many videos
+    only a bare stem would have served. A video whose captions are damaged is named as missing.
     """
     by_stem, example = 0, ""
     for item in items:
         if isinstance(item, Missing):
             yield item
             continue
-        stem, place = item.path.stem, str(Path(os.path.relpath(item.path, source)).with_suffix(""))
+        stem, path = item.path.stem, os.path.relpath(item.path, source)
+        place = path.removesuffix(item.path.suffix)
+        names = dict.fromkeys((item.id, place, path, item.id.removesuffix(item.path.suffix)))
         try:
-            said = captions.get(item.id) or captions.get(place)
-            if not said and stem not in (item.id, place) and stem in captions:
+            said: list[Caption] = next(filter(None, map(captions.get, names)), [])
+            if not said and stem not in names and stem in captions:
                 by_stem += 1
                 example = example or place
         except UserError as error:

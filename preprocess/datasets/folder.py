@@ -5,20 +5,51 @@ Also stands for IG65M, which was never published: a collection of millions of fi
 
 from __future__ import annotations
 
+import os
+from array import array
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, video_files
+import numpy as np
+
+from preprocess.datasets.labels import LABELS, NAMES, Labels
+from preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, key_of, video_files
 
 TREE = f"""\
-source/a.mp4                      no class, split train
-source/cats/a.mp4                 class cats, split train
+source/a.mp4                      no class, split train (or by --val and --test)
+source/cats/a.mp4                 class cats, split train (or by --val and --test)
 source/test/cats/indoor/a.mp4     class cats/indoor, split test
+source/{LABELS}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
 files ending in {", ".join(sorted(SUFFIXES))}"""
+
+_SEVERAL = f"named in {LABELS}, but there are several such files in folders of splits: name each by its whole path"
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """One video per file; its id is the path below `source`."""
+    """One video per file, with what labels.csv says of it; then what that names and is not there.
+
+    The id is the path below the folder of the split, so that a video may be moved to another split; where two videos
+    would be called the same, the path below `source`.
+    """
+    shared = _shared(source)
+    with Labels(source) as labels:
+        for item in tree(source):
+            if isinstance(item, Missing):
+                labels.knows(item.id)
+                yield item
+                continue
+            name = _below_split(item.id)
+            if name != item.id and not _holds(shared, name):
+                yield labels.applied(replace(item, id=name), item.id)
+            else:
+                yield labels.applied(item, item.id)
+        for row in labels.unused():
+            yield replace(row, reason=_SEVERAL) if _holds(shared, row.id) else row
+
+
+def tree(source: Path) -> Iterator[Video | Missing]:
+    """What the files of a tree alone say, by their paths; data sets that know more of their videos begin with it."""
     for path in video_files(source):
         if isinstance(path, Missing):
             yield path
@@ -27,4 +58,36 @@ def listing(source: Path) -> Iterator[Video | Missing]:
         folders = relative.parent.parts
         split = SPLITS.get(folders[0].lower()) if folders else None
         label = "/".join(folders[1:] if split else folders)
-        yield Video(str(relative), path, label, split or "train")
+        yield Video(str(relative), path, label, split or "")
+
+
+def _below_split(path: str) -> str:
+    """A path without the folder of its split.
+
+    With it where it lies in two such folders, whose inner one would make it the whole path of another video.
+    """
+    first, _, rest = path.partition("/")
+    inner, below, _ = rest.partition("/")
+    return rest if rest and first.lower() in SPLITS and not (below and inner.lower() in SPLITS) else path
+
+
+def _shared(source: Path) -> np.ndarray:
+    """Keys of the names that several videos have below the folders of their splits, uint64, sorted."""
+    keys = array("Q")
+    if _has_splits(source):
+        paths = (path for path in video_files(source) if isinstance(path, Path))
+        keys.extend(key_of(_below_split(str(path.relative_to(source)))) for path in paths)
+    ordered = np.sort(np.frombuffer(keys, np.uint64))
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def _has_splits(source: Path) -> bool:
+    try:
+        return any(name.lower() in SPLITS for name in os.listdir(source))  # noqa: PTH208
+    except OSError:
+        return False  # which the listing tells
+
+
+def _holds(keys: np.ndarray, name: str) -> bool:
+    at = int(np.searchsorted(keys, key := np.uint64(key_of(name))))
+    return at < len(keys) and bool(keys[at] == key)

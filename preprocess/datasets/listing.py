@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,8 +42,9 @@ class Video:
     path: Path
     label: str = ""
     """Class name, empty where there is none."""
-    split: str = "train"
-    """train, val or test; unused where the official lists use the video in other folds only."""
+    split: str = ""
+    """train, val or test; unused where the official lists use the video in other folds only; empty where the source
+    does not say, and the run decides."""
     folds: tuple[str, ...] = ()
     """The split in each official fold (train, test or unused); empty for data sets without folds."""
     segment: tuple[float, float] | None = None
@@ -52,6 +54,8 @@ class Video:
     """Start and end, in seconds, of the parts to keep frames of, in order and apart; empty for the whole video."""
     words: Words | None = None
     """What is said, where there are captions and a vocabulary."""
+    columns: tuple[tuple[str, str], ...] = ()
+    """What else people say of the video: name and value of each further column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,11 @@ class Missing:
     reason: str
     path: Path | None = None
     """Where there is something."""
+
+
+def key_of(name: str) -> int:
+    """64 bits that stand for an id or a path; two names of millions have the same by a chance of one in a million."""
+    return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
 
 
 def size_of(path: Path) -> int:

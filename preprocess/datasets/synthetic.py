@@ -22,5 +22,5 @@ def make(source: Path) -> None:
 
 def listing(source: Path) -> Iterator[Video | Missing]:
     """One video per file; ids are file stems, as in captions."""
-    for item in folder.listing(source):
+    for item in folder.tree(source):
         yield replace(item, id=item.path.stem) if isinstance(item, Video) else item

@@ -81,7 +81,7 @@ def listing(
     `unlisted` says what becomes of a file that is in no table.
     """
     originals: list[tuple[Path, tuple[Segment, ...]]] = []
-    for video in folder.listing(source):
+    for video in folder.tree(source):
         if isinstance(video, Missing):
             yield video
             continue

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UserError
-from pipeline.shards.index import Index, Statistics, mel_sums, write_index
+from pipeline.shards.index import Index, Statistics, column_dataset, mel_sums, rewrite_index, write_index
 from pipeline.shards.layout import PIECES, SHARD, VideoRecord, shard_content, write_shard
 from pipeline.shards.reader import DamagedVideo, ShardReader
 from pipeline.shards.seal import SEAL_BYTES
@@ -166,6 +167,56 @@ def test_folds_replace_the_split(tmp_path: Path, index: Index) -> None:
     assert set(three.fold(2).split) == {"test"} and set(three.fold(3).split) == {"unused"}
     with pytest.raises(UserError, match="has no fold 4; its videos have 3 official folds"):
         three.fold(4)
+
+
+def say(**columns: list[str]) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """What a list of videos says: label, split, no folds, and further columns, given in the order of the ids."""
+
+    def said(ids: np.ndarray) -> dict[str, np.ndarray]:
+        names = {"label": "video/label", "split": "video/split"}
+        table = {names.get(name) or column_dataset(name): np.asarray([x.encode() for x in values], object)
+                 for name, values in columns.items()}  # fmt: skip
+        return {"video/folds": np.full(len(ids), b"", object)} | table
+
+    return said
+
+
+NAMES = ["colour", "a/b", ".", "..", "100%", "%2F", "/", "é ü", "label/x", " "]
+
+
+def test_an_index_says_what_the_list_says_and_any_column_may_be_the_labels(copy: Path, index: Index) -> None:
+    assert index.columns == {}
+    n, draw = len(index), random.Random(0)
+    values = {name: [draw.choice(["", "blue", "réd", "a/b"]) for _ in range(n)] for name in NAMES}
+    labels, splits = [f"class {k % 4}" if k % 5 else "" for k in range(n)], ["test"] * n
+    paths = [copy / name for name in index.shard_names]
+    shards = {path: path.read_bytes() for path in paths}
+    write_index(copy, paths, {"settings": json.dumps(index.settings)}, say(label=labels, split=splits, **values))
+    written = (copy / "index.h5").read_bytes()
+    found = Index.open(copy)
+    assert (found.id.tolist(), found.label.tolist(), found.split.tolist()) == (index.id.tolist(), labels, splits)
+    assert found.classes == [f"class {k}" for k in range(4)]
+    assert {name: column.tolist() for name, column in found.columns.items()} == values
+    assert np.array_equal(found.frame_start, index.frame_start) and found.notes() == index.notes()
+    assert found.labelled("") is found and found.labelled("label") is found
+    coloured = found.labelled("colour")
+    assert coloured.label.tolist() == values["colour"] and coloured.classes == ["a/b", "blue", "réd"]
+    assert coloured.split.tolist() == splits and found.label.tolist() == labels
+    with pytest.raises(UserError, match=r"index.h5 has no column 'color'; it has label, .*, colour, .*") as told:
+        found.labelled("color")
+    assert all(name in str(told.value) for name in NAMES)
+    # said anew, without the shards
+    rewrite_index(copy, say(label=["x"] * n, split=splits)(found.id))
+    assert (Index.open(copy).classes, Index.open(copy).columns) == (["x"], {})
+    rewrite_index(copy, say(label=labels, split=splits, **values)(found.id))
+    assert (copy / "index.h5").read_bytes() == written
+    assert {path: path.read_bytes() for path in paths} == shards
+
+
+def test_an_index_without_further_columns_has_its_labels_alone(index: Index) -> None:
+    assert index.labelled("label") is index
+    with pytest.raises(UserError, match=r"index.h5 has no column 'colour'; it has label$"):
+        index.labelled("colour")
 
 
 def test_no_shards_names_the_command_that_makes_them(tmp_path: Path) -> None:

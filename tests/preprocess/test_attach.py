@@ -65,6 +65,21 @@ def test_videos_of_one_name_have_their_own_captions(
 
 
 @LAYOUTS
+def test_a_video_in_the_folder_of_a_split_has_the_captions_of_its_id_or_of_its_path(
+    tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("train/a.mp4", "train/cats/a.mp4", "test/cats/a.mp4", "test/cats/b.c.mp4", "test/cats/d.mp4"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    said = {"a": "moo", "train/cats/a": "meow", "test/cats/a.mp4": "bark", "cats/a": "moo moo", "cats/b.c": "meow moo"}
+    written(tmp_path, layout, said | {"test/cats/d.mp4": "moo", "d": "bark"})
+    assert tokens(tmp_path) == {
+        "a.mp4": [2], "train/cats/a.mp4": [1], "test/cats/a.mp4": [0], "cats/b.c.mp4": [1, 2], "cats/d.mp4": [2],
+    }  # fmt: skip
+    assert capsys.readouterr().out == ""
+
+
+@LAYOUTS
 def test_captions_of_a_bare_name_are_those_of_the_video_beside_them(
     pets: Path, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

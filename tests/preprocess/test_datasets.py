@@ -114,8 +114,8 @@ def test_any_tree_is_a_folder_data_set(tmp_path: Path) -> None:
     )
     touch(tmp_path, "cats/.hidden.mp4")
     assert table("folder", tmp_path) == {
-        "a.mp4": ("", "train"), "cats/b.AVI": ("cats", "train"), "test/cats/indoor/c.webm": ("cats/indoor", "test"),
-        "validation/d.mkv": ("", "val"), "train/dogs/e.mov": ("dogs", "train"),
+        "a.mp4": ("", ""), "cats/b.AVI": ("cats", ""), "cats/indoor/c.webm": ("cats/indoor", "test"),
+        "d.mkv": ("", "val"), "dogs/e.mov": ("dogs", "train"),
     }  # fmt: skip
 
 
@@ -504,9 +504,9 @@ def test_howto100m(tmp_path: Path) -> None:
         '0wR5jVB-WPk,Food and Entertaining,"Recipes, quick",12,105253\n-caPS4FHFF8,Home and Garden,,1,2\n'
     )
     assert list(DATASETS["howto100m"].listing(tmp_path)) == [
-        Video("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining", "train"),
-        Video("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden", "train"),
-        Video("unlisted", tmp_path / "part2/x/unlisted.mkv", "", "train"),
+        Video("0wR5jVB-WPk", tmp_path / "0wR5jVB-WPk.mp4", "Food and Entertaining"),
+        Video("-caPS4FHFF8", tmp_path / "part1/-caPS4FHFF8.webm", "Home and Garden"),
+        Video("unlisted", tmp_path / "part2/x/unlisted.mkv"),
         Missing("missing0001", "listed in HowTo100M_v1.csv, but there is no such file"),
     ]
     assert DATASETS["howto100m"].captioned

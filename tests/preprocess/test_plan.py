@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import pytest
 from pipeline.errors import UserError
 from preprocess.datasets.listing import Missing, Video, Words
 from preprocess.ffmpeg import Extraction
-from preprocess.plan import PLAN, Plan, VideoList
+from preprocess.plan import PLAN, Plan
+from preprocess.videos import Shares, VideoList
 
 LANGUAGE = {"vocabulary": "", "stop_words": ""}
 
@@ -37,9 +39,9 @@ def test_a_video_comes_back_as_it_was(tmp_path: Path) -> None:
     items = [
         Video(
             "é 'x'", tmp_path / "é.mp4", "läbel", "unused", ("train", "test"), (1.5, 11.5), ((0.0, 4.1), (9.0, 13.0)),
-            Words([3, 1], [0.25, 1.0], [1.0, 2.0]),
+            Words([3, 1], [0.25, 1.0], [1.0, 2.0]), (("cölour", "blue"), ("a/b", "")),
         ),
-        Video("b", tmp_path / "deep" / "b.mp4"),
+        Video("b", tmp_path / "deep" / "b.mp4", split="train"),
         Missing("c", "not there"),
     ]  # fmt: skip
     with VideoList(items, tmp_path, tmp_path) as videos:
@@ -51,10 +53,89 @@ def test_a_video_comes_back_as_it_was(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_an_id_that_occurs_twice_is_refused_with_both_files(tmp_path: Path) -> None:
+def test_all_ids_that_occur_twice_are_refused_at_once_with_their_files(tmp_path: Path) -> None:
     items = [Video("a", tmp_path / "1" / "a.mp4"), Video("b", tmp_path / "b.mp4"), Video("a", tmp_path / "2" / "a.mp4")]
-    with pytest.raises(UserError, match=r"two videos have the id 'a': .*/1/a.mp4 and .*/2/a.mp4; rename one of them"):
+    with pytest.raises(UserError) as told:
         VideoList(items, tmp_path, tmp_path)
+    assert str(told.value) == (
+        "two videos have one id; rename them, or pass --duplicates first, which keeps the first of each and names the "
+        f"others in rejected.jsonl:\n  'a': {tmp_path}/1/a.mp4 and {tmp_path}/2/a.mp4"
+    )
+    many = [Video(f"{k % 13}", tmp_path / str(k) / "a.mp4") for k in range(39)]  # each id three times
+    with pytest.raises(UserError, match="^26 videos have the ids of others; rename them, or pass --dup") as told:
+        VideoList(many, tmp_path, tmp_path)
+    lines = str(told.value).splitlines()[1:]
+    assert lines[:20] == [f"  '{k % 13}': {tmp_path}/{k % 13}/a.mp4 and {tmp_path}/{k}/a.mp4" for k in range(13, 33)]
+    assert lines[20:] == ["  and 6 more"]
+
+
+def test_of_videos_with_one_id_the_first_may_be_kept(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    items: list[Video | Missing] = []
+    for k in range(300):
+        (tmp_path / f"{k}.mp4").write_bytes(bytes(k))
+        items.append(Video(f"{draw.randrange(200)}", tmp_path / f"{k}.mp4", f"class {k}", "val"))
+    items.insert(7, Missing("lost", "not there"))
+    kept: dict[str, Video] = {}
+    others = []
+    for item in items:
+        if isinstance(item, Video) and kept.setdefault(item.id, item) is not item:
+            others.append({"id": item.id, "path": str(item.path),
+                           "reason": f"it has the id of {kept[item.id].path}, which is kept"})  # fmt: skip
+    assert len(others) > 50
+    with VideoList(items, tmp_path, tmp_path, duplicates="first") as videos:
+        sizes = [video.path.stat().st_size for video in kept.values()]
+        assert [videos.video(k) for k in range(len(videos))] == list(zip(kept.values(), sizes, strict=True))
+        assert all(videos.place(name) == k for k, name in enumerate(kept))
+        assert videos.source_bytes == sum(sizes) and videos.missing == 1 + len(others)
+        assert [json.loads(row) for row in videos.missing_rows()][1:] == others
+        said = videos.say(np.asarray([name.encode() for name in kept], object))
+        assert said["video/label"].tolist() == [video.label.encode() for video in kept.values()]
+
+
+def test_shares_go_by_the_id_alone(tmp_path: Path) -> None:
+    def splits(count: int, val: float, test: float) -> dict[str, str]:
+        items = (Video(f"v{k}", tmp_path / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
+        with VideoList(items, tmp_path, tmp_path, Shares(val, test)) as videos:
+            rows = [videos.video(k)[0] for k in range(count)]
+            said = videos.say(np.asarray([row.id.encode() for row in rows], object))["video/split"]
+            assert said.tolist() == [row.split.encode() for row in rows]
+            return {row.id: row.split for row in rows}
+
+    def moved(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
+        return {(before[name], after[name]) for name in before if before[name] != after[name]}
+
+    some, more = splits(2000, 0.1, 0.2), splits(3000, 0.1, 0.2)
+    assert moved(some, more) == set()  # those that are added move none
+    assert all(some[f"v{k}"] == "val" for k in range(0, 2000, 10))  # what the source says counts
+    free = [some[f"v{k}"] for k in range(2000) if k % 10]
+    assert abs(free.count("test") / 1800 - 0.2) < 0.04 and abs(free.count("val") / 1800 - 0.1) < 0.03
+    assert moved(some, splits(2000, 0.1, 0.3)) == {("train", "test")}
+    assert moved(some, splits(2000, 0.15, 0.2)) == {("train", "val")}
+    assert moved(some, splits(2000, 0.0, 0.0)) == {("val", "train"), ("test", "train")}
+
+
+def test_shares_where_every_video_has_its_split_are_refused(tmp_path: Path) -> None:
+    items = [Video("a", tmp_path / "a.mp4", split="train"), Video("b", tmp_path / "b.mp4", split="test")]
+    with pytest.raises(UserError, match="every video in .* has its split.*--val and --test are shares .* leave them"):
+        VideoList(items, tmp_path, tmp_path, Shares(0.1))
+    assert len(VideoList(items, tmp_path, tmp_path)) == 2
+
+
+def test_what_is_said_comes_by_id_as_datasets_of_an_index(tmp_path: Path) -> None:
+    items = [
+        Video("b", tmp_path / "b.mp4", "dogs", "test", ("test", "train"), columns=(("a/b", "1"), (".", "x"))),
+        Video("a", tmp_path / "a.mp4", "çats"), Video("c", tmp_path / "c.mp4", columns=(("a/b", ""), ("100%", "y"))),
+    ]  # fmt: skip
+    with VideoList(items, tmp_path, tmp_path) as videos:
+        said = videos.say(np.asarray([b"c", b"a", b"b"], object))
+        with pytest.raises(KeyError, match="d"):
+            videos.say(np.asarray([b"a", b"d"], object))
+    assert {name: values.tolist() for name, values in said.items()} == {
+        "video/label": [b"", "çats".encode(), b"dogs"], "video/split": [b"train", b"train", b"test"],
+        "video/folds": [b"", b"", b"test,train"], "column/a%2Fb": [b"", b"", b"1"], "column/%2E": [b"", b"", b"x"],
+        "column/100%25": [b"y", b"", b""],
+    }  # fmt: skip
 
 
 def test_shards_are_full_by_number_and_by_bytes(tmp_path: Path) -> None:
@@ -92,15 +173,14 @@ def test_the_content_says_whether_a_shard_has_to_be_made_again(tmp_path: Path) -
     same = content(base)
     assert content(base) == same
     assert content(replace(base, path=tmp_path / "moved" / "a.mp4")) == same  # a folder may be rearranged
-    changes = [
-        {"label": "other"}, {"split": "test"}, {"folds": ("train",)}, {"segment": (0.0, 1.0)},
-        {"stretches": ((0.0, 1.0),)}, {"words": Words([1], [0.0], [1.0])},
-    ]  # fmt: skip
+    for said in ({"label": "other"}, {"split": "test"}, {"folds": ("train",)}, {"columns": (("colour", "blue"),)}):
+        assert content(replace(base, **said)) == same  # which is in the index, and may change
+    changes = [{"segment": (0.0, 1.0)}, {"stretches": ((0.0, 1.0),)}, {"words": Words([1], [0.0], [1.0])}]
     contents = [content(replace(base, **change)) for change in changes]
     contents += [content(base, Extraction(fps=25)), content(base, vocabulary="another")]
     base.path.write_bytes(b"x")
     contents.append(content(base))
-    assert len({same, *contents}) == 10
+    assert len({same, *contents}) == 7
 
 
 def test_a_damaged_plan_where_there_are_no_shards_is_as_none(tmp_path: Path) -> None:
@@ -118,7 +198,7 @@ def test_memory_hardly_grows_with_the_list(tmp_path: Path) -> None:
         plan = Plan(videos, tmp_path, 128, 256)
         assert sum(plan.count(shard) for shard in plan.pending(Extraction(), LANGUAGE)) == 20_000
         held = tracemalloc.take_snapshot().filter_traces(
-            [tracemalloc.Filter(True, f"*{name}*") for name in ("plan", "numpy")]
+            [tracemalloc.Filter(True, f"*{name}*") for name in ("plan", "videos", "numpy")]
         )
     tracemalloc.stop()
     assert 20 < sum(trace.size for trace in held.statistics("filename")) / 20_000 < 80  # bytes; the video takes 500

@@ -1,0 +1,362 @@
+"""Labels, splits and folds change without a video being decoded again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from pipeline.errors import UserError
+from pipeline.shards.index import Index, write_index
+from pipeline.shards.layout import PIECES, read_rejected
+from pipeline.shards.seal import SCHEMA, seal
+from preprocess.datasets import DATASETS, DataSet, folder
+from preprocess.estimate import estimate
+from preprocess.stage import Preprocess, run
+from preprocess.summary import Summary, describe
+from preprocess.verify import Verify, verify
+from preprocess.videos import Shares
+from tests.preprocess.test_stage import alone  # noqa: F401 (a fixture)
+from tests.preprocess.test_verify import run_here
+from tests.tamper import changed
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+NAMES = [f"{kind}/{k}.mp4" for kind in ("cats", "dogs") for k in range(3)]
+
+
+@pytest.fixture(scope="module")
+def clips(synthetic: Path) -> list[Path]:
+    """Short videos of different sizes."""
+    by_size = {path.stat().st_size: path for path in sorted(synthetic.rglob("*.mp4"))}
+    return list(by_size.values())
+
+
+@pytest.fixture(scope="module")
+def made(clips: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Six videos of two classes, in `videos`."""
+    root = tmp_path_factory.mktemp("made")
+    for name, clip in zip(NAMES, clips, strict=False):
+        (root / "videos" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(clip, root / "videos" / name)
+    return root
+
+
+@pytest.fixture
+def pets(made: Path, tmp_path: Path) -> Preprocess:
+    """The six videos, and their three shards, which are made once."""
+    settings = Preprocess("folder", made / "videos", made / "shards", videos_per_shard=2, workers=1)
+    if not (made / "shards").is_dir():
+        run(settings)
+    shutil.copytree(made, tmp_path / "pets")
+    return replace(settings, source=tmp_path / "pets" / "videos", destination=tmp_path / "pets" / "shards")
+
+
+def shards(settings: Preprocess) -> dict[str, tuple[bytes, int]]:
+    """Bytes and time of every shard."""
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in settings.shard_folder.glob("shard-*")}
+
+
+def move(settings: Preprocess, *names: str, to: str) -> None:
+    for name in names:
+        target = settings.source_folder / to / name.removeprefix("train/").removeprefix("test/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (settings.source_folder / name).rename(target)
+
+
+def table(settings: Preprocess) -> dict[str, tuple[str, str]]:
+    index = Index.open(settings.shard_folder)
+    return dict(zip(index.id.tolist(), zip(index.label.tolist(), index.split.tolist(), strict=True), strict=True))
+
+
+def counts(summary: Summary) -> tuple[int, int]:
+    saved = json.loads((summary.index.folder / "summary.json").read_text())
+    assert (saved["decoded"], saved["relabelled"]) == (summary.decoded, summary.relabelled)
+    assert f"{summary.decoded} decoded, {summary.relabelled} relabelled; " in describe(summary)
+    return summary.decoded, summary.relabelled
+
+
+def again(settings: Preprocess) -> Summary:
+    """A run that has to leave every shard and the index as they are."""
+    index, before = settings.shard_folder / "index.h5", shards(settings)
+    time = index.stat().st_mtime_ns
+    summary = run(settings)
+    assert counts(summary) == (0, 0) and shards(settings) == before and index.stat().st_mtime_ns == time
+    return summary
+
+
+EVERY = {name: (name.partition("/")[0], "train") for name in NAMES}
+
+
+def test_videos_that_move_to_test_are_not_decoded_again(pets: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_here(monkeypatch)
+    again(pets)
+    before, index = shards(pets), (pets.shard_folder / "index.h5").read_bytes()
+    move(pets, "cats/0.mp4", "dogs/2.mp4", to="test")
+    assert counts(run(pets)) == (0, 2)
+    assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() != index
+    assert table(pets) == EVERY | {"cats/0.mp4": ("cats", "test"), "dogs/2.mp4": ("dogs", "test")}
+    assert verify(Verify(shards=pets.shard_folder)) == {}
+    again(pets)
+    move(pets, "test/dogs/2.mp4", to=".")
+    (pets.source_folder / "test/cats").rename(pets.source_folder / "test/tigers")  # another class is another path
+    with pytest.raises(UserError, match=r"1 videos of the finished shards .* \(first: 'cats/0.mp4'\)"):
+        run(pets)
+    (pets.source_folder / "test/tigers").rename(pets.source_folder / "test/cats")
+    move(pets, "test/cats/0.mp4", to=".")
+    assert counts(run(pets)) == (0, 2)
+    assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() == index
+
+
+def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
+    before, index = shards(pets), (pets.shard_folder / "index.h5").read_bytes()
+    path = pets.source_folder / "labels.csv"
+    path.write_text("id,label,split,fur/colour\ncats/1.mp4,tiger,,red\ndogs/0.mp4,,val,\nnone.mp4,,,\n")
+    summary = run(pets)
+    assert counts(summary) == (0, 2) and shards(pets) == before
+    assert table(pets) == EVERY | {"cats/1.mp4": ("tiger", "train"), "dogs/0.mp4": ("dogs", "val")}
+    assert summary.index.classes == ["cats", "dogs", "tiger"]
+    assert {name: column.tolist() for name, column in summary.index.columns.items()} == {
+        "fur/colour": ["", "red", "", "", "", ""]
+    }
+    assert summary.index.labelled("fur/colour").classes == ["red"]
+    (row,) = read_rejected(pets.shard_folder)
+    assert row == {"id": "none.mp4", "path": "", "reason": "named in labels.csv, but there is no such file"}
+    again(pets)
+    path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,red,\ndogs/0.mp4,,val,,\n")
+    assert counts(run(pets)) == (0, 0)  # a column in which nothing is said
+    assert list(Index.open(pets.shard_folder).columns) == ["fur/colour", "new"]
+    path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,blue,\ndogs/0.mp4,,val,,y\n")
+    assert counts(run(pets)) == (0, 2)
+    path.unlink()
+    assert counts(run(pets)) == (0, 2)
+    assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() == index
+
+
+def test_an_index_that_is_lost_or_damaged_comes_back_with_the_labels_of_now(pets: Preprocess) -> None:
+    move(pets, "cats/0.mp4", to="test")
+    (pets.source_folder / "labels.csv").write_text("file,label,x\ncats/1.mp4,tiger,1\n")
+    run(pets)
+    before, index = shards(pets), (pets.shard_folder / "index.h5").read_bytes()
+    for damage in (b"", b"nonsense", index[:-1]):
+        (pets.shard_folder / "index.h5").write_bytes(damage)
+        assert counts(run(pets))[0] == 0
+        assert (pets.shard_folder / "index.h5").read_bytes() == index and shards(pets) == before
+    (pets.shard_folder / "index.h5").unlink()
+    run(pets)
+    assert (pets.shard_folder / "index.h5").read_bytes() == index and shards(pets) == before
+
+
+def test_a_file_that_did_change_is_decoded_again_alone_in_its_shard(pets: Preprocess, clips: list[Path]) -> None:
+    before = shards(pets)
+    shutil.copy(clips[9], pets.source_folder / "dogs/0.mp4")
+    move(pets, "cats/0.mp4", "dogs/0.mp4", to="val")
+    assert counts(run(pets)) == (2, 2)  # the shard has two videos; the index that was there said something of both
+    after = shards(pets)
+    assert [name for name in sorted(before) if after[name] != before[name]] == ["shard-000001.h5"]
+    assert table(pets) == EVERY | {"cats/0.mp4": ("cats", "val"), "dogs/0.mp4": ("dogs", "val")}
+    with h5py.File(pets.shard_folder / "shard-000001.h5") as file:
+        assert file["video/split"].asstr()[:].tolist() == ["train", "val"]  # as it was when the shard was made
+    again(pets)
+
+
+@pytest.mark.parametrize(
+    "moment", ["pipeline.shards.index.create", "pipeline.shards.index.seal", "pipeline.shards.index.publish",
+               "preprocess.stage.write_lines", "preprocess.stage.summarise", "preprocess.stage.Plan.pending"],
+)  # fmt: skip
+def test_a_relabelling_that_is_stopped_anywhere_is_mended_by_the_next_run(
+    pets: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    before = shards(pets)
+    move(pets, "cats/0.mp4", to="test")
+
+    def stopped(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(moment, stopped)
+        with pytest.raises(KeyboardInterrupt):
+            run(pets)
+    assert len(Index.open(pets.shard_folder)) == 6  # the one before, or the new one
+    assert counts(run(pets)) == (0, 0 if moment.endswith("summarise") else 1)
+    assert shards(pets) == before and table(pets) == EVERY | {"cats/0.mp4": ("cats", "test")}
+    assert not list(pets.shard_folder.glob("*.partial"))
+
+
+def as_an_earlier_version(settings: Preprocess) -> None:
+    """Make shards and an index as the version before did: ids are whole paths, and the content holds what is said."""
+    run(settings)
+    paths = sorted(settings.shard_folder.glob("shard-*.h5"))
+    for path in paths:
+        with h5py.File(path) as file:
+            details = json.loads(file.attrs["settings"])
+            columns = (file[f"video/{name}"].asstr()[:].tolist() for name in ("id", "label", "split"))
+            left_out = [json.loads(row)["id"] for row in file["rejected"][:]]
+            rows = sorted([*zip(*columns, strict=True), *((name, "cats", "train") for name in left_out)])
+        videos = [
+            [(settings.source_folder / name).stat().st_size, name, label, split, [], None, [], None]
+            for name, label, split in rows
+        ]
+        text = json.dumps([SCHEMA, settings.extraction.identity, details, videos], ensure_ascii=False)
+        seal(path, PIECES, content=hashlib.sha256(text.encode()).hexdigest())
+    write_index(settings.shard_folder, paths, {"settings": json.dumps(details)})
+
+
+def test_shards_of_an_earlier_version_stay_whatever_is_said_of_them_and_wherever_they_move(
+    pets: Preprocess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(pets.shard_folder)
+    move(pets, *NAMES[:4], to="train")
+    move(pets, *NAMES[4:], to="test")
+    (pets.source_folder / "train/cats/broken.mp4").write_bytes(b"nonsense")
+    with monkeypatch.context() as patch:
+        patch.setitem(DATASETS, "folder", DataSet(tree_with_splits, folder.TREE))
+        as_an_earlier_version(pets)
+    index = (pets.shard_folder / "index.h5").read_bytes()
+    before, named = shards(pets), {f"train/{name}" for name in NAMES[:4]} | {f"test/{name}" for name in NAMES[4:]}
+    assert set(table(pets)) == named
+    again(pets)
+    assert (pets.shard_folder / "index.h5").read_bytes() == index  # which has no word of who said it
+    move(pets, "train/cats/0.mp4", to="test")
+    move(pets, "test/dogs/1.mp4", to="train")
+    assert counts(run(pets)) == (0, 2) and shards(pets) == before
+    assert set(table(pets)) == named  # it is still called so
+    assert table(pets)["train/cats/0.mp4"] == ("cats", "test")
+    again(pets)
+
+
+def tree_with_splits(source: Path):
+    return (replace(video, split=video.split or "train") for video in folder.tree(source))
+
+
+def test_a_second_video_of_one_name_below_another_split_takes_no_shard_with_it(
+    pets: Preprocess, clips: list[Path]
+) -> None:
+    before = shards(pets)
+    move(pets, *NAMES, to="train")
+    assert counts(run(pets)) == (0, 0) and shards(pets) == before
+    (pets.source_folder / "test/cats").mkdir(parents=True)
+    shutil.copy(clips[7], pets.source_folder / "test/cats/1.mp4")
+    assert counts(run(pets)) == (1, 0)
+    assert {name: shards(pets)[name] for name in before} == before
+    assert table(pets) == EVERY | {"test/cats/1.mp4": ("cats", "test")}
+    again(pets)
+
+
+def test_a_copied_tree_is_the_same_data(pets: Preprocess, tmp_path: Path) -> None:
+    shutil.copytree(pets.source_folder, tmp_path / "elsewhere", copy_function=shutil.copyfile)
+    again(replace(pets, source=tmp_path / "elsewhere"))
+
+
+def test_what_is_left_out_is_named_by_its_path_of_now(pets: Preprocess) -> None:
+    (pets.source_folder / "cats/broken.mp4").write_bytes(b"nonsense")
+    run(pets)
+    before = shards(pets)
+    move(pets, "cats/broken.mp4", to="test")
+    run(pets)
+    (row,) = read_rejected(pets.shard_folder)
+    assert (row["id"], row["path"]) == ("cats/broken.mp4", str(pets.source_folder / "test/cats/broken.mp4"))
+    assert shards(pets) == before
+
+
+def test_shares_become_splits_and_change_without_decoding(pets: Preprocess) -> None:
+    before = shards(pets)
+    for val, test in ((0.3, 0.3), (0.3, 0.5), (0.0, 0.0)):
+        run(replace(pets, val=val, test=test))
+        expected = {name: (label, Shares(val, test).split(name)) for name, (label, _) in EVERY.items()}
+        assert table(pets) == expected and shards(pets) == before
+        assert len({split for _, split in expected.values()}) == (3 if val else 1)
+    move(pets, "cats/0.mp4", to="train")
+    run(replace(pets, test=0.99))
+    assert table(pets)["cats/0.mp4"][1] == "train"  # what the source says counts
+    assert [split for _, split in table(pets).values()].count("test") >= 4
+    move(pets, *NAMES[1:], to="val")
+    for doing in (run, estimate):
+        with pytest.raises(UserError, match="every video in .*/videos has its split"):
+            doing(replace(pets, test=0.2))
+
+
+@pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1.0), (0.5, 0.5), (float("nan"), 0)])
+def test_shares_that_are_none_are_refused(val: float, test: float) -> None:
+    with pytest.raises(UserError, match="--val is .* and --test is .*; they are shares of the videos, each 0 or more"):
+        Preprocess(val=val, test=test)
+
+
+def test_of_files_with_one_id_the_first_may_be_kept(clips: list[Path], tmp_path: Path) -> None:
+    names = ["train/a/0wR5jVB-WPk_000417_000427", "val/b/0wR5jVB-WPk_000417_000427", "val/b/3caPS4FHFF8_000036_000046"]
+    videos = tmp_path / "videos"
+    for name, clip in zip(names, clips, strict=False):
+        (videos / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(clip, videos / f"{name}.mp4")
+    settings = Preprocess("kinetics", videos, tmp_path / "shards", workers=1)
+    for doing in (run, estimate):
+        with pytest.raises(
+            UserError, match=rf"'0wR5jVB-WPk_000417_000427': {videos}/{names[0]}.mp4 and {videos}/{names[1]}"
+        ):
+            doing(settings)
+    summary = run(replace(settings, duplicates="first"))
+    assert (summary.videos, summary.kept, summary.decoded) == (3, 2, 2)
+    assert table(settings) == {
+        "0wR5jVB-WPk_000417_000427": ("a", "train"), "3caPS4FHFF8_000036_000046": ("b", "val"),
+    }  # fmt: skip
+    (row,) = read_rejected(settings.shard_folder)
+    reason = f"it has the id of {videos}/{names[0]}.mp4, which is kept"
+    assert row == {"id": "0wR5jVB-WPk_000417_000427", "path": f"{videos}/{names[1]}.mp4", "reason": reason}
+    assert summary.reasons == {"it has the id of another, which is kept": 1}
+
+
+DAMAGES: list[Callable[[h5py.File], object]] = [
+    lambda file: file["video/label"].__setitem__(2, b"dogs"),  # of the same classes
+    lambda file: file["video/split"].__setitem__(2, b"test"),
+    lambda file: file["column/x"].__setitem__(2, b"9"),
+    lambda file: file.__delitem__("column/x"),
+    lambda file: file.__delitem__("video/label"),
+    lambda file: file.move("column/x", "column/y"),
+    lambda file: file.__setitem__("column/z", np.zeros(3)),
+    lambda file: file["classes"].__setitem__(0, b"bats"),
+    lambda file: file["video/frame_start"].__setitem__(2, 1),
+    lambda file: file.attrs.__setitem__("said", "0"),
+    lambda file: file.attrs.__delitem__("said"),
+]
+
+
+def test_an_index_that_was_relabelled_is_sound_and_one_that_was_damaged_is_not(
+    pets: Preprocess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_here(monkeypatch)
+    move(pets, "cats/0.mp4", to="test")
+    (pets.source_folder / "labels.csv").write_text("file,label,x\ncats/1.mp4,tiger,1\ncats/2.mp4,,2\n")
+    run(pets)
+    path = pets.shard_folder / "index.h5"
+    whole = path.read_bytes()
+    for number, damage in enumerate(DAMAGES):
+        assert verify(Verify(shards=pets.shard_folder)) == {}
+        with changed(path, hidden=True) as file:
+            damage(file)
+        findings = verify(Verify(shards=pets.shard_folder))
+        assert {name: finding.state for name, finding in findings.items()} == {"index.h5": "damaged"}, number
+        path.write_bytes(whole)
+
+
+def test_real_labels_give_columns_to_choose_from(real: Path, tmp_path: Path) -> None:
+    chosen = sorted((real / "grid").glob("*.mpg"))[:12:3]
+    (tmp_path / "videos").mkdir()
+    for path in chosen:
+        (tmp_path / "videos" / path.name).symlink_to(path)
+    settings = Preprocess("folder", tmp_path / "videos", tmp_path / "shards", workers=1)
+    run(settings)
+    before = shards(settings)
+    shutil.copy(real / "grid" / "labels.csv", tmp_path / "videos")
+    summary = run(settings)
+    assert counts(summary) == (0, 4) and shards(settings) == before
+    assert summary.reasons == {"named in labels.csv, but there is no such file": 116}
+    index = Index.open(tmp_path / "shards")
+    assert list(index.columns) == ["colour", "command", "digit", "letter"] and index.classes == []
+    assert index.labelled("letter").label.tolist() == [path.name[3] for path in chosen]
