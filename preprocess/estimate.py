@@ -19,7 +19,7 @@ from pipeline.shards.layout import shard_rejected
 from preprocess import cluster
 from preprocess.ffmpeg import groups, require_ffmpeg
 from preprocess.plan import ShardTask
-from preprocess.stage import Preprocess, described
+from preprocess.stage import Preprocess, described, listed, tell_changed
 from preprocess.videos import VideoList
 from preprocess.worker import make_shard
 
@@ -52,12 +52,11 @@ def estimate(settings: Preprocess) -> str:
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(_vanishing())
         items, _ = described(settings, scratch, stack)
-        videos = stack.enter_context(
-            VideoList(items, settings.source_folder, scratch, settings.shares, settings.duplicates)
-        )
+        videos = listed(items, settings, scratch, stack)
         if not len(videos):
             raise UserError(f"there are no videos in {settings.source_folder}")
         tasks = _tasks(videos, scratch, settings)
+        tell_changed(settings, videos.shares)
         print(f"decoding some of {len(videos)} videos, for a minute at most", flush=True)
         # on this machine, whoever is to do the whole
         workers = min(settings.workers, cluster.one_per_core())

@@ -14,7 +14,7 @@ import json
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from pipeline.shards.layout import shard_content
 from pipeline.shards.seal import SCHEMA, Damaged, open_sealed
 from preprocess.datasets.listing import SPLITS, Missing, Video, key_of
 from preprocess.ffmpeg import Extraction
-from preprocess.videos import VideoList, decides
+from preprocess.videos import Shares, VideoList, decides
 
 PLAN = "plan.jsonl"
 
@@ -133,8 +133,9 @@ class Plan:
         return content == task.content or content in _earlier_contents(task)
 
     def write(self, details: Mapping[str, Any]) -> None:
-        """Keep the assignment beside the shards: the settings, then a line per shard, its number and its videos."""
-        rows = itertools.chain([{"settings": dict(details)}], map(self._line, range(len(self))))
+        """Keep the assignment beside the shards: settings and shares, then for each shard its number and its videos."""
+        first = {"settings": dict(details), "shares": asdict(self.videos.shares)}
+        rows = itertools.chain([first], map(self._line, range(len(self))))
         write_lines(self.destination / PLAN, with_checksum(map(dump_row, rows)))
 
     def _line(self, shard: int) -> dict[str, Any]:
@@ -230,6 +231,13 @@ def read_settings(destination: Path) -> dict[str, Any] | None:
     return None
 
 
+def read_shares(destination: Path) -> Shares | None:
+    """The shares of the last run into a folder, None where there is no plan that tells them."""
+    lines = _lines(destination / PLAN)
+    # an earlier version kept none
+    return None if lines is None else Shares(**json.loads(next(lines)).get("shares", {}))
+
+
 def absent_videos(videos: VideoList, destination: Path) -> tuple[int, dict[int, set[str]]]:
     """How many videos the plan of a folder names, and by shard the ids of those that the list does not have."""
     planned, absent = 0, {}
@@ -255,7 +263,7 @@ def _planned(destination: Path) -> Iterator[tuple[str, str]]:
     if lines is None:
         yield from ((name, "") for _, ids in _by_shards(destination) for name in ids)
         return
-    next(lines)  # the settings
+    next(lines)  # settings and shares
     for line in lines:
         row = json.loads(line)
         yield from zip(row["videos"], row.get("folders") or itertools.repeat(""), strict=False)
@@ -274,7 +282,7 @@ def _assigned(destination: Path) -> tuple[Assigned, bool]:
 
 
 def _by_plan(lines: Iterator[str]) -> Assigned:
-    next(lines)  # the settings
+    next(lines)  # settings and shares
     for line in lines:
         row = json.loads(line)
         yield row["shard"], row["videos"]

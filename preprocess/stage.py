@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from heapq import nlargest
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ from preprocess.datasets.listing import Missing, Video
 from preprocess.ffmpeg import Extraction, require_ffmpeg
 from preprocess.lock import locked
 from preprocess.logmel import BANDS
-from preprocess.plan import Plan, absent_videos, as_planned, held_videos, read_settings
+from preprocess.plan import PLAN, Plan, absent_videos, as_planned, held_videos, read_settings, read_shares
 from preprocess.relabel import Marks, same
 from preprocess.summary import SLOWEST, Slow, Summary, summarise
 from preprocess.videos import Shares, VideoList
@@ -61,11 +61,11 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Megabytes of video files after which a shard is full, so that long videos make no huge shards. A shard is 3 to 10
     times as large as its videos; a worker needs that much free disk beside the shards."""
-    val: float = 0.0
+    val: float | None = None
     """Share, from 0 to 1, of the videos whose source does not say a split that becomes val, chosen by their ids: videos
-    that are added move none."""
-    test: float = 0.0
-    """The same of test; what is in neither is train."""
+    that are added move none. It is remembered: without it, that of the last run into DESTINATION, 0 in the first."""
+    test: float | None = None
+    """The same of test; what is in neither is train. 0 makes it train again."""
     duplicates: Literal["refuse", "first"] = "refuse"
     """What to do about files with one id: stop and name them, or keep the first and name the others in
     rejected.jsonl."""
@@ -79,19 +79,11 @@ class Preprocess(cluster.Workers):
         require_positive(self, "", "videos_per_shard")
         if not self.megabytes_per_shard > 0:
             raise UserError(f"--megabytes-per-shard is {self.megabytes_per_shard}; it must be above 0")
-        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
-            raise UserError(
-                f"--val is {self.val} and --test is {self.test}; they are shares of the videos, each 0 or more and "
-                "together below 1"
-            )
+        Shares(self.val or 0.0, self.test or 0.0)  # refuses what are none
 
     @property
     def shard_folder(self) -> Path:
         return shard_folder(self.dataset, self.destination)
-
-    @property
-    def shares(self) -> Shares:
-        return Shares(self.val, self.test)
 
     @property
     def source_folder(self) -> Path:
@@ -114,8 +106,7 @@ def _run(settings: Preprocess) -> Summary:
     with locked(destination), contextlib.ExitStack() as stack:
         items, language = described(settings, destination, stack)
         source = settings.source_folder
-        items = as_planned(items, source, destination)
-        videos = stack.enter_context(VideoList(items, source, destination, settings.shares, settings.duplicates))
+        videos = listed(as_planned(items, source, destination), settings, destination, stack)
         if not len(videos):
             raise UserError(f"none of the videos in {source} can be used: {_first_missing(videos)}")
         details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.dataset} | language
@@ -123,6 +114,7 @@ def _run(settings: Preprocess) -> Summary:
         if not settings.scheduler:  # elsewhere, workers may still be at what a killed run gave them
             _remove_scratch(destination)
         plan = Plan(videos, destination, settings.videos_per_shard, settings.megabytes_per_shard)
+        tell_changed(settings, videos.shares)
         plan.write(details)
         pending = plan.pending(settings.extraction, details)
         before = Marks.of(destination)
@@ -160,6 +152,38 @@ def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) 
     vocabulary = Vocabulary.load(settings.word2vec, settings.stop_words)
     language = {"vocabulary": vocabulary.digest, "stop_words": vocabulary.stop_digest}
     return attach(items, said, vocabulary, source, only_captioned=entry.captioned), language
+
+
+def listed(items: Items, settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) -> VideoList:
+    """The list of the videos, open as long as the stack is; shares that are not given are those of the last run.
+
+    Raises UserError if shares are given and every video has its split.
+    """
+    source, last = settings.source_folder, read_shares(settings.shard_folder) or Shares()
+    shares = Shares(
+        last.val if settings.val is None else settings.val, last.test if settings.test is None else settings.test
+    )
+    videos = stack.enter_context(VideoList(items, source, scratch, shares, settings.duplicates))
+    if len(videos) and not videos.without_split and (settings.val or settings.test):
+        raise UserError(
+            f"every video in {source} has its split, by its folder or by a list; --val and --test are shares of "
+            "those that have none: leave them out"
+        )
+    return videos
+
+
+def tell_changed(settings: Preprocess, shares: Shares) -> None:
+    """Print a line where these shares are not those of the last run, or where nobody knows."""
+    destination = settings.shard_folder
+    last = read_shares(destination)
+    if last is None:
+        if None in (settings.val, settings.test) and any(destination.glob("shard-*.h5")):
+            told = "is damaged or gone, and what --val and --test were with it: what is not given again is 0"
+            print(f"{destination / PLAN} {told}", flush=True)
+        return
+    pairs = zip(("--val", "--test"), astuple(shares), astuple(last), strict=True)
+    if changes := [f"{name} is {now} and was {before}" for name, now, before in pairs if now != before]:
+        print(f"{', '.join(changes)}; videos that change their split by it are counted as relabelled", flush=True)
 
 
 def _first_missing(videos: VideoList) -> str:

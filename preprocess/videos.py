@@ -34,6 +34,13 @@ class Shares:
     val: float = 0.0
     test: float = 0.0
 
+    def __post_init__(self) -> None:
+        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
+            raise UserError(
+                f"--val is {self.val} and --test is {self.test}; they are shares of the videos, each 0 or more and "
+                "together below 1; one that is left out is that of the last run"
+            )
+
     def split(self, video_id: str) -> str:
         """The split of a video by its id alone: others move none, and more of one share leaves the other as it is."""
         draw = key_of(video_id) / 2**64
@@ -53,25 +60,25 @@ class VideoList:
     ) -> None:
         """Read the list; where it does not say a video's split, `shares` do.
 
-        Raises UserError if ids occur twice, unless `duplicates` is "first", which keeps the first of each, and if there
-        are shares and every video has its split.
+        Raises UserError if ids occur twice, unless `duplicates` is "first", which keeps the first of each.
         """
-        self.source = source
+        self.source, self.shares = source, shares
         self._sizes: dict[int, int] = {}
         self.missing = 0
         self.source_bytes = 0
+        self.without_split = 0
         self._file = tempfile.TemporaryFile(dir=scratch, prefix=".videos-")  # noqa: SIM115 (closed by __exit__)
         self._labels = tempfile.TemporaryFile(dir=scratch, prefix=".labels-")  # noqa: SIM115
         self._missing = tempfile.TemporaryFile("w+", dir=scratch, prefix=".missing-", encoding="utf-8")  # noqa: SIM115
         keys, offsets = array("Q"), array("q")
-        position, label_position, without_split = 0, 0, 0
+        position, label_position = 0, 0
         device_of = functools.lru_cache(1 << 12)(_device)
         for item in items:
             if isinstance(item, Missing):
                 self._leave_out(item)
                 continue
             if not item.split:
-                without_split += 1
+                self.without_split += 1
                 item = replace(item, split=shares.split(item.id))
             size = size_of(item.path)
             self.source_bytes += max(size, 0)
@@ -91,11 +98,6 @@ class VideoList:
             raise UserError(self._told_twice(again))
         if len(again):
             self._keep_first(again)
-        if len(self) and not without_split and shares != Shares():
-            raise UserError(
-                f"every video in {source} has its split, by its folder or by a list; --val and --test are shares of "
-                "those that have none: leave them out"
-            )
 
     def _leave_out(self, item: Missing) -> None:
         self.missing += 1

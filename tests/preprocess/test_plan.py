@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from pipeline.errors import UserError
+from pipeline.files import with_checksum
 from preprocess.datasets.listing import Missing, Video, Words
 from preprocess.ffmpeg import Extraction
-from preprocess.plan import PLAN, Plan
+from preprocess.plan import PLAN, Plan, read_settings, read_shares
 from preprocess.videos import Shares, VideoList
 
 LANGUAGE = {"vocabulary": "", "stop_words": ""}
@@ -115,11 +116,21 @@ def test_shares_go_by_the_id_alone(tmp_path: Path) -> None:
     assert moved(some, splits(2000, 0.0, 0.0)) == {("val", "train"), ("test", "train")}
 
 
-def test_shares_where_every_video_has_its_split_are_refused(tmp_path: Path) -> None:
-    items = [Video("a", tmp_path / "a.mp4", split="train"), Video("b", tmp_path / "b.mp4", split="test")]
-    with pytest.raises(UserError, match="every video in .* has its split.*--val and --test are shares .* leave them"):
-        VideoList(items, tmp_path, tmp_path, Shares(0.1))
-    assert len(VideoList(items, tmp_path, tmp_path)) == 2
+def test_a_plan_remembers_the_shares_of_its_list(tmp_path: Path) -> None:
+    def remembered(shares: Shares) -> Shares | None:
+        with VideoList([video("a", tmp_path)], tmp_path, tmp_path, shares) as videos:
+            Plan(videos, tmp_path, 4, 1e6).write(LANGUAGE)
+        assert read_settings(tmp_path) == LANGUAGE  # which shares do not belong to: they decide no shard
+        return read_shares(tmp_path)
+
+    assert read_shares(tmp_path) is None
+    for shares in (Shares(), Shares(0.25, 1 / 3), Shares(0.0, 0.1)):
+        assert remembered(shares) == shares
+    (tmp_path / PLAN).write_text((tmp_path / PLAN).read_text().replace("0.1", "0.2"))
+    assert read_shares(tmp_path) is None
+    lines = with_checksum(['{"settings": {}}\n'])  # of an earlier version
+    (tmp_path / PLAN).write_text("".join(lines))
+    assert read_shares(tmp_path) == Shares()
 
 
 def test_what_is_said_comes_by_id_as_datasets_of_an_index(tmp_path: Path) -> None:

@@ -283,6 +283,104 @@ def test_shares_become_splits_and_change_without_decoding(pets: Preprocess) -> N
             doing(replace(pets, test=0.2))
 
 
+def by_shares(settings: Preprocess, val: float, test: float) -> dict[str, str]:
+    """The split of every video of the index, by these shares."""
+    return {name: Shares(val, test).split(name) for name in table(settings)}
+
+
+def splits(settings: Preprocess) -> dict[str, str]:
+    return {name: split for name, (_, split) in table(settings).items()}
+
+
+def test_videos_that_are_added_leave_the_test_videos_where_they_are(
+    pets: Preprocess, clips: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(replace(pets, test=0.5))
+    before, test = shards(pets), {name for name, split in splits(pets).items() if split == "test"}
+    assert 0 < len(test) < 6
+    for k in range(8):
+        shutil.copy(clips[6 + k], pets.source_folder / f"cats/new {k}.mp4")
+    capsys.readouterr()
+    assert counts(run(pets)) == (8, 0)  # without --test
+    assert splits(pets) == by_shares(pets, 0, 0.5) and len(splits(pets)) == 14
+    assert {name for name in NAMES if splits(pets)[name] == "test"} == test
+    assert {name: shards(pets)[name] for name in before} == before
+    assert "--" not in capsys.readouterr().out  # nothing has changed
+    again(pets)
+
+
+def test_shares_count_until_others_are_given_and_each_change_is_told(
+    pets: Preprocess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "; videos that change their split by it are counted as relabelled\n"
+    before, (val, test) = shards(pets), (0.0, 0.0)
+    for given, line in (
+        ({"val": 0.0}, ""),
+        ({"test": 0.3}, f"--test is 0.3 and was 0.0{told}"),
+        ({"val": 0.3}, f"--val is 0.3 and was 0.0{told}"),
+        ({}, ""),
+        ({"test": 0.3}, ""),
+        ({"val": 0.1, "test": 0.6}, f"--val is 0.1 and was 0.3, --test is 0.6 and was 0.3{told}"),
+        ({"test": 0.0}, f"--test is 0.0 and was 0.6{told}"),
+        ({}, ""),
+        ({"val": 0.0}, f"--val is 0.0 and was 0.1{told}"),
+    ):
+        was = splits(pets)
+        val, test = given.get("val", val), given.get("test", test)
+        capsys.readouterr()
+        summary = run(replace(pets, **given))
+        assert capsys.readouterr().out == line
+        now = by_shares(pets, val, test)
+        assert splits(pets) == now
+        assert counts(summary) == (0, sum(was[name] != now[name] for name in now)) and shards(pets) == before
+        again(pets)
+
+
+def test_shares_that_are_remembered_are_no_reason_to_refuse_videos_that_have_their_splits(pets: Preprocess) -> None:
+    run(replace(pets, test=0.5))
+    move(pets, *NAMES, to="train")
+    run(pets)
+    assert set(splits(pets).values()) == {"train"}
+    run(replace(pets, test=0))
+    for doing in (run, estimate):
+        with pytest.raises(UserError, match="every video in .*/videos has its split, .*: leave them out"):
+            doing(replace(pets, val=0.5))
+    move(pets, *(f"train/{name}" for name in NAMES), to=".")
+    run(pets)
+    assert splits(pets) == by_shares(pets, 0, 0)  # those that were refused are not remembered
+
+
+def test_a_dry_run_takes_the_shares_that_are_remembered_and_keeps_them(
+    pets: Preprocess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(replace(pets, test=0.5))
+    for doing in (estimate, run):
+        with pytest.raises(UserError, match="--val is 0.6 and --test is 0.5; .* left out is that of the last run"):
+            doing(replace(pets, val=0.6))
+    capsys.readouterr()
+    for _ in range(2):
+        assert "6 of 6 videos decoded" in estimate(replace(pets, val=0.2))
+        assert capsys.readouterr().out.startswith("--val is 0.2 and was 0.0; ")
+    move(pets, *NAMES, to="val")
+    assert "6 of 6 videos decoded" in estimate(pets)
+    assert capsys.readouterr().out.startswith("decoding some")
+
+
+def test_shares_that_a_damaged_plan_has_lost_are_asked_for(
+    pets: Preprocess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = pets.shard_folder / "plan.jsonl"
+    told = "plan.jsonl is damaged or gone, and what --val and --test were with it: what is not given again is 0\n"
+    for given, expected in (({}, ""), ({"test": 0.5}, ""), ({"val": 0.1, "test": 0.5}, None)):
+        run(replace(pets, val=0.1, test=0.5))
+        path.write_bytes(path.read_bytes()[:-9])
+        capsys.readouterr()
+        run(replace(pets, **given))
+        assert capsys.readouterr().out == ("" if expected is None else f"{path.parent}/{told}")
+        assert splits(pets) == by_shares(pets, given.get("val", 0), given.get("test", 0))
+        again(pets)
+
+
 @pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1.0), (0.5, 0.5), (float("nan"), 0)])
 def test_shares_that_are_none_are_refused(val: float, test: float) -> None:
     with pytest.raises(UserError, match="--val is .* and --test is .*; they are shares of the videos, each 0 or more"):
