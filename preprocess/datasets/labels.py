@@ -114,7 +114,7 @@ class Labels(AbstractContextManager["Labels"]):
                     if not (name := row[0].strip().removeprefix("./")):
                         raise self._wrong(rows.line_num, "it names no video")
                     split = SPLITS[word.lower()] if word else ""
-                    yield [rows.line_num, name, label, split, [row[k] for k in others]]
+                    yield [rows.line_num, name, label, split, [row[k].strip() for k in others]]
             except csv.Error as error:
                 raise self._wrong(rows.line_num, f"{error}") from error
             except ValueError as error:  # of a line that is none of the csv's yet

@@ -110,6 +110,17 @@ def test_labels_csv_says_more_than_folders(tmp_path: Path, dataset: str) -> None
     assert missing(dataset, tmp_path) == []
 
 
+def test_white_space_around_values_and_names_of_columns_makes_no_second_class(tmp_path: Path) -> None:
+    touch(tmp_path, "1.mp4", "2.mp4", "3.mp4")
+    write(
+        tmp_path,
+        'path , weather,time of day \n1.mp4, sunny,late  morning\n2.mp4,"sunny\t"," late  morning\n"\n3.mp4,\u00a0,x\n',
+    )
+    columns = [video.columns for video in videos(tmp_path).values()]
+    assert columns[0] == columns[1] == (("weather", "sunny"), ("time of day", "late  morning"))  # inside it is kept
+    assert columns[2] == (("weather", ""), ("time of day", "x"))
+
+
 @pytest.mark.parametrize("first", ["path", "id", "file", "filename", "video", "name", "FileName"])
 @pytest.mark.parametrize(("before", "delimiter", "end"), [("", ",", "\n"), ("\ufeff", ";", "\r\n")])
 def test_any_name_of_the_first_column_and_any_spreadsheet(
