@@ -1,8 +1,8 @@
 """Which video goes into which shard.
 
-The list of videos is read once (videos.py), and the assignment of videos to shards is kept beside
-the shards (`plan.jsonl`). So a list of any length takes no memory, a run that was stopped goes on with the same
-shards, and videos that are added later make new shards instead of moving the old ones.
+The list of videos is read once (videos.py), and the assignment of videos to shards is kept beside the shards
+(`plan.jsonl`). So a list of any length takes hardly any memory, a run that was stopped goes on with the same shards,
+and videos that are added later make new shards instead of moving the old ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.files import checked_lines, dump_row, with_checksum, write_lines
 from pipeline.shards.index import LABELS
 from pipeline.shards.layout import shard_content
 from pipeline.shards.seal import SCHEMA, Damaged, open_sealed
-from preprocess.datasets.listing import SPLITS, Missing, Video, key_of
+from preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
 from preprocess.ffmpeg import Extraction
 from preprocess.videos import Shares, VideoList, decides
 
@@ -103,10 +103,6 @@ class Plan:
         """How many videos the shard at this place of the plan is made of."""
         return self._ends[shard + 1] - self._ends[shard]
 
-    def _rows(self, shard: int) -> list[tuple[Video, int]]:
-        """The videos of the shard at this place of the plan, each with its bytes."""
-        return [self.videos.video(place) for place in self.places(shard)]
-
     def path(self, shard: int) -> Path:
         return self.destination / f"shard-{self.numbers[shard]:06d}.h5"
 
@@ -116,7 +112,7 @@ class Plan:
 
     def task(self, shard: int, extraction: Extraction, details: Mapping[str, Any], last: bool = False) -> ShardTask:
         """What has to be done for the shard at this place of the plan; `details` are the settings in full."""
-        rows = self._rows(shard)
+        rows = [self.videos.video(place) for place in self.places(shard)]
         content = _content([[size, *decides(video)] for video, size in rows], extraction, details)
         videos, sizes = [video for video, _ in rows], [size for _, size in rows]
         return ShardTask(self.path(shard), videos, extraction, self.videos.source, content, sizes, details, last)
@@ -165,7 +161,7 @@ def as_planned(items: Iterable[Video | Missing], source: Path, destination: Path
             paths.append(key_of(f"{folder}/{name}"))
         elif (first := name.partition("/")[0]).lower() in SPLITS:
             folders.add(first)
-    known, short = _Keys(ids), _Keys(paths)
+    known, short = (np.sort(np.frombuffer(keys, np.uint64)) for keys in (ids, paths))
     for item in items:
         if len(ids) and isinstance(item, Video) and str(item.path).endswith(item.id):
             path = os.path.relpath(item.path, source)
@@ -175,25 +171,22 @@ def as_planned(items: Iterable[Video | Missing], source: Path, destination: Path
         yield item
 
 
-def _planned_id(name: str, path: str, rest: str, folders: set[str], known: _Keys, short: _Keys) -> str:
-    if path in short:
+def _planned_id(name: str, path: str, rest: str, folders: set[str], known: np.ndarray, short: np.ndarray) -> str:
+    """The id in the plan of a video that is called `name` now, by the sorted keys of what the plan names.
+
+    `path` is `rest` below a split's folder; `known` are ids, `short` the paths of those that are without that folder,
+    and `folders` those in which whole paths begin.
+    """
+    if _holds(short, path):
         return rest
-    if name == path or name in known:
+    if name == path or _holds(known, name):
         return name
-    before = [path] if path in known else [old for folder in folders if (old := f"{folder}/{rest}") in known]
+    before = [path] if _holds(known, path) else [old for each in folders if _holds(known, old := f"{each}/{rest}")]
     return before[0] if len(before) == 1 else name
 
 
-class _Keys:
-    """A set of names, as their keys. 8 bytes of memory each."""
-
-    def __init__(self, keys: array[int]) -> None:
-        self._keys = np.sort(np.frombuffer(keys, np.uint64))
-
-    def __contains__(self, name: str) -> bool:
-        key = np.uint64(key_of(name))
-        at = int(np.searchsorted(self._keys, key))
-        return at < len(self._keys) and bool(self._keys[at] == key)
+def _holds(keys: np.ndarray, name: str) -> bool:
+    return find_key(keys, name) is not None
 
 
 def _content(videos: list[list[object]], extraction: Extraction, details: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""How many videos are labelled otherwise than in the index that was there before."""
+"""Whether an index says of its videos what another says, and of how many it does not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.shards.index import LABELS, Said, read_said
+from pipeline.shards.index import Said, read_said
 from pipeline.shards.seal import Damaged
 
 
@@ -28,7 +28,7 @@ class Marks(NamedTuple):
             ids, said = read_said(folder)
         except (OSError, Damaged):
             return Marks(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
-        names = [*LABELS, *sorted(said.keys() - {*LABELS})]
+        names = sorted(said)
         prefixes = [name.encode() + b"\0" for name in names]
         rows = zip(*(said[name].tolist() for name in names), strict=True)
         # what nothing is said in is as if it were not there, so that a new column changes only who has something in it

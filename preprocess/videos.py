@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.files import dump_row
 from pipeline.shards.index import LABELS, Said, column_dataset
-from preprocess.datasets.listing import Missing, Video, Words, key_of, size_of
+from preprocess.datasets.listing import Missing, Video, Words, find_key, key_of, size_of
 
 _TOLD = 20
 """Pairs of videos with one id that are named."""
@@ -63,7 +63,7 @@ class VideoList:
         Raises UserError if ids occur twice, unless `duplicates` is "first", which keeps the first of each.
         """
         self.source, self.shares = source, shares
-        self._sizes: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}  # of those that were looked at again
         self.missing = 0
         self.source_bytes = 0
         self.without_split = 0
@@ -150,8 +150,7 @@ class VideoList:
     def video(self, number: int) -> tuple[Video, int]:
         """One video by its place in the list, and its bytes (-1 where there is no such file)."""
         path, size, _, name, segment, stretches, words = self._row(number)
-        self._labels.seek(int(self._offsets[number, 1]))
-        label, split, folds, columns = json.loads(self._labels.readline())
+        label, split, folds, columns = _row_at(self._labels, int(self._offsets[number, 1]))
         return (
             Video(
                 name, self.source / path, label, split, tuple(folds), tuple(segment) if segment else None,
@@ -190,8 +189,7 @@ class VideoList:
         for row, begin in zip(rows.tolist(), self._offsets[:, 1].tolist(), strict=True):
             if row < 0:
                 continue
-            self._labels.seek(begin)
-            label, split, folds, columns = json.loads(self._labels.readline())
+            label, split, folds, columns = _row_at(self._labels, begin)
             for name, value in zip(LABELS, (label, split, ",".join(folds)), strict=True):
                 said[name][row] = encoded(value)
             for column, value in columns:
@@ -201,9 +199,8 @@ class VideoList:
         return said
 
     def _row(self, number: int) -> list[Any]:
-        self._file.seek(int(self._offsets[number, 0]))
-        row: list[Any] = json.loads(self._file.readline())
-        return row
+        """Path below the source, bytes, device, and what decides the bytes made of it."""
+        return _row_at(self._file, int(self._offsets[number, 0]))
 
     def look_again(self, number: int) -> int:
         """The bytes of a video as they are now, which from now on are those of the list.
@@ -226,14 +223,19 @@ class VideoList:
 
     def place(self, video_id: str) -> int | None:
         """Where in the list a video is, None where it is not."""
-        key = np.uint64(key_of(video_id))
-        at = int(np.searchsorted(self._sorted, key))
-        return int(self._order[at]) if at < len(self) and self._sorted[at] == key else None
+        at = find_key(self._sorted, video_id)
+        return None if at is None else int(self._order[at])
 
     def missing_rows(self) -> Iterator[str]:
         """Rows of rejected.jsonl for what the official lists name but is not there."""
         self._missing.seek(0)
         yield from self._missing
+
+
+def _row_at(file: BinaryIO, position: int) -> list[Any]:
+    file.seek(position)
+    row: list[Any] = json.loads(file.readline())
+    return row
 
 
 def _folder_of(path: Path) -> Path:

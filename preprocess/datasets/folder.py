@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from preprocess.datasets.labels import LABELS, NAMES, Labels
-from preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, key_of, video_files
+from preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, find_key, key_of, video_files
 
 TREE = f"""\
 source/a.mp4                      no class, split train (or by --val and --test)
@@ -40,12 +40,12 @@ def listing(source: Path) -> Iterator[Video | Missing]:
                 yield item
                 continue
             name = _below_split(item.id)
-            if name != item.id and not _holds(shared, name):
+            if name != item.id and find_key(shared, name) is None:
                 yield labels.applied(replace(item, id=name), item.id)
             else:
                 yield labels.applied(item, item.id)
         for row in labels.unused():
-            yield replace(row, reason=_SEVERAL) if _holds(shared, row.id) else row
+            yield replace(row, reason=_SEVERAL) if find_key(shared, row.id) is not None else row
 
 
 def tree(source: Path) -> Iterator[Video | Missing]:
@@ -78,7 +78,7 @@ def _shared(source: Path) -> np.ndarray:
         paths = (path for path in video_files(source) if isinstance(path, Path))
         keys.extend(key_of(_below_split(str(path.relative_to(source)))) for path in paths)
     ordered = np.sort(np.frombuffer(keys, np.uint64))
-    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    return ordered[1:][ordered[1:] == ordered[:-1]]
 
 
 def _has_splits(source: Path) -> bool:
@@ -86,8 +86,3 @@ def _has_splits(source: Path) -> bool:
         return any(name.lower() in SPLITS for name in os.listdir(source))  # noqa: PTH208
     except OSError:
         return False  # which the listing tells
-
-
-def _holds(keys: np.ndarray, name: str) -> bool:
-    at = int(np.searchsorted(keys, key := np.uint64(key_of(name))))
-    return at < len(keys) and bool(keys[at] == key)

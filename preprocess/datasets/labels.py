@@ -17,7 +17,7 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.files import kind, open_regular
-from preprocess.datasets.listing import SPLITS, Missing, Video, key_of
+from preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
 
 LABELS = "labels.csv"
 NAMES = ("path", "id", "file", "filename", "video", "name")
@@ -73,18 +73,16 @@ class Labels(AbstractContextManager["Labels"]):
 
     def unused(self) -> Iterator[Missing]:
         """The rows that name no video so far, in their order."""
-        for place in np.flatnonzero(~self._found)[np.argsort(self._offsets[~self._found])].tolist():
+        places = np.flatnonzero(~self._found)
+        for place in places[np.argsort(self._offsets[places])].tolist():
             yield Missing(self._row(place)[1], f"named in {LABELS}, but there is no such file")
 
     def _find(self, name: str) -> int | None:
-        if not len(self._keys):
-            return None
-        key = np.uint64(key_of(name))
-        at = int(np.searchsorted(self._keys, key))
-        if at == len(self._keys) or self._keys[at] != key:
-            return None
-        self._found[at] = True
-        return at
+        """The place of the row with this name, which is found with it."""
+        place = find_key(self._keys, name)
+        if place is not None:
+            self._found[place] = True
+        return place
 
     def _row(self, place: int) -> list[Any]:
         """Line, name, label, split, and the values of further columns."""
@@ -116,9 +114,9 @@ class Labels(AbstractContextManager["Labels"]):
                     split = SPLITS[word.lower()] if word else ""
                     yield [rows.line_num, name, label, split, [row[k].strip() for k in others]]
             except csv.Error as error:
-                raise self._wrong(rows.line_num, f"{error}") from error
+                raise self._wrong(rows.line_num, str(error)) from error
             except ValueError as error:  # of a line that is none of the csv's yet
-                raise self._wrong(rows.line_num + 1, f"{error}") from error
+                raise self._wrong(rows.line_num + 1, str(error)) from error
 
     def _require_header(self, header: list[str]) -> None:
         if not header or header[0].lower() not in NAMES:

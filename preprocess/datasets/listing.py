@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pipeline.errors import UserError
 from pipeline.files import is_regular
 
@@ -71,6 +73,13 @@ class Missing:
 def key_of(name: str) -> int:
     """64 bits that stand for an id or a path; two names of millions have the same by a chance of one in a million."""
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
+
+
+def find_key(keys: np.ndarray, name: str) -> int | None:
+    """Where in sorted keys (uint64) that of a name is first, None where it is not."""
+    key = np.uint64(key_of(name))
+    at = int(np.searchsorted(keys, key))
+    return at if at < len(keys) and keys[at] == key else None
 
 
 def size_of(path: Path) -> int:
