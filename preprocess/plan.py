@@ -154,16 +154,9 @@ def as_planned(items: Iterable[Video | Missing], source: Path, destination: Path
     and an earlier version had whole paths only. Neither is a reason to decode a video again. 16 bytes of memory for
     each video of the plan.
     """
-    ids, paths, folders = array("Q"), array("Q"), set()
-    for name, folder in _planned(destination):
-        ids.append(key_of(name))
-        if folder:
-            paths.append(key_of(f"{folder}/{name}"))
-        elif (first := name.partition("/")[0]).lower() in SPLITS:
-            folders.add(first)
-    known, short = (np.sort(np.frombuffer(keys, np.uint64)) for keys in (ids, paths))
+    known, short, folders = _planned_keys(destination)
     for item in items:
-        if len(ids) and isinstance(item, Video) and str(item.path).endswith(item.id):
+        if len(known) and isinstance(item, Video) and str(item.path).endswith(item.id):
             path = os.path.relpath(item.path, source)
             first, _, rest = path.partition("/")
             if first.lower() in SPLITS and item.id in (path, rest):
@@ -171,11 +164,25 @@ def as_planned(items: Iterable[Video | Missing], source: Path, destination: Path
         yield item
 
 
-def _planned_id(name: str, path: str, rest: str, folders: set[str], known: np.ndarray, short: np.ndarray) -> str:
-    """The id in the plan of a video that is called `name` now, by the sorted keys of what the plan names.
+def _planned_keys(destination: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:
+    """Keys of the ids in the plan of a folder, and of the paths of those that are without the folder of their split.
 
-    `path` is `rest` below a split's folder; `known` are ids, `short` the paths of those that are without that folder,
-    and `folders` those in which whole paths begin.
+    Both are uint64 and sorted. Then the names of splits' folders in which the other ids begin.
+    """
+    ids, paths, folders = array("Q"), array("Q"), set()
+    for name, folder in _planned(destination):
+        ids.append(key_of(name))
+        if folder:
+            paths.append(key_of(f"{folder}/{name}"))
+        elif (first := name.partition("/")[0]).lower() in SPLITS:
+            folders.add(first)
+    return np.sort(np.frombuffer(ids, np.uint64)), np.sort(np.frombuffer(paths, np.uint64)), folders
+
+
+def _planned_id(name: str, path: str, rest: str, folders: set[str], known: np.ndarray, short: np.ndarray) -> str:
+    """The id in the plan of a video that is called `name` now, whose path is `rest` below the folder of a split.
+
+    `known`, `short` and `folders` are those of `_planned_keys`.
     """
     if _holds(short, path):
         return rest
