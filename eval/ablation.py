@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import queue
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
-from eval.results import RANDOM, Result, from_json, table, to_json
+from eval import results as tables
+from eval.processes import places, require_places, run_alone, side_by_side
+from eval.results import RANDOM, Result, from_json, measured, to_json
 from pipeline import presets
 from pipeline.composition import Composition
 from pipeline.errors import UserError
@@ -48,14 +44,13 @@ class Ablation:
     """Videos that are evaluated; use val while choosing settings."""
     gallery_per_class: int = 0
     """Search only the first so many training videos of each class; 0 for all."""
-    side_by_side: int = field(default_factory=lambda: torch.cuda.device_count() or len(os.sched_getaffinity(0)))
+    side_by_side: int = field(default_factory=places)
     """Runs at a time; one per GPU, or one single-threaded run per core."""
     out: Path | None = None
     """Folder of the runs and the table; default runs/ablation-<dataset>."""
 
     def __post_init__(self) -> None:
-        if torch.cuda.is_available() and self.side_by_side > torch.cuda.device_count():
-            raise UserError(f"--side-by-side is {self.side_by_side} but there are {torch.cuda.device_count()} GPUs")
+        require_places(self.side_by_side)
         if self.word2vec and not any("text" in _composition(name).modalities for name in self.rows):
             raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
         for name in self.rows:
@@ -70,7 +65,7 @@ class Ablation:
 def ablation(settings: Ablation) -> str:
     """Run everything that is not there yet; returns the table. Raises UserError if a run fails, naming its log."""
     shards = shard_folder(settings.dataset, settings.shards)
-    index = Index.open(shards)
+    Index.open(shards)  # or it says what is wrong, before hours of training
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     jobs = [(name, seed) for seed in settings.seeds for name in settings.rows]
@@ -80,63 +75,84 @@ def ablation(settings: Ablation) -> str:
     )
     began = time.monotonic()
 
-    gpus: queue.Queue[str] = queue.Queue()
-    for gpu in _gpus():
-        gpus.put(gpu)
+    found: dict[tuple[str, int], list[Result]] = {}
 
-    def job(number: int) -> list[Result]:
-        name, seed = jobs[number]
-        folder = out / f"{name}-{seed}"
-        gpu = gpus.get() if torch.cuda.is_available() else None
-        try:
-            results = _run(settings, shards, folder, name, seed, gpu, with_random=name == settings.rows[0])
-        finally:
-            if gpu is not None:
-                gpus.put(gpu)
-        print(f"[{time.monotonic() - began:4.0f} s] {_label(name)}, seed {seed}: R@1 {results[0].recall[1]:.1f} %")
-        return results
+    def run(job: tuple[str, int], gpu: str) -> None:
+        name, seed = job
+        found[job] = _run(settings, shards, out / f"{name}-{seed}", name, seed, gpu, name == settings.rows[0])
 
-    with ThreadPoolExecutor(settings.side_by_side) as pool:
-        results = [result for found in pool.map(job, range(len(jobs))) for result in found]
-    results = with_earlier(results, out / "results.json")
-    write_text(out / "results.json", to_json(results) + "\n")
-    rows = {_label(preset): group for preset, group in _by_preset(results).items()}
-    text = table(rows, f"% on {settings.query_split}")
+    for name, seed in side_by_side(jobs, run, settings.side_by_side):
+        (r1,) = measured([result for result in found[name, seed] if result.preset != RANDOM], "R@1")
+        print(f"[{time.monotonic() - began:4.0f} s] {_label(name)}, seed {seed}: R@1 {r1.value:.1f} %", flush=True)
+    results = [result for job in jobs for result in found[job]]
+    results, others = with_earlier(results, out / "results.json")
+    write_text(out / "results.json", to_json(results + others) + "\n")
+    groups = {_label(preset): group for preset, group in _by_preset(results).items()}
+    lines = tables.rows(groups, f"% on {settings.query_split}")
+    text = "\n".join([tables.layout(lines), "", *_caption(groups, settings), *tables.compared(groups)])
     write_text(out / "table.txt", text + "\n")
+    write_text(out / "table.tex", tables.to_latex(lines) + "\n")
+    write_text(out / "results.csv", tables.to_csv(results))
     plot(results, out / "table.png")
-    seeds = ", ".join(map(str, sorted({result.seed for result in results})))
-    searched = f"{results[0].queries} queries against {results[0].gallery} gallery videos"
-    return (
-        f"\n{text}\n\n{len(index)} videos, {searched}, "
-        f"{settings.clips_per_step} video clips per step, {_steps(results)} steps, seeds {seeds}\n"
-        f"table, plot, numbers and checkpoints: {out}/"
-    )
+    return f"\n{text}\n\ntable (txt, tex, csv), plot, numbers and checkpoints: {out}/"
 
 
-def with_earlier(results: list[Result], path: Path) -> list[Result]:
-    """New results and, of the same videos, those that an earlier call left in a file and that were not made anew."""
+def _caption(groups: tables.Groups, settings: Ablation) -> list[str]:
+    """Who was asked and searched, what the runs were, and what the brackets are."""
+    every = [result for results in groups.values() for result in results]
+    seeds = sorted({result.seed for result in every})
+    brackets = "lowest and highest seed" if len(seeds) > 1 else "95 % intervals"
+    return [
+        f"{every[0].queries} queries against {every[0].gallery} videos, {every[0].classes} classes; "
+        f"{_clips(every)} video clips per step, {_steps(every)} steps, seeds {', '.join(map(str, seeds))}; "
+        f"in brackets {brackets}"
+    ]
+
+
+def with_earlier(results: list[Result], path: Path) -> tuple[list[Result], list[Result]]:
+    """New results with those of the same videos that an earlier call left in a file and that were not made anew, and
+    apart from them the results of other videos that it left.
+    """
     if not path.is_file():
-        return results
-    earlier = from_json(path.read_text(), str(path))
-    made = {(result.preset, result.seed) for result in results}
-    comparable = [result for result in earlier if _compared_on(result) == _compared_on(results[0])]
-    if other := len(earlier) - len(comparable):
-        print(f"{other} earlier results in {path} are of other videos or clips, and are not in the table")
-    return [result for result in comparable if (result.preset, result.seed) not in made] + results
+        return results, []
+    made = {(_made(result), _compared_on(result)) for result in results}
+    alike = {_compared_on(result) for result in results}
+    earlier = [r for r in from_json(path.read_text(), str(path)) if (_made(r), _compared_on(r)) not in made]
+    others = [result for result in earlier if _compared_on(result) not in alike]
+    if others:
+        print(
+            f"{len(others)} earlier results in {path} are of other videos or clips; they stay there, and are not in "
+            "the table"
+        )
+    return [result for result in earlier if _compared_on(result) in alike] + results, others
+
+
+def _made(result: Result) -> tuple[object, ...]:
+    return (result.preset, result.seed, result.protocol)
 
 
 def _compared_on(result: Result) -> tuple[object, ...]:
-    return (result.data, result.gallery_split, result.query_split, result.gallery, result.queries, result.clips)
+    return (result.protocol, result.data, result.labels, tables.sentence(result.how))
 
 
 def _steps(results: list[Result]) -> str:
     """How many steps the runs took; a range where they differ."""
-    steps = [result.step for result in results if not result.random_weights]
-    return "-".join(map(str, sorted({min(steps), max(steps)})))
+    return tables.span([result.step for result in results if result.preset != RANDOM])
+
+
+def _clips(results: list[Result]) -> str:
+    """Video clips in a batch; a range where runs differ."""
+    return tables.span(
+        [
+            result.pretraining.videos_per_batch * result.pretraining.composition.clips_per_video
+            for result in results
+            if result.preset != RANDOM
+        ]
+    )
 
 
 def _run(
-    settings: Ablation, shards: Path, folder: Path, name: str, seed: int, gpu: str | None, with_random: bool
+    settings: Ablation, shards: Path, folder: Path, name: str, seed: int, gpu: str, with_random: bool
 ) -> list[Result]:
     folder.mkdir(parents=True, exist_ok=True)
     train = [
@@ -149,38 +165,18 @@ def _run(
     if settings.word2vec and "text" in _composition(name).modalities:
         train += ["--word2vec", str(settings.word2vec)]
     evaluate = [
-        "eval", "frozen", "--ckpt", str(folder / "checkpoint.pt"), "--shards", str(shards), "--dataset",
-        settings.dataset, "--query-split", settings.query_split, "--gallery-per-class", str(settings.gallery_per_class),
+        "eval", "downstream", "--ckpt", str(folder), "--shards", str(shards), "--dataset", settings.dataset,
+        "--protocols", "retrieval", "few-shot", "--query-split", settings.query_split,
+        "--gallery-per-class", str(settings.gallery_per_class), "--random", "also" if with_random else "no",
+        "--out", str(folder / "eval"),
     ]  # fmt: skip
-    environment = dict(os.environ)
-    if gpu is not None:
-        environment["CUDA_VISIBLE_DEVICES"] = gpu
-    else:
-        train += ["--threads", "1"]
-        evaluate += ["--threads", "1"]
-        environment["OMP_NUM_THREADS"] = "1"
-    commands = [(train, None), (evaluate, folder / "frozen.json")]
-    if with_random:
-        commands.append(([*evaluate, "--random-weights"], folder / "frozen-random.json"))
-    results: list[Result] = []
-    with (folder / "log.txt").open("a") as log:
-        for command, output in commands:
-            arguments = [*command, "--out", str(output)] if output else command
-            done = subprocess.run(
-                [sys.executable, "-m", *arguments], stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
-            )
-            if done.returncode:
-                lines = (folder / "log.txt").read_text().strip().splitlines()
-                raise UserError(f"run {folder.name} failed ({lines[-1]}); see {folder / 'log.txt'}")
-            if output:
-                results += from_json(output.read_text(), str(output))
-    return results
-
-
-def _gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(gpu) for gpu in range(torch.cuda.device_count())]
+    for command in (train, evaluate):
+        one_thread = [] if gpu else ["--threads", "1"]
+        run_alone([*command, *one_thread], folder / "log.txt", gpu, f"run {folder.name}")
+    path = folder / "eval" / "results.json"
+    found = sorted(from_json(path.read_text(), str(path)), key=lambda result: result.provenance.started)
+    # where the run was made anew, its earlier weights are there, too
+    return list({(result.preset, result.protocol): result for result in found}.values())
 
 
 def _label(preset: str) -> str:
@@ -211,10 +207,10 @@ def plot(results: list[Result], path: Path) -> None:
     groups = _by_preset(results)
     figure, axes = pyplot.subplots(figsize=(1.5 + 1.2 * len(groups), 3.2), layout="constrained")
     for x, group in enumerate(groups.values()):
-        values = [result.recall[1] for result in group]
+        values = [measure.value for measure in measured(group, "R@1")]
         axes.bar(x, np.mean(values), 0.6, color="#8fb8de")
         axes.plot([x] * len(values), values, "o", color="#1f4e79", markersize=4)
-    axes.axhline(results[0].chance[1], color="grey", linestyle="--", linewidth=1)
+    axes.axhline(measured(results, "R@1")[0].chance, color="grey", linestyle="--", linewidth=1)
     axes.set_xticks(
         range(len(groups)), [_label(preset).replace(": ", "\n").replace(", ", " ") for preset in groups], fontsize=7
     )

@@ -8,16 +8,16 @@ from typing import Annotated
 import tyro
 
 from eval.ablation import Ablation, ablation
+from eval.downstream import downstream
 from eval.export import Export, export
-from eval.frozen import Frozen, frozen
-from eval.results import table
+from eval.settings import Downstream
 from eval.show_batch import ShowBatch, show_batch
 from eval.show_tree import ShowTree, show_tree
 from pipeline import notation, presets
 from train.settings import require_one_name
 
 Command = (
-    Annotated[Frozen, tyro.conf.subcommand("frozen")]
+    Annotated[Downstream, tyro.conf.subcommand("downstream")]
     | Annotated[Ablation, tyro.conf.subcommand("ablation")]
     | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[ShowBatch, tyro.conf.subcommand("show-batch")]
@@ -27,14 +27,12 @@ Command = (
 
 def main() -> None:
     require_one_name(sys.argv[1:])
-    command: Frozen | Ablation | Export | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
+    command: Downstream | Ablation | Export | ShowBatch | ShowTree = tyro.cli(Command, prog="python -m eval")
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
         known = notation.with_own(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS
         print(presets.listing() if command.preset == "help" else notation.listing(known))
-    elif isinstance(command, Frozen):
-        result = frozen(command)
-        print(table({result.preset: [result]}))
-        print(f"numbers: {command.output(result.dataset)} (checkpoint {result.checkpoint}, step {result.step})")
+    elif isinstance(command, Downstream):
+        print(downstream(command))
     elif isinstance(command, Ablation):
         print(ablation(command))
     elif isinstance(command, Export):

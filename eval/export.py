@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from pipeline.errors import UserError, first_line
-from pipeline.files import partial_of, publish
+from pipeline.files import kind, partial_of, publish
 from pipeline.shards.index import Statistics
 from train import portable
 from train.checkpoint import Trained, load_model
@@ -53,8 +53,8 @@ def export(settings: Export) -> str:
     out = settings.out
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write to; set --out to a file in one there is")
-    if out.is_dir():
-        raise UserError(f"{out} is a folder; set --out to a file in it")
+    if (what := kind(out)) not in ("", "missing"):
+        raise UserError(f"{out} is {what}, not a file; set --out to a file")
     if out.exists() and not settings.overwrite:
         raise UserError(f"{out} is there already; set --out to another file, or --overwrite to replace it")
     trained = load_model(settings.ckpt)

@@ -1,9 +1,11 @@
-"""Frozen features of uniformly spread clips (section A.5)."""
+"""Frozen features of uniformly spread clips (section A.5), stored, so that they are computed once."""
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -11,13 +13,13 @@ from tqdm import tqdm
 
 from pipeline.clips import uniform_clips
 from pipeline.errors import UserError
-from pipeline.leaves import Clip
+from pipeline.files import partial_of, publish
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
-from pipeline.transformations.augmentation import EVALUATION
+from pipeline.transformations.augmentation import EVALUATION, Augmentation
 from pipeline.tree import BatchPlan
-from train.models.gdt import GDT
+from train.checkpoint import Trained
 
 
 @dataclass(frozen=True)
@@ -25,47 +27,71 @@ class Features:
     """Features of n videos, each the mean over its clips: float32 [n, dim]."""
 
     videos: np.ndarray
-    """Rows of the index, int64 [n]."""
+    """Rows of the index, int64 [n], ascending."""
     average: np.ndarray
-    """Globally average-pooled maps of the last residual block, for few-shot learning."""
+    """Globally average-pooled maps of the last residual block, for few-shot learning and linear probes."""
     maximum: np.ndarray
     """Globally max-pooled maps of the last residual block, for retrieval."""
 
+    def places(self, videos: np.ndarray) -> np.ndarray:
+        """Where some rows of the index are."""
+        return np.searchsorted(self.videos, videos)
+
 
 def extract(
-    model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
-    clips_per_batch: int = 64,
-) -> Features:  # fmt: skip
-    """Features of `clips` uniform centre-cropped clips of every video, of which the shorter side is `scale` pixels.
+    trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device, clips_per_batch: int = 64
+) -> Features:
+    """Features of `clips` uniform centre-cropped clips of every video, by what the model was trained with.
 
-    Raises UserError where a video is shorter than a clip, or the model has no video network.
+    Raises UserError where the model has no video network.
     """
-    if not hasattr(model, "video_network"):
+    if not hasattr(trained.model, "video_network"):
         raise UserError("the model was trained without pictures, so it has no features of them; name another")
-    starts = index.start_counts(clip.frames, clip.stride)[videos]
-    if (starts < 1).any():
-        short = index.id[videos[starts < 1]]
-        raise UserError(
-            f"{len(short)} videos are shorter than a clip of {clip.frames} frames every {clip.stride}-th "
-            f"(first: {short[0]}); leave them out or use a shorter clip"
-        )
-    augmentation = replace(EVALUATION, scale=(scale, scale))
+    clip, augmentation = trained.settings.clip, centred(trained)
+    index = trained.normalised(index)
     per_batch = max(1, clips_per_batch // clips)
 
     def plans() -> Iterator[BatchPlan]:
         for first in range(0, len(videos), per_batch):
-            part = slice(first, first + per_batch)
-            yield uniform_clips(videos[part], starts[part], clips, clip, augmentation)
+            yield uniform_clips(index, videos[first : first + per_batch], clips, clip, augmentation)
 
-    trunk = model.video_network.base.to(device)
+    trunk = trained.model.video_network.base.to(device)
     average: list[np.ndarray] = []
     maximum: list[np.ndarray] = []
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
-    with Loader(index, plans(), clip, device, Loading()) as loader, torch.inference_mode(), bar:
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    with Loader(index, plans(), clip, device, Loading()) as loader, torch.inference_mode(), autocast, bar:
         for batch in loader:
-            maps = trunk.maps(batch.inputs["video"].floats())
-            order = torch.from_numpy(np.argsort(batch.plan.columns["leaf"])).to(device)
+            maps = trunk.maps(batch.inputs["video"].floats()).float()
             for pooled, into in ((maps.mean((2, 3, 4)), average), (maps.amax((2, 3, 4)), maximum)):
-                into.append(pooled[order].unflatten(0, (-1, clips)).mean(1).cpu().numpy())
+                into.append(pooled.unflatten(0, (-1, clips)).mean(1).cpu().numpy())
             bar.update(len(batch.plan) // clips)
     return Features(videos, np.concatenate(average), np.concatenate(maximum))
+
+
+def centred(trained: Trained) -> Augmentation:
+    """Centre crops of the size that the model was trained with, at the smaller training scale, and nothing else."""
+    scale = trained.settings.augmentation.scale[0]
+    return replace(EVALUATION, scale=(scale, scale))
+
+
+def stored(
+    path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device
+) -> Features:
+    """The features in a file, if they are those of these videos; else they are extracted, and the file is written.
+
+    What model, data and clips the file is of is for its name to say.
+    """
+    try:
+        with np.load(path) as file:
+            found = Features(file["videos"], file["average"], file["maximum"])
+        if np.array_equal(found.videos, videos):
+            return found
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        pass  # not there, or not whole
+    features = extract(trained, index, videos, clips, device)
+    partial = partial_of(path)
+    with partial.open("wb") as file:
+        np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
+    publish(partial, path)
+    return features

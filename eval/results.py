@@ -1,127 +1,205 @@
-"""What evaluations found: typed rows, written as JSON, read again, and laid out as a table."""
+"""What evaluations found: typed results, written as JSON, read again, and laid out as tables in text, LaTeX and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from tabulate import tabulate
 
-from eval.retrieval import Accuracy
+from eval.measures import Measure, difference
+from eval.settings import Downstream, Protocol
 from pipeline import serialization
 from pipeline.errors import UserError
+from pipeline.leaves import MODALITIES
 from train.provenance import Provenance
 from train.settings import BEFORE, Pretrain
 
 RANDOM = "random weights"
+"""The model of results whose weights are those that the training began with."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Retrieval and few-shot accuracy of the frozen features of one checkpoint, in percent."""
+    """What one protocol found of one model on one fold."""
 
+    protocol: Protocol
+    model: str
+    """Name of the model: of its run's folder, or of its file; RANDOM."""
+    weights: str
+    """Digest of the weights."""
     checkpoint: Path
-    dataset: str
-    """Name of the data set that was evaluated on."""
     preset: str
-    """Name of the composition, or the factors of one without a name; RANDOM where the weights are random."""
+    """Row of table 1 and the like, one's own factors, or the kind of weights; RANDOM."""
     step: int
-    """Steps that the model was trained for."""
+    """Steps it was pretrained for."""
     seed: int
-    """Seed of the training, and of random weights."""
-    gallery: int
-    """Videos that were searched, and from which shots were drawn."""
-    queries: int
-    """Videos that were classified."""
-    too_short: int
-    """Videos of both splits that were left out since they are shorter than a clip."""
-    query_split: str
+    """Of the pretraining, and of random weights."""
+    dataset: str
+    data: str
+    """Fingerprint of the shards, before a fold is taken."""
+    labels: str
+    """Digest of who is searched or learned from, who is evaluated, and their labels."""
     fold: int
     """Official fold whose splits count; 0 for the splits as they are."""
+    query_split: str
+    gallery: int
+    """Videos that were searched or learned from."""
+    queries: int
+    """Videos that were evaluated."""
+    held: int
+    """Of both, those that are shorter than a clip, and whose last frame is held."""
     classes: int
-    clips: int
-    """Clips per video."""
-    recall: dict[int, float]
-    """R@k by k."""
-    chance: dict[int, float]
-    """R@k of a random order of the gallery, by k."""
-    few_shot: dict[int, Accuracy]
-    """By shots per class."""
-    random_weights: bool
-    """Whether the weights were those that the training began with."""
-    gallery_split: str
-    gallery_per_class: int
-    """How many videos of each class were searched at most; 0 for all."""
-    shots_seed: int
-    """Decides which videos are the shots."""
+    """That were learned or searched; 0 without labels."""
+    measures: dict[str, Measure]
+    """By the column of the table."""
+    trained_on: Literal["others", "these", "unknown"]
+    """Whether the weights have learned, without labels, from the videos that were evaluated."""
+    how: dict[str, str]
+    """All else that could change the numbers, in words: clips, precision, the recipe of finetuning."""
+    evaluation: Downstream
     pretraining: Pretrain
-    """Settings of the training that the checkpoint is of."""
-    data: str
-    """Fingerprint of the data set that was evaluated on, before a fold is taken, as `fingerprint` gives it."""
     provenance: Provenance
-    """Of the evaluation."""
 
 
 _MISSING = {f"pretraining.{name}": value for name, value in BEFORE.items()}
 
 
 def to_json(results: Result | list[Result]) -> str:
-    """One row, or several as a list."""
+    """One result, or several as a list."""
     return serialization.to_json(results, indent=2)
 
 
 def from_json(text: str, source: str = "this text") -> list[Result]:
-    """The rows, one or several, that `to_json` wrote. Raises UserError that names `source` where they are others."""
+    """The results, one or several, that `to_json` wrote. Raises UserError naming `source` where they are others."""
     try:
         values = json.loads(text)
         rows = values if isinstance(values, list) else [values]
-        return [serialization.rebuilt(Result, _with_provenance(row), _MISSING) for row in rows]
+        return [serialization.rebuilt(Result, row, _MISSING) for row in rows]
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"
         ) from error
 
 
-def _with_provenance(row: Any) -> Any:
-    """The row; one from before there was a provenance has all of it that is known."""
-    if not isinstance(row, dict) or "provenance" in row or not row.keys() >= {"commit", "device"}:
-        return row
-    others = {name: value for name, value in row.items() if name not in ("commit", "device")}
-    known = {"command": "", "commit": row["commit"], "versions": {}, "device": row["device"], "started": ""}
-    return others | {"provenance": known}
+def sentence(how: Mapping[str, str]) -> str:
+    """How a result came about, in words."""
+    return "; ".join(f"{name} {value}" for name, value in how.items())
 
 
-def table(rows: Mapping[str, Sequence[Result]], corner: str = "") -> str:
-    """One line per name: the mean over its results, with lowest and highest where there are several; chance last.
+def span(numbers: Iterable[int]) -> str:
+    """Lowest and highest of some numbers, or the one there is."""
+    return "-".join(map(str, sorted({min(numbers := list(numbers)), max(numbers)})))
 
-    All results are of the same videos. `corner` heads the column of names.
+
+Groups = Mapping[str, Sequence[Result]]
+"""Rows of a table: a name, and the results of its seeds and folds."""
+
+
+def columns(groups: Groups) -> list[str]:
+    """The measures that there are, in order."""
+    return list(dict.fromkeys(name for results in groups.values() for result in results for name in result.measures))
+
+
+def measured(results: Sequence[Result], column: str) -> list[Measure]:
+    """One measure of several results, of those that have it."""
+    return [result.measures[column] for result in results if column in result.measures]
+
+
+def rows(
+    groups: Groups, corner: str = "", reported: Mapping[str, Mapping[str, float]] | None = None
+) -> list[list[str]]:
+    """A table: one line per group, chance, and what others report. `corner` heads the column of names.
+
+    Where a group has one result, its value stands with the 95 % interval; where it has several, their mean with lowest
+    and highest.
     """
-    first = next(iter(rows.values()))[0]
-    ks, shots = list(first.recall), list(first.few_shot)
-    lines = [[corner, *(f"R@{k}" for k in ks), *(f"{n}-shot" for n in shots)]]
-    for name, results in rows.items():
-        recalls = [_cell([result.recall[k] for result in results]) for k in ks]
-        accuracies = [_cell([result.few_shot[n].mean for result in results]) for n in shots]
-        lines.append([name, *recalls, *accuracies])
-    lines.append(["chance", *(_cell([first.chance[k]]) for k in ks), *(_cell([100 / first.classes]) for _ in shots)])
-    return layout(lines)
+    names = columns(groups)
+    lines = [[corner, *(_headed(name) for name in names)]]
+    for name, results in groups.items():
+        lines.append([name, *(_cell(measured(results, column)) for column in names)])
+    every = [result for results in groups.values() for result in results]
+    lines.append(["chance", *(f"{np.mean([m.chance for m in measured(every, column)]):.1f}" for column in names)])
+    for name, values in (reported or {}).items():
+        if any(column in values for column in names):
+            lines.append([name, *(f"{values[column]:.1f}" if column in values else "" for column in names)])
+    return lines
 
 
-def _cell(values: Sequence[float]) -> str:
-    mean = f"{np.mean(values):.1f}"
-    return f"{mean} ({min(values):.1f}-{max(values):.1f})" if len(values) > 1 else mean
+def _headed(column: str) -> str:
+    """A measure as the head of a column: directions between modalities by their letters."""
+    for modality in MODALITIES:
+        column = column.replace(modality, modality[0].upper())
+    return column.replace(" to ", "→")
 
 
-def layout(rows: list[list[str]]) -> str:
-    """Cells as a text table with a rule under the first row."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(
-            cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+def _cell(measures: Sequence[Measure]) -> str:
+    if not measures:
+        return ""
+    low, high = (
+        measures[0].interval if len(measures) == 1 else (min(m.value for m in measures), max(m.value for m in measures))
+    )
+    return f"{np.mean([m.value for m in measures]):.1f} ({low:.1f}-{high:.1f})"
+
+
+def layout(lines: Sequence[Sequence[str]], kind: str = "simple") -> str:
+    """Lines of cells, the first the heads, as text, or with `latex_booktabs` as LaTeX."""
+    alignment = ["left", *["right"] * (len(lines[0]) - 1)]
+    return tabulate(lines[1:], lines[0], tablefmt=kind, colalign=alignment, disable_numparse=True)
+
+
+def to_latex(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells, the first the heads, as LaTeX for the package booktabs."""
+    arrows = [[cell.replace("→", " to ") for cell in line] for line in lines]
+    return layout(arrows, "latex_booktabs")
+
+
+def to_csv(results: Sequence[Result]) -> str:
+    """One line per measure: what it is of, value, 95 % interval, chance and counts."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(
+        ["model", "weights", "preset", "seed", "step", "dataset", "fold", "protocol", "measure", "percent", "low",
+         "high", "chance", "spread", "queries", "gallery", "held", "commit"]
+    )  # fmt: skip
+    for r in results:
+        for name, measure in r.measures.items():
+            low, high = measure.interval
+            figures = [f"{x:.4f}" for x in (measure.value, low, high, measure.chance, measure.spread)]
+            writer.writerow(
+                [r.model, r.weights, r.preset, r.seed, r.step, r.dataset, r.fold, r.protocol, name, *figures, r.queries,
+                 r.gallery, r.held, r.provenance.commit]
+            )  # fmt: skip
+    return text.getvalue()
+
+
+def compared(groups: Groups) -> list[str]:
+    """For every group and the first measure of each protocol, whether it differs from random weights, in words."""
+    said = []
+    for name, results in groups.items():
+        if results[0].preset == RANDOM:
+            continue
+        network = results[0].pretraining.network
+        folds = {result.fold for result in results}
+        every = [result for group in groups.values() for result in group if result.preset == RANDOM]
+        random = [result for result in every if result.pretraining.network == network and result.fold in folds]
+        for column in _principal(results):
+            one, other = measured(results, column), measured(random, column)
+            if other:
+                points, low, high = difference(one, other)
+                verdict = f"{abs(points):.1f} points {'above' if points > 0 else 'below'} random weights"
+                if low <= 0 <= high:
+                    verdict = f"not to be told from random weights ({points:+.1f} points)"
+                said.append(f"{column} of {name}: {verdict}; 95 %: {low:+.1f} to {high:+.1f}")
+    return said
+
+
+def _principal(results: Sequence[Result]) -> list[str]:
+    """The first measure of every protocol."""
+    return list(dict.fromkeys(next(iter(result.measures)) for result in results if result.measures))

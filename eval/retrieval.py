@@ -1,55 +1,47 @@
-"""Video retrieval and few-shot classification with frozen features (table 3, section A.5)."""
+"""Video retrieval, few-shot classification and linear probes with frozen features (table 3, section A.5)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import NearestNeighbors
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
+from eval.measures import Measure, share
 from pipeline.errors import UserError
 
-_QUERIES = 1024
-"""Queries compared with the gallery at once."""
 
+def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
+    """The k nearest rows of the gallery [g, dim] by cosine, nearest first: int64 [q, min(k, g)].
 
-class Accuracy(NamedTuple):
-    """Top-1 accuracy in percent over several draws of the shots."""
-
-    mean: float
-    std: float
+    In bounded memory, however many there are.
+    """
+    # between vectors of length 1, distance orders as cosine does, and is what scikit-learn is fast at
+    neighbours = NearestNeighbors(n_neighbors=min(k, len(gallery)), algorithm="brute").fit(unit(gallery))
+    found: np.ndarray = neighbours.kneighbors(unit(query), return_distance=False)
+    return found
 
 
 def recall(
     query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
-) -> dict[int, float]:
-    """R@k in percent: how many queries have their class among the k nearest gallery videos by cosine.
+) -> dict[int, Measure]:
+    """R@k: how many queries have their class among the k nearest gallery videos by cosine, with a random order's.
 
     `query` [q, dim] and `gallery` [g, dim] are features; labels are arrays [q] and [g].
     """
-    gallery, query = _unit(gallery), _unit(query)
-    found: dict[int, list[np.ndarray]] = {k: [] for k in ks}
-    for first in range(0, len(query), _QUERIES):  # in parts: the whole matrix would not fit for large data sets
-        nearest = _nearest(query[first : first + _QUERIES] @ gallery.T, max(ks))
-        hits = gallery_label[nearest] == query_label[first : first + _QUERIES, None]
-        for k in ks:
-            found[k].append(hits[:, :k].any(1))
-    return {k: float(100 * np.concatenate(parts).mean()) for k, parts in found.items()}
-
-
-def _nearest(similarity: np.ndarray, k: int) -> np.ndarray:
-    """Columns of the k largest entries of every row, largest first: int64 [rows, k]."""
-    k = min(k, similarity.shape[1])
-    some = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
-    order = np.argsort(-np.take_along_axis(similarity, some, 1), axis=1, kind="stable")
-    return np.take_along_axis(some, order, 1)
+    hits = gallery_label[nearest(query, gallery, max(ks))] == query_label[:, None]
+    random = chance(query_label, gallery_label, ks)
+    return {k: share(hits[:, :k].any(1), random[k]) for k in ks}
 
 
 def few_shot(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, shots: int, draws: int,
     seed: int = 0,
-) -> Accuracy:  # fmt: skip
-    """Top-1 accuracy in percent of the nearest neighbour among `shots` training videos per class, by cosine.
+) -> Measure:  # fmt: skip
+    """Top-1 accuracy of the nearest neighbour among `shots` training videos per class, by cosine.
 
     Mean and standard deviation over `draws` random choices of those videos. Raises UserError where a class has fewer.
     """
@@ -58,28 +50,65 @@ def few_shot(
     smallest = min(members, key=lambda label: len(members[label]))
     if len(members[smallest]) < shots:
         raise UserError(f"class '{smallest}' has {len(members[smallest])} training videos, fewer than {shots} shots")
-    similarity = _unit(query) @ _unit(train).T
     accuracies = []
     for _ in range(draws):
         chosen = np.concatenate([rng.choice(rows, shots, replace=False) for rows in members.values()])
-        nearest = chosen[similarity[:, chosen].argmax(1)]
-        accuracies.append(100 * (train_label[nearest] == query_label).mean())
-    return Accuracy(float(np.mean(accuracies)), float(np.std(accuracies)))
+        found = chosen[nearest(query, train[chosen], 1)[:, 0]]
+        accuracies.append(100 * (train_label[found] == query_label).mean())
+    known = np.isin(query_label, list(members)).mean()
+    return Measure(float(np.mean(accuracies)), 100 * known / len(members), len(query), float(np.std(accuracies)))
+
+
+def linear_probe(
+    query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float, ks: Sequence[int]
+) -> dict[int, Measure]:
+    """Top-k accuracy of a logistic regression on features of zero mean and unit variance.
+
+    `c` is the inverse strength of its L2 regularisation. A k that there are not more classes than is left out.
+    """
+    classes, train_class = np.unique(train_label, return_inverse=True)
+    if len(classes) < 2:
+        raise UserError(f"a linear probe needs two classes or more to tell apart; there is only '{classes[0]}'")
+    probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, train_class)
+    scores = probe.decision_function(query)
+    if len(classes) == 2:
+        scores = np.stack([-scores, scores], 1)
+    return top_k(scores, targets(query_label, classes), ks)
+
+
+def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Places of the labels among the sorted classes, -1 of one that is not there: int64 [n]."""
+    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    return np.where(classes[place] == labels, place, -1).astype(np.int64)
+
+
+def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Measure]:
+    """Share of rows whose target is among the k highest of the scores [n, classes]; of classes with one score, the one
+    that comes first counts as higher. A target of -1, a class that nothing was learned of, is never right. A k that
+    there are not more classes than is left out.
+    """
+    classes = scores.shape[1]
+    order = np.argsort(-scores, axis=1, kind="stable")
+    known = (target >= 0).mean()
+    return {k: share((order[:, :k] == target[:, None]).any(1), 100 * known * k / classes) for k in ks if k < classes}
 
 
 def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
     """R@k in percent of a random order of the gallery."""
     total = len(gallery_label)
+    labels, queries = np.unique(query_label, return_counts=True)
+    others = total - np.array([(gallery_label == label).sum() for label in labels])
     found = {}
     for k in ks:
-        missed = []
-        for label in query_label:
-            others = total - int((gallery_label == label).sum())
-            missed.append(np.prod([max(others - j, 0) / (total - j) for j in range(min(k, total))]))
-        found[k] = float(100 * (1 - np.mean(missed)))
+        drawn = np.arange(min(k, total))
+        missed = np.prod(np.maximum(others[:, None] - drawn, 0) / (total - drawn), axis=1)
+        found[k] = float(100 * (1 - np.average(missed, weights=queries)))
     return found
 
 
-def _unit(features: np.ndarray) -> np.ndarray:
-    unit: np.ndarray = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    return unit
+def unit(features: np.ndarray) -> np.ndarray:
+    """Features at length 1. Raises UserError where some are no numbers."""
+    if not np.isfinite(features).all():
+        raise UserError("features are not finite: the weights are damaged, or their training has diverged")
+    scaled: np.ndarray = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    return scaled

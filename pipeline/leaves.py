@@ -60,7 +60,8 @@ class Leaves:
     bands: int
     """Mel bands, within which masks lie."""
     draws: dict[str, np.ndarray]
-    """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw."""
+    """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw. Where there are `height`
+    and `width`, shares of the frame's, the crop is that large, and not the square that `scale` makes it."""
 
     @classmethod
     def plain(cls, n: int, clip: Clip, bands: int) -> Leaves:

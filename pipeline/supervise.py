@@ -17,6 +17,8 @@ _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 _FROM_TERMINAL = 0x80
 """SI_KERNEL: the whole process group gets it, the child too."""
 _PR_SET_PDEATHSIG = 1
+DIES_WITH = "GDT_DIES_WITH"
+"""The variable by which a command that starts others tells them its process number, with which they end."""
 
 
 def supervised(main: Callable[[], None], what_next: str) -> None:
@@ -25,6 +27,8 @@ def supervised(main: Callable[[], None], what_next: str) -> None:
     Exits with the child's status, or 128 + n after a sentence where signal n ended it; `what_next` says what to do.
     Call it before anything starts threads.
     """
+    if starter := os.environ.pop(DIES_WITH, ""):
+        _die_with(int(starter))
     watched = {*_PASSED_ON, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     parent = os.getpid()

@@ -176,6 +176,8 @@ class Trained:
     """With which its inputs are normalised; None where the checkpoint is too old to say."""
     foreign: Foreign | None = None
     """What was read, where it is no checkpoint of this program."""
+    data: str = ""
+    """Fingerprint of the shards that it was trained on; empty where that is not known."""
 
     @property
     def name(self) -> str:
@@ -196,11 +198,11 @@ def load_model(path: Path) -> Trained:
     """
     found = _found(path)
     if isinstance(found, Foreign):
-        return Trained(found.model, Pretrain(), 0, found.statistics, found)
+        return Trained(found.model, found.settings, 0, found.statistics, found)
     settings = from_json(found["settings"], str(path))
     model = GDT(settings.network, modalities_of(found["model"]))
     load_weights(model, found["model"], str(path))
-    return Trained(model.eval(), settings, found["step"], _statistics(found))
+    return Trained(model.eval(), settings, found["step"], _statistics(found), data=str(found.get("data", "")))
 
 
 def untrained(path: Path) -> Trained:
@@ -212,7 +214,7 @@ def untrained(path: Path) -> Trained:
     if isinstance(found, Foreign):
         torch.manual_seed(0)
         modalities = modalities_of(found.model.state_dict())
-        return Trained(GDT(found.model.network, modalities).eval(), Pretrain(), 0, found.statistics, found)
+        return Trained(GDT(found.model.network, modalities).eval(), found.settings, 0, found.statistics, found)
     settings = from_json(found["settings"], str(path))
     torch.manual_seed(settings.seed)
     model = GDT(settings.network, modalities_of(found["model"])).eval()

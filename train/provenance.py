@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import nvidia.dali
+import sklearn
 import torch
 
 from pipeline import serialization
@@ -85,7 +86,7 @@ def versions() -> dict[str, str]:
     """Of what numbers depend on; without this package's where it is not installed."""
     found = {
         "python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__),
-        "nvidia-dali": nvidia.dali.__version__,
+        "nvidia-dali": nvidia.dali.__version__, "scikit-learn": sklearn.__version__,
     }  # fmt: skip
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["gdt"] = metadata.version("gdt")

@@ -10,7 +10,7 @@ import contextlib
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from pipeline.files import require_readable
 from pipeline.shards.index import Statistics
 from train import tensors
 from train.models.gdt import GDT, Network, load_weights, modalities_of
+from train.settings import Pretrain, from_json
 
 _MOST = 100
 """Kinds of objects that no checkpoint has more of."""
@@ -34,6 +35,10 @@ KINETICS = Statistics(
 """What torchvision's video networks expect; they have nothing to do with sound."""
 STATISTICS = "statistics"
 """Where exported files of these kinds say what they expect instead: `Statistics.to_numbers`."""
+SETTINGS = "settings"
+"""Where finetuned weights say how they were pretrained, and so how large they are: `train.settings.to_json`."""
+LEARNED = "learned"
+"""Where they say on which labels: fingerprint of the shards, and fold."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class Foreign:
     """Parts of the file that this model has no place for."""
     fresh: tuple[str, ...]
     """Parts of the model that the file does not have, with random weights."""
+    settings: Pretrain = field(default_factory=Pretrain)
+    """Of the training, where the file holds them; else the paper's."""
+    learned: tuple[str, int] | None = None
+    """Of finetuned weights, the fingerprint of the shards and the fold whose labels they learned; None if not known."""
 
     def __str__(self) -> str:
         loaded = [name for name, _ in self.model.named_children() if name not in self.fresh]
@@ -66,13 +75,16 @@ def read_foreign(path: Path) -> Foreign | None:
     if not isinstance(found, Mapping) or "format" in found:
         return None
     weights = _weights(found)
-    for recognised, convert in (
-        (lambda names: any(name.startswith("video_network.base.") for name in names), _published),
-        (lambda names: "base.stem.0.weight" in names, _finetuned),
-        (lambda names: "stem.0.weight" in names, _torchvision),
-    ):
-        if recognised(weights):
-            return convert(weights, _stated(found), str(path))
+    if "base.stem.0.weight" in weights:
+        text = found.get(SETTINGS)
+        settings = from_json(text, str(path)) if isinstance(text, str) else Pretrain()
+        learned = found.get(LEARNED)
+        known = tuple(learned) if isinstance(learned, list) and len(learned) == 2 else None
+        return replace(_finetuned(weights, _stated(found), settings, str(path)), learned=known)
+    if any(name.startswith("video_network.base.") for name in weights):
+        return _published(weights, _stated(found), str(path))
+    if "stem.0.weight" in weights:
+        return _torchvision(weights, _stated(found), str(path))
     return None
 
 
@@ -179,10 +191,11 @@ def _published(weights: dict[str, Tensor], stated: Statistics | None, source: st
     return Foreign(model.eval(), kind, stated or RELEASE, dropped, ())
 
 
-def _finetuned(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
+def _finetuned(weights: dict[str, Tensor], stated: Statistics | None, settings: Pretrain, source: str) -> Foreign:
     kept, dropped = _without(weights, ("classifier.", "fc."))
     trunk = {name.removeprefix("base."): value for name, value in kept.items()}
-    return _trunk_alone(trunk, "published GDT weights, finetuned", stated or RELEASE, dropped, source)
+    kind = "finetuned weights" if stated else "published GDT weights, finetuned"
+    return _trunk_alone(trunk, kind, stated or RELEASE, dropped, source, settings)
 
 
 def _torchvision(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
@@ -192,11 +205,13 @@ def _torchvision(weights: dict[str, Tensor], stated: Statistics | None, source: 
 
 
 def _trunk_alone(
-    trunk: Mapping[str, Tensor], kind: str, statistics: Statistics, dropped: tuple[str, ...], source: str
-) -> Foreign:
-    model = GDT(Network(), ["video"])
+    trunk: Mapping[str, Tensor], kind: str, statistics: Statistics, dropped: tuple[str, ...], source: str,
+    settings: Pretrain | None = None,
+) -> Foreign:  # fmt: skip
+    settings = settings or Pretrain()
+    model = GDT(settings.network, ["video"])
     load_weights(model.video_network.base, trunk, source)
-    return Foreign(model.eval(), kind, statistics, dropped, ("mlp_v",))
+    return Foreign(model.eval(), kind, statistics, dropped, ("mlp_v",), settings)
 
 
 def _without(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

@@ -109,10 +109,13 @@ class VideoSource(InputSource):
         """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x."""
         video, draws = leaves.video, leaves.draws
         size = np.stack([self.index.height[video], self.index.width[video]], 1).astype(np.float64)
-        side = self.clip.size * size.min(1) / draws["scale"]
-        side = np.minimum(side, size.min(1))[:, None]
-        begin = np.stack([draws["top"], draws["left"]], 1) * (size - side)
-        end = begin + side
+        if "height" in draws:
+            extent = np.stack([draws["height"], draws["width"]], 1) * size
+        else:
+            side = self.clip.size * size.min(1) / draws["scale"]
+            extent = np.minimum(side, size.min(1))[:, None]
+        begin = np.stack([draws["top"], draws["left"]], 1) * (size - extent)
+        end = begin + extent
         flip = draws["flip"] > 0
         begin[flip, 1], end[flip, 1] = end[flip, 1], begin[flip, 1]
         return begin.astype(np.float32), end.astype(np.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from eval.features import extract
+from eval.features import extract, stored
 from eval.show_batch import ShowBatch, draw, show_batch
 from pipeline import presets
-from pipeline.errors import UserError
-from pipeline.leaves import VIDEO, Clip
+from pipeline.leaves import VIDEO
 from pipeline.loader import Loader
 from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.reader import ShardReader
@@ -28,7 +26,6 @@ from pipeline.word2vec import WordVectors
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
-from tests.tamper import changed
 from train.checkpoint import load_model
 from train.models.gdt import GDT
 from train.pretrain import pretrain
@@ -48,51 +45,47 @@ def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pretrain(settings)
 
 
-def test_frozen_features_are_evaluated_and_written(command: Run, checkpoint: Path, shards: Path) -> None:
-    done = command("eval", "frozen", "--ckpt", checkpoint)
+def test_what_needs_no_training_is_evaluated_by_itself(
+    command: Run, checkpoint: Path, shards: Path, tmp_path: Path
+) -> None:
+    done = command("eval", "downstream", "--ckpt", checkpoint)
     assert done.returncode == 0, done.stderr
     assert re.search(r"R@1 +R@5 +R@20 +1-shot +5-shot", done.stdout) and "chance" in done.stdout
-    result = json.loads((checkpoint.parent / "frozen-synthetic.json").read_text())
-    assert (result["gallery"], result["queries"], result["classes"], result["clips"]) == (24, 12, 3, 10)
-    assert result["chance"]["1"] == pytest.approx(100 / 3)
-    assert result["data"] == fingerprint(Index.open(shards))
-    assert result["provenance"]["command"] == shlex.join(
-        [sys.executable, "-m", "eval", "frozen", "--ckpt", str(checkpoint)]
+    results = json.loads((tmp_path / "runs" / "eval-synthetic" / "results.json").read_text())
+    assert [(row["protocol"], row["model"]) for row in results] == [
+        (protocol, model) for model in ("random weights", "e") for protocol in ("cross-modal", "retrieval", "few-shot")
+    ]
+    (retrieval,) = (row for row in results if row["model"] == "e" and row["protocol"] == "retrieval")
+    assert (retrieval["gallery"], retrieval["queries"], retrieval["classes"]) == (24, 12, 3)
+    assert retrieval["measures"]["R@1"][1:3] == [pytest.approx(100 / 3), 12]
+    assert retrieval["data"] == fingerprint(Index.open(shards))
+    assert retrieval["provenance"]["command"] == shlex.join(
+        [sys.executable, "-m", "eval", "downstream", "--ckpt", str(checkpoint)]
     )
-    assert result["pretraining"]["out"] == str(checkpoint.parent) and not result["random_weights"]
-    assert 0 <= result["recall"]["1"] <= result["recall"]["5"] <= result["recall"]["20"] <= 100
-
-
-def test_an_official_fold_decides_who_is_searched(command: Run, checkpoint: Path, shards: Path, tmp_path: Path) -> None:
-    shutil.copytree(shards, tmp_path / "folds")
-    with changed(tmp_path / "folds" / "index.h5", hidden=True) as file:
-        n = len(file["video/folds"])
-        file["video/folds"][:] = ["train,test" if k % 3 else "test,train" for k in range(n)]
-    for fold, gallery in ((1, 28), (2, 14)):
-        done = command("eval", "frozen", "--ckpt", checkpoint, "--shards", tmp_path / "folds", "--fold", fold)
-        assert done.returncode == 0, done.stderr
-        result = json.loads((checkpoint.parent / f"frozen-synthetic-fold{fold}.json").read_text())
-        assert (result["fold"], result["gallery"], result["queries"]) == (fold, gallery, 42 - gallery)
-        assert result["data"] == fingerprint(Index.open(tmp_path / "folds"))
-    refused = command("eval", "frozen", "--ckpt", checkpoint, "--fold", 1)
-    assert refused.returncode == 2 and "has no fold 1" in refused.stderr
 
 
 def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Index, checkpoint: Path) -> None:
-    trained = load_model(checkpoint)
-    model, clip, scale = trained.model, trained.settings.clip, trained.settings.augmentation.scale[0]
-    videos, cpu = np.array([0, 30, 7]), torch.device("cpu")
-    together = extract(model, index, videos, clip, scale, 10, cpu)
+    trained, videos = load_model(checkpoint), np.array([0, 30, 7])
+    together = extract(trained, index, videos, 10, CPU)
     assert together.average.shape == together.maximum.shape == (3, 128)
-    alone = extract(model, index, videos[1:2], clip, scale, 10, cpu, clips_per_batch=10)
+    alone = extract(trained, index, videos[1:2], 10, CPU, clips_per_batch=10)
     assert np.allclose(together.average[1], alone.average[0], atol=1e-5)
     assert np.allclose(together.maximum[1], alone.maximum[0], atol=1e-5)
-    with pytest.raises(UserError, match="videos are shorter than a clip"):
-        extract(model, index, videos, Clip(frames=100), scale, 10, cpu)
+
+
+def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Path) -> None:
+    trained, videos, path = load_model(checkpoint), np.array([0, 7, 30]), tmp_path / "features.npz"
+    first = stored(path, trained, index, videos, 2, CPU)
+    trained.model.video_network.base.stem[0].weight.data.zero_()  # what would now be extracted is something else
+    assert np.array_equal(stored(path, trained, index, videos, 2, CPU).average, first.average)
+    other = stored(path, trained, index, videos[:2], 2, CPU)
+    assert other.average.shape == (2, 128) and not np.allclose(other.average, first.average[:2])
+    path.write_bytes(path.read_bytes()[:-100])
+    assert np.array_equal(stored(path, trained, index, videos[:2], 2, CPU).average, other.average)
 
 
 def test_ablation_gives_a_table_a_plot_and_numbers(command: Run, shards: Path, tmp_path: Path) -> None:
-    arguments = ("eval", "ablation", "--shards", shards, "--rows", "a", "l", "--seeds", "0", "1", "--steps", 2,
+    arguments = ("eval", "ablation", "--shards", shards, "--rows", "a", "l", "--seeds", "1", "--steps", 2,
                  "--clips-per-step", 8, "--out", tmp_path / "out")  # fmt: skip
     done = command(*arguments)
     assert done.returncode == 0, done.stderr
@@ -100,18 +93,17 @@ def test_ablation_gives_a_table_a_plot_and_numbers(command: Run, shards: Path, t
         assert name in done.stdout
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert [(row["preset"], row["seed"]) for row in results] == [
-        ("a", 0), ("random weights", 0), ("l", 0), ("a", 1), ("random weights", 1), ("l", 1),
+        (preset, seed) for seed in (1,) for preset in ("random weights", "a", "l") for _ in ("retrieval", "few-shot")
     ]  # fmt: skip
-    assert [row["random_weights"] for row in results] == [False, True, False] * 2
-    assert [row["pretraining"]["preset"] for row in results] == ["a", "a", "l"] * 2
-    settings = [json.loads((tmp_path / "out" / f"{row}-0" / "settings.json").read_text()) for row in "al"]
+    assert [row["pretraining"]["preset"] for row in results] == ["a"] * 4 + ["l"] * 2
+    settings = [json.loads((tmp_path / "out" / f"{row}-1" / "settings.json").read_text()) for row in "al"]
     assert [s["videos_per_batch"] for s in settings] == [
         4,
         2,
     ]  # equal clips: 4 x 2 augmentations, 2 x 2 shifts x 2 directions
     assert Image.open(tmp_path / "out" / "table.png").width > 200
-    assert (tmp_path / "out" / "a-0" / "log.txt").read_text()
-    assert "8 video clips per step, 2 steps, seeds 0, 1" in done.stdout
+    assert (tmp_path / "out" / "a-1" / "log.txt").read_text()
+    assert "8 video clips per step, 2 steps, seeds 1" in done.stdout
 
 
 def test_a_failing_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
@@ -188,7 +180,7 @@ def test_a_wrong_checkpoint_is_one_sentence(
         "foreign": "is not a checkpoint of",
         "other sizes": "holds another model: 4 have another shape", "pickle": "cannot be read as a checkpoint",
     }[kind]  # fmt: skip
-    done = command("eval", "frozen", "--ckpt", path, "--shards", shards, "--dataset", "synthetic")
+    done = command("eval", "downstream", "--ckpt", path, "--shards", shards, "--dataset", "synthetic")
     assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
 
 
@@ -214,18 +206,6 @@ def test_words_are_drawn_as_they_are_said(captioned: Path, word2vec: Path, tmp_p
         assert text == (" ".join(expected) or "(nothing is said)")
 
 
-def test_a_gallery_of_the_queries_is_refused(command: Run, checkpoint: Path, shards: Path) -> None:
-    done = command("eval", "frozen", "--ckpt", checkpoint, "--shards", shards, "--query-split", "train")
-    assert done.returncode == 2 and "both the split 'train', where every video finds itself" in done.stderr
-
-
-def test_a_data_set_without_a_test_split_is_one_sentence(command: Run, checkpoint: Path, shards: Path) -> None:
-    done = command(
-        "eval", "frozen", "--ckpt", checkpoint, "--shards", shards, "--dataset", "x", "--query-split", "holdout"
-    )
-    assert done.returncode == 2 and "no labelled videos in the split 'holdout'" in done.stderr
-
-
 def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     command: Run, shards: Path, tmp_path: Path
 ) -> None:
@@ -237,9 +217,10 @@ def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     done = command("eval", "show-batch", "--shards", shards, "--out", "batch.png", *own)
     assert done.returncode == 0, done.stderr
     assert Image.open(tmp_path / "batch.png").height == round(8 * 1.35 * 130)  # 2 shifts x 2 x 2 modalities
-    done = command("eval", "frozen", "--ckpt", "run", "--shards", shards, "--dataset", "x", "--clips", 2)
+    done = command("eval", "downstream", "--ckpt", "run", "--shards", shards, "--dataset", "x", "--clips", 2)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "run" / "frozen-x.json").read_text())["preset"] == own[1]
+    results = json.loads((tmp_path / "runs" / "eval-x" / "results.json").read_text())
+    assert {row["preset"] for row in results} == {"random weights", own[1]}
     (tmp_path / "mine.py").write_text(FREEZE.replace("// 2", "// 3"))
     done = command("train", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
     assert done.returncode == 2 and "holds a run with other settings (factors_digest was " in done.stderr
@@ -253,5 +234,7 @@ def test_a_model_without_pictures_has_no_features_of_them(
         word2vec, "--factors", "video:d time_shift:d:2 modality(audio,text):i:2:differs augmentation:i:1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    done = command("eval", "frozen", "--ckpt", "run", "--shards", captioned, "--dataset", "x", "--clips", 2)
+    done = command(
+        "eval", "downstream", "--ckpt", "run", "--shards", captioned, "--dataset", "x", "--protocols", "retrieval"
+    )
     assert done.returncode == 2 and "trained without pictures, so it has no features of them" in done.stderr

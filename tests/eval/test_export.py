@@ -234,7 +234,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     path = checkpoint_of(tmp_path, replace(TINY, network=MICRO))
     with pytest.raises(UserError, match="there is no folder .*nowhere to write to; set --out"):
         export(Export(path, tmp_path / "nowhere" / "x"))
-    with pytest.raises(UserError, match="is a folder; set --out to a file in it"):
+    with pytest.raises(UserError, match="is a folder, not a file; set --out to a file"):
         export(Export(path, tmp_path))
     out = tmp_path / "x"
     out.write_text("mine")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eval.retrieval import chance, few_shot, recall
+from eval.retrieval import chance, few_shot, linear_probe, nearest, recall, targets, top_k
 from pipeline.errors import UserError
 
 
@@ -23,27 +23,90 @@ def test_recall_equals_counting() -> None:
         for x, label in zip(query, query_label, strict=True):
             cosine = [x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in gallery]
             hits += label in [gallery_label[j] for j in np.argsort(cosine)[::-1][:k]]
-        assert recall(query, query_label, gallery, gallery_label, (k,))[k] == pytest.approx(100 * hits / 24)
+        found = recall(query, query_label, gallery, gallery_label, (k,))[k]
+        assert found.value == pytest.approx(100 * hits / 24) and found.answers == 24
+        assert found.chance == pytest.approx(chance(query_label, gallery_label, (k,))[k])
 
 
 def test_chance_is_the_mean_over_random_orders() -> None:
     query, query_label, gallery, gallery_label = features()
     rng = np.random.default_rng(0)
-    found = [recall(query, query_label, rng.normal(size=gallery.shape), gallery_label, (1, 5))[5] for _ in range(300)]
+    found = [
+        recall(query, query_label, rng.normal(size=gallery.shape), gallery_label, (5,))[5].value for _ in range(300)
+    ]
     assert chance(query_label, gallery_label, (1, 5))[1] == pytest.approx(25)
     assert chance(query_label, gallery_label, (5,))[5] == pytest.approx(np.mean(found), abs=3)
 
 
 def test_few_shot_with_all_shots_is_the_nearest_neighbour() -> None:
     query, query_label, train, train_label = features()
-    mean, deviation = few_shot(query, query_label, train, train_label, shots=6, draws=3)
-    assert mean == pytest.approx(recall(query, query_label, train, train_label, (1,))[1])
-    assert deviation < 1e-9
-    one, spread = few_shot(query, query_label, train, train_label, shots=1, draws=20)
-    assert one < mean + 1e-9 and spread > 0
+    every = few_shot(query, query_label, train, train_label, shots=6, draws=3)
+    assert every.value == pytest.approx(recall(query, query_label, train, train_label, (1,))[1].value)
+    assert every.spread < 1e-9 and every.chance == 25.0
+    one = few_shot(query, query_label, train, train_label, shots=1, draws=20)
+    assert one.value < every.value + 1e-9 and one.spread > 0
+
+
+def test_few_shot_equals_counting() -> None:
+    query, query_label, train, train_label = features()
+    rng, accuracies = np.random.default_rng(7), []
+    for _ in range(4):
+        shots = [k for label in "abcd" for k in rng.choice(np.flatnonzero(train_label == label), 2, replace=False)]
+        right = 0
+        for x, label in zip(query, query_label, strict=True):
+            cosine = [x @ train[k] / np.linalg.norm(x) / np.linalg.norm(train[k]) for k in shots]
+            right += train_label[shots[int(np.argmax(cosine))]] == label
+        accuracies.append(100 * right / 24)
+    found = few_shot(query, query_label, train, train_label, shots=2, draws=4, seed=7)
+    assert (found.value, found.spread) == pytest.approx((np.mean(accuracies), np.std(accuracies)))
 
 
 def test_more_shots_than_videos_is_an_error() -> None:
     query, query_label, train, train_label = features()
     with pytest.raises(UserError, match="class 'a' has 6 training videos, fewer than 7 shots"):
         few_shot(query, query_label, train, train_label, shots=7, draws=1)
+
+
+def test_the_nearest_come_in_the_order_of_cosine() -> None:
+    query, _, gallery, _ = features()
+    cosine = (query / np.linalg.norm(query, axis=1)[:, None]) @ (gallery / np.linalg.norm(gallery, axis=1)[:, None]).T
+    assert np.array_equal(nearest(query, 3 * gallery, 24), np.argsort(-cosine, axis=1))
+    assert nearest(query, gallery[:5], 20).shape == (24, 5)
+
+
+def test_top_k_equals_counting() -> None:
+    rng = np.random.default_rng(0)
+    scores, target = rng.normal(size=(200, 7)), rng.integers(-1, 7, 200)
+    found = top_k(scores, target, (1, 5, 7))
+    assert list(found) == [1, 5]  # of 7 classes all are among the first 7
+    for k, measure in found.items():
+        right = [t in sorted(range(7), key=lambda c: -row[c])[:k] for row, t in zip(scores, target, strict=True)]
+        assert measure.value == pytest.approx(100 * np.mean(right))
+        assert measure.chance == pytest.approx(100 * k / 7 * np.mean(target >= 0))
+
+
+def test_scores_that_are_all_the_same_are_no_better_than_chance() -> None:
+    assert top_k(np.zeros((4, 4)), np.arange(4), (1, 2))[2].value == 50.0
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_a_linear_probe_separates_what_a_line_separates(classes: int) -> None:
+    rng = np.random.default_rng(0)
+    label = np.repeat(list("abcd")[:classes], 50)
+    centre = 100 * rng.normal(size=(classes, 6))[np.repeat(np.arange(classes), 50)] + 1000
+    train, query = centre + rng.normal(size=centre.shape), centre + rng.normal(size=centre.shape)
+    found = linear_probe(query, label, train, label, 1.0, (1, 5))
+    assert list(found) == [1] and found[1].value == 100.0 and found[1].chance == 100 / classes
+    shuffled = rng.permutation(label)
+    assert linear_probe(query, label, train, shuffled, 1.0, (1,))[1].value < 100 / classes + 30
+    with pytest.raises(UserError, match="two classes or more to tell apart; there is only 'a'"):
+        linear_probe(query, label, train, np.full(len(label), "a"), 1.0, (1,))
+
+
+def test_a_class_that_was_not_learned_is_never_right() -> None:
+    assert targets(np.array(["b", "x", "a", "d"]), np.array(["a", "b", "c"])).tolist() == [1, -1, 0, -1]
+    query, query_label, train, train_label = features()
+    kept = train_label != "d"
+    found = linear_probe(query, query_label, train[kept], train_label[kept], 1.0, (1,))[1]
+    assert found.value <= 75 and found.chance == pytest.approx(25.0)
+    assert few_shot(query, query_label, train[kept], train_label[kept], 2, 3).chance == pytest.approx(25.0)

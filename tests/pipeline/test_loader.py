@@ -246,9 +246,9 @@ def test_ranks_load_the_parts_of_the_whole_batch(index: Index) -> None:
 
 
 def test_evaluation_clips_of_short_and_long_videos_load_in_one_stream(index: Index) -> None:
-    starts = index.start_counts(CLIP.frames, CLIP.stride)
     fixed = replace(NO_COLOUR, scale=(44, 44), flip=0.0, center_crop=True)
-    plans = [uniform_clips(np.array([0, 1]), np.array(s), 4, CLIP, fixed) for s in ([1, 1], list(starts[:2]), [2, 1])]
+    short = replace(index, frame_count=np.minimum(index.frame_count, 17))
+    plans = [uniform_clips(which, np.array([0, 1]), 4, CLIP, fixed) for which in (short, index, short)]
     reader = ShardReader(index)
     for batch in load(index, plans):
         for leaf in range(8):
@@ -355,7 +355,8 @@ def test_a_frame_that_was_written_undecodable_is_told_by_its_name(copy: Path, in
         frame = index.frame_start[video] + 3
         file["frames/jpeg"][offset[frame] : offset[frame + 1]] = 0
     reindex(copy)
-    plan = uniform_clips(np.array([5, video]), np.array([1, 1]), 1, CLIP, AUGMENTATION)
+    short = replace(index, frame_count=np.full(len(index), 16))
+    plan = uniform_clips(short, np.array([5, video]), 1, CLIP, AUGMENTATION)
     name = index.shard_names[index.shard[video]]
     with pytest.raises(UserError, match=rf"frame 3 of '{index.id[video]}' cannot be decoded \(.*delete {name} in"):
         load(Index.open(copy), [plan])
@@ -380,7 +381,7 @@ def test_only_what_cannot_be_decoded_is_called_so(
 
     monkeypatch.setattr(Pipeline, "run", failing)
     with pytest.raises(kind, match=message):
-        load(index, [uniform_clips(np.array([0]), np.array([1]), 1, CLIP, AUGMENTATION)])
+        load(index, [uniform_clips(index, np.array([0]), 1, CLIP, AUGMENTATION)])
 
 
 def damage(copy: Path, index: Index, video: int, what: str) -> None:
@@ -407,7 +408,7 @@ def test_damage_ends_the_run_with_its_name(copy: Path, index: Index, what: str) 
         rf"shard .*{name} is damaged: .* of '{index.id[video]}' is not what was written; `python -m preprocess.verify"
     )
     plans = [tree(index, "e").plan(0, k) for k in range(4)]  # somewhere in them the damaged part is taken
-    whole = [uniform_clips(np.array([video]), np.array([80]), 20, CLIP, AUGMENTATION)]
+    whole = [uniform_clips(index, np.array([video]), 20, CLIP, AUGMENTATION)]
     with pytest.raises(UserError, match=told):
         load(Index.open(copy), whole if what == "frames/jpeg" else plans * 3)
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from pipeline import presets
-from pipeline.clips import uniform_clips
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
 from pipeline.transformations.augmentation import EVALUATION, Augmentation
@@ -124,10 +123,3 @@ def test_draws_stay_in_their_ranges() -> None:
 def test_too_few_videos_for_a_batch_is_one_sentence() -> None:
     with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --videos-per-batch"):
         tree(k=14)
-
-
-def test_uniform_clips_reach_from_the_first_start_to_the_last() -> None:
-    plan = uniform_clips(np.array([3, 8]), np.array([91, 2]), 10, Clip(), EVALUATION)
-    assert plan.leaves.start.reshape(2, 10)[0].tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
-    assert plan.leaves.start.reshape(2, 10)[1].tolist() == [0] * 5 + [1] * 5
-    assert plan.leaves.video.tolist() == [3] * 10 + [8] * 10

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from eval.frozen import Frozen, frozen
+from eval.downstream import downstream
+from eval.results import from_json
+from eval.settings import Downstream
 from pipeline.errors import UserError
 from pipeline.shards.index import Index, fingerprint
 from train import checkpoint
@@ -274,11 +276,13 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     assert trained.statistics.to_numbers() == index.statistics.to_numbers()
     real = Index.open
     elsewhere = replace(index.statistics, pixel_mean=index.statistics.pixel_mean + 40, pixel_std=np.full(3, 9.0))
-    monkeypatch.setattr("eval.frozen.Index.open", lambda folder: replace(real(folder), statistics=elsewhere))
-    one = frozen(Frozen(run, "x", shards, clips=2, out=tmp_path / "one.json"))
+    monkeypatch.setattr("eval.downstream.Index.open", lambda folder: replace(real(folder), statistics=elsewhere))
+    settings = Downstream((run,), "x", shards, ("retrieval", "few-shot", "cross-modal"), clips=2, random="no")
+    downstream(replace(settings, out=tmp_path / "one"))
     monkeypatch.undo()
-    other = frozen(Frozen(run, "x", shards, clips=2, out=tmp_path / "other.json"))
-    assert one.recall == other.recall and one.few_shot == other.few_shot
+    downstream(replace(settings, out=tmp_path / "other"))
+    one, other = (from_json((tmp_path / name / "results.json").read_text()) for name in ("one", "other"))
+    assert [result.measures for result in one] == [result.measures for result in other] and len(one) == 3
 
 
 def test_a_damaged_checkpoint_of_ours_is_not_taken_for_another(run: Path, tmp_path: Path) -> None:
@@ -318,7 +322,7 @@ def test_a_checkpoint_from_before_the_statistics_is_read_and_said_to_be_one(
     assert old_model.statistics is None
     weights = now.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in old_model.model.state_dict().items())
-    frozen(Frozen(tmp_path / "old.pt", "x", shards, clips=2, out=tmp_path / "old.json"))
+    downstream(Downstream((tmp_path / "old.pt",), "x", shards, ("retrieval",), clips=2, out=tmp_path / "old"))
     assert "old.pt does not say how its inputs were normalised" in capsys.readouterr().out
 
 

@@ -1,0 +1,288 @@
+"""Models by the protocols of the paper: every model, fold and protocol is a result of its own, kept and not done twice.
+
+What could change a result (weights, data, labels, settings) is in the name of its file: a call takes up what is there,
+and adds to its table every model that was evaluated in the same way.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from eval.finetune import METRICS, STATE
+from eval.processes import run_alone, side_by_side
+from eval.protocols import FORMAT, Protocols, comparable, matters, recipe, short
+from eval.reports import report
+from eval.results import RANDOM, Result, from_json, to_csv, to_json
+from eval.settings import LABELLED, PROTOCOLS, Downstream, Protocol
+from eval.subjects import Fold, Model, folds, held_out, models, of, opened
+from pipeline.errors import UserError, first_line, is_out_of_memory
+from pipeline.files import write_text
+from pipeline.shards.index import fingerprint
+from pipeline.shards.layout import shard_folder
+from pipeline.word2vec import WordVectors
+from train.checkpoint import Trained, load_model
+from train.models.gdt import modalities_of
+from train.provenance import Provenance
+
+
+def downstream(settings: Downstream) -> str:
+    """Evaluate whatever was not evaluated yet; returns the tables.
+
+    Raises UserError where the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    evaluation = Evaluation(settings)
+    try:
+        evaluation.run()
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(
+            f"out of memory ({first_line(error)}); see what else runs there, or take a smaller network; what is "
+            "finished is kept"
+        ) from error
+    return evaluation.report() if settings.tables else ""
+
+
+class Evaluation:
+    """One call of the command."""
+
+    def __init__(self, settings: Downstream) -> None:
+        first = load_model(settings.ckpt[0])
+        if first.foreign is not None and not (settings.dataset or settings.shards):
+            raise UserError(
+                f"{settings.ckpt[0]} is of no run of this program; say with --dataset what to evaluate it on"
+            )
+        self.dataset = settings.dataset or first.settings.dataset
+        stored_shards = None if settings.dataset else first.settings.shards
+        self.settings = settings
+        self.out = settings.out or Path("runs") / f"eval-{self.dataset}"
+        self.index = opened(self.dataset, shard_folder(self.dataset, settings.shards or stored_shards))
+        if settings.label:
+            self.index = self.index.labelled(settings.label)
+        self.data = fingerprint(self.index)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.query_split = settings.query_split or ("test" if (self.index.split == "test").any() else "val")
+        if settings.gallery_split == self.query_split:
+            raise UserError(
+                f"gallery and queries are both the split '{self.query_split}', where every video finds itself; set "
+                "--query-split or --gallery-split to another"
+            )
+        self.provenance = Provenance.of(self.device)
+        self.models = list(models(settings, first, self.index))
+        self.protocols = self._protocols()
+        self.folds = folds(settings, self.index, self.query_split) if set(self.protocols) & set(LABELLED) else []
+        for model in self.models:
+            self._require_unseen(model)
+
+    def run(self) -> None:
+        """Everything that is not there yet: what takes minutes first, then finetuning, several at a time."""
+        for model in self.models:
+            for protocol in self.protocols:
+                if protocol == "cross-modal":
+                    if self.settings.protocols or self._has_pairs(model.trained):
+                        self._once(model, protocol, self._pairs)
+                    else:
+                        print(f"{model.name} has no two modalities to compare here, and no part in that table")
+                elif protocol != "finetune":
+                    for fold in self.folds:
+                        self._once(model, protocol, fold)
+        if "finetune" in self.protocols:
+            self._finetune_all()
+
+    def report(self) -> str:
+        """Tables of all models that were evaluated in this way, also by earlier calls."""
+        text = report(list(self._found()), self.out)
+        every = [result for path in sorted(self.out.glob("*/*.json")) for result in read(path)]
+        write_text(self.out / "all.csv", to_csv(every))
+        return (
+            f"{text}\n\ntables (txt, tex, csv) and numbers (json; all.csv has those of other calls, too): {self.out}/"
+        )
+
+    def _protocols(self) -> tuple[Protocol, ...]:
+        if asked := self.settings.protocols:
+            return tuple(protocol for protocol in PROTOCOLS if protocol in asked)
+        labelled = self.index.label != ""
+        both = all((labelled & (self.index.split == s)).any() for s in (self.settings.gallery_split, self.query_split))
+        pairs = any(self._has_pairs(model.trained) for model in self.models)
+        labels = both or self.settings.asks_labels
+        chosen = (*(("cross-modal",) if pairs else ()), *(("retrieval", "few-shot") if labels else ()))
+        if not chosen:
+            raise UserError(
+                f"{self.index.folder} has no labels with a train and a test split, and the model has no two modalities "
+                "that the videos have; there is nothing to evaluate"
+            )
+        return chosen
+
+    def _has_pairs(self, trained: Trained) -> bool:
+        """Whether a model has two modalities that the videos have."""
+        return len(comparable(modalities_of(trained.model.state_dict()), self.index, self.settings)) > 1
+
+    def _require_unseen(self, model: Model) -> None:
+        """Raise UserError where a model was finetuned on labels of videos that are evaluated."""
+        learned = model.trained.foreign.learned if model.trained.foreign and not model.random else None
+        if learned and learned[0] == self.data and (others := [f.number for f in self.folds if f.number != learned[1]]):
+            raise UserError(
+                f"{model.path} was finetuned on fold {learned[1]} of these videos, and so on labels that fold "
+                f"{others[0]} tests; evaluate it with --folds {learned[1]}"
+            )
+
+    @cached_property
+    def _pairs(self) -> Fold:
+        return held_out(self.index, self.query_split)
+
+    @property
+    def _protocol(self) -> Protocols:
+        return Protocols(
+            self.settings, self.index, self.data, self.folds, self.query_split, self.device, self.out, self.words
+        )
+
+    def _once(self, model: Model, protocol: Protocol, fold: Fold) -> None:
+        """Evaluate, unless the result is there."""
+        path = self._path(model, protocol, fold)
+        if read(path):
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        began = time.perf_counter()
+        measures, how, fold = self._protocol.evaluate(model, protocol, fold, path.with_suffix(""))
+        trained = model.trained
+        clip = recipe(self.settings, trained).clip if protocol == "finetune" else trained.settings.clip
+        result = Result(
+            protocol=protocol,
+            model=model.name,
+            weights=model.digest,
+            checkpoint=model.path,
+            preset=RANDOM if model.random else trained.name,
+            step=trained.step,
+            seed=trained.settings.seed,
+            dataset=self.dataset,
+            data=self.data,
+            labels=fold.digest,
+            fold=fold.number,
+            query_split=self.query_split,
+            gallery=len(fold.gallery),
+            queries=len(fold.queries),
+            held=int((self.index.start_counts(clip.frames, clip.stride)[fold.videos] == 0).sum()),
+            classes=len(np.unique(fold.gallery_label)),
+            measures=measures,
+            how=how | {"precision": self._precision},
+            evaluation=self.settings,
+            pretraining=trained.settings,
+            trained_on=self._trained_on(model),
+            provenance=self.provenance,
+        )
+        write_text(path, to_json(result) + "\n")
+        (path.with_suffix("") / STATE).unlink(missing_ok=True)
+        column, first = next(iter(measures.items()))
+        seconds = time.perf_counter() - began
+        print(f"[{seconds:4.0f} s] {of(model, fold)}, {protocol}: {column} {first.value:.1f} %", flush=True)
+
+    def _finetune_all(self) -> None:
+        """Each in a process of its own, which is this command for one fold; in this one where there is one at a time.
+
+        So the threads, and with them the last digits, do not depend on how many were left to do.
+        """
+        jobs = [
+            (model, fold)
+            for model in self.models
+            for fold in self.folds
+            if not read(self._path(model, "finetune", fold))
+        ]
+        if self.settings.side_by_side == 1:
+            for model, fold in jobs:
+                self._once(model, "finetune", fold)
+            return
+        paths = [self._path(model, "finetune", fold) for model, fold in jobs]
+
+        def run(number: int, gpu: str) -> None:
+            (model, fold), path = jobs[number], paths[number]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            run_alone(self._command(model, fold), path.with_suffix(".log"), gpu, f"finetuning {of(model, fold)}")
+
+        print(f"{len(jobs)} finetuning runs, {self.settings.side_by_side} at a time; logs beside their results")
+        epochs = recipe(self.settings, jobs[0][0].trained).epochs * len(jobs)
+        with tqdm(total=epochs, initial=_epochs(paths), unit="epoch", desc="finetune", mininterval=1.0) as bar:
+            for number in side_by_side(
+                range(len(jobs)), run, self.settings.side_by_side, lambda: bar.update(_epochs(paths) - bar.n)
+            ):
+                (result,) = read(paths[number])
+                column, first = next(iter(result.measures.items()))
+                bar.write(f"{of(*jobs[number])}, finetune: {column} {first.value:.1f} %")
+
+    def _command(self, model: Model, fold: Fold) -> list[str]:
+        s = self.settings
+        paths = {"shards": self.index.folder, "out": self.out}
+        values = {
+            "dataset": self.dataset, "label": s.label, "gallery-split": s.gallery_split,
+            "query-split": self.query_split, "clips": s.clips, "gallery-per-class": s.gallery_per_class,
+            "random": "only" if model.random else "no", "recipe": s.recipe, "size": s.size, "epochs": s.epochs,
+            "rate": s.rate, "clips-per-epoch": s.clips_per_epoch, "train-samples": s.train_samples, "seed": s.seed,
+            "side-by-side": 1, "threads": s.threads or (0 if self.device.type == "cuda" else 1),
+        }  # fmt: skip
+        command = ["eval", "downstream", "--ckpt", str(model.path), "--protocols", "finetune"]
+        command += ["--folds", str(fold.number)] if fold.number else []
+        command += ["--no-tables"]
+        for name, value in {**paths, **values}.items():
+            command += [f"--{name}", str(value)] if value != "" else []
+        return command
+
+    def _path(self, model: Model, protocol: Protocol, fold: Fold) -> Path:
+        """The file of a result. Its name holds everything that could change it but the weights, as its folder does."""
+        details = matters(self.settings, protocol) | {"precision": self._precision}
+        if protocol == "cross-modal" and self.words is not None:
+            details |= {"words": self.words.checksum(), "captions": self.index.shard_seal.tolist()}
+        what = short([FORMAT, self.data, fold.digest, self.query_split, details])
+        return self.out / model.folder / f"{protocol}{f'-fold{fold.number}' if fold.number else ''}-{what}.json"
+
+    def _found(self) -> Iterator[Result]:
+        """Results of all models, of the protocols and folds of this call, that were got in the same way."""
+        any_model = self.models[0]
+        for protocol in self.protocols:
+            for fold in [self._pairs] if protocol == "cross-modal" else self.folds:
+                name = self._path(any_model, protocol, fold).name
+                for path in sorted(self.out.glob(f"*/{name}")):
+                    yield from read(path)
+
+    def _trained_on(self, model: Model) -> Literal["others", "these", "unknown"]:
+        """Whether a model has learned, without labels, from the videos that are evaluated."""
+        if model.random:
+            return "others"
+        if model.trained.data != self.data:
+            return "unknown"
+        return "these" if model.trained.settings.split == self.query_split else "others"
+
+    @property
+    def _precision(self) -> str:
+        return "bfloat16" if self.device.type == "cuda" else "float32"
+
+    @cached_property
+    def words(self) -> WordVectors | None:
+        """For recall with words."""
+        return WordVectors.of(self.index, self.settings.word2vec) if self.settings.word2vec else None
+
+
+def read(path: Path) -> list[Result]:
+    """The result in a file; none, which is said, where it is damaged or of another version, and where there is none."""
+    if not path.is_file():
+        return []
+    try:
+        return from_json(path.read_text(errors="replace"), str(path))
+    except UserError as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return []
+
+
+def _epochs(results: Sequence[Path]) -> int:
+    """How many epochs of finetuning are done, of runs whose results go into these files."""
+    logs = (path.with_suffix("") / METRICS for path in results)
+    return sum(len(log.read_text().splitlines()) for log in logs if log.is_file())

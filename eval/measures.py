@@ -1,0 +1,76 @@
+"""Measured shares with what they are worth: 95 % intervals, and when a difference means nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+_Z = 1.959963984540054
+"""Within so many standard deviations lie 95 % of a normal distribution."""
+
+
+class Measure(NamedTuple):
+    """A share of correct answers, in percent."""
+
+    value: float
+    chance: float
+    """What guessing gives."""
+    answers: int
+    """Answers that it is a share of."""
+    spread: float = 0.0
+    """Standard deviation over repetitions, where it is a mean of such."""
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval (Wilson), percent: of the answers' sampling, not of training or of the draw of shots."""
+        low, high = _wilson(self.value / 100, self.answers)
+        return 100 * low, 100 * high
+
+
+def share(correct: np.ndarray, chance: float) -> Measure:
+    """Of a bool array, one entry per answer; `chance` in percent."""
+    return Measure(float(100 * np.mean(correct)), chance, len(correct))
+
+
+def difference(one: Sequence[Measure], other: Sequence[Measure]) -> tuple[float, float, float]:
+    """Mean of `one` minus mean of `other`, points, and its 95 % interval: the wider of two.
+
+    The first is of the choice of questions (Newcombe 1998, from Wilson's), where measures of one sequence count as one
+    with the mean number of answers, and the two as independent. The second, where a sequence has several measures, of
+    folds or seeds, is of how these differ among themselves (Welch).
+    """
+    (a, n), (b, m) = _pooled(one), _pooled(other)
+    (a_low, a_high), (b_low, b_high) = _wilson(a, n), _wilson(b, m)
+    below, above = np.hypot(a - a_low, b_high - b), np.hypot(a_high - a, b - b_low)
+    spread = _welch(one, other) / 100
+    low, high = a - b - max(below, spread), a - b + max(above, spread)
+    return 100 * (a - b), 100 * max(-1.0, low), 100 * min(1.0, high)
+
+
+def _welch(one: Sequence[Measure], other: Sequence[Measure]) -> float:
+    """Half the 95 % interval of the difference of two means, points; 0 where both are of one measure."""
+    several = [np.array([m.value for m in measures]) for measures in (one, other) if len(measures) > 1]
+    variances = np.array([values.var(ddof=1) / len(values) for values in several])
+    if not variances.any():
+        return 0.0
+    freedom = variances.sum() ** 2 / sum(
+        v**2 / (len(x) - 1) for v, x in zip(variances, several, strict=True)
+    )  # Welch and Satterthwaite's
+    return float(stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()))
+
+
+def _pooled(measures: Sequence[Measure]) -> tuple[float, int]:
+    return float(np.mean([m.value for m in measures])) / 100, round(np.mean([m.answers for m in measures]))
+
+
+def _wilson(share: float, answers: int) -> tuple[float, float]:
+    """95 % interval of a share of so many answers (Wilson 1927); a mean over repetitions need not be whole answers."""
+    if not answers:
+        return 0.0, 1.0
+    z2 = _Z**2 / answers
+    middle = (share + z2 / 2) / (1 + z2)
+    half = np.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
+    return float(max(0.0, middle - half)), float(min(1.0, middle + half))

@@ -1,0 +1,91 @@
+"""Runs in processes of their own, several at a time: one per GPU, or one single-threaded one per core."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from pipeline.errors import UserError
+from pipeline.supervise import DIES_WITH
+
+T = TypeVar("T")
+
+
+def places() -> int:
+    """How many runs have a GPU, or a core, each."""
+    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+
+
+def require_places(side_by_side: int) -> None:
+    """Raise UserError where fewer than --side-by-side GPUs are there, or it is below 1."""
+    if side_by_side < 1:
+        raise UserError(f"--side-by-side is {side_by_side}; it must be 1 or more")
+    if torch.cuda.is_available() and side_by_side > torch.cuda.device_count():
+        raise UserError(f"--side-by-side is {side_by_side} but there are {torch.cuda.device_count()} GPUs")
+
+
+def side_by_side(
+    jobs: Sequence[T], run: Callable[[T, str], None], at_once: int, watch: Callable[[], None] = lambda: None
+) -> Iterator[T]:
+    """`run(job, gpu)` for every job; yields each as it is done. `watch` is called every second meanwhile.
+
+    What a job raises is printed at once and raised when those that run have ended; none of the others begins.
+    """
+    gpus: queue.Queue[str] = queue.Queue()
+    for gpu in visible_gpus() or [""] * at_once:
+        gpus.put(gpu)
+
+    def place(job: T) -> T:
+        gpu = gpus.get()
+        try:
+            run(job, gpu)
+        except UserError as error:
+            print(f"\n{error}; waiting for the other runs", file=sys.stderr, flush=True)
+            raise
+        finally:
+            gpus.put(gpu)
+        return job
+
+    with ThreadPoolExecutor(at_once) as pool:
+        waiting = [pool.submit(place, job) for job in jobs]
+        try:
+            while waiting:
+                for future in [future for future in waiting if future.done()]:
+                    waiting.remove(future)
+                    yield future.result()
+                watch()
+                wait(waiting, 1.0, FIRST_COMPLETED)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    if not torch.cuda.is_available():
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(gpu) for gpu in range(torch.cuda.device_count())]
+
+
+def run_alone(command: Sequence[str], log: Path, gpu: str, what: str) -> None:
+    """`python -m command` with one GPU, or one thread. Raises UserError, naming `what` and its log, where it fails."""
+    environment = os.environ | {DIES_WITH: str(os.getpid())}
+    if gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
+    else:
+        environment["OMP_NUM_THREADS"] = "1"
+    with log.open("a") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", *command], stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
+        )
+    if done.returncode:
+        lines = log.read_text(errors="replace").strip().splitlines()
+        raise UserError(f"{what} failed ({lines[-1] if lines else f'status {done.returncode}'}); see {log}")

@@ -1,0 +1,114 @@
+"""Settings of the evaluation protocols."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+from eval.processes import places, require_places
+from pipeline.errors import UserError
+
+Protocol = Literal["cross-modal", "retrieval", "few-shot", "linear", "finetune"]
+PROTOCOLS: tuple[Protocol, ...] = ("cross-modal", "retrieval", "few-shot", "linear", "finetune")
+"""In the order of the table's columns."""
+LABELLED: tuple[Protocol, ...] = ("retrieval", "few-shot", "linear", "finetune")
+"""Those that need labels."""
+KS = (1, 5, 20)
+"""Of retrieval, as in the paper."""
+SHOTS = (1, 5, 20)
+"""Videos per class of few-shot classification."""
+_EFFECT: dict[tuple[str, ...], tuple[Protocol, ...]] = {
+    ("recipe", "epochs", "rate", "clips_per_epoch"): ("finetune",),
+    ("linear_c",): ("linear",),
+    ("train_samples",): ("linear", "finetune"),
+    ("word2vec",): ("cross-modal",),
+    ("label", "folds", "gallery_per_class"): LABELLED,
+}
+"""Settings that only some protocols have."""
+
+
+@dataclass(frozen=True)
+class Downstream:
+    """Evaluate models by the paper's protocols, in one table with random weights and chance; again: resumes."""
+
+    ckpt: tuple[Path, ...]
+    """Checkpoints, ours or from elsewhere; each is a row of the table."""
+    dataset: str = ""
+    """Preprocessed data set; default the one that the first checkpoint was pretrained on."""
+    shards: Path | None = None
+    """Folder of its shards; default data/shards/<dataset>."""
+    protocols: tuple[Protocol, ...] = ()
+    """Which; default all that need no training and that models and data are fit for."""
+    folds: tuple[int, ...] = ()
+    """Official folds whose splits count, from 1; default all there are, and the splits as they are where there are
+    none."""
+    word2vec: Path | None = None
+    """For recall with words: the file of word vectors with which the shards were made."""
+    label: str = ""
+    """Column of the labels that count; default the classes of the data set."""
+    gallery_split: str = "train"
+    """Videos that are searched, from which shots are drawn, and with which classifiers are trained."""
+    query_split: str = ""
+    """Videos that are evaluated; default test, or val where there are none of test."""
+    clips: int = 10
+    """Uniform clips per video, over which features, embeddings and scores are averaged."""
+    gallery_per_class: int = 0
+    """Use only so many gallery videos of each class, drawn at random, to save time; 0 for all."""
+    random: Literal["also", "only", "no"] = "also"
+    """Random weights of the same network as a row, which finetuning trains from scratch: beside the checkpoints, in
+    their place, or not at all."""
+    recipe: Literal["paper", "published"] = "paper"
+    """How to finetune: as the paper has it, or as the published release's script does it."""
+    size: Literal["paper", "tiny"] = "paper"
+    """Clips and epochs of finetuning: the recipe's, or those that the checkpoint was pretrained with and fewer."""
+    epochs: int = 0
+    """Epochs of finetuning, over which the recipe's schedule is spread; 0 takes the recipe's."""
+    rate: float = 0.0
+    """Highest learning rate of finetuning; 0 takes the recipe's."""
+    clips_per_epoch: int = 0
+    """Random clips of every training video in an epoch of finetuning; 0 takes the recipe's."""
+    train_samples: int = 0
+    """Finetune and probe on so many training videos, drawn at random (SEVERE takes 1,000); 0 for all."""
+    linear_c: float = 1.0
+    """Inverse strength of the linear probe's L2 regularisation, on features of unit variance."""
+    seed: int = 0
+    """Decides the shots, the drawn training videos, the classifier's first weights and the order of clips."""
+    side_by_side: int = field(default_factory=places)
+    """Finetuning runs at a time, each of one fold: one per GPU, or one single-threaded run per core."""
+    threads: int = 0
+    """CPU threads of one process; 0 leaves it to torch."""
+    out: Path | None = None
+    """Folder of results and tables; default runs/eval-<dataset>."""
+    tables: bool = True
+    """Write the tables; not where another call, of which this is a part, will do so."""
+
+    def __post_init__(self) -> None:
+        if self.clips < 1:
+            raise UserError(f"--clips is {self.clips}; it must be 1 or more")
+        for name in ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads"):
+            if getattr(self, name) < 0:
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be 0 or more")
+        if self.rate < 0 or not self.linear_c > 0:
+            raise UserError("--rate must be 0 or more and --linear-c above 0")
+        if min(self.folds, default=1) < 1:
+            raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
+        require_places(self.side_by_side)
+        if self.protocols:
+            self._require_effect()
+
+    def _require_effect(self) -> None:
+        """Raise UserError where a setting is of no protocol that was asked for."""
+        plain = {field.name: field.default for field in fields(self)}
+        for names, protocols in _EFFECT.items():
+            given = [name for name in names if getattr(self, name) != plain[name]]
+            if given and not set(protocols) & set(self.protocols):
+                raise UserError(
+                    f"--{given[0].replace('_', '-')} has no effect on {', '.join(self.protocols)}; it is of "
+                    f"{' and '.join(protocols)}"
+                )
+
+    @property
+    def asks_labels(self) -> bool:
+        """Whether a setting says that protocols with labels are meant."""
+        return bool(self.label or self.folds or self.gallery_per_class or self.gallery_split != "train")

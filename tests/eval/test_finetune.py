@@ -1,0 +1,201 @@
+"""Finetuning: the recipes' numbers, what is trained and tested on, going on where it stopped."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
+from pipeline.clips import uniform_clips
+from pipeline.errors import UserError
+from pipeline.loader import Loader
+from pipeline.shards.index import Index
+from pipeline.sources.base import Loading
+from pipeline.transformations.augmentation import EVALUATION
+from tests.pipeline.test_loader import CPU
+from train.checkpoint import Trained
+from train.models.gdt import GDT
+from train.settings import SIZES, Pretrain
+
+TINY = SIZES["tiny"][1]
+
+
+@pytest.fixture
+def trained() -> Trained:
+    torch.manual_seed(0)
+    return Trained(GDT(TINY.network, ["video"]).eval(), TINY, 600, None)
+
+
+@pytest.fixture
+def task(index: Index) -> Task:
+    train, test = (np.flatnonzero(index.split == split) for split in ("train", "test"))
+    classes = sorted(set(index.label))
+    train_target, test_target = (np.array([classes.index(x) for x in index.label[v]]) for v in (train, test))
+    return Task(index, train, train_target, test, test_target, tuple(classes))
+
+
+def quick(trained: Trained, recipe: Recipe = PAPER, **changes: Any) -> Recipe:
+    return replace(tiny(recipe, trained).spread_over(3), **({"clips": 2, "test_clips": 2, "batch": 16} | changes))
+
+
+def test_the_papers_recipe_has_the_papers_numbers() -> None:
+    assert (PAPER.epochs, PAPER.batch, PAPER.weight_decay, PAPER.momentum) == (12, 32, 5e-3, 0.9)
+    assert (PAPER.clips, PAPER.clip.frames, PAPER.clip.stride, PAPER.clip.size) == (10, 32, 1, 112)
+    assert (PAPER.test_clips, PAPER.test_crops, PAPER.averaged, PAPER.to_the_end) == (10, 1, "softmax", True)
+    assert PAPER.trunk_share == 1 and PAPER.resized is None
+    rates = [PAPER.rate_at(epoch) for epoch in (0, 1, 2, 5.99, 6, 9.99, 10, 11.99)]
+    assert rates == pytest.approx([0.0025, 0.01125, 0.02, 0.02, 1e-3, 1e-3, 5e-5, 5e-5])
+
+
+def test_the_published_recipe_has_the_scripts_numbers() -> None:
+    same = ("epochs", "batch", "weight_decay", "momentum", "clips", "test_clips")
+    assert all(getattr(PUBLISHED, name) == getattr(PAPER, name) for name in same)
+    assert (PUBLISHED.clip.frames, PUBLISHED.clip.size, PUBLISHED.trunk_share) == (32, 128, 0.1)
+    assert PUBLISHED.resized.area == (0.14, 1.0) and PUBLISHED.resized.ratio == (3 / 4, 4 / 3)
+    a = PUBLISHED.augmentation
+    assert (a.brightness, a.contrast, a.saturation, a.hue, a.flip) == (0.4, 0.4, 0.4, 0.0, 0.5)
+    assert (PUBLISHED.jittered, PUBLISHED.test_crops, PUBLISHED.averaged) == (0.8, 3, "logits")
+    rates = [PUBLISHED.rate_at(epoch) for epoch in (0, 2, 6.99, 7, 10.99, 11)]
+    assert rates == pytest.approx([0.0025, 0.02, 0.02, 1e-3, 1e-3, 5e-5])
+
+
+def test_a_schedule_is_spread_over_other_epochs() -> None:
+    half = PAPER.spread_over(6)
+    assert half.epochs == 6
+    for epoch in (0, 0.5, 1, 2.9, 3, 4.9, 5, 5.9):
+        assert half.rate_at(epoch) == pytest.approx(PAPER.rate_at(2 * epoch))
+
+
+@pytest.mark.parametrize(("recipe", "share"), [(PAPER, 1.0), (PUBLISHED, 0.1)])
+def test_rates_of_trunk_and_classifier_are_the_recipes(
+    trained: Trained, task: Task, tmp_path: Path, recipe: Recipe, share: float
+) -> None:
+    run = Finetuning(trained, task, quick(trained, recipe), 0, 1, CPU, tmp_path)
+    seen = []
+    run.optimizer.register_step_pre_hook(
+        lambda optimizer, *_: seen.append([group["lr"] for group in optimizer.param_groups])
+    )
+    run.run("x")
+    assert len(seen) == 3 * run.batches == 9
+    expected = [run.recipe.rate_at(step / 3) for step in range(9)]
+    assert [head for head, _ in seen] == pytest.approx(expected)
+    assert [trunk for _, trunk in seen] == pytest.approx([share * rate for rate in expected])
+    of_head, of_trunk = ({id(p) for p in group["params"]} for group in run.optimizer.param_groups)
+    assert of_head == {id(p) for p in run.model.classifier.parameters()}
+    assert of_head | of_trunk == {id(p) for p in run.model.parameters()} and not of_head & of_trunk
+    assert all(group["weight_decay"] == 5e-3 and group["momentum"] == 0.9 for group in run.optimizer.param_groups)
+
+
+@pytest.mark.parametrize("recipe", [PAPER, PUBLISHED])
+def test_clips_are_those_of_the_recipe(trained: Trained, task: Task, tmp_path: Path, recipe: Recipe) -> None:
+    """At full size, where plans cost nothing."""
+    run = Finetuning(trained, task, recipe, 0, 1, CPU, tmp_path)
+    assert run.batches == len(task.train) * 10 // 32
+    plan = next(run.plans(0))
+    assert plan.leaves.frames.shape == (32, 32) and (np.diff(plan.leaves.frames, axis=1) == 1).all()
+    assert ("height" in plan.leaves.draws) == (recipe is PUBLISHED)
+    test = next(run.test_plans())
+    assert (test.leaves.video[: 10 * recipe.test_crops] == task.test[0]).all()
+    assert (test.leaves.video[10 * recipe.test_crops] == task.test[1]) or len(test) == 10 * recipe.test_crops
+    assert all((test.leaves.draws[name] == 1).all() for name in ("brightness", "contrast", "saturation"))
+    assert set(test.leaves.draws["left"].tolist()) == ({0.5} if recipe is PAPER else {0.0, 0.5, 1.0})
+    assert set(test.leaves.draws["scale"].tolist()) == {128.0}
+
+
+@pytest.mark.parametrize("averaged", ["softmax", "logits"])
+def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path, averaged: Any) -> None:
+    recipe = quick(trained, test_crops=2, test_clips=3, averaged=averaged)
+    run = Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path)
+    torch.manual_seed(1)
+    torch.nn.init.normal_(run.model.classifier.weight, std=3.0)
+    found = run.test("x")
+    augmentation = replace(EVALUATION, scale=(36, 36))
+    run.model.eval()
+    right = right_clips = 0
+    for video, target in zip(task.test, task.test_target, strict=True):
+        plan = uniform_clips(task.index, np.array([video]), 3, TINY.clip, augmentation, 2)
+        with Loader(task.index, [plan], TINY.clip, CPU, Loading(threads=1)) as loader, torch.inference_mode():
+            (batch,) = loader
+            scores = run.model(batch.inputs["video"].floats()).double().numpy()
+        right_clips += (scores.argmax(1) == target).sum()
+        share = np.exp(scores) / np.exp(scores).sum(1, keepdims=True) if averaged == "softmax" else scores
+        right += share.mean(0).argmax() == target
+    assert found["finetune top-1"].value == pytest.approx(100 * right / 12) and found["finetune top-1"].answers == 12
+    assert found["clip top-1"].value == pytest.approx(100 * right_clips / 72)
+    assert (
+        found["finetune top-1"].chance == pytest.approx(100 / 3) and "finetune top-5" not in found
+    )  # of three classes
+
+
+def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
+    trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = quick(trained)
+    whole = Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "whole").run("x")
+    before = {name: value.clone() for name, value in trained.model.state_dict().items()}
+    real = Finetuning._finished
+
+    def stopped(self: Finetuning, epoch: int, loss: float, right: int) -> None:
+        real(self, epoch, loss, right)
+        if epoch == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Finetuning, "_finished", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "cut").run("x")
+    assert (tmp_path / "cut" / STATE).is_file()
+    monkeypatch.setattr(Finetuning, "_finished", real)
+    again = Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "cut")
+    steps = []
+    again.optimizer.register_step_pre_hook(lambda *_: steps.append(1))
+    assert again.run("x") == whole and len(steps) == again.batches  # one epoch of three
+    one, other = (torch.load(tmp_path / name / WEIGHTS, weights_only=True) for name in ("whole", "cut"))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+    assert (tmp_path / "whole" / METRICS).read_text() == (tmp_path / "cut" / METRICS).read_text()
+    assert [json.loads(line)["epoch"] for line in (tmp_path / "cut" / METRICS).read_text().splitlines()] == [0, 1, 2]
+    assert one["learned"] == ["", 2] and one["classes"] == list(task.classes)
+    # what others begin with is left alone
+    assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
+
+
+@pytest.mark.parametrize("how", ["cut", "bit", "other recipe"])
+def test_what_cannot_be_gone_on_from_is_begun_anew(
+    trained: Trained, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    recipe = quick(trained)
+    whole = Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "whole").run("x")
+    other = Finetuning(trained, task, replace(recipe, rate=0.01) if how == "other recipe" else recipe, 0, 0, CPU,
+                       tmp_path / "run")  # fmt: skip
+    (tmp_path / "run").mkdir()
+    other._finished(0, 1.0, 0)
+    path = tmp_path / "run" / STATE
+    data = bytearray(path.read_bytes())
+    if how == "bit":
+        data[len(data) // 2] ^= 4
+    path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
+    assert Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "run").run("x") == whole
+    assert "is damaged or of another recipe; that run begins anew" in capsys.readouterr().out
+
+
+def test_too_few_clips_for_a_batch_is_one_sentence(trained: Trained, task: Task, tmp_path: Path) -> None:
+    few = replace(task, train=task.train[:5], train_target=task.train_target[:5])
+    with pytest.raises(UserError, match=r"5 training videos make no batch of 32 clips; set --clips-per-epoch to 7"):
+        Finetuning(trained, few, quick(trained, batch=32), 0, 0, CPU, tmp_path)
+
+
+def test_one_class_is_one_sentence(trained: Trained, task: Task, tmp_path: Path) -> None:
+    alike = replace(task, classes=("spin",), train_target=np.zeros_like(task.train_target))
+    with pytest.raises(UserError, match="two classes or more to tell apart; there is only 'spin'"):
+        Finetuning(trained, alike, quick(trained), 0, 0, CPU, tmp_path)
+
+
+def test_a_model_without_pictures_cannot_be_finetuned(task: Task, tmp_path: Path) -> None:
+    sound = Trained(GDT(TINY.network, ["audio"]), Pretrain(), 0, None)
+    with pytest.raises(UserError, match="trained without pictures"):
+        Finetuning(sound, task, PAPER, 0, 0, CPU, tmp_path)

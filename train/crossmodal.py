@@ -1,0 +1,145 @@
+"""Recall across modalities among held-out videos: whether what is heard or said finds what is seen; needs no labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from pipeline.clips import uniform_clips
+from pipeline.errors import UserError
+from pipeline.leaves import MODALITIES, Clip
+from pipeline.loader import Loader
+from pipeline.shards.index import Index
+from pipeline.sources.base import Loading
+from pipeline.transformations.augmentation import EVALUATION
+from pipeline.tree import BatchPlan
+from pipeline.word2vec import WordVectors
+from train.models.gdt import GDT
+from train.settings import Pretrain
+
+KS = (1, 5, 10)
+_PROBED = 2
+"""Clips per video of a probe, which is to be quick."""
+
+
+class Embedded(NamedTuple):
+    """What a model makes of n videos."""
+
+    videos: np.ndarray
+    """Rows of the index, int64 [n]."""
+    embeddings: dict[str, torch.Tensor]
+    """By modality, the mean over the clips, of length 1: float32 [n, d]."""
+
+
+def with_all(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
+    """Those of some rows of the index that have every modality for the length of a clip."""
+    starts = index.start_counts(clip.frames, clip.stride, clip.mel_frames if "audio" in modalities else 0)
+    usable = starts > 0
+    if "text" in modalities:
+        usable &= index.text_count > 0
+    found: np.ndarray = videos[usable[videos]]
+    return found
+
+
+def embed(
+    model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
+    modalities: Sequence[str], words: WordVectors | None = None, loading: Loading | None = None,
+) -> Embedded:  # fmt: skip
+    """Embeddings of `clips` uniform centre-cropped clips of every video, averaged; of what `with_all` has found.
+
+    The model is left in evaluation mode. Videos of which no clip has words are left out where text is a modality.
+    """
+    order = [name for name in MODALITIES if name in modalities]
+    augmentation = replace(EVALUATION, scale=(scale, scale))
+    per_batch = max(1, 64 // clips)
+
+    def plans() -> Iterator[BatchPlan]:
+        for first in range(0, len(videos), per_batch):
+            part = videos[first : first + per_batch]
+            yield uniform_clips(index, part, clips, clip, augmentation, modalities=order)
+
+    model.eval()
+    means: dict[str, list[torch.Tensor]] = {name: [] for name in order}
+    loading = loading or Loading()
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    with Loader(index, plans(), clip, device, loading, words) as loader, torch.inference_mode(), autocast:
+        for batch in loader:
+            usable = batch.table.get("usable", torch.ones(len(batch.plan), device=device)).float()
+            done = 0
+            for name, inputs in batch.inputs.items():
+                clips_of = model.embed(name, inputs).float()
+                counts = usable[done : done + len(clips_of)]
+                done += len(clips_of)
+                means[name].append((clips_of * counts[:, None]).unflatten(0, (-1, clips)).sum(1).cpu())
+    sums = {name: torch.cat(parts) for name, parts in means.items()}
+    if not all(bool(value.isfinite().all()) for value in sums.values()):
+        raise UserError("embeddings are not finite: the weights are damaged, or their training has diverged")
+    said = torch.stack([value.norm(dim=1) > 0 for value in sums.values()]).all(0)
+    return Embedded(
+        videos[said.numpy()], {name: functional.normalize(value[said], dim=1) for name, value in sums.items()}
+    )
+
+
+def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> torch.Tensor:
+    """How many rows of the gallery [n, d] are at least as near to each query [n, d] as its own: int64 [n].
+
+    By inner product; 0 where its own row is the nearest alone.
+    """
+    found = []
+    for first in range(0, len(query), at_once):
+        similarity = query[first : first + at_once] @ gallery.T
+        own = similarity.diagonal(first)[:, None]
+        found.append((similarity >= own).sum(1) - 1)
+    return torch.cat(found)
+
+
+class Probe:
+    """Recall across modalities among the same held-out videos, time and again while a model is trained."""
+
+    def __init__(self, settings: Pretrain, index: Index, device: torch.device, words: WordVectors | None) -> None:
+        """Raises UserError where the model has one modality, or too few videos are held out."""
+        self._settings, self._index, self._device, self._words = settings, index, device, words
+        self._modalities = settings.composition.modalities
+        if len(self._modalities) < 2:
+            raise UserError(
+                f"--probe-every compares modalities, and '{settings.composition}' has one, {self._modalities[0]}; "
+                "leave it out"
+            )
+        split = settings.probe_split or ("val" if (index.split == "val").any() else "test")
+        held_out = with_all(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
+        if len(held_out) < 2:
+            raise UserError(
+                f"--probe-every needs held-out videos, and {len(held_out)} of the split '{split}' of {index.folder} "
+                f"have {' and '.join(self._modalities)} for the length of a clip; name another with --probe-split, or "
+                "set some apart: the same 'make preprocess' command with ARGS=\"--val 0.05\" decodes nothing again"
+            )
+        some = np.random.Generator(np.random.Philox(0)).permutation(held_out)[: settings.probe_videos]
+        self._videos = np.sort(some)  # the first by their ids might be of few classes
+
+    def __call__(self, model: GDT) -> dict[str, float]:
+        """R@k in percent, by the modality asked with, the one searched, and k; and how many videos were searched."""
+        settings = self._settings
+        embedded = embed(
+            model, self._index, self._videos, settings.clip, settings.augmentation.scale[0], _PROBED, self._device,
+            self._modalities, self._words, settings.loading,
+        )  # fmt: skip
+        found = {
+            f"{one} to {other} R@{k}": 100 * float(right.mean())
+            for (one, other, k), right in hits(embedded.embeddings).items()
+        }
+        return found | {"videos": float(len(embedded.videos))}
+
+
+def hits(embeddings: dict[str, torch.Tensor], ks: Sequence[int] = KS) -> dict[tuple[str, str, int], np.ndarray]:
+    """By modality asked with, modality searched, and k: whether a video's own is among the k nearest, bool [n]."""
+    found: dict[tuple[str, str, int], np.ndarray] = {}
+    for one, other in permutations(embeddings, 2):
+        rank = ranks(embeddings[one], embeddings[other]).numpy()
+        found |= {(one, other, k): rank < k for k in ks}
+    return found
