@@ -25,6 +25,7 @@ from pipeline.shards.reader import DamagedVideo
 from pipeline.tree import Tree
 from train import checkpoint
 from train.checkpoint import Data, load_model
+from train.crossmodal import Probe
 from train.loss import gdt_loss
 from train.models.gdt import GDT, load_weights
 from train.provenance import Provenance, Start, record
@@ -82,6 +83,7 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         f"the folder {settings.run_folder} must be on a disk that all ranks share",
     )
     trainer.settle()
+    probe = Probe(settings, index, device, words) if settings.probe_every and rank == 0 else None
     if rank == 0:
         record(settings.run_folder, Start(first, data, provenance))
     plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
@@ -91,6 +93,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         Skipped(log) as skipped,
         StopSignal() as stop,
     ):
+        if probe and first == 0:
+            log.probed(0, probe(trainer.model))  # what the run begins with
         for step, batch in enumerate(saved_before_damage(loader, trainer, first, rank), first):
             log.loaded()
             skipped.update(batch.damaged)
@@ -101,6 +105,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
                 raise UserError(f"every pair of step {step} is damaged, so nothing can be learned; see 'make verify'")
             if not np.isfinite(value):
                 raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
+            if probe and ((step + 1) % settings.probe_every == 0 or step + 1 == trainer.steps):
+                log.probed(step + 1, probe(trainer.model))
             signalled = stop.agreed(device)
             if rank == 0 and (signalled or trainer.checkpoint_due(step + 1)):
                 trainer.save(step + 1)

@@ -75,6 +75,11 @@ class Log:
         # steps after the checkpoint are done again, and a line that was cut off by a crash is one of them
         write_text(path, "".join(line + "\n" for line in lines if _step_of(line) < first))
         self._file = path.open("a", buffering=1)
+        self._probes = folder / "probe.jsonl"
+        if self._probes.is_file():
+            lines = self._probes.read_text(errors="replace").splitlines()
+            write_text(self._probes, "".join(line + "\n" for line in lines if _step_of(line) <= first))
+        self._probed = ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
             total=steps, initial=first, unit="step", desc=f"pretrain {settings.name}",
@@ -104,6 +109,18 @@ class Log:
         """The batch has arrived; what comes now is computing."""
         self._ready = time.perf_counter()
 
+    def probed(self, done: int, figures: dict[str, float]) -> None:
+        """What a probe after `done` steps has found, in percent."""
+        if not self._active:
+            return
+        with self._probes.open("a") as file:
+            file.write(json.dumps({"step": done} | figures) + "\n")
+        for name, value in figures.items():
+            # at the step before, as one at the first step of a run that goes on would be purged with those after it
+            self._board.add_scalar(f"probe/{name}", value, max(done - 1, 0))
+        name, value = next(iter(figures.items()))
+        self._probed = f", {name} {value:.1f} %"
+
     def stepped(self, step: int, value: float, clips: int) -> None:
         """The step is done, over `clips` video clips on all ranks."""
         if not self._active:
@@ -118,7 +135,7 @@ class Log:
         for name in ("loss", "rate", "clips_per_second", "waiting"):
             self._board.add_scalar(name, row[name], step)
         self._bar.set_postfix_str(
-            f"loss {value:.3f}, {clips / total:.0f} clips/s, {waiting / total:.0%} waiting", False
+            f"loss {value:.3f}, {clips / total:.0f} clips/s, {waiting / total:.0%} waiting{self._probed}", False
         )
         self._bar.update()
 

@@ -108,6 +108,13 @@ class Pretrain:
     """Minutes between checkpoints; one is also written at the end and when the run is told to stop."""
     checkpoint_steps: int = 0
     """Steps between checkpoints, in addition; 0 for none."""
+    probe_every: int = 0
+    """Steps between probes: recall across modalities among held-out videos, since a falling loss proves nothing; 0 for
+    none. They change nothing about the run."""
+    probe_videos: int = 256
+    """Most held-out videos of a probe, drawn once of those of the split that have every modality."""
+    probe_split: str = ""
+    """Which videos those are; default val, or test where there are none of val."""
 
     def __post_init__(self) -> None:
         if self.factors and self.preset != "l":
@@ -124,6 +131,8 @@ class Pretrain:
                 f"--epochs is {self.epochs} and --steps is {self.steps}; "
                 "set one of them to 1 or more and the other to 0"
             )
+        if self.probe_every < 0 or self.probe_videos < 2:
+            raise UserError("--probe-every must be 0 or more, and --probe-videos 2 or more")
         if self.seed < 0:
             raise UserError(f"--seed is {self.seed}; it must be 0 or more")
         if not 0 < self.temperature < float("inf"):
@@ -218,6 +227,9 @@ _NO_EFFECT_ON_NUMBERS = (
     "loading",
     "checkpoint_minutes",
     "checkpoint_steps",
+    "probe_every",
+    "probe_videos",
+    "probe_split",
 )
 
 
@@ -225,6 +237,7 @@ BEFORE: dict[str, Any] = {
     "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None, "init": None,
     "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
     "network.text_width": 2048, "loading.damaged": "stop",
+    "probe_every": 0, "probe_videos": 256, "probe_split": "",
 }  # fmt: skip
 """What runs did before there was a setting, for settings that the first checkpoints do not hold.
 

@@ -40,6 +40,7 @@ OTHER = Pretrain(
     optimization=Optimization("adamw", 1e-7, 3, 0.8, 0.0, 0.5, 0.75),
     loading=Loading(3, 2, 7, 5, "skip"),
     device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11,
+    probe_every=3, probe_videos=40, probe_split="test",
 )  # fmt: skip
 """No value is a default. The file of factors and, on most machines, the GPU are not there."""
 

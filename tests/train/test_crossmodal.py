@@ -1,0 +1,123 @@
+"""Recall across modalities against counting, and the probe of a run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.clips import uniform_clips
+from pipeline.errors import UserError
+from pipeline.leaves import Clip
+from pipeline.loader import Loader
+from pipeline.shards.index import Index
+from pipeline.sources.base import Loading
+from pipeline.transformations.augmentation import EVALUATION
+from pipeline.word2vec import WordVectors
+from tests.pipeline.test_loader import CPU
+from train.crossmodal import Probe, embed, hits, ranks, with_all
+from train.models.gdt import GDT
+from train.pretrain import pretrain
+from train.settings import SIZES, Pretrain
+
+TINY = SIZES["tiny"][1]
+
+
+def settings(shards: Path, out: Path, **changes: object) -> Pretrain:
+    return replace(TINY, shards=shards, out=out, videos_per_batch=4, steps=4, preset="e", **changes)
+
+
+def test_ranks_equal_counting() -> None:
+    rng = torch.Generator().manual_seed(0)
+    query, gallery = (functional.normalize(torch.randn(70, 4, generator=rng).double(), dim=1) for _ in range(2))
+    expected = [sum(float(q @ g) > float(q @ gallery[k]) for g in gallery) for k, q in enumerate(query)]
+    assert ranks(query, gallery).tolist() == ranks(query, gallery, at_once=32).tolist() == expected
+
+
+def test_a_model_that_maps_everything_to_one_point_finds_nothing() -> None:
+    point = functional.normalize(torch.ones(5, 3), dim=1)
+    assert not any(right.any() for right in hits({"video": point, "audio": point}, (1, 4)).values())
+
+
+def test_hits_are_by_direction_and_k() -> None:
+    video = torch.eye(4)
+    audio = torch.eye(4)[[0, 1, 3, 2]]  # the sounds of the last two are swapped
+    found = hits({"video": video, "audio": audio}, (1, 2, 4))
+    assert found["video", "audio", 1].tolist() == [True, True, False, False]
+    assert found["audio", "video", 4].all() and len(found) == 6
+
+
+def test_embeddings_are_the_mean_over_clips_of_single_clips(index: Index) -> None:
+    torch.manual_seed(0)
+    model, videos = GDT(TINY.network), np.array([4, 11, 30])
+    found = embed(model, index, videos, TINY.clip, 36, 3, CPU, ("audio", "video"))
+    assert list(found.embeddings) == ["video", "audio"] and found.videos.tolist() == videos.tolist()
+    augmentation = replace(EVALUATION, scale=(36, 36))
+    for row, video in enumerate(videos):
+        plan = uniform_clips(index, np.array([video]), 3, TINY.clip, augmentation, modalities=("video", "audio"))
+        with Loader(index, [plan], TINY.clip, CPU, Loading(threads=1)) as loader, torch.inference_mode():
+            (batch,) = loader
+            for name, inputs in batch.inputs.items():
+                expected = functional.normalize(model.embed(name, inputs).mean(0), dim=0)
+                assert torch.allclose(found.embeddings[name][row], expected, atol=1e-5)
+
+
+def test_videos_without_sound_or_too_short_take_no_part(index: Index) -> None:
+    mute = replace(index, mel_count=np.where(np.arange(len(index)) == 2, 0, index.mel_count))
+    short = replace(mute, frame_count=np.where(np.arange(len(index)) == 5, 3, index.frame_count))
+    every = np.arange(8)
+    assert with_all(short, every, TINY.clip, ("video", "audio")).tolist() == [0, 1, 3, 4, 6, 7]
+    assert with_all(short, every, TINY.clip, ("video",)).tolist() == [0, 1, 2, 3, 4, 6, 7]
+    assert with_all(short, every, Clip(frames=1000), ("video",)).tolist() == []
+
+
+def test_words_are_compared_where_some_are_said(captioned: Path, word2vec: Path) -> None:
+    index = Index.open(captioned)
+    words = WordVectors.of(index, word2vec)
+    torch.manual_seed(0)
+    network = replace(TINY.network, word_dimensions=words.dimensions)
+    model, videos = GDT(network, ("video", "text")), np.arange(6)
+    silent = replace(index, text_count=np.where(np.arange(len(index)) == 3, 0, index.text_count))
+    usable = with_all(silent, videos, TINY.clip, ("video", "text"))
+    assert usable.tolist() == [0, 1, 2, 4, 5]
+    found = embed(model, silent, usable, TINY.clip, 36, 2, CPU, ("video", "text"), words)
+    assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1
+
+
+def test_a_probe_changes_nothing_about_the_run(shards: Path, tmp_path: Path) -> None:
+    def losses(folder: Path) -> list[float]:
+        return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+    pretrain(settings(shards, tmp_path / "plain"))
+    path = pretrain(settings(shards, tmp_path / "probed", probe_every=3))
+    assert losses(tmp_path / "plain") == losses(tmp_path / "probed")
+    probes = [json.loads(line) for line in (tmp_path / "probed" / "probe.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in probes] == [0, 3, 4]
+    assert probes[0]["videos"] == 6 and 0 <= probes[0]["video to audio R@1"] <= probes[0]["video to audio R@5"] <= 100
+    # an evaluation of the checkpoint by itself finds what the last probe said
+    state = torch.load(path, weights_only=True)
+    model = GDT(TINY.network)
+    model.load_state_dict(state["model"])
+    run = settings(shards, tmp_path / "probed", probe_every=3)
+    again = Probe(run, Index.open(shards), CPU, None)(model)
+    assert {"step": 4} | again == probes[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"preset": "a"}, "compares modalities, and 'video:d.*' has one, video; leave it out"),
+        ({"probe_split": "holdout"}, "0 of the split 'holdout' .* name another with --probe-split, or set some apart"),
+    ],
+)
+def test_a_probe_that_cannot_be_is_refused_before_training(
+    shards: Path, tmp_path: Path, changes: dict, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        pretrain(replace(settings(shards, tmp_path / "run", probe_every=2), **changes))
+    assert not (tmp_path / "run").exists()
