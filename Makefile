@@ -27,9 +27,13 @@ typed_preset = $(if $(filter command,$(firstword $(origin PRESET))),--preset $(P
 composition = $(if $(FACTORS),--factors "$(FACTORS)" $(typed_preset),--preset $(PRESET)) \
   $(call flag,--factors-from,$(FACTORS_FROM))
 words = $(call flag,--word2vec,$(WORD2VEC))
+# how models are evaluated
+protocols = $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(FOLDS),--folds $(FOLDS)) --size $(SIZE) \
+  $(call flag,--recipe,$(RECIPE)) $(if $(filter command,$(firstword $(origin GPUS))),--side-by-side $(GPUS)) \
+  $(call flag,--label,$(LABEL)) $(words)
 cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
-.PHONY: help setup demo test lint preprocess verify pretrain ablation eval show-batch show-tree bench clean
+.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb show-batch show-tree bench clean
 .SUFFIXES:
 # a check, not a command
 .PHONY: gpus
@@ -60,8 +64,16 @@ pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | F
 	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \
 	  -m train $(SIZE) --dataset $(DATASET) $(composition) $(words) $(call flag,--init,$(INIT)) $(ARGS)
 
-eval: $(STAMP) ## frozen features: retrieval and few-shot: [CKPT=runs/.../checkpoint.pt] [DATASET=]
-	@$(PYTHON) -m eval frozen --ckpt $(or $(CKPT),runs/$(DATASET)-$(if $(FACTORS),own,$(PRESET))/checkpoint.pt) $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
+eval: $(STAMP) ## any data set by the paper's protocols: [CKPT=...] [DATASET=] [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
+	@$(PYTHON) -m eval downstream --ckpt $(or $(CKPT),runs/$(DATASET)-$(if $(FACTORS),own,$(PRESET))/checkpoint.pt) \
+	  $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(protocols) $(ARGS)
+
+eval-ucf: ## UCF-101, all folds: finetune, retrieval, few-shot, linear: [CKPT=] [FOLDS="1 2 3"] [RECIPE=paper|published] [PROTOCOLS=] [GPUS=]
+eval-hmdb: ## the same for HMDB-51
+eval-ucf eval-hmdb: $(STAMP)
+	@$(PYTHON) -m eval downstream --ckpt $(or $(CKPT),runs/kinetics-$(PRESET)/checkpoint.pt) \
+	  --dataset $(if $(filter eval-ucf,$@),ucf101,hmdb51) \
+	  $(if $(PROTOCOLS),,--protocols finetune retrieval few-shot linear) $(protocols) $(ARGS)
 
 ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
 	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) \
@@ -78,6 +90,8 @@ bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.loader $(call flag,--source,$(SOURCE))
 	@$(PYTHON) -m benchmarks.memory
 	@$(PYTHON) -m benchmarks.planning
+	@$(PYTHON) -m benchmarks.relabel
+	@$(PYTHON) -m benchmarks.features
 
 gpus:
 	@[[ "$(GPUS)" =~ ^[1-9][0-9]*$$ ]] || { echo "error: GPUS is '$(GPUS)'; it must be 1 or more" >&2; exit 2; }

@@ -65,7 +65,7 @@ class World:
 
     folder: Path
     losses: list[float]
-    frozen: dict[str, object]
+    measures: list[object]
     digests: dict[str, str]
 
     @property
@@ -183,25 +183,20 @@ def checkpoint_to_train(world: World, folder: Path, draw: random.Random) -> Made
     return command, judge, fault
 
 
-def checkpoint_to_frozen(world: World, folder: Path, draw: random.Random) -> Made:
+def checkpoint_to_features(world: World, folder: Path, draw: random.Random) -> Made:
     path = folder / "checkpoint.pt"
     shutil.copy(world.folder / "run" / "checkpoint.pt", path)
     fault = damage(path, draw)
-    out = folder / "frozen.json"
+    out = folder / "eval"
 
     def judge(code: int, said: str) -> str:
         if code:
             return "" if one_sentence(code, said) else f"ended with {code}"
-        result = json.loads(out.read_text())
-        return (
-            ""
-            if all(result[name] == world.frozen[name] for name in ("recall", "few_shot", "step"))
-            else "other numbers"
-        )
+        return "" if _measures(out) == world.measures else "other numbers"
 
     shards = str(world.folder / "shards")
-    command = ["eval", "frozen", "--ckpt", str(path), "--shards", shards, "--dataset", "x", "--clips", "2"]
-    return [*command, "--threads", "1", "--out", str(out)], judge, fault
+    command = ["eval", "downstream", "--ckpt", str(path), "--shards", shards, "--dataset", "x", "--clips", "2"]
+    return [*command, "--protocols", "retrieval", "--threads", "1", "--out", str(out)], judge, fault
 
 
 def _verify(world: World, folder: Path, draw: random.Random, name: str) -> Made:
@@ -342,7 +337,7 @@ KINDS: dict[str, tuple[float, Kind]] = {
     "index, verify": (0.05, index_to_verify),
     "index and small files, preprocess": (0.13, small_files_to_preprocess),
     "checkpoint, train": (0.10, checkpoint_to_train),
-    "checkpoint, frozen": (0.06, checkpoint_to_frozen),
+    "checkpoint, features": (0.06, checkpoint_to_features),
     "entries and names, preprocess": (0.12, sources_to_preprocess),
 }
 """Share of the cases, and what makes one."""
@@ -361,15 +356,15 @@ def build(folder: Path) -> World:
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(done.stdout)
-    frozen = json.loads((folder / "frozen.json").read_text())
-    return World(folder, losses(folder / "run"), frozen, digests(folder / "shards"))
+    return World(folder, losses(folder / "run"), _measures(folder / "eval"), digests(folder / "shards"))
 
 
 def make(folder: Path) -> None:
     """Videos, shards, a run of four steps, one that was stopped after two, and frozen features."""
     import torch
 
-    from eval.frozen import Frozen, frozen
+    from eval.downstream import downstream
+    from eval.settings import Downstream
     from preprocess.stage import Preprocess, run
     from preprocess.synthetic import Synthetic, generate
 
@@ -378,10 +373,15 @@ def make(folder: Path) -> None:
     generate(videos, Synthetic(train=6, val=1, test=2, classes=2, seconds=2.0), workers=1, progress=False)
     (videos / "broken.mp4").write_bytes(b"nonsense")
     run(Preprocess("folder", videos, shards, videos_per_shard=8, workers=1))
-    command, _ = _train(World(folder, [], {}, {}), folder, shards)
+    command, _ = _train(World(folder, [], [], {}), folder, shards)
     subprocess.run([sys.executable, "-m", *command], check=True)
     _stop_after_two(folder / "run", folder / "half")
-    frozen(Frozen(folder / "run" / "checkpoint.pt", "x", shards, clips=2, out=folder / "frozen.json", threads=1))
+    downstream(Downstream((folder / "run",), "x", shards, ("retrieval",), clips=2, out=folder / "eval", threads=1))
+
+
+def _measures(folder: Path) -> list[object]:
+    """What an evaluation found."""
+    return [result["measures"] for result in json.loads((folder / "results.json").read_text())]
 
 
 def _stop_after_two(whole: Path, half: Path) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from eval.downstream import downstream
+from eval.features import extract
+from eval.results import from_json
+from eval.settings import Downstream
 from pipeline import presets
 from pipeline.colour import Pixels
 from pipeline.leaves import Clip
@@ -21,6 +26,7 @@ from pipeline.sources.text import Words
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import sampling_tree
 from pipeline.word2vec import WordVectors
+from train.checkpoint import load_model
 from train.models.gdt import GDT
 from train.pretrain import pretrain, synchronised
 from train.run import leave_without_teardown
@@ -97,6 +103,21 @@ def test_batch_norm_of_two_ranks_is_that_of_the_joined_batch(tmp_path: Path) -> 
     assert torch.allclose(torch.cat([part["out"] for part in parts]), one["out"], atol=1e-4)
     for part in parts:
         assert all(torch.allclose(part[name], one[name], rtol=1e-3, atol=1e-4) for name in one if name != "out")
+
+
+def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
+    """On a GPU in bfloat16, where numbers are near those of the CPU."""
+    path = pretrain(replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "run", videos_per_batch=4, steps=2))
+    settings = Downstream(
+        (path,), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune"), size="tiny", epochs=2,
+        clips_per_epoch=2, clips=2, random="no", side_by_side=1, out=tmp_path / "eval",
+    )  # fmt: skip
+    assert "finetune top-1" in downstream(settings)
+    results = from_json((tmp_path / "eval" / "results.json").read_text())
+    assert {result.how["precision"] for result in results} == {"bfloat16"} and len(results) == 5
+    trained, index = load_model(path), Index.open(shards)
+    one, other = (extract(trained, index, np.arange(4), 2, torch.device(name)) for name in ("cpu", "cuda"))
+    assert np.allclose(one.average, other.average, rtol=0.05, atol=0.05)
 
 
 def test_a_step_at_the_papers_size_fits_and_is_finite(shards: Path, tmp_path: Path) -> None:

@@ -1,0 +1,97 @@
+"""What evaluations are for: pretrained weights beat random ones on official lists, and shuffled labels are chance."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eval.downstream import downstream
+from eval.results import Result, from_json
+from eval.settings import Downstream
+from pipeline.shards.index import Index
+from preprocess.stage import Preprocess
+from preprocess.stage import run as preprocess
+from preprocess.synthetic import Synthetic, generate
+from tests.eval.test_downstream import official
+from train.pretrain import pretrain
+from train.settings import SIZES
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+CLASSES = 6
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos") / "generated"
+    generate(folder, Synthetic(train=30, val=1, test=15, classes=CLASSES), workers=2, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Row e, pretrained on videos of the same kind without their labels."""
+    folder = tmp_path_factory.mktemp("pretraining")
+    generate(folder / "others", Synthetic(seed=1, train=120, val=1, test=1, classes=CLASSES), workers=2, progress=False)
+    preprocess(Preprocess("folder", folder / "others", folder / "shards", workers=2))
+    return pretrain(
+        replace(
+            SIZES["tiny"][1], shards=folder / "shards", out=folder / "e", preset="e", videos_per_batch=64, steps=500
+        )
+    )
+
+
+def evaluated(settings: Downstream) -> dict[tuple[str, bool], list[Result]]:
+    downstream(settings)
+    found: dict[tuple[str, bool], list[Result]] = {}
+    for result in from_json((settings.out / "results.json").read_text()):
+        found.setdefault((result.protocol, result.model == "e"), []).append(result)
+    return found
+
+
+@pytest.mark.parametrize("dataset", ["ucf101", "hmdb51"])
+def test_pretrained_weights_beat_random_ones_under_official_lists(
+    checkpoint: Path, videos: Path, tmp_path: Path, dataset: str
+) -> None:
+    preprocess(Preprocess(dataset, official(tmp_path / "videos", videos, dataset), tmp_path / "shards", workers=2))
+    protocols = ("retrieval", "few-shot", "linear", "finetune")
+    found = evaluated(
+        Downstream((checkpoint,), dataset, tmp_path / "shards", protocols, size="tiny", out=tmp_path / "eval")
+    )
+    for protocol in protocols:
+        pretrained, random = (
+            [next(iter(result.measures.values())).value for result in found[protocol, learned]]
+            for learned in (True, False)
+        )
+        assert len(pretrained) == len(random) == 3
+        assert min(pretrained) > max(random) + 10, protocol
+
+
+def test_shuffled_labels_are_chance(checkpoint: Path, videos: Path, tmp_path: Path) -> None:
+    source = tmp_path / "videos"
+    paths = sorted(path for split in ("train", "test") for path in (videos / split).rglob("*.mp4"))
+    shuffled = np.random.default_rng(0).permutation([path.parent.name for path in paths])
+    source.mkdir()
+    with (source / "labels.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["path", "label", "split", "shuffled"])
+        for path, other in zip(paths, shuffled, strict=True):
+            (source / path.name).hardlink_to(path)
+            rows.writerow([path.name, path.parent.name, path.parent.parent.name, other])
+    preprocess(Preprocess("folder", source, tmp_path / "shards", workers=2))
+    assert len(Index.open(tmp_path / "shards").classes) == CLASSES
+    found = {}
+    for label in ("label", "shuffled"):
+        found[label] = evaluated(
+            Downstream((checkpoint,), "x", tmp_path / "shards", ("retrieval", "linear", "finetune"), label=label,
+                       size="tiny", random="no", out=tmp_path / label)
+        )  # fmt: skip
+    for protocol in ("retrieval", "linear", "finetune"):
+        (true,), (false,) = (found[label][protocol, True] for label in ("label", "shuffled"))
+        right, guessed = (next(iter(result.measures.values())) for result in (true, false))
+        assert right.interval[0] > 50, protocol
+        low, high = guessed.interval
+        assert low < guessed.chance < high, protocol
