@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.errors import UserError
@@ -47,3 +49,15 @@ def videos(source: Path | None, folder: Path, count: int = 64) -> list[Path]:
 def scratch() -> tempfile.TemporaryDirectory[str]:
     """A folder for what a benchmark writes, removed at its end."""
     return tempfile.TemporaryDirectory(prefix="gdt-benchmark-")
+
+
+def print_apart(measure: Callable[[], str]) -> None:
+    """Print what is measured in a process of its own, whose greatest memory is this measurement's; ends where it fails."""
+    child = os.fork()
+    if child == 0:
+        print(measure())
+        sys.stdout.flush()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if status:
+        sys.exit(1)

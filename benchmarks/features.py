@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 import tyro
 
-from benchmarks.common import machine
+from benchmarks.common import machine, print_apart
 from eval.retrieval import few_shot, recall
 from pipeline.errors import exit_with_message
 from train.crossmodal import hits
@@ -59,14 +58,7 @@ def main() -> None:
     print(machine())
     print(f"{settings.queries} queries, {settings.gallery} videos, {settings.dimensions} dimensions", flush=True)
     for name in ("1-NN", "R@1, R@5, R@20", "20 draws of 5 shots", "recall across modalities, among the queries"):
-        child = os.fork()  # a process of its own, whose greatest memory is this evaluation's
-        if child == 0:
-            print(measure(settings, name))
-            sys.stdout.flush()
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
-            sys.exit(1)
+        print_apart(partial(measure, settings, name))
 
 
 if __name__ == "__main__":

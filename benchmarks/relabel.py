@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import tyro
 
-from benchmarks.common import machine, scratch
+from benchmarks.common import machine, print_apart, scratch
 from benchmarks.planning import entries
 from pipeline.errors import exit_with_message
 from pipeline.shards.index import Index, read_said, rewrite_index
@@ -110,14 +109,7 @@ def main() -> None:
     settings = tyro.cli(Benchmark, prog="python -m benchmarks.relabel")
     print(machine(), flush=True)
     for count in settings.videos:
-        child = os.fork()  # a process of its own, whose greatest memory is this list's
-        if child == 0:
-            print(measure(count, settings.videos_per_shard))
-            sys.stdout.flush()
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
-            sys.exit(1)
+        print_apart(partial(measure, count, settings.videos_per_shard))
 
 
 if __name__ == "__main__":
