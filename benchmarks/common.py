@@ -52,7 +52,7 @@ def scratch() -> tempfile.TemporaryDirectory[str]:
 
 
 def print_apart(measure: Callable[[], str]) -> None:
-    """Print what is measured in a process of its own, whose greatest memory is this measurement's; ends where it fails."""
+    """Print what is measured in a process of its own, whose greatest memory is its own; ends where that fails."""
     child = os.fork()
     if child == 0:
         print(measure())

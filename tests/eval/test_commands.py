@@ -155,12 +155,14 @@ def test_show_batch_writes_the_picture(command: Run, shards: Path, tmp_path: Pat
     assert all(part.mean() > 0.3 for part in np.array_split(coloured[30:], 8))  # below the title
 
 
-@pytest.mark.parametrize("kind", ["missing", "garbage", "text", "cut", "foreign", "other sizes", "pickle"])
+@pytest.mark.parametrize("kind", ["missing", "empty", "garbage", "text", "cut", "foreign", "other sizes", "pickle"])
 def test_a_wrong_checkpoint_is_one_sentence(
     command: Run, shards: Path, checkpoint: Path, tmp_path: Path, kind: str
 ) -> None:
     path = tmp_path / "x.pt"
-    if kind == "garbage":
+    if kind == "empty":
+        path.touch()
+    elif kind == "garbage":
         path.write_bytes(b"garbage" * 100)
     elif kind == "text":
         path.write_text("it is a text\n")
@@ -175,7 +177,7 @@ def test_a_wrong_checkpoint_is_one_sentence(
     elif kind == "pickle":
         torch.save(Path("/"), path)  # an object, which weights_only must not build
     expected = {
-        "missing": "there is no checkpoint", "garbage": "cannot be read as a checkpoint",
+        "missing": "there is no checkpoint", "empty": "cannot be read as a checkpoint", "garbage": "cannot be read as a checkpoint",
         "text": "cannot be read as a checkpoint", "cut": "cannot be read as a checkpoint",
         "foreign": "is not a checkpoint of",
         "other sizes": "holds another model: 4 have another shape", "pickle": "cannot be read as a checkpoint",
