@@ -177,7 +177,8 @@ def test_a_wrong_checkpoint_is_one_sentence(
     elif kind == "pickle":
         torch.save(Path("/"), path)  # an object, which weights_only must not build
     expected = {
-        "missing": "there is no checkpoint", "empty": "cannot be read as a checkpoint", "garbage": "cannot be read as a checkpoint",
+        "missing": "there is no checkpoint", "empty": "cannot be read as a checkpoint",
+        "garbage": "cannot be read as a checkpoint",
         "text": "cannot be read as a checkpoint", "cut": "cannot be read as a checkpoint",
         "foreign": "is not a checkpoint of",
         "other sizes": "holds another model: 4 have another shape", "pickle": "cannot be read as a checkpoint",
