@@ -164,6 +164,20 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
 
 
+def test_a_run_that_was_stopped_in_its_test_is_tested_only(
+    trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, real = quick(trained), Finetuning.test
+    whole = Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "whole").run("x")
+    monkeypatch.setattr(Finetuning, "test", lambda self, name: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "cut").run("x")
+    monkeypatch.setattr(Finetuning, "test", real)
+    again = Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "cut")
+    again.optimizer.register_step_pre_hook(lambda *_: pytest.fail("it is trained again"))
+    assert again.run("x") == whole
+
+
 @pytest.mark.parametrize("how", ["cut", "bit", "other recipe"])
 def test_what_cannot_be_gone_on_from_is_begun_anew(
     trained: Trained, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
