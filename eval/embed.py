@@ -1,0 +1,313 @@
+"""Features of videos in a file: of folders and files as they are, or of shards."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from eval.features import centred
+from pipeline import serialization
+from pipeline.clips import uniform_clips
+from pipeline.errors import UserError, first_line
+from pipeline.files import kind, partial_of, publish
+from pipeline.leaves import MODALITIES
+from pipeline.loader import Loader
+from pipeline.shards.index import Index
+from pipeline.shards.layout import read_rejected, shard_folder
+from pipeline.sources.base import Loading
+from pipeline.tree import BatchPlan
+from preprocess.datasets import folder
+from preprocess.datasets.listing import SUFFIXES, Missing
+from preprocess.stage import Preprocess
+from preprocess.stage import run as preprocess
+from train.checkpoint import Trained, load_model
+from train.models.gdt import modalities_of
+from train.provenance import Provenance
+
+FORMAT = "gdt-features-1"
+Modality = Literal["video", "audio"]
+Kind = Literal["embeddings", "features"]
+Per = Literal["video", "clip"]
+
+
+@dataclass(frozen=True)
+class Embed:
+    """Write features of videos, of one's own or of a preprocessed data set, to a file."""
+
+    ckpt: Path
+    """Checkpoint of a pretrained model, or weights from elsewhere."""
+    source: tuple[Path, ...] = ()
+    """Folders of videos, and video files; they are preprocessed into a folder that is removed at the end."""
+    dataset: str = ""
+    """Preprocessed data set, in place of --source."""
+    shards: Path | None = None
+    """Folder of its shards; default data/shards/<dataset>."""
+    out: Path = Path("features.h5")
+    """The file to write: .h5, .npz or, with pyarrow installed, .parquet."""
+    of: tuple[Modality, ...] = ()
+    """What features are of; default picture and sound, as far as the model has networks for them."""
+    kind: Kind = "embeddings"
+    """Embeddings of length 1, in which picture and sound can be compared, or average-pooled features of the trunks,
+    which are better for classifiers."""
+    per: Per = "video"
+    """A row per video, the mean over its clips, or a row per clip with the second at which it starts."""
+    clips: int = 10
+    """Uniform clips per video."""
+    workers: int = 0
+    """Worker processes that decode videos; 0 takes one per core."""
+    overwrite: bool = False
+    """Replace the file where there is one."""
+
+    def __post_init__(self) -> None:
+        if bool(self.source) == bool(self.dataset or self.shards):
+            raise UserError("set --source to videos, or --dataset to preprocessed ones")
+        if self.clips < 1:
+            raise UserError(f"--clips is {self.clips}; it must be 1 or more")
+        if self.out.suffix not in _WRITERS:
+            raise UserError(f"--out is {self.out}; its name must end in {', '.join(_WRITERS)}")
+        if (what := kind(self.out)) not in ("", "missing"):
+            raise UserError(f"{self.out} is {what}, not a file; set --out to a file")
+        if self.out.exists() and not self.overwrite:
+            raise UserError(f"{self.out} is there already; set --out to another file, or --overwrite to replace it")
+        if not self.out.absolute().parent.is_dir():
+            raise UserError(f"there is no folder {self.out.parent} to write to; set --out to a file in one there is")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Features, one row per video or per clip."""
+
+    id: np.ndarray
+    """Of the video, str [n]."""
+    path: np.ndarray
+    """Of its file, str [n]; empty where they come from shards, which do not know it."""
+    start: np.ndarray
+    """Second at which the clip starts, float32 [n]; of a video 0."""
+    features: dict[str, np.ndarray]
+    """By modality, float32 [n, d]; rows of NaN where a video does not have it for the length of a clip."""
+    made: dict[str, str]
+    """How: checkpoint, kind, clips and provenance."""
+
+
+def embed(settings: Embed) -> str:
+    """Write the file; returns what is in it and what was left out, in words.
+
+    Raises UserError where the checkpoint, the videos or the file cannot be used.
+    """
+    rows, left_out = rows_of(settings)
+    try:
+        partial = partial_of(settings.out)
+        _WRITERS[settings.out.suffix](partial, rows)
+        publish(partial, settings.out)
+    except OSError as error:
+        raise UserError(f"{settings.out} cannot be written ({error.strerror}); see that there is room") from error
+    lacking = {name: int(np.isnan(values[:, 0]).sum()) for name, values in rows.features.items()}
+    sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
+    videos = len(np.unique(rows.id.astype(str)))
+    lines = [f"{settings.out} holds {settings.kind} of {videos} videos, a row per {settings.per}: {sizes}"]
+    lines += [f"{n} rows are without {name}: NaN" for name, n in lacking.items() if n]
+    lines += [f"{len(left_out)} videos could not be used:"] if left_out else []
+    lines += [f"  {path}: {reason}" for path, reason in left_out]
+    return "\n".join(lines)
+
+
+def rows_of(settings: Embed) -> tuple[Rows, list[tuple[str, str]]]:
+    """Features, and the videos that could not be used with their reasons."""
+    trained = load_model(settings.ckpt)
+    modalities = _modalities(settings, trained)
+    with contextlib.ExitStack() as stack:
+        index, paths, left_out = _opened(settings, stack)
+        rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.per)
+    rows.made["checkpoint"] = str(settings.ckpt)
+    return replace(rows, path=np.asarray([paths.get(name, "") for name in rows.id], object)), left_out
+
+
+def _modalities(settings: Embed, trained: Trained) -> list[str]:
+    there = [name for name in modalities_of(trained.model.state_dict()) if name in ("video", "audio")]
+    fresh = trained.foreign.fresh if trained.foreign else ()
+    for name in settings.of:
+        if name not in there:
+            raise UserError(f"{settings.ckpt} has no network for {name}; it has those for {' and '.join(there)}")
+    if settings.kind == "embeddings" and any(part.startswith("mlp_") for part in fresh):
+        raise UserError(
+            f"{settings.ckpt} holds a trunk alone, and embeddings need a head; --kind features takes the trunk's"
+        )
+    return [name for name in MODALITIES if name in (settings.of or there)]
+
+
+def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[str, str], list[tuple[str, str]]]:
+    """Shards of the videos, their files by id, and what was left out with its reason."""
+    if not settings.source:
+        return Index.open(shard_folder(settings.dataset, settings.shards)), {}, []
+    scratch = Path(
+        stack.enter_context(tempfile.TemporaryDirectory(prefix=".embed-", dir=settings.out.absolute().parent))
+    )
+    videos = scratch / "videos"
+    videos.mkdir()
+    for number, source in enumerate(settings.source):
+        if source.is_dir():
+            (videos / f"{number}").symlink_to(source.absolute())
+        elif not source.is_file():
+            raise UserError(f"there is no file or folder {source}; set --source to videos")
+        elif source.suffix.lower() not in SUFFIXES:
+            raise UserError(f"{source} is not named like a video; names end in {', '.join(sorted(SUFFIXES))}")
+        else:
+            (videos / f"{number}{source.suffix}").symlink_to(source.absolute())
+
+    def told(path: str) -> str:
+        """A path below the links as the user knows it."""
+        first, _, rest = os.path.relpath(path, videos).partition(os.sep)
+        return (
+            str(settings.source[int(Path(first).stem)] / rest) if rest else str(settings.source[int(Path(first).stem)])
+        )
+
+    single = len(settings.source) == 1 and settings.source[0].is_dir()
+    root = settings.source[0] if single else videos
+    stage = Preprocess("folder", root, scratch / "shards")
+    with contextlib.redirect_stdout(io.StringIO()):
+        preprocess(replace(stage, workers=settings.workers) if settings.workers else stage)
+    paths = {item.id: str(item.path) for item in folder.listing(root) if not isinstance(item, Missing)}
+    left_out = [(row["path"], row["reason"]) for row in read_rejected(scratch / "shards")]
+    index = Index.open(scratch / "shards")
+    if single:
+        return index, paths, left_out
+    names = np.asarray([told(paths[name]) for name in index.id], object)
+    return replace(index, id=names), dict(zip(names, names, strict=True)), [(told(path), why) for path, why in left_out]
+
+
+def features_of(
+    trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind, per: Per,
+    device: torch.device | None = None,
+) -> Rows:  # fmt: skip
+    """Features of all videos of an index, in its order; of sound, of those that have it for the length of a clip."""
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    index = trained.normalised(index)
+    clip = trained.settings.clip
+    heard = index.start_counts(clip.frames, clip.stride, clip.mel_frames) > 0
+    groups = [(np.flatnonzero(heard), modalities), (np.flatnonzero(~heard), [m for m in modalities if m != "audio"])]
+    if "audio" not in modalities:
+        groups = [(np.arange(len(index)), modalities)]
+    found: dict[str, np.ndarray] = {}
+    starts = np.zeros((len(index), clips), np.float32)
+    with tqdm(total=len(index), unit="video", desc="features", mininterval=1.0, leave=False) as bar:
+        for videos, present in groups:
+            for part, start, values in _extracted(trained, index, videos, present, clips, kind, device):
+                starts[part] = start / index.fps
+                for name, value in values.items():
+                    kept = value if per == "clip" else _mean(value, kind)
+                    rows = found.setdefault(name, np.full((len(index), *kept.shape[1:]), np.nan, np.float32))
+                    rows[part] = kept
+                bar.update(len(part))
+            bar.update(len(videos) if not present else 0)
+    if not found:
+        raise UserError(f"none of the {len(index)} videos has {' or '.join(modalities)} for the length of a clip")
+    made = {
+        "format": FORMAT, "kind": kind, "per": per, "clips": str(clips),
+        "provenance": serialization.to_json(Provenance.of(device)),
+    }  # fmt: skip
+    if per == "video":
+        return Rows(index.id, np.full(len(index), "", object), np.zeros(len(index), np.float32), found, made)
+    flat = {name: values.reshape(-1, values.shape[2]) for name, values in found.items()}
+    return Rows(np.repeat(index.id, clips), np.full(starts.size, "", object), starts.reshape(-1), flat, made)
+
+
+def _mean(values: np.ndarray, kind: str) -> np.ndarray:
+    """Over clips, [n, clips, d] to [n, d]; of embeddings again at length 1."""
+    mean: np.ndarray = values.mean(1)
+    return mean / np.linalg.norm(mean, axis=1, keepdims=True) if kind == "embeddings" else mean
+
+
+def _extracted(
+    trained: Trained, index: Index, videos: np.ndarray, modalities: Sequence[str], clips: int, kind: str,
+    device: torch.device,
+) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:  # fmt: skip
+    """Some videos at a time: their rows of the index, the start frames [n, clips], and [n, clips, d] by modality."""
+    if not len(videos) or not modalities:
+        return
+    clip, augmentation, per_batch = trained.settings.clip, centred(trained), max(1, 64 // clips)
+    parts = [videos[first : first + per_batch] for first in range(0, len(videos), per_batch)]
+
+    def plans() -> Iterator[BatchPlan]:
+        for part in parts:
+            yield uniform_clips(index, part, clips, clip, augmentation, modalities=modalities)
+
+    model = trained.model.to(device).eval()
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    with Loader(index, plans(), clip, device, Loading()) as loader, torch.inference_mode(), autocast:
+        for part, batch in zip(parts, loader, strict=True):
+            values = {}
+            for name, inputs in batch.inputs.items():
+                trunk: Tensor = model.get_submodule(f"{name}_network")(inputs)
+                out = trunk if kind == "features" else model.get_submodule(f"mlp_{name[0]}")(trunk)
+                values[name] = out.float().unflatten(0, (-1, clips)).cpu().numpy()
+            start = batch.plan.leaves.start[: len(part) * clips].reshape(-1, clips)
+            yield part, start, values
+
+
+def _write_h5(path: Path, rows: Rows) -> None:
+    with h5py.File(path, "w") as file:
+        text = h5py.string_dtype()
+        file.create_dataset("id", data=rows.id.astype(object), dtype=text)
+        file.create_dataset("path", data=rows.path.astype(object), dtype=text)
+        file["start"] = rows.start
+        for name, values in rows.features.items():
+            file[name] = values
+        file.attrs.update(rows.made)
+
+
+def _write_npz(path: Path, rows: Rows) -> None:
+    arrays: dict[str, Any] = {"id": rows.id.astype(str), "path": rows.path.astype(str), "start": rows.start}
+    arrays |= rows.features | {"made": np.asarray(json.dumps(rows.made))}
+    with path.open("wb") as file:
+        np.savez(file, **arrays)
+
+
+def _write_parquet(path: Path, rows: Rows) -> None:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise UserError("files of .parquet need pyarrow: 'pip install pyarrow', or set --out to .h5 or .npz") from error
+    columns = {"id": rows.id.tolist(), "path": rows.path.tolist(), "start": rows.start}
+    columns |= {
+        name: pyarrow.FixedSizeListArray.from_arrays(values.reshape(-1), values.shape[1])
+        for name, values in rows.features.items()
+    }
+    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(rows.made), path)
+
+
+_WRITERS: dict[str, Callable[[Path, Rows], None]] = {".h5": _write_h5, ".npz": _write_npz, ".parquet": _write_parquet}
+
+
+def read(path: Path) -> Rows:
+    """The features in a file of .h5 or .npz. Raises UserError where it is no such one."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path} of features; make one with 'make embed'")
+    try:
+        if path.suffix == ".npz":
+            with np.load(path) as file:
+                arrays, made = {name: file[name] for name in file.files}, json.loads(str(file["made"]))
+        else:
+            with h5py.File(path) as file:
+                arrays = {name: file[name].asstr()[:] if name in ("id", "path") else file[name][:] for name in file}
+                made = {name: str(value) for name, value in file.attrs.items()}
+        if made.get("format") != FORMAT:
+            raise ValueError(f"its format is {made.get('format')}, not {FORMAT}")
+        features = {name: arrays[name] for name in MODALITIES if name in arrays}
+        return Rows(arrays["id"].astype(object), arrays["path"].astype(object), arrays["start"], features, made)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"{path} holds no features of this program ({first_line(error)}); make it anew") from error

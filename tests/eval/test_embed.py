@@ -1,0 +1,169 @@
+"""Features of one's own videos, and what is nearest to what."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from eval.embed import Embed, features_of, read, rows_of
+from pipeline.clips import uniform_clips
+from pipeline.errors import UserError
+from pipeline.loader import Loader
+from pipeline.shards.index import Index
+from pipeline.sources.base import Loading
+from pipeline.transformations.augmentation import EVALUATION
+from tests.conftest import Run
+from tests.pipeline.test_loader import CPU
+from train.checkpoint import load_model
+from train.pretrain import pretrain
+from train.settings import SIZES
+
+
+@pytest.fixture(scope="module")
+def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "e"
+    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=3))
+
+
+@pytest.fixture(scope="module")
+def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five videos, one of them in a folder of its own, and a broken one."""
+    folder = tmp_path_factory.mktemp("mine")
+    for path in sorted((synthetic / "test").rglob("*.mp4"))[::3]:
+        shutil.copy(path, folder)
+    (folder / "more").mkdir()
+    shutil.copy(sorted((synthetic / "val").rglob("*.mp4"))[0], folder / "more" / "one.mp4")
+    (folder / "broken.mp4").write_bytes(b"nonsense")
+    return folder
+
+
+def test_a_folder_becomes_features_and_what_is_broken_is_named(
+    command: Run, checkpoint: Path, videos: Path, tmp_path: Path
+) -> None:
+    done = command("eval", "embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
+    assert done.returncode == 0, done.stderr
+    assert "features.h5 holds embeddings of 5 videos, a row per video: video [5, 128], audio [5, 128]" in done.stdout
+    assert "1 videos could not be used:" in done.stdout and str(videos / "broken.mp4") in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"features.h5"}  # nothing is left behind
+    with h5py.File(tmp_path / "features.h5") as file:
+        assert np.allclose(np.linalg.norm(file["video"][:], axis=1), 1)
+        assert file["id"].asstr()[:].tolist()[0] == "more/one.mp4" and file["path"].asstr()[0] == str(
+            videos / "more/one.mp4"
+        )
+        assert (
+            file.attrs["checkpoint"] == str(checkpoint)
+            and "eval embed" in json.loads(file.attrs["provenance"])["command"]
+        )
+    refused = command("eval", "embed", "--ckpt", checkpoint, "--source", videos)
+    assert refused.returncode == 2 and "features.h5 is there already" in refused.stderr
+    found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
+    assert found.returncode == 0, found.stderr
+    assert len(found.stdout.splitlines()) == 2 + 3 and "more/one.mp4" not in found.stdout
+    # a file by itself finds itself, first and exactly, also by its sound
+    for by in ("video", "audio"):
+        found = command("eval", "nearest", "--query", videos / "more" / "one.mp4", "--by", by)
+        assert found.stdout.splitlines()[2].split()[:2] == ["1.000", "more/one.mp4"]
+    across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
+    assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4
+
+
+def test_alone_in_a_folder_and_from_shards_a_video_has_the_same_features(
+    checkpoint: Path, videos: Path, synthetic: Path, shards: Path, tmp_path: Path
+) -> None:
+    base = Embed(checkpoint, (videos,), out=tmp_path / "f.npz", clips=3, workers=1)
+    folder, left_out = rows_of(base)
+    name = next(name for name in folder.id if name.startswith("test_"))
+    alone, _ = rows_of(replace(base, source=(videos / name,)))
+    stored, _ = rows_of(replace(base, source=(), shards=shards))
+    assert len(left_out) == 1 and alone.id.tolist() == [str(videos / name)]
+    for modality in ("video", "audio"):
+        one = folder.features[modality][folder.id.tolist().index(name)]
+        assert np.allclose(one, alone.features[modality][0], atol=1e-5)
+        assert np.allclose(one, stored.features[modality][stored.id.tolist().index(Path(name).stem)], atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["embeddings", "features"])
+def test_rows_per_clip_are_what_the_networks_give(checkpoint: Path, index: Index, kind: str) -> None:
+    trained = load_model(checkpoint)
+    rows = features_of(trained, index, ["video", "audio"], 3, kind, "clip", CPU)
+    assert rows.id.tolist() == np.repeat(index.id, 3).tolist()
+    side = trained.settings.augmentation.scale[0]
+    plan = uniform_clips(index, np.array([2]), 3, trained.settings.clip, replace(EVALUATION, scale=(side, side)),
+                         modalities=("video", "audio"))  # fmt: skip
+    with (
+        Loader(trained.normalised(index), [plan], trained.settings.clip, CPU, Loading()) as loader,
+        torch.inference_mode(),
+    ):
+        (batch,) = loader
+        for name in ("video", "audio"):
+            trunk = trained.model.get_submodule(f"{name}_network")(batch.inputs[name])
+            expected = trunk if kind == "features" else trained.model.get_submodule(f"mlp_{name[0]}")(trunk)
+            assert np.allclose(rows.features[name][6:9], expected.numpy(), atol=1e-5)
+    assert rows.start[6:9].tolist() == pytest.approx((plan.leaves.start[:3] / 30).tolist())
+    mean = features_of(trained, index, ["video", "audio"], 3, kind, "video", CPU).features["video"][2]
+    clips = rows.features["video"][6:9].mean(0)
+    assert np.allclose(mean, clips / np.linalg.norm(clips) if kind == "embeddings" else clips, atol=1e-5)
+
+
+def test_videos_without_sound_have_rows_without_numbers(checkpoint: Path, index: Index) -> None:
+    mute = replace(index, mel_count=np.where(np.arange(len(index)) == 3, 0, index.mel_count))
+    rows = features_of(load_model(checkpoint), mute, ["video", "audio"], 1, "embeddings", "video", CPU)
+    assert np.isnan(rows.features["audio"][3]).all() and not np.isnan(rows.features["video"]).any()
+    assert np.isnan(rows.features["audio"]).any(1).sum() == 1
+
+
+def test_npz_holds_what_h5_holds(checkpoint: Path, shards: Path, tmp_path: Path, command: Run) -> None:
+    for name in ("a.h5", "a.npz"):
+        done = command(
+            "eval", "embed", "--ckpt", checkpoint, "--dataset", "x", "--shards", shards, "--clips", 1, "--out", name
+        )
+        assert done.returncode == 0, done.stderr
+    one, other = read(tmp_path / "a.h5"), read(tmp_path / "a.npz")
+    assert one.id.tolist() == other.id.tolist() and len(one.id) == 42
+    assert all(np.array_equal(one.features[name], other.features[name]) for name in ("video", "audio"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": ()}, "set --source to videos, or --dataset"),
+        ({"out": "features.txt"}, "its name must end in .h5, .npz, .parquet"),
+        ({"out": "nowhere/features.h5"}, "there is no folder .*nowhere to write to"),
+        ({"clips": 0}, "--clips is 0; it must be 1 or more"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(checkpoint: Path, tmp_path: Path, arguments: dict, message: str) -> None:
+    values = {"source": (tmp_path,), "out": "f.h5"} | arguments
+    with pytest.raises(UserError, match=message):
+        Embed(checkpoint, values.pop("source"), out=tmp_path / values.pop("out"), **values)
+
+
+def test_sources_and_files_that_are_none_are_one_sentence(command: Run, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("it is a text")
+    (tmp_path / "empty").mkdir()
+    for arguments, message in (
+        (("embed", "--ckpt", checkpoint, "--source", "gone"), "there is no file or folder gone"),
+        (("embed", "--ckpt", checkpoint, "--source", "text.txt"), "text.txt is not named like a video"),
+        (("embed", "--ckpt", checkpoint, "--source", "empty"), "there are no videos in"),
+        (("nearest", "--query", "x"), "there is no file features.h5 of features"),
+        (("nearest", "--query", "x", "--features", "text.txt"), "text.txt holds no features of this program"),
+    ):
+        done = command("eval", *arguments)
+        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, arguments
+        assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "empty"}
+
+
+def test_real_videos_are_embedded_and_bad_ones_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:
+    """Clips that break naive pipelines."""
+    rows, left_out = rows_of(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))
+    files = [path for path in (real / "clips").iterdir() if path.is_file()]
+    assert len(rows.id) > 10 and left_out and len(rows.id) + len(left_out) <= len(files)
+    assert all(Path(path).is_file() for path in rows.path) and all(reason for _, reason in left_out)
+    assert not np.isnan(rows.features["video"]).any()
