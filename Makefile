@@ -33,7 +33,7 @@ protocols = $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(FOLDS),--folds $(
   $(call flag,--label,$(LABEL)) $(words)
 cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
-.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb show-batch show-tree bench clean
+.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb embed show-batch show-tree bench clean
 .SUFFIXES:
 # a check, not a command
 .PHONY: gpus
@@ -75,6 +75,10 @@ eval-ucf eval-hmdb: $(STAMP)
 	  --dataset $(if $(filter eval-ucf,$@),ucf101,hmdb51) \
 	  $(if $(PROTOCOLS),,--protocols finetune retrieval few-shot linear) $(protocols) $(ARGS)
 
+embed: $(STAMP) ## features of your videos in a file: CKPT= SOURCE=/my/videos | DATASET= [ARGS="--out features.h5"]
+	@$(PYTHON) -m eval embed --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) $(call flag,--source,$(SOURCE)) \
+	  $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
+
 ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
 	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) \
 	  $(words) $(ARGS)
@@ -100,7 +104,7 @@ lint: $(STAMP) ## style and types
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 
 test: $(STAMP) lint ## set up, then style, types and the whole test suite
-	@$(PYTHON) -m pytest
+	@$(PYTHON) -m pytest -n 2 --dist worksteal
 
 clean: ## remove the virtual environment; data and runs stay
 	rm -rf .venv

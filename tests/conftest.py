@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # one of several, which share the cores; torch looks when it is imported
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator

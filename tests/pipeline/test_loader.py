@@ -175,8 +175,11 @@ def test_crop_scale_flip_and_reversal_equal_the_oracle_within_one_grey_level(ind
         "speed(1,2,0.5):d:3 augmentation:i:2",
         "time_shift:d:2 order(3):i:3 augmentation:i:2",
         "rotation:d:4 augmentation:i:2",
-        "time_shift:d:2 speed(1,2,0.5):d:3 modality:i:2:differs order:i:2 time_reversal:i:2 rotation:i:2 "
-        "augmentation:i:1",
+        pytest.param(
+            "time_shift:d:2 speed(1,2,0.5):d:3 modality:i:2:differs order:i:2 time_reversal:i:2 rotation:i:2 "
+            "augmentation:i:1",
+            marks=pytest.mark.slow,  # every transformation at once, which random compositions are in another test
+        ),
         "time_shift:i:2 modality:i:2:differs time_reversal:i:2 order(3):i:6 speed(1,2,0.5):i:2 augmentation:i:1",
     ],
 )

@@ -100,6 +100,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # kills of one worker are tested below, and of the whole run in test_kills.py
 def test_kills_at_random_moments_change_nothing(
     start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ REAL_FILES = [
 ]  # fmt: skip
 SETTINGS = Extraction(short_side=32, max_hours=0.001)
 """3.6 s at most: corrupted time stamps make a file long."""
-SEED, COUNT = map(int, os.environ.get("GDT_FUZZ", "1,120").split(","))
+SEED, COUNT = map(int, os.environ.get("GDT_FUZZ", "1,80").split(","))
 """Which files, and how many: GDT_FUZZ=7,5000 looks at 5000 others."""
 INTACT = 10
 """Every so many files is not damaged."""

@@ -72,7 +72,7 @@ def wait_for_steps(run: Path, count: int) -> None:
 def ended(ranks: Ranks) -> tuple[list[int], list[str]]:
     """Exit statuses, and what was said on stderr but for progress."""
     said = [process.communicate(timeout=120)[1] for process in ranks]
-    lines = ["\n".join(line for line in text.splitlines() if line.strip() and "step/s" not in line) for text in said]
+    lines = ["\n".join(line for line in text.splitlines() if line.strip() and "pretrain " not in line) for text in said]
     return [process.returncode for process in ranks], lines
 
 

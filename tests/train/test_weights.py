@@ -276,7 +276,7 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     assert trained.statistics.to_numbers() == index.statistics.to_numbers()
     real = Index.open
     elsewhere = replace(index.statistics, pixel_mean=index.statistics.pixel_mean + 40, pixel_std=np.full(3, 9.0))
-    monkeypatch.setattr("eval.downstream.Index.open", lambda folder: replace(real(folder), statistics=elsewhere))
+    monkeypatch.setattr("eval.subjects.Index.open", lambda folder: replace(real(folder), statistics=elsewhere))
     settings = Downstream((run,), "x", shards, ("retrieval", "few-shot", "cross-modal"), clips=2, random="no")
     downstream(replace(settings, out=tmp_path / "one"))
     monkeypatch.undo()
