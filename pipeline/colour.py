@@ -7,8 +7,9 @@ scales, as in DALI's color_twist; then (x - mean) / std per channel. One map cos
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -44,6 +45,8 @@ class Pixels:
     """A of every leaf: float32 [n, 3, 3]."""
     offset: torch.Tensor
     """b of every leaf: float32 [n, 3]."""
+    kept: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
+    """Where floats are made on a CPU, batch after batch: to ask for new memory costs more than the product."""
 
     def __len__(self) -> int:
         return len(self.crops)
@@ -56,26 +59,36 @@ class Pixels:
     def floats(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normalised clips for the encoder: [n, 3, frames, size, size], channels-last in memory, on the crops' device.
 
-        Computed in float32, some leaves at a time, and rounded to `dtype`.
+        Computed in float32, a part at a time, and rounded to `dtype`. On a CPU they hold until the floats of the next
+        batch of the same loader are made.
         """
         n, device = len(self), self.crops.device
         # a product with a block-diagonal matrix of several pixels keeps the processor's matrix units busy
         pixels = self.crops.view(n, -1, 3)
         group = next(size for size in (8, 4, 2, 1) if pixels.shape[1] % size == 0)
         x = pixels.view(n, -1, 3 * group)
-        out = torch.empty(self.crops.shape, dtype=dtype, device=device)
+        out = self._memory(dtype)
         y = out.view(x.shape)
-        # on a CPU as many leaves at once as a cache holds, on a GPU so many that its kernels are long
-        some = max(1, (1 << 28 if self.crops.is_cuda else 1 << 20) // max(1, x[:1].numel()))
+        # on a CPU as much at once as a cache holds, on a GPU so much that its kernels are long
+        most = 1 << 28 if self.crops.is_cuda else 1 << 18
+        some, rows = max(1, most // max(1, x[:1].numel())), max(1, most // (3 * group))
         with torch.autocast(device.type, enabled=False):
             blocks = torch.einsum("gh,nji->ngihj", torch.eye(group, device=device), self.matrix).reshape(
                 n, 3 * group, -1
             )
             shift = self.offset.repeat(1, group)[:, None]
-            for first in range(0, n, some):
-                part = slice(first, first + some)
+            for first, row in itertools.product(range(0, n, some), range(0, x.shape[1], rows)):
+                leaves, part = slice(first, first + some), slice(row, row + rows)
                 if dtype == torch.float32:
-                    torch.baddbmm(shift[part], x[part].float(), blocks[part], out=y[part])
+                    torch.baddbmm(shift[leaves], x[leaves, part].float(), blocks[leaves], out=y[leaves, part])
                 else:
-                    y[part] = torch.baddbmm(shift[part], x[part].float(), blocks[part])
+                    y[leaves, part] = torch.baddbmm(shift[leaves], x[leaves, part].float(), blocks[leaves])
         return out.permute(0, 4, 1, 2, 3)
+
+    def _memory(self, dtype: torch.dtype) -> torch.Tensor:
+        if self.crops.is_cuda:  # where torch keeps memory itself
+            return torch.empty(self.crops.shape, dtype=dtype, device=self.crops.device)
+        held = self.kept.get(dtype)
+        if held is None or held.shape != self.crops.shape:
+            held = self.kept[dtype] = torch.empty(self.crops.shape, dtype=dtype)
+        return held

@@ -46,6 +46,7 @@ class VideoSource(InputSource):
     def __init__(self, readings: Readings, clip: Clip, device: torch.device, loading: Loading) -> None:
         super().__init__(readings, clip, device, loading)
         self._graphs: dict[int, Pipeline] = {}
+        self._floats: dict[torch.dtype, torch.Tensor] = {}
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
         statistics = self.index.statistics
@@ -63,7 +64,7 @@ class VideoSource(InputSource):
                 if rows[-1, 0] == work.shared[-1, 0]:
                     matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
                     colours = (memory().hold("matrix", matrix), memory().hold("offset", offset))
-                    yield Part(Pixels(crops, *colours), work.intact, work.damaged)
+                    yield Part(Pixels(crops, *colours, self._floats), work.intact, work.damaged)
 
     def _graph(self, branches: int) -> Pipeline:
         if branches not in self._graphs:

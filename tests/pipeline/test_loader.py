@@ -59,7 +59,7 @@ def load(index: Index, plans: list[BatchPlan], **loading: Any) -> list[Batch]:
 
 def copied(batch: Batch) -> Batch:
     inputs = {
-        name: value.floats() if isinstance(value, Pixels) else value.clone() for name, value in batch.inputs.items()
+        name: (value.floats() if isinstance(value, Pixels) else value).clone() for name, value in batch.inputs.items()
     }
     return replace(batch, inputs=inputs, table={name: value.clone() for name, value in batch.table.items()})
 
