@@ -1,4 +1,4 @@
-"""python -m eval {frozen,ablation,export,show-batch,show-tree}: numbers, weights and pictures."""
+"""python -m eval {downstream,ablation,embed,nearest,export,show-batch,show-tree}: numbers, weights and pictures."""
 
 from __future__ import annotations
 

@@ -208,8 +208,8 @@ class Trainer:
             )
         if state["data"] != self._data.fingerprint:
             raise UserError(
-                f"{self.path.parent} holds a run on other shards: they were made anew since, or hold other videos, and "
-                "a run ends with the shards it began with; set --out to another folder"
+                f"{self.path.parent} holds a run on other shards: they were made anew since, or hold other videos or "
+                "splits, and a run ends with the shards it began with; set --out to another folder"
             )
         if changed:
             raise UserError(

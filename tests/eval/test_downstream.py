@@ -299,6 +299,20 @@ def test_a_folder_without_labels_gets_recall_among_held_out_videos(
     assert done.returncode == 2 and "has no labelled videos in the split 'train'" in done.stderr
 
 
+def test_words_take_part_where_their_vectors_are_named(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+    tiny = replace(SIZES["tiny"][1], preset="three", word2vec=word2vec, videos_per_batch=4, steps=2)
+    path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "three"))
+    settings = Downstream((path,), "x", captioned, ("cross-modal",), clips=2, random="no", out=tmp_path / "eval")
+    downstream(settings)
+    (without,) = from_json((tmp_path / "eval" / "results.json").read_text())
+    said = downstream(replace(settings, word2vec=word2vec))
+    (result,) = from_json((tmp_path / "eval" / "results.json").read_text())
+    pairs = {name.rpartition(" ")[0] for name in result.measures}
+    assert {name.rpartition(" ")[0] for name in without.measures} == {"video to audio", "audio to video"}
+    assert pairs == {f"{a} to {b}" for a in ("video", "audio", "text") for b in ("video", "audio", "text") if a != b}
+    assert 2 <= result.queries <= without.queries == 12 and "V→T R@1" in said
+
+
 def test_labels_of_another_column_are_learned(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
     evaluation = Evaluation(Downstream((checkpoint,), "x", shards, ("retrieval",), clips=2, out=tmp_path, random="no"))
     index = evaluation.index
