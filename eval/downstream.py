@@ -198,6 +198,8 @@ class Evaluation:
             for fold in self.folds
             if not read(self._path(model, "finetune", fold))
         ]
+        if not jobs:
+            return
         if self.settings.side_by_side == 1:
             for model, fold in jobs:
                 self._once(model, "finetune", fold)
