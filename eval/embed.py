@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eval.features import centred
 from pipeline import serialization
-from pipeline.clips import uniform_clips
+from pipeline.clips import parts, uniform_plans
 from pipeline.errors import UserError, first_line
 from pipeline.files import kind, partial_of, publish
 from pipeline.leaves import MODALITIES
@@ -29,13 +28,13 @@ from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.shards.layout import read_rejected, shard_folder
 from pipeline.sources.base import Loading
-from pipeline.tree import BatchPlan
+from pipeline.transformations.augmentation import centred
 from preprocess.datasets import folder
 from preprocess.datasets.listing import SUFFIXES, Missing
 from preprocess.stage import Preprocess
 from preprocess.stage import run as preprocess
 from train.checkpoint import Trained, load_model
-from train.models.gdt import modalities_of
+from train.models.gdt import autocast, modalities_of
 from train.provenance import Provenance
 
 FORMAT = "gdt-features-1"
@@ -171,9 +170,7 @@ def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[s
     def told(path: str) -> str:
         """A path below the links as the user knows it."""
         first, _, rest = os.path.relpath(path, videos).partition(os.sep)
-        return (
-            str(settings.source[int(Path(first).stem)] / rest) if rest else str(settings.source[int(Path(first).stem)])
-        )
+        return str(settings.source[int(Path(first).stem)] / rest)
 
     single = len(settings.source) == 1 and settings.source[0].is_dir()
     root = settings.source[0] if single else videos
@@ -238,17 +235,11 @@ def _extracted(
     """Some videos at a time: their rows of the index, the start frames [n, clips], and [n, clips, d] by modality."""
     if not len(videos) or not modalities:
         return
-    clip, augmentation, per_batch = trained.settings.clip, centred(trained), max(1, 64 // clips)
-    parts = [videos[first : first + per_batch] for first in range(0, len(videos), per_batch)]
-
-    def plans() -> Iterator[BatchPlan]:
-        for part in parts:
-            yield uniform_clips(index, part, clips, clip, augmentation, modalities=modalities)
-
+    clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
+    plans = uniform_plans(index, videos, clips, clip, augmentation, modalities=modalities)
     model = trained.model.to(device).eval()
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-    with Loader(index, plans(), clip, device, Loading()) as loader, torch.inference_mode(), autocast:
-        for part, batch in zip(parts, loader, strict=True):
+    with Loader(index, plans, clip, device, Loading()) as loader, torch.inference_mode(), autocast(device):
+        for part, batch in zip(parts(videos, clips), loader, strict=True):
             values = {}
             for name, inputs in batch.inputs.items():
                 trunk: Tensor = model.get_submodule(f"{name}_network")(inputs)

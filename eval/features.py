@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from pipeline.clips import uniform_clips
+from pipeline.clips import uniform_plans
 from pipeline.errors import UserError
 from pipeline.files import partial_of, publish
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
-from pipeline.transformations.augmentation import EVALUATION, Augmentation
-from pipeline.tree import BatchPlan
+from pipeline.transformations.augmentation import centred
 from train.checkpoint import Trained
+from train.models.gdt import autocast
 
 
 @dataclass(frozen=True)
@@ -47,32 +46,20 @@ def extract(
     """
     if not hasattr(trained.model, "video_network"):
         raise UserError("the model was trained without pictures, so it has no features of them; name another")
-    clip, augmentation = trained.settings.clip, centred(trained)
+    clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     index = trained.normalised(index)
-    per_batch = max(1, clips_per_batch // clips)
-
-    def plans() -> Iterator[BatchPlan]:
-        for first in range(0, len(videos), per_batch):
-            yield uniform_clips(index, videos[first : first + per_batch], clips, clip, augmentation)
-
+    plans = uniform_plans(index, videos, clips, clip, augmentation, at_once=clips_per_batch)
     trunk = trained.model.video_network.base.to(device)
     average: list[np.ndarray] = []
     maximum: list[np.ndarray] = []
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-    with Loader(index, plans(), clip, device, Loading()) as loader, torch.inference_mode(), autocast, bar:
+    with Loader(index, plans, clip, device, Loading()) as loader, torch.inference_mode(), autocast(device), bar:
         for batch in loader:
             maps = trunk.maps(batch.inputs["video"].floats()).float()
             for pooled, into in ((maps.mean((2, 3, 4)), average), (maps.amax((2, 3, 4)), maximum)):
                 into.append(pooled.unflatten(0, (-1, clips)).mean(1).cpu().numpy())
             bar.update(len(batch.plan) // clips)
     return Features(videos, np.concatenate(average), np.concatenate(maximum))
-
-
-def centred(trained: Trained) -> Augmentation:
-    """Centre crops of the size that the model was trained with, at the smaller training scale, and nothing else."""
-    scale = trained.settings.augmentation.scale[0]
-    return replace(EVALUATION, scale=(scale, scale))
 
 
 def stored(

@@ -18,16 +18,17 @@ from tqdm import tqdm
 
 from eval.measures import Measure
 from eval.retrieval import top_k
-from pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
+from pipeline.clips import ResizedCrop, Training, random_clips, uniform_plans
 from pipeline.errors import UserError, first_line
 from pipeline.files import partial_of, publish, write_lines
 from pipeline.leaves import Clip
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
-from pipeline.transformations.augmentation import EVALUATION, Augmentation
+from pipeline.transformations.augmentation import Augmentation, centred
 from pipeline.tree import BatchPlan
 from train.checkpoint import Trained
+from train.models.gdt import autocast
 from train.settings import to_json
 from train.weights import LEARNED, SETTINGS, STATISTICS
 
@@ -252,13 +253,10 @@ class Finetuning:
     def test_plans(self) -> Iterator[BatchPlan]:
         """Clips to test on: squares of frames at the smaller scale of training, without any jitter."""
         task, recipe = self.task, self.recipe
-        augmentation = replace(EVALUATION, scale=(recipe.augmentation.scale[0],) * 2)
-        size = max(1, 2 * recipe.batch // (recipe.test_clips * recipe.test_crops))
-        for first in range(0, len(task.test), size):
-            yield uniform_clips(
-                task.index, task.test[first : first + size], recipe.test_clips, recipe.clip, augmentation,
-                recipe.test_crops, recipe.to_the_end,
-            )  # fmt: skip
+        return uniform_plans(
+            task.index, task.test, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
+            recipe.test_crops, recipe.to_the_end, at_once=2 * recipe.batch,
+        )  # fmt: skip
 
     def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
         rate = self.recipe.rate_at(epoch)
@@ -277,8 +275,8 @@ class Finetuning:
 
     def _scores(self, inputs: Mapping[str, Any]) -> Tensor:
         """Of every clip, float32 [n, classes]."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        with autocast(self.device):
             scores: Tensor = self.model(inputs["video"].floats(dtype)).float()
         return scores
 

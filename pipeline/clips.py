@@ -123,6 +123,21 @@ def uniform_clips(
     return _plan(index, leaves, {})
 
 
+def uniform_plans(
+    index: Index, videos: np.ndarray, clips: int, clip: Clip, augmentation: Augmentation, crops: int = 1,
+    to_the_end: bool = True, modalities: Sequence[str] = MODALITIES[:1], at_once: int = 64,
+) -> Iterator[BatchPlan]:  # fmt: skip
+    """`uniform_clips` of all the videos in turn, about `at_once` crops of one modality in a plan."""
+    for part in parts(videos, clips * crops, at_once):
+        yield uniform_clips(index, part, clips, clip, augmentation, crops, to_the_end, modalities)
+
+
+def parts(videos: np.ndarray, per_video: int, at_once: int = 64) -> list[np.ndarray]:
+    """The videos of each plan of `uniform_plans`: as many as have `at_once` crops together, one at least."""
+    size = max(1, at_once // per_video)
+    return [videos[first : first + size] for first in range(0, len(videos), size)]
+
+
 def _plan(index: Index, leaves: Leaves, columns: dict[str, np.ndarray]) -> BatchPlan:
     """The plan of these leaves, none of which goes past the last frame of its video."""
     last = (index.frame_count[leaves.video] - 1 - leaves.start)[:, None]

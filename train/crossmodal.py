@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -11,16 +10,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from pipeline.clips import uniform_clips
+from pipeline.clips import uniform_plans
 from pipeline.errors import UserError
 from pipeline.leaves import MODALITIES, Clip
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
-from pipeline.transformations.augmentation import EVALUATION
-from pipeline.tree import BatchPlan
+from pipeline.transformations.augmentation import centred
 from pipeline.word2vec import WordVectors
-from train.models.gdt import GDT
+from train.models.gdt import GDT, autocast
 from train.settings import Pretrain
 
 KS = (1, 5, 10)
@@ -56,19 +54,14 @@ def embed(
     The model is left in evaluation mode. Videos of which no clip has words are left out where text is a modality.
     """
     order = [name for name in MODALITIES if name in modalities]
-    augmentation = replace(EVALUATION, scale=(scale, scale))
-    per_batch = max(1, 64 // clips)
-
-    def plans() -> Iterator[BatchPlan]:
-        for first in range(0, len(videos), per_batch):
-            part = videos[first : first + per_batch]
-            yield uniform_clips(index, part, clips, clip, augmentation, modalities=order)
-
+    plans = uniform_plans(index, videos, clips, clip, centred(scale), modalities=order)
     model.eval()
     means: dict[str, list[torch.Tensor]] = {name: [] for name in order}
-    loading = loading or Loading()
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
-    with Loader(index, plans(), clip, device, loading, words) as loader, torch.inference_mode(), autocast:
+    with (
+        Loader(index, plans, clip, device, loading or Loading(), words) as loader,
+        torch.inference_mode(),
+        autocast(device),
+    ):
         for batch in loader:
             usable = batch.table.get("usable", torch.ones(len(batch.plan), device=device)).float()
             done = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -84,6 +84,11 @@ EVALUATION = Augmentation(
     frequency_mask=0, time_mask=0,
 )  # fmt: skip
 """Nothing is random: centre crop at the smaller training scale."""
+
+
+def centred(scale: int) -> Augmentation:
+    """Evaluation's, of frames whose shorter side is resized to so many pixels."""
+    return replace(EVALUATION, scale=(scale, scale))
 
 
 @dataclass(frozen=True)

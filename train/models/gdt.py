@@ -135,6 +135,11 @@ class GDT(nn.Module):
         return torch.cat([self.embed(modality, leaves) for modality, leaves in inputs.items()])
 
 
+def autocast(device: torch.device) -> torch.autocast:
+    """Where models are evaluated or finetuned: bfloat16 on a GPU, float32 on a CPU."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
 def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
     """Those that a model with these weights has networks for."""
     return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
