@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from pipeline.errors import UserError, exit_with_message, first_line
 from pipeline.files import kind
-from pipeline.shards.index import Index, classes_of, dataset_names, gather, is_said, said_digest
+from pipeline.shards.index import LABELS, Index, dataset_names, gather, is_said, with_said
 from pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
 from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from preprocess import cluster
@@ -301,9 +301,7 @@ def _as_said(
         for name, values in found.items()
         if is_said(name) and values.dtype == object and values.shape == shape
     }
-    datasets = datasets | said
-    datasets["classes"] = classes_of(datasets["video/label"])
-    return datasets, attributes | {"said": said_digest(datasets)}
+    return with_said(datasets, attributes, {name: datasets[name] for name in LABELS} | said)
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:

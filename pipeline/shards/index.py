@@ -83,7 +83,7 @@ def write_index(
     """
     datasets, attributes = gather(shards, attributes)
     if say is not None:
-        datasets, attributes = _with_said(datasets, attributes, say(datasets["video/id"]))
+        datasets, attributes = with_said(datasets, attributes, say(datasets["video/id"]))
     _write(folder, datasets, attributes)
 
 
@@ -91,7 +91,7 @@ def rewrite_index(folder: Path, said: Said) -> None:
     """Let the index that is there say this of its videos, in the order of its ids; the shards are not looked at."""
     with open_sealed(folder / INDEX) as file:
         datasets, attributes = {name: file[name][:] for name in dataset_names(file)}, dict(file.attrs)
-    _write(folder, *_with_said(datasets, attributes, said))
+    _write(folder, *with_said(datasets, attributes, said))
 
 
 def read_said(folder: Path) -> tuple[np.ndarray, Said]:
@@ -144,7 +144,7 @@ def classes_of(labels: np.ndarray) -> np.ndarray:
     return np.asarray(sorted({*labels} - {b""}), object)
 
 
-def _with_said(
+def with_said(
     datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any], said: Said
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Datasets and attributes of an index that says this of its videos instead of what it said before."""
