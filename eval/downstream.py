@@ -141,7 +141,7 @@ class Evaluation:
     def _pairs(self) -> Fold:
         return held_out(self.index, self.query_split)
 
-    @property
+    @cached_property
     def _protocol(self) -> Protocols:
         return Protocols(
             self.settings, self.index, self.data, self.folds, self.query_split, self.device, self.out, self.words

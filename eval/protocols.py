@@ -42,7 +42,7 @@ class Evaluated(NamedTuple):
     """The videos that in the end took part."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Protocols:
     """Where and how models are evaluated."""
 
@@ -57,6 +57,7 @@ class Protocols:
     out: Path
     """Folder of results, where features are kept, too."""
     words: WordVectors | None
+    _latest: tuple[Path, Features] | None = None
 
     def evaluate(self, model: Model, protocol: Protocol, fold: Fold, folder: Path) -> Evaluated:
         """Raises UserError where the model or the videos are not what the protocol takes.
@@ -104,8 +105,11 @@ class Protocols:
         videos = np.unique(np.concatenate([fold.videos for fold in self.folds]))
         what = short([FORMAT, self.data, videos.tolist(), self.settings.clips, self.device.type])
         path = self.out / model.folder / f"features-{what}.npz"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return stored(path, model.trained, self.index, videos, self.settings.clips, self.device)
+        if self._latest is None or self._latest[0] != path:  # those of one model at a time are held
+            path.parent.mkdir(parents=True, exist_ok=True)
+            features = stored(path, model.trained, self.index, videos, self.settings.clips, self.device)
+            self._latest = (path, features)
+        return self._latest[1]
 
     def _cross_modal(self, model: Model, fold: Fold) -> Evaluated:
         trained, settings = model.trained, self.settings
