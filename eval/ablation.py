@@ -43,7 +43,7 @@ class Ablation:
     query_split: str = "test"
     """Videos that are evaluated; use val while choosing settings."""
     gallery_per_class: int = 0
-    """Search only the first so many training videos of each class; 0 for all."""
+    """Search only so many training videos of each class, drawn at random; 0 for all."""
     side_by_side: int = field(default_factory=places)
     """Runs at a time; one per GPU, or one single-threaded run per core."""
     out: Path | None = None

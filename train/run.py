@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -71,14 +72,11 @@ class Log:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "settings.json", json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
         path = folder / "metrics.jsonl"
-        lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
-        # steps after the checkpoint are done again, and a line that was cut off by a crash is one of them
-        write_text(path, "".join(line + "\n" for line in lines if _step_of(line) < first))
+        _keep_until(path, first - 1)
         self._file = path.open("a", buffering=1)
         self._probes = folder / "probe.jsonl"
         if self._probes.is_file():
-            lines = self._probes.read_text(errors="replace").splitlines()
-            write_text(self._probes, "".join(line + "\n" for line in lines if _step_of(line) <= first))
+            _keep_until(self._probes, first)
         self._probed = ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
@@ -138,6 +136,15 @@ class Log:
             f"loss {value:.3f}, {clips / total:.0f} clips/s, {waiting / total:.0%} waiting{self._probed}", False
         )
         self._bar.update()
+
+
+def _keep_until(path: Path, last: int) -> None:
+    """Leave the lines of a log up to a step; those after the checkpoint's are done again.
+
+    A line that was cut off by a crash is one of them.
+    """
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
 
 
 def _step_of(line: str) -> float:
