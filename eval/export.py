@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from pipeline.errors import UserError, first_line
-from pipeline.files import kind, partial_of, publish
+from pipeline.files import kind, partial_of, write_with
 from pipeline.shards.index import Statistics
 from train import portable
 from train.checkpoint import Trained, load_model
@@ -112,10 +113,7 @@ _WRITERS: dict[str, Callable[[Path, Trained], list[str]]] = {
 
 
 def _save(path: Path, state: Any) -> None:
-    partial = partial_of(path)
-    with partial.open("wb") as file:
-        torch.save(state, file)
-    publish(partial, path)
+    write_with(path, partial(torch.save, state))
 
 
 def _parts(trained: Trained) -> list[str]:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from pipeline.clips import uniform_plans
 from pipeline.errors import UserError
-from pipeline.files import partial_of, publish
+from pipeline.files import write_with
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
@@ -77,8 +77,8 @@ def stored(
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         pass  # not there, or not whole
     features = extract(trained, index, videos, clips, device)
-    partial = partial_of(path)
-    with partial.open("wb") as file:
-        np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
-    publish(partial, path)
+    write_with(
+        path,
+        lambda file: np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum),
+    )
     return features

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +21,14 @@ from eval.measures import Measure
 from eval.retrieval import top_k
 from pipeline.clips import ResizedCrop, Training, random_clips, uniform_plans
 from pipeline.errors import UserError, first_line
-from pipeline.files import partial_of, publish, write_lines
+from pipeline.files import write_lines, write_with
 from pipeline.leaves import Clip
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import Augmentation, centred
 from pipeline.tree import BatchPlan
-from train.checkpoint import Trained
+from train.checkpoint import Damaged, Trained, contents
 from train.models.gdt import autocast
 from train.settings import to_json
 from train.weights import LEARNED, SETTINGS, STATISTICS
@@ -303,9 +304,7 @@ class Finetuning:
     def _write(self, name: str, state: dict[str, Any]) -> None:
         path = self.folder / name
         try:
-            with (partial := partial_of(path)).open("wb") as file:
-                torch.save(state, file)
-            publish(partial, path)
+            write_with(path, partial(torch.save, state))
         except (OSError, RuntimeError) as error:  # RuntimeError is how torch's writer tells of a full disk
             raise UserError(
                 f"{path} cannot be written ({first_line(error)}); see that there is room, then run the same command "
@@ -317,12 +316,9 @@ class Finetuning:
         path = self.folder / STATE
         if not path.is_file():
             return 0
-        try:
-            with zipfile.ZipFile(path) as archive:
-                whole = archive.testzip() is None
-            state = torch.load(path, map_location="cpu", weights_only=True) if whole else None
-        except Exception:  # whatever strange bytes make the readers raise
-            state = None
+        state = None
+        with contextlib.suppress(Damaged, UserError, MemoryError):
+            state = contents(path)
         if not isinstance(state, dict) or state.get("recipe") != json.dumps(asdict(self.recipe), default=str):
             print(f"{path} is damaged or of another recipe; that run begins anew")
             return 0

@@ -10,14 +10,14 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from eval.finetune import WEIGHTS
 from eval.results import RANDOM
 from eval.settings import Downstream
 from pipeline.errors import UserError
 from pipeline.shards.index import Index
-from train.checkpoint import NAME, Trained, load_model, untrained
+from train.checkpoint import NAME, Trained, load_model
+from train.tensors import raw
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,8 @@ class Model:
         """Of the weights, of what their inputs are normalised with, and of the clips and crops they take."""
         value = hashlib.sha256()
         for name, tensor in sorted(self.trained.model.state_dict().items()):
-            value.update(name.encode() + tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            value.update(name.encode())
+            value.update(raw(tensor))
         statistics, settings = self.trained.statistics, self.trained.settings
         inputs = [statistics and statistics.to_numbers(), asdict(settings.clip), asdict(settings.augmentation)]
         value.update(json.dumps(inputs).encode())
@@ -75,7 +76,7 @@ def of(model: Model, fold: Fold) -> str:
 def models(settings: Downstream, first: Trained, index: Index) -> Iterator[Model]:
     """Random weights and the checkpoints, as far as they are asked for; `first` is the first of these."""
     if settings.random != "no":
-        yield Model(RANDOM, settings.ckpt[0], untrained(settings.ckpt[0]), True)
+        yield Model(RANDOM, settings.ckpt[0], first.untrained(), True)
     if settings.random == "only":
         return
     for path in dict.fromkeys(settings.ckpt):

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -48,6 +48,14 @@ def publish(partial: Path, path: Path) -> None:
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.rename(path)
+
+
+def write_with(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file atomically with a function that takes it, open."""
+    partial = partial_of(path)
+    with partial.open("wb") as file:
+        write(file)
+    publish(partial, path)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -134,11 +134,12 @@ class Damaged(Exception):
     """A file is no whole checkpoint; the message says what is wrong, and not which file."""
 
 
-def _read(path: Path) -> dict[str, Any]:
+def contents(path: Path) -> Any:
+    """What torch saved, checked, without any object built. Raises Damaged."""
     try:
         if (part := damaged_part(path)) is not None:
             raise Damaged(f"the checksum of its part {part} does not match, it is damaged")
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (MemoryError, Damaged):
         raise
     except OSError as error:
@@ -146,6 +147,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
     except Exception as error:  # whatever strange bytes make the readers raise
         raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    state = contents(path)
     if not isinstance(state, dict) or state.get("format") not in (FORMAT, BEFORE_STATISTICS):
         raise Damaged(f"it is not a checkpoint of this program (format {FORMAT} expected)")
     if state["format"] == BEFORE_STATISTICS:
@@ -184,6 +189,12 @@ class Trained:
         """Of the composition, or of the kind of weights."""
         return self.foreign.kind if self.foreign else self.settings.factors or self.settings.preset
 
+    def untrained(self) -> Trained:
+        """A model of the same sizes and modalities, with the weights that its run began with."""
+        torch.manual_seed(0 if self.foreign else self.settings.seed)
+        model = GDT(self.model.network, modalities_of(self.model.state_dict())).eval()
+        return replace(self, model=model, step=0, data="")
+
     def normalised(self, index: Index) -> Index:
         """An index whose inputs are normalised as the model has learned it; its own way where nothing else is known."""
         return index if self.statistics is None else replace(index, statistics=self.statistics)
@@ -203,22 +214,6 @@ def load_model(path: Path) -> Trained:
     model = GDT(settings.network, modalities_of(found["model"]))
     load_weights(model, found["model"], str(path))
     return Trained(model.eval(), settings, found["step"], _statistics(found), data=str(found.get("data", "")))
-
-
-def untrained(path: Path) -> Trained:
-    """A model of the same sizes and modalities as a checkpoint's, with the weights that its run began with.
-
-    Raises UserError as `load_model` does.
-    """
-    found = _found(path)
-    if isinstance(found, Foreign):
-        torch.manual_seed(0)
-        modalities = modalities_of(found.model.state_dict())
-        return Trained(GDT(found.model.network, modalities).eval(), found.settings, 0, found.statistics, found)
-    settings = from_json(found["settings"], str(path))
-    torch.manual_seed(settings.seed)
-    model = GDT(settings.network, modalities_of(found["model"])).eval()
-    return Trained(model, settings, 0, _statistics(found))
 
 
 def _found(path: Path) -> dict[str, Any] | Foreign:

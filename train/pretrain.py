@@ -32,6 +32,7 @@ from train.provenance import Provenance, Start, record
 from train.ranks import require_alike, watched
 from train.run import Log, StopSignal, place, precision
 from train.settings import Pretrain, differences, flags, to_json
+from train.tensors import raw
 
 _MINUTE = 60.0
 
@@ -234,7 +235,7 @@ class Trainer:
         """Hash of the weights and of the optimiser's state."""
         value = hashlib.sha256()
         for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
-            value.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+            value.update(raw(tensor))
         return value.hexdigest()
 
 

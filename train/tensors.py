@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import UserError, first_line
-from pipeline.files import partial_of, publish, require_readable
+from pipeline.files import require_readable, write_with
 
 CHECKSUM = "crc32"
 """Name of the text that holds it; safetensors has none of its own."""
@@ -25,9 +25,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -
     """Write them whole or not at all. Raises OSError."""
     checked = {**texts, CHECKSUM: _checksum(tensors, texts)}
     data = safetensors.torch.save({name: value.contiguous() for name, value in tensors.items()}, checked)
-    partial = partial_of(path)
-    partial.write_bytes(data)
-    publish(partial, path)
+    write_with(path, lambda file: file.write(data))
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
@@ -62,8 +60,14 @@ def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
     value = zlib.crc32(json.dumps(sorted(item for item in texts.items() if item[0] != CHECKSUM)).encode())
     for name, tensor in sorted(tensors.items()):
         value = zlib.crc32(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode(), value)
-        value = zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data, value)
+        value = zlib.crc32(raw(tensor), value)
     return f"{value:08x}"
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor's values, in the order of its indices."""
+    data: memoryview = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+    return data
 
 
 def _damaged(path: Path, why: str) -> UserError:

@@ -21,7 +21,7 @@ from tests.tamper import flip
 from tests.train.test_weights import BANKS, CLIPS, Release, Video
 from tests.train.test_weights import random as drawn
 from train import checkpoint, tensors
-from train.checkpoint import Data, Trained, load_model, untrained
+from train.checkpoint import Data, Trained, load_model
 from train.models.gdt import GDT, Network
 from train.pretrain import pretrain
 from train.settings import SIZES, Optimization, Pretrain, to_json
@@ -63,7 +63,7 @@ def same(one: Trained, other: Trained) -> bool:
 def test_safetensors_give_back_what_the_checkpoint_holds(tmp_path: Path, modalities: tuple[str, ...]) -> None:
     path, out = checkpoint_of(tmp_path, TINY, modalities), tmp_path / "x.safetensors"
     said = export(Export(path, out))
-    assert same(load_model(path), load_model(out)) and same(untrained(path), untrained(out))
+    assert same(load_model(path), load_model(out)) and same(load_model(path).untrained(), load_model(out).untrained())
     # by safetensors' own reader
     expected = load_model(path).model.state_dict()
     found = safetensors.torch.load_file(out)

@@ -157,7 +157,7 @@ def test_the_untrained_model_is_the_one_that_the_run_began_with(
         for value in run.model.parameters():
             value += 1
     run.save(7)
-    trained, untrained = checkpoint.load_model(run.path), checkpoint.untrained(tmp_path)
+    trained, untrained = checkpoint.load_model(run.path), checkpoint.load_model(tmp_path).untrained()
     assert {name for name, _ in untrained.model.named_children()} == networks
     assert (trained.settings, trained.step) == (settings, 7) and (untrained.settings, untrained.step) == (settings, 0)
     assert not trained.model.training and not untrained.model.training
@@ -171,6 +171,6 @@ def test_a_checkpoint_with_settings_of_another_version_is_one_sentence(tmp_path:
     path = tmp_path / checkpoint.NAME
     newer = to_json(SIZES["tiny"][1]).replace('"seed"', '"luck": 3, "seed"')
     checkpoint.save(path, *model_at(1), 1, newer, DATA)
-    for load in (checkpoint.load_model, checkpoint.untrained):
+    for load in (checkpoint.load_model, lambda path: checkpoint.load_model(path).untrained()):
         with pytest.raises(UserError, match=rf"^{path} holds settings of another version .* \(unknown: luck\); use"):
             load(path)

@@ -21,7 +21,7 @@ from eval.settings import Downstream
 from pipeline.errors import UserError
 from pipeline.shards.index import Index, fingerprint
 from train import checkpoint
-from train.checkpoint import load_model, untrained
+from train.checkpoint import load_model
 from train.models.gdt import GDT
 from train.pretrain import begin_with, pretrain
 from train.settings import SIZES, Optimization
@@ -224,7 +224,7 @@ def test_torchvisions_weights_load_but_for_the_classifier(tmp_path: Path) -> Non
         video = network(CLIPS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
     assert trained.statistics is KINETICS
-    other = untrained(tmp_path / "r2plus1d_18-91a641e6.pth")
+    other = load_model(tmp_path / "r2plus1d_18-91a641e6.pth").untrained()
     assert other.model.state_dict().keys() == trained.model.state_dict().keys() and other.statistics is KINETICS
 
 
