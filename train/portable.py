@@ -1,9 +1,10 @@
 """Models of any size as safetensors: every parameter, and beside them, as texts, all that using them takes.
 
 `network` and `clip` are JSON of the settings of those names, `statistics` is JSON of `Statistics.to_numbers` or null,
-`short_side` the pixels to which the shorter side of evaluated frames is resized, `step` the steps of training. There is
-the run's `settings`, or, for weights from elsewhere, their `kind` and which parts were `dropped` and which are `fresh`.
-Names of the parameters are those of `GDT`, which say what the modalities are.
+`short_side` the pixels to which the shorter side of evaluated frames is resized, `step` the steps of training, `data`
+the fingerprint of the shards that it learned from, `settings` those of the run. Weights from elsewhere have their
+`kind`, which parts were `dropped` and which are `fresh`, and finetuned ones what they `learned`. Names of the
+parameters are those of `GDT`, which say what the modalities are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pipeline.errors import UserError
 from pipeline.shards.index import Statistics
 from train import tensors
 from train.models.gdt import GDT, Network, load_weights, modalities_of
-from train.settings import to_json
+from train.settings import Pretrain, from_json, to_json
 from train.weights import Foreign
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ def write(path: Path, trained: Trained) -> None:
         "network": serialization.to_json(trained.model.network),
         "clip": serialization.to_json(trained.settings.clip),
         "short_side": str(trained.settings.augmentation.scale[0]),
-        "statistics": json.dumps(numbers), "step": str(trained.step),
+        "statistics": json.dumps(numbers), "step": str(trained.step), "data": trained.data,
     }  # fmt: skip
-    if trained.foreign is None:
-        texts["settings"] = to_json(trained.settings)
-    else:
-        names = {"dropped": trained.foreign.dropped, "fresh": trained.foreign.fresh}
+    texts["settings"] = to_json(trained.settings)
+    if trained.foreign is not None:
+        names = {
+            "dropped": trained.foreign.dropped, "fresh": trained.foreign.fresh, "learned": trained.foreign.learned,
+        }  # fmt: skip
         texts |= {"kind": trained.foreign.kind} | {name: json.dumps(parts) for name, parts in names.items()}
     tensors.write(path, trained.model.state_dict(), texts)
 
@@ -68,7 +70,7 @@ def read(path: Path) -> dict[str, Any] | Foreign | None:
 def _ours(weights: dict[str, Tensor], texts: dict[str, str]) -> dict[str, Any]:
     return {
         "settings": texts["settings"], "step": int(texts["step"]), "statistics": json.loads(texts["statistics"]),
-        "model": weights,
+        "model": weights, "data": texts.get("data", ""),
     }  # fmt: skip
 
 
@@ -76,6 +78,11 @@ def _foreign(weights: dict[str, Tensor], texts: dict[str, str], source: str) -> 
     network = serialization.rebuilt(Network, json.loads(texts["network"]))
     statistics = Statistics.from_numbers(json.loads(texts["statistics"]))
     dropped, fresh = (tuple(json.loads(texts[name])) for name in ("dropped", "fresh"))
+    # files of before held neither
+    settings = from_json(texts["settings"], source) if "settings" in texts else Pretrain()
+    learned = json.loads(texts.get("learned", "null"))
     model = GDT(network, modalities_of(weights))
     load_weights(model, weights, source)
-    return Foreign(model.eval(), texts["kind"], statistics, dropped, fresh)
+    return Foreign(
+        model.eval(), texts["kind"], statistics, dropped, fresh, settings, tuple(learned) if learned else None
+    )

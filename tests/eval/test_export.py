@@ -49,7 +49,7 @@ def same(one: Trained, other: Trained) -> bool:
     """Whether everything but the networks' objects is the same, to the bit."""
     ours, theirs = one.model.state_dict(), other.model.state_dict()
     numbers = [None if t.statistics is None else t.statistics.to_numbers() for t in (one, other)]
-    facts = [(t.settings, t.step, t.name, t.model.network) for t in (one, other)]
+    facts = [(t.settings, t.step, t.name, t.data, t.model.network) for t in (one, other)]
     return (
         facts[0] == facts[1]
         and numbers[0] == numbers[1]

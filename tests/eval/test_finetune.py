@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from eval.export import Export, export
 from eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
 from pipeline.clips import uniform_clips
 from pipeline.errors import UserError
@@ -19,7 +20,7 @@ from pipeline.shards.index import Index
 from pipeline.sources.base import Loading
 from pipeline.transformations.augmentation import EVALUATION
 from tests.pipeline.test_loader import CPU
-from train.checkpoint import Trained
+from train.checkpoint import Trained, load_model
 from train.models.gdt import GDT
 from train.settings import SIZES, Pretrain
 
@@ -201,6 +202,21 @@ def test_too_few_clips_for_a_batch_is_one_sentence(trained: Trained, task: Task,
     few = replace(task, train=task.train[:5], train_target=task.train_target[:5])
     with pytest.raises(UserError, match=r"5 training videos make no batch of 32 clips; set --clips-per-epoch to 7"):
         Finetuning(trained, few, quick(trained, batch=32), 0, 0, CPU, tmp_path)
+
+
+def test_finetuned_weights_are_read_and_exported_with_all_that_using_them_takes(
+    trained: Trained, task: Task, tmp_path: Path
+) -> None:
+    run = Finetuning(trained, replace(task, data="0a1b"), quick(trained), 0, 2, CPU, tmp_path)
+    run._keep()
+    export(Export(tmp_path / WEIGHTS, tmp_path / "x.safetensors"))
+    for path in (tmp_path / WEIGHTS, tmp_path / "x.safetensors"):
+        again = load_model(path)
+        assert again.settings == TINY and again.statistics.to_numbers() == task.index.statistics.to_numbers()
+        assert again.foreign.learned == ("0a1b", 2) and again.foreign.kind == "finetuned weights"
+        weights = run.model.base.state_dict()
+        found = again.model.video_network.base.state_dict()
+        assert all(torch.equal(value, weights[name]) for name, value in found.items())
 
 
 def test_one_class_is_one_sentence(trained: Trained, task: Task, tmp_path: Path) -> None:
