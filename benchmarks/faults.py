@@ -364,7 +364,7 @@ def make(folder: Path) -> None:
     import torch
 
     from eval.downstream import downstream
-    from eval.settings import Downstream
+    from eval.settings.downstream import Downstream
     from preprocess.stage import Preprocess, run
     from preprocess.synthetic import Synthetic, generate
 

@@ -25,7 +25,7 @@ from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.shards.layout import ROWS
 from pipeline.shards.reader import ShardReader
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.tree import Tree, sampling_tree
 from preprocess.stage import Preprocess, run
 

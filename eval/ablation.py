@@ -3,63 +3,18 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from eval import results as tables
-from eval.processes import places, require_places, run_alone, side_by_side
+from eval.processes import places, run_alone, side_by_side
 from eval.results import RANDOM, Result, from_json, measured, to_json
+from eval.settings.ablation import Ablation, composition
 from pipeline import presets
-from pipeline.composition import Composition
-from pipeline.errors import UserError
 from pipeline.files import write_text
 from pipeline.shards.index import Index
 from pipeline.shards.layout import shard_folder
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """Pretrain rows of table 1 at equal clips per step, evaluate them frozen, and compare."""
-
-    dataset: str = "synthetic"
-    """Preprocessed data set with labels, a train and a test split."""
-    shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
-    rows: tuple[str, ...] = ("a", "e", "l")
-    """Rows of the paper's table 1, or other names of --preset help."""
-    word2vec: Path | None = None
-    """For rows with words: the file of word vectors with which the shards were made."""
-    seeds: tuple[int, ...] = (0,)
-    """One run of every row for each seed."""
-    size: Literal["tiny", "paper"] = "tiny"
-    """Size of networks, clips and schedule."""
-    clips_per_step: int = 64
-    """Video clips in a batch, the same for every row: rows with more leaves per video take fewer videos."""
-    steps: int = 0
-    """Training steps of every run; 0 takes the size's own."""
-    query_split: str = "test"
-    """Videos that are evaluated; use val while choosing settings."""
-    gallery_per_class: int = 0
-    """Search only so many training videos of each class, drawn at random; 0 for all."""
-    side_by_side: int = field(default_factory=places)
-    """Runs at a time; one per GPU, or one single-threaded run per core."""
-    out: Path | None = None
-    """Folder of the runs and the table; default runs/ablation-<dataset>."""
-
-    def __post_init__(self) -> None:
-        require_places(self.side_by_side)
-        if self.word2vec and not any("text" in _composition(name).modalities for name in self.rows):
-            raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
-        for name in self.rows:
-            clips = _composition(name).clips_per_video
-            if self.clips_per_step % clips:
-                raise UserError(
-                    f"--clips-per-step {self.clips_per_step} is no multiple of the {clips} clips that row {name} takes "
-                    "of a video"
-                )
 
 
 def ablation(settings: Ablation) -> str:
@@ -67,10 +22,11 @@ def ablation(settings: Ablation) -> str:
     shards = shard_folder(settings.dataset, settings.shards)
     Index.open(shards)  # or it says what is wrong, before hours of training
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
+    at_once = places(settings.side_by_side)
     out.mkdir(parents=True, exist_ok=True)
     jobs = [(name, seed) for seed in settings.seeds for name in settings.rows]
     print(
-        f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}, {settings.side_by_side} at a time, "
+        f"{len(jobs)} run{'s' if len(jobs) > 1 else ''}, {at_once} at a time, "
         f"{settings.clips_per_step} video clips per step each; logs in {out}/<row>-<seed>/log.txt"
     )
     began = time.monotonic()
@@ -81,7 +37,7 @@ def ablation(settings: Ablation) -> str:
         name, seed = job
         found[job] = _run(settings, shards, out / f"{name}-{seed}", name, seed, gpu, name == settings.rows[0])
 
-    for name, seed in side_by_side(jobs, run, settings.side_by_side):
+    for name, seed in side_by_side(jobs, run, at_once):
         (r1,) = measured([result for result in found[name, seed] if result.preset != RANDOM], "R@1")
         print(f"[{time.monotonic() - began:4.0f} s] {_label(name)}, seed {seed}: R@1 {r1.value:.1f} %", flush=True)
     results = [result for job in jobs for result in found[job]]
@@ -158,11 +114,11 @@ def _run(
     train = [
         "train", settings.size, "--dataset", settings.dataset, "--shards", str(shards), "--preset", name,
         "--seed", str(seed), "--out", str(folder),
-        "--videos-per-batch", str(settings.clips_per_step // _composition(name).clips_per_video),
+        "--videos-per-batch", str(settings.clips_per_step // composition(name).clips_per_video),
     ]  # fmt: skip
     if settings.steps:
         train += ["--steps", str(settings.steps)]
-    if settings.word2vec and "text" in _composition(name).modalities:
+    if settings.word2vec and "text" in composition(name).modalities:
         train += ["--word2vec", str(settings.word2vec)]
     evaluate = [
         "eval", "downstream", "--ckpt", str(folder), "--shards", str(shards), "--dataset", settings.dataset,
@@ -183,11 +139,6 @@ def _label(preset: str) -> str:
     if preset == RANDOM:
         return preset
     return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
-
-
-def _composition(preset: str) -> Composition:
-    """What holds for any number of videos per batch."""
-    return presets.composition(preset, videos_per_batch=2)
 
 
 def _by_preset(results: list[Result]) -> dict[str, list[Result]]:

@@ -7,14 +7,11 @@ from typing import Annotated
 
 import tyro
 
-from eval.ablation import Ablation, ablation
-from eval.downstream import downstream
-from eval.embed import Embed, embed
-from eval.export import Export, export
-from eval.nearest import Nearest, nearest
-from eval.settings import Downstream
-from eval.show_batch import ShowBatch, show_batch
-from eval.show_tree import ShowTree, show_tree
+from eval.settings.ablation import Ablation
+from eval.settings.downstream import Downstream
+from eval.settings.embed import Embed, Nearest
+from eval.settings.export import Export
+from eval.settings.pictures import ShowBatch, ShowTree
 from pipeline import notation, presets
 from train.settings import require_one_name
 
@@ -37,18 +34,37 @@ def main() -> None:
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
         known = notation.with_own(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS
         print(presets.listing() if command.preset == "help" else notation.listing(known))
-    elif isinstance(command, Downstream):
-        print(downstream(command))
-    elif isinstance(command, Ablation):
-        print(ablation(command))
-    elif isinstance(command, Embed):
-        print(embed(command))
-    elif isinstance(command, Nearest):
-        print(nearest(command))
-    elif isinstance(command, Export):
-        print(export(command))
-    elif isinstance(command, ShowBatch):
-        print(f"the picture is {show_batch(command)}")
     else:
-        text, path = show_tree(command)
-        print(f"{text}\n\nthe picture is {path}")
+        print(_run(command))
+
+
+def _run(command: Downstream | Ablation | Embed | Nearest | Export | ShowBatch | ShowTree) -> str:
+    """Do it; returns what is to be said. torch and DALI are imported here, which take seconds, and not for --help."""
+    if isinstance(command, Downstream):
+        from eval.downstream import downstream
+
+        return downstream(command)
+    if isinstance(command, Ablation):
+        from eval.ablation import ablation
+
+        return ablation(command)
+    if isinstance(command, Embed):
+        from eval.embed import embed
+
+        return embed(command)
+    if isinstance(command, Nearest):
+        from eval.nearest import nearest
+
+        return nearest(command)
+    if isinstance(command, Export):
+        from eval.export import export
+
+        return export(command)
+    if isinstance(command, ShowBatch):
+        from eval.show_batch import show_batch
+
+        return f"the picture is {show_batch(command)}"
+    from eval.show_tree import show_tree
+
+    text, path = show_tree(command)
+    return f"{text}\n\nthe picture is {path}"

@@ -18,11 +18,11 @@ import torch
 from tqdm import tqdm
 
 from eval.finetune import METRICS, STATE
-from eval.processes import run_alone, side_by_side
+from eval.processes import places, run_alone, side_by_side
 from eval.protocols import FORMAT, Protocols, comparable, matters, recipe, short
 from eval.reports import report
 from eval.results import RANDOM, Result, from_json, to_csv, to_json
-from eval.settings import LABELLED, PROTOCOLS, Downstream, Protocol
+from eval.settings.downstream import LABELLED, PROTOCOLS, Downstream, Protocol
 from eval.subjects import Fold, Model, folds, held_out, models, of, opened
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.files import write_text
@@ -200,7 +200,8 @@ class Evaluation:
         ]
         if not jobs:
             return
-        if self.settings.side_by_side == 1:
+        at_once = places(self.settings.side_by_side)
+        if at_once == 1:
             for model, fold in jobs:
                 self._once(model, "finetune", fold)
             return
@@ -211,12 +212,10 @@ class Evaluation:
             path.parent.mkdir(parents=True, exist_ok=True)
             run_alone(self._command(model, fold), path.with_suffix(".log"), gpu, f"finetuning {of(model, fold)}")
 
-        print(f"{len(jobs)} finetuning runs, {self.settings.side_by_side} at a time; logs beside their results")
+        print(f"{len(jobs)} finetuning runs, {at_once} at a time; logs beside their results")
         epochs = recipe(self.settings, jobs[0][0].trained).epochs * len(jobs)
         with tqdm(total=epochs, initial=_epochs(paths), unit="epoch", desc="finetune", mininterval=1.0) as bar:
-            for number in side_by_side(
-                range(len(jobs)), run, self.settings.side_by_side, lambda: bar.update(_epochs(paths) - bar.n)
-            ):
+            for number in side_by_side(range(len(jobs)), run, at_once, lambda: bar.update(_epochs(paths) - bar.n)):
                 (result,) = read(paths[number])
                 column, first = next(iter(result.measures.items()))
                 bar.write(f"{of(*jobs[number])}, finetune: {column} {first.value:.1f} %")

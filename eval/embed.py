@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,15 +19,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from eval.settings.embed import Embed, Kind, Per
 from pipeline import serialization
 from pipeline.clips import parts, uniform_plans
 from pipeline.errors import UserError, first_line
-from pipeline.files import kind, partial_of, publish
+from pipeline.files import partial_of, publish
 from pipeline.leaves import MODALITIES
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.shards.layout import read_rejected, shard_folder
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import centred
 from preprocess.datasets import folder
 from preprocess.datasets.listing import SUFFIXES, Missing
@@ -38,52 +39,6 @@ from train.models.gdt import autocast, modalities_of
 from train.provenance import Provenance
 
 FORMAT = "gdt-features-1"
-Modality = Literal["video", "audio"]
-Kind = Literal["embeddings", "features"]
-Per = Literal["video", "clip"]
-
-
-@dataclass(frozen=True)
-class Embed:
-    """Write features of videos, of one's own or of a preprocessed data set, to a file."""
-
-    ckpt: Path
-    """Checkpoint of a pretrained model, or weights from elsewhere."""
-    source: tuple[Path, ...] = ()
-    """Folders of videos, and video files; they are preprocessed into a folder that is removed at the end."""
-    dataset: str = ""
-    """Preprocessed data set, in place of --source."""
-    shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
-    out: Path = Path("features.h5")
-    """The file to write: .h5, .npz or, with pyarrow installed, .parquet."""
-    of: tuple[Modality, ...] = ()
-    """What features are of; default picture and sound, as far as the model has networks for them."""
-    kind: Kind = "embeddings"
-    """Embeddings of length 1, in which picture and sound can be compared, or average-pooled features of the trunks,
-    which are better for classifiers."""
-    per: Per = "video"
-    """A row per video, the mean over its clips, or a row per clip with the second at which it starts."""
-    clips: int = 10
-    """Uniform clips per video."""
-    workers: int = 0
-    """Worker processes that decode videos; 0 takes one per core."""
-    overwrite: bool = False
-    """Replace the file where there is one."""
-
-    def __post_init__(self) -> None:
-        if bool(self.source) == bool(self.dataset or self.shards):
-            raise UserError("set --source to videos, or --dataset to preprocessed ones")
-        if self.clips < 1:
-            raise UserError(f"--clips is {self.clips}; it must be 1 or more")
-        if self.out.suffix not in _WRITERS:
-            raise UserError(f"--out is {self.out}; its name must end in {', '.join(_WRITERS)}")
-        if (what := kind(self.out)) not in ("", "missing"):
-            raise UserError(f"{self.out} is {what}, not a file; set --out to a file")
-        if self.out.exists() and not self.overwrite:
-            raise UserError(f"{self.out} is there already; set --out to another file, or --overwrite to replace it")
-        if not self.out.absolute().parent.is_dir():
-            raise UserError(f"there is no folder {self.out.parent} to write to; set --out to a file in one there is")
 
 
 @dataclass(frozen=True)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from eval.settings.export import Export
 from pipeline.errors import UserError, first_line
 from pipeline.files import kind, partial_of, write_with
 from pipeline.shards.index import Statistics
 from train import portable
 from train.checkpoint import Trained, load_model
-from train.models.gdt import Network, modalities_of
+from train.models.gdt import modalities_of
+from train.models.network import Network
 from train.weights import STATISTICS
 
 _SIZES = {
@@ -28,21 +29,6 @@ _SIZES = {
 _HEADS = ("hidden", "embedding")
 """And the heads."""
 _PUBLISHED = Network(word_dimensions=300)
-
-
-@dataclass(frozen=True)
-class Export:
-    """Write the weights of a checkpoint, or of weights from elsewhere, for other programs and to hand on."""
-
-    ckpt: Path
-    """Checkpoint of a pretrained model, or weights from elsewhere."""
-    out: Path
-    """The file to write."""
-    format: Literal["safetensors", "published", "torchvision"] = "safetensors"
-    """safetensors holds a model of any size with its settings; published is what the GDT release reads, torchvision the
-    video trunk as r2plus1d_18 has it, both for networks of the paper's sizes only."""
-    overwrite: bool = False
-    """Replace the file where there is one."""
 
 
 def export(settings: Export) -> str:

@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 from pipeline.files import write_with
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import centred
 from train.checkpoint import Trained
 from train.models.gdt import autocast

@@ -25,7 +25,7 @@ from pipeline.files import write_lines, write_with
 from pipeline.leaves import Clip
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import Augmentation, centred
 from pipeline.tree import BatchPlan
 from train.checkpoint import Damaged, Trained, contents

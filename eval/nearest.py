@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 from tabulate import tabulate
 
-from eval.embed import Embed, Kind, Modality, Per, Rows, read, rows_of
+from eval.embed import Rows, read, rows_of
 from eval.retrieval import unit
+from eval.settings.embed import Embed, Kind, Nearest, Per
 from pipeline.errors import UserError
-
-
-@dataclass(frozen=True)
-class Nearest:
-    """Find the videos that are most like one."""
-
-    query: str
-    """Id of a video in the file of features, or a video file."""
-    features: Path = Path("features.h5")
-    """File that `python -m eval embed` wrote, .h5 or .npz."""
-    by: Modality = "video"
-    """What of the query is compared: its picture or its sound."""
-    among: Modality | None = None
-    """With what of the others; default the same. Another one needs embeddings."""
-    k: int = 5
-    """How many to find."""
-    ckpt: Path | None = None
-    """For a query that is a video file: the checkpoint that the features are of; default the one they name."""
-
-    def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UserError(f"--k is {self.k}; it must be 1 or more")
 
 
 def nearest(settings: Nearest) -> str:

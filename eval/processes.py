@@ -19,17 +19,15 @@ from pipeline.supervise import DIES_WITH
 T = TypeVar("T")
 
 
-def places() -> int:
-    """How many runs have a GPU, or a core, each."""
-    return torch.cuda.device_count() or len(os.sched_getaffinity(0))
+def places(side_by_side: int) -> int:
+    """How many runs to have at a time: so many, or for 0 as many as have a GPU, or a core, each.
 
-
-def require_places(side_by_side: int) -> None:
-    """Raise UserError where fewer than --side-by-side GPUs are there, or it is below 1."""
-    if side_by_side < 1:
-        raise UserError(f"--side-by-side is {side_by_side}; it must be 1 or more")
-    if torch.cuda.is_available() and side_by_side > torch.cuda.device_count():
-        raise UserError(f"--side-by-side is {side_by_side} but there are {torch.cuda.device_count()} GPUs")
+    Raises UserError where fewer GPUs are there.
+    """
+    gpus = torch.cuda.device_count()
+    if gpus and side_by_side > gpus:
+        raise UserError(f"--side-by-side is {side_by_side} but there are {gpus} GPUs")
+    return side_by_side or gpus or len(os.sched_getaffinity(0))
 
 
 def side_by_side(

@@ -17,7 +17,7 @@ from eval.finetune import RECIPES, Finetuning, Recipe, Task, tiny, told
 from eval.measures import Measure, share
 from eval.results import sentence
 from eval.retrieval import few_shot, linear_probe, recall, targets
-from eval.settings import KS, SHOTS, Downstream, Protocol
+from eval.settings.downstream import KS, SHOTS, Downstream, Protocol
 from eval.subjects import Fold, Model, of, sampled
 from pipeline.errors import UserError
 from pipeline.shards.index import Index

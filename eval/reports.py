@@ -8,7 +8,7 @@ from pathlib import Path
 from eval import results as tables
 from eval.paper import reported
 from eval.results import RANDOM, Result, sentence, to_json
-from eval.settings import Protocol
+from eval.settings.downstream import Protocol
 from pipeline.files import write_text
 
 _TABLES: tuple[tuple[Protocol, ...], ...] = (("cross-modal",), ("retrieval", "few-shot"), ("linear", "finetune"))

@@ -14,7 +14,7 @@ import numpy as np
 from tabulate import tabulate
 
 from eval.measures import Measure, difference
-from eval.settings import Downstream, Protocol
+from eval.settings.downstream import Downstream, Protocol
 from pipeline import serialization
 from pipeline.errors import UserError
 from pipeline.leaves import MODALITIES

@@ -3,56 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from eval.settings.pictures import ShowBatch
 from pipeline.colour import Pixels
-from pipeline.errors import UserError, require_positive
+from pipeline.errors import UserError
 from pipeline.leaves import MODALITIES
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
 from pipeline.sources.text import NOTHING
 from pipeline.tree import Tree
 from train.settings import SIZES, Pretrain
-
-
-@dataclass(frozen=True)
-class ShowBatch:
-    """Draw every leaf of one video of a batch as a PNG."""
-
-    dataset: str = "synthetic"
-    """Preprocessed data set."""
-    shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
-    preset: str = "l"
-    """Row of the paper's table 1, or another name of python -m train tiny --preset help."""
-    factors: str = ""
-    """A composition of your own instead of a preset, as in pretraining."""
-    factors_from: Path | None = None
-    """Python file with transformations of your own."""
-    word2vec: Path | None = None
-    """Where words are a modality: the file of word vectors with which the shards were made."""
-    size: Literal["tiny", "paper"] = "tiny"
-    """Size of the clips."""
-    batch: int = 0
-    """Which batch of the first epoch."""
-    seed: int = 0
-    """Seed of the plan."""
-    frames: int = 8
-    """Frames drawn of each video leaf."""
-    out: Path | None = None
-    """The picture; default runs/batch-<dataset>-<preset>.png."""
-
-    def __post_init__(self) -> None:
-        require_positive(self, "", "frames")
-        if self.out is not None and self.out.suffix != ".png":
-            raise UserError(f"--out is {self.out}; the picture's name must end in .png")
 
 
 def show_batch(settings: ShowBatch) -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from eval.settings.pictures import ShowTree
 from pipeline.composition import Composition, contrast, weight
 from pipeline.errors import UserError
 from pipeline.factors import Factor
@@ -24,32 +25,6 @@ _SECONDS = 10
 _FPS = 30
 _MOST = 256
 """Leaves in a picture that can be read."""
-
-
-@dataclass(frozen=True)
-class ShowTree:
-    """Print and draw the sampling tree of a composition, with what each leaf attracts and repels."""
-
-    preset: str = "l"
-    """Row of the paper's table 1, or another name of python -m train tiny --preset help."""
-    factors: str = ""
-    """A composition of your own instead of a preset, as in pretraining."""
-    factors_from: Path | None = None
-    """Python file with transformations of your own."""
-    videos: int = 2
-    """How many videos are drawn; the numbers of partners are those of --videos-per-batch."""
-    videos_per_batch: int = 512
-    """K_i of the batch that the numbers are of."""
-    out: Path | None = None
-    """The picture, .png, .svg or .pdf; default runs/tree-<preset>.png."""
-
-    def __post_init__(self) -> None:
-        if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
-            raise UserError(f"--out is {self.out}; the picture's name must end in .png, .svg or .pdf")
-        if self.videos > self.videos_per_batch:
-            raise UserError(f"--videos is {self.videos} of a batch of {self.videos_per_batch}; set it to no more")
-        if self.videos < 2:
-            raise UserError(f"--videos is {self.videos}; it must be 2 or more, or there is nothing to repel")
 
 
 def show_tree(settings: ShowTree) -> tuple[str, Path]:

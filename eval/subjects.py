@@ -13,7 +13,7 @@ import numpy as np
 
 from eval.finetune import WEIGHTS
 from eval.results import RANDOM
-from eval.settings import Downstream
+from eval.settings.downstream import Downstream
 from pipeline.errors import UserError
 from pipeline.shards.index import Index
 from train.checkpoint import NAME, Trained, load_model

@@ -17,7 +17,8 @@ import torch
 from pipeline.errors import UserError
 from pipeline.leaves import Clip, Leaves
 from pipeline.shards.index import Index
-from pipeline.sources.base import InputSource, Loading, Memory, Readings
+from pipeline.sources.base import InputSource, Memory, Readings
+from pipeline.sources.loading import Loading
 from pipeline.sources.sound import SoundSource
 from pipeline.sources.text import TextSource
 from pipeline.sources.video import VideoSource

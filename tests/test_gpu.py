@@ -14,14 +14,14 @@ import torch.multiprocessing as mp
 from eval.downstream import downstream
 from eval.features import extract
 from eval.results import from_json
-from eval.settings import Downstream
+from eval.settings.downstream import Downstream
 from pipeline import presets
 from pipeline.colour import Pixels
 from pipeline.leaves import Clip
 from pipeline.loader import Loader
 from pipeline.notation import parse
 from pipeline.shards.index import Index
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.sources.text import Words
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import sampling_tree

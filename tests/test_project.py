@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
 
+import pytest
 import yaml
 
 from tests.conftest import ROOT
@@ -37,3 +39,11 @@ def test_the_readme_names_only_commands_and_files_that_exist() -> None:
     for module in set(re.findall(r"python -m ([a-z_.]+)", readme)):
         stem = ROOT / module.replace(".", "/")
         assert stem.is_dir() or stem.with_suffix(".py").is_file(), module
+
+
+@pytest.mark.parametrize("stage", ["preprocess", "train", "eval"])
+def test_the_command_line_is_there_before_what_takes_seconds_to_import(stage: str) -> None:
+    """So `--help` and mistakes are answered at once."""
+    code = f"import sys, {stage}.command; print(*{{'torch', 'nvidia.dali', 'sklearn', 'matplotlib'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -7,13 +7,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
 import tyro
 
 from pipeline import notation, presets
 from pipeline.errors import UserError, exit_with_message
-from train.pretrain import pretrain
-from train.run import leave_without_teardown
 from train.settings import SIZES, Pretrain, require_one_name
 
 
@@ -23,8 +20,13 @@ def main() -> None:
         exit_with_message(_pretrain)
     except SystemExit as end:
         status = end.code
-    if dist.is_initialized():
-        leave_without_teardown(status)
+    if "torch" in sys.modules:  # it is imported once there is something to compute, and not for --help
+        import torch.distributed as dist
+
+        from train.run import leave_without_teardown
+
+        if dist.is_initialized():
+            leave_without_teardown(status)
     sys.exit(status)
 
 
@@ -38,6 +40,8 @@ def _pretrain() -> None:
     if settings.preset == "help" or settings.factors == "help":
         print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
         return
+    from train.pretrain import pretrain
+
     path = pretrain(settings)
     if os.environ.get("RANK", "0") == "0":
         print(f"the trained model is in {path}")

@@ -15,7 +15,7 @@ from pipeline.errors import UserError
 from pipeline.leaves import MODALITIES, Clip
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import centred
 from pipeline.word2vec import WordVectors
 from train.models.gdt import GDT, autocast

@@ -19,7 +19,8 @@ from pipeline import serialization
 from pipeline.errors import UserError
 from pipeline.shards.index import Statistics
 from train import tensors
-from train.models.gdt import GDT, Network, load_weights, modalities_of
+from train.models.gdt import GDT, load_weights, modalities_of
+from train.models.network import Network
 from train.settings import Pretrain, from_json, to_json
 from train.weights import Foreign
 

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import nvidia.dali
-import sklearn
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pipeline import serialization
 from pipeline.files import write_text
+
+if TYPE_CHECKING:  # else what only reads provenances, as command lines do, would import it
+    import torch
 
 NAME = "run.json"
 DAMAGED = "run.damaged.json"
@@ -84,6 +82,11 @@ def command_line() -> str:
 
 def versions() -> dict[str, str]:
     """Of what numbers depend on; without this package's where it is not installed."""
+    import numpy as np
+    import nvidia.dali
+    import sklearn
+    import torch
+
     found = {
         "python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__),
         "nvidia-dali": nvidia.dali.__version__, "scikit-learn": sklearn.__version__,
@@ -96,6 +99,8 @@ def versions() -> dict[str, str]:
 def device_name(device: torch.device) -> str:
     """Of a GPU, or of this machine's processor."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

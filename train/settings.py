@@ -17,11 +17,11 @@ from pipeline.errors import UserError
 from pipeline.leaves import Clip
 from pipeline.shards.index import Index
 from pipeline.shards.layout import shard_folder
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import Tree, sampling_tree
 from pipeline.word2vec import WordVectors
-from train.models.gdt import Network
+from train.models.network import Network
 
 
 @dataclass(frozen=True)

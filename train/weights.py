@@ -22,7 +22,8 @@ from pipeline.errors import UserError
 from pipeline.files import require_readable
 from pipeline.shards.index import Statistics
 from train import tensors
-from train.models.gdt import GDT, Network, load_weights, modalities_of
+from train.models.gdt import GDT, load_weights, modalities_of
+from train.models.network import Network
 from train.settings import Pretrain, from_json
 
 _MOST = 100

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from pipeline.leaves import Clip, Leaves
-from pipeline.sources.base import InputSource, Loading, Memory, Part, Readings
+from pipeline.sources.base import InputSource, Memory, Part, Readings
+from pipeline.sources.loading import Loading
 
 NOTHING = -1
 

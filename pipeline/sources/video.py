@@ -23,7 +23,8 @@ from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.graphs import Pipeline, dali_message, video_graph
 from pipeline.leaves import Clip, Leaves
 from pipeline.shards.reader import DamagedVideo
-from pipeline.sources.base import InputSource, Loading, Memory, Part, Readings, chunks
+from pipeline.sources.base import InputSource, Memory, Part, Readings, chunks
+from pipeline.sources.loading import Loading
 
 
 @dataclass(frozen=True)

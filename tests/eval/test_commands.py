@@ -15,7 +15,8 @@ import torch
 from PIL import Image
 
 from eval.features import extract, stored
-from eval.show_batch import ShowBatch, draw, show_batch
+from eval.settings.pictures import ShowBatch
+from eval.show_batch import draw, show_batch
 from pipeline import presets
 from pipeline.leaves import VIDEO
 from pipeline.loader import Loader

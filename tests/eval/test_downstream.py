@@ -18,7 +18,7 @@ import torch
 
 from eval.downstream import Evaluation, downstream
 from eval.results import from_json
-from eval.settings import Downstream
+from eval.settings.downstream import Downstream
 from eval.subjects import folds
 from pipeline.errors import UserError
 from pipeline.shards.index import Index

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
-from eval.embed import Embed, features_of, read, rows_of
+from eval.embed import features_of, read, rows_of
+from eval.settings.embed import Embed
 from pipeline.clips import uniform_clips
 from pipeline.errors import UserError
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import EVALUATION
 from tests.conftest import Run
 from tests.pipeline.test_loader import CPU

@@ -13,7 +13,8 @@ import safetensors
 import safetensors.torch
 import torch
 
-from eval.export import Export, export
+from eval.export import export
+from eval.settings.export import Export
 from pipeline.errors import UserError
 from pipeline.shards.index import Statistics
 from tests.conftest import Run
@@ -22,7 +23,8 @@ from tests.train.test_weights import BANKS, CLIPS, Release, Video
 from tests.train.test_weights import random as drawn
 from train import checkpoint, tensors
 from train.checkpoint import Data, Trained, load_model
-from train.models.gdt import GDT, Network
+from train.models.gdt import GDT
+from train.models.network import Network
 from train.pretrain import pretrain
 from train.settings import SIZES, Optimization, Pretrain, to_json
 from train.weights import KINETICS, RELEASE

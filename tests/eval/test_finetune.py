@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from eval.export import Export, export
+from eval.export import export
 from eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
+from eval.settings.export import Export
 from pipeline.clips import uniform_clips
 from pipeline.errors import UserError
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import EVALUATION
 from tests.pipeline.test_loader import CPU
 from train.checkpoint import Trained, load_model

@@ -11,7 +11,7 @@ import pytest
 
 from eval.downstream import downstream
 from eval.results import Result, from_json
-from eval.settings import Downstream
+from eval.settings.downstream import Downstream
 from pipeline.shards.index import Index
 from preprocess.stage import Preprocess
 from preprocess.stage import run as preprocess

@@ -12,7 +12,7 @@ import pytest
 from eval.ablation import with_earlier
 from eval.measures import Measure
 from eval.results import RANDOM, Result, compared, from_json, layout, rows, to_csv, to_json, to_latex
-from eval.settings import Downstream
+from eval.settings.downstream import Downstream
 from pipeline.errors import UserError
 from train.provenance import Provenance
 from train.settings import SIZES

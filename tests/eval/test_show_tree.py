@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.show_tree import ATTRACTS, IGNORES, REPELS, Drawn, ShowTree, partners, show_tree
+from eval.settings.pictures import ShowTree
+from eval.show_tree import ATTRACTS, IGNORES, REPELS, Drawn, partners, show_tree
 from pipeline import presets
 from pipeline.composition import counts
 from pipeline.notation import parse

@@ -14,7 +14,8 @@ from pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
 from pipeline.leaves import MODALITIES, Clip
 from pipeline.shards.index import Index
 from pipeline.shards.reader import ShardReader
-from pipeline.sources.base import Loading, Readings
+from pipeline.sources.base import Readings
+from pipeline.sources.loading import Loading
 from pipeline.sources.video import VideoSource
 from pipeline.transformations.augmentation import EVALUATION, Augmentation
 from tests.pipeline.test_loader import CLIP, CPU, NO_COLOUR, load

@@ -34,7 +34,7 @@ from pipeline.shards.index import Index
 from pipeline.shards.layout import MEL_FLOOR
 from pipeline.shards.reader import DamagedVideo, ShardReader
 from pipeline.shards.seal import check_seal
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.tree import BatchPlan, Tree, sampling_tree
 from tests.tamper import changed, reindex

@@ -20,7 +20,8 @@ from pipeline.loader import Batch, Loader
 from pipeline.notation import parse
 from pipeline.shards.index import Index
 from pipeline.shards.reader import ShardReader
-from pipeline.sources.base import Loading, Memory, Readings
+from pipeline.sources.base import Memory, Readings
+from pipeline.sources.loading import Loading
 from pipeline.sources.text import NOTHING, TextSource, Words
 from pipeline.transformations.augmentation import Augmentation
 from pipeline.transformations.base import Source

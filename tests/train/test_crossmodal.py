@@ -16,7 +16,7 @@ from pipeline.errors import UserError
 from pipeline.leaves import Clip
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import EVALUATION
 from pipeline.word2vec import WordVectors
 from tests.pipeline.test_loader import CPU

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from pipeline.errors import UserError
-from train.models.gdt import GDT, Network, load_weights
+from train.models.gdt import GDT, load_weights
+from train.models.network import Network
 from train.settings import SIZES
 
 

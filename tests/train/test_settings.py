@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
-from pipeline.sources.base import Loading
+from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import Augmentation
-from train.models.gdt import Network
+from train.models.network import Network
 from train.settings import SIZES, Optimization, Pretrain, differences, from_json, to_json
 
 FIRST = """

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from eval.downstream import downstream
 from eval.results import from_json
-from eval.settings import Downstream
+from eval.settings.downstream import Downstream
 from pipeline.errors import UserError
 from pipeline.shards.index import Index, fingerprint
 from train import checkpoint

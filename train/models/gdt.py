@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -11,53 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.colour import Pixels
-from pipeline.errors import UserError, require_positive
+from pipeline.errors import UserError
 from pipeline.leaves import MODALITIES
 from train.models.audio import AudioResNet
+from train.models.network import Network
 from train.models.r2plus1d import R2Plus1D
 from train.models.text import TextNetwork
 
 Base = TypeVar("Base", bound=nn.Module)
-
-
-@dataclass(frozen=True)
-class Network:
-    """Sizes of the networks (section A.4)."""
-
-    stem: int = 64
-    """Channels after the first convolution of the video trunk."""
-    stem_middle: int = 45
-    """Channels inside that convolution, between its spatial and its temporal part."""
-    widths: tuple[int, ...] = (64, 128, 256, 512)
-    """Channels of the stages of the video trunk; the last is the size of the feature."""
-    depth: int = 2
-    """Residual blocks per stage of the video trunk; 2 with four stages is R(2+1)D-18."""
-    slim: bool = False
-    """Inner channels of the factorised convolutions: as many as the outer ones, instead of as many as keep the
-    parameters of a full 3x3x3 convolution."""
-    audio_stem: int = 64
-    """Channels after the first convolution of the audio trunk."""
-    audio_widths: tuple[int, ...] = (64, 128, 256, 512)
-    """Channels of the stages of the audio trunk."""
-    word_dimensions: int = 0
-    """Dimensions of the word vectors; 0 takes those of the word2vec file, 300 for that of Google News."""
-    text_width: int = 2048
-    """Features of a text clip."""
-    hidden: int = 512
-    """Hidden units of the projection heads."""
-    embedding: int = 256
-    """Size of the L2-normalised embedding."""
-    dropout: float = 0.3
-    """Dropout before each layer of the projection heads, as in the published release."""
-
-    def __post_init__(self) -> None:
-        require_positive(
-            self, "network", "stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding"
-        )
-        if self.word_dimensions < 0 or not 0 <= self.dropout < 1:
-            raise UserError("network: word-dimensions must be 0 or more, and dropout 0 or more and below 1")
-        if min(*self.widths, *self.audio_widths, 1) < 1 or not self.widths or not self.audio_widths:
-            raise UserError("network: widths and audio-widths must be numbers of 1 or more, at least one of each")
 
 
 class Head(nn.Module):

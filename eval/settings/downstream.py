@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from eval.processes import places, require_places
 from pipeline.errors import UserError
 
 Protocol = Literal["cross-modal", "retrieval", "few-shot", "linear", "finetune"]
@@ -74,8 +73,8 @@ class Downstream:
     """Inverse strength of the linear probe's L2 regularisation, on features of unit variance."""
     seed: int = 0
     """Decides the shots, the drawn training videos, the classifier's first weights and the order of clips."""
-    side_by_side: int = field(default_factory=places)
-    """Finetuning runs at a time, each of one fold: one per GPU, or one single-threaded run per core."""
+    side_by_side: int = 0
+    """Finetuning runs at a time, each of one fold; 0 for one per GPU, or one single-threaded run per core."""
     threads: int = 0
     """CPU threads of one process; 0 leaves it to torch."""
     out: Path | None = None
@@ -112,3 +111,11 @@ class Downstream:
     def asks_labels(self) -> bool:
         """Whether a setting says that protocols with labels are meant."""
         return bool(self.label or self.folds or self.gallery_per_class or self.gallery_split != "train")
+
+
+def require_places(side_by_side: int) -> None:
+    """Raise UserError where --side-by-side is below 0."""
+    if side_by_side < 0:
+        raise UserError(
+            f"--side-by-side is {side_by_side}; it must be 0 or more"
+        )
