@@ -44,6 +44,6 @@ def test_the_readme_names_only_commands_and_files_that_exist() -> None:
 @pytest.mark.parametrize("stage", ["preprocess", "train", "eval"])
 def test_the_command_line_is_there_before_what_takes_seconds_to_import(stage: str) -> None:
     """So `--help` and mistakes are answered at once."""
-    code = f"import sys, {stage}.command; print(*{{'torch', 'nvidia.dali', 'sklearn', 'matplotlib'}} & set(sys.modules))"
+    code = f"import sys, {stage}.command; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert not {"torch", "nvidia.dali", "sklearn", "matplotlib"} & set(done.stdout.split())

@@ -116,6 +116,4 @@ class Downstream:
 def require_places(side_by_side: int) -> None:
     """Raise UserError where --side-by-side is below 0."""
     if side_by_side < 0:
-        raise UserError(
-            f"--side-by-side is {side_by_side}; it must be 0 or more"
-        )
+        raise UserError(f"--side-by-side is {side_by_side}; it must be 0 or more")
