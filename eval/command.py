@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any, Union
 
 import tyro
 
@@ -13,24 +13,26 @@ from eval.settings.embed import Embed, Nearest
 from eval.settings.export import Export
 from eval.settings.pictures import ShowBatch, ShowTree
 from pipeline import notation, presets
+from pipeline.commandline import Options
 from train.settings import require_one_name
 
-Command = (
-    Annotated[Downstream, tyro.conf.subcommand("downstream")]
-    | Annotated[Ablation, tyro.conf.subcommand("ablation")]
-    | Annotated[Embed, tyro.conf.subcommand("embed")]
-    | Annotated[Nearest, tyro.conf.subcommand("nearest")]
-    | Annotated[Export, tyro.conf.subcommand("export")]
-    | Annotated[ShowBatch, tyro.conf.subcommand("show-batch")]
-    | Annotated[ShowTree, tyro.conf.subcommand("show-tree")]
-)
+COMMANDS: dict[str, Options[Any]] = {
+    "downstream": Options(Downstream),
+    "ablation": Options(Ablation),
+    "embed": Options(Embed),
+    "nearest": Options(Nearest),
+    "export": Options(Export),
+    "show-batch": Options(ShowBatch),
+    "show-tree": Options(ShowTree),
+}
 
 
 def main() -> None:
     require_one_name(sys.argv[1:])
-    command: Downstream | Ablation | Embed | Nearest | Export | ShowBatch | ShowTree = tyro.cli(
-        Command, prog="python -m eval"
-    )
+    subcommands = [Annotated[one.type, tyro.conf.subcommand(name, prefix_name=False)] for name, one in COMMANDS.items()]
+    one_of_them: Any = Union[tuple(subcommands)]  # noqa: UP007
+    parsed: Any = tyro.cli(one_of_them, prog="python -m eval")
+    (command,) = (one.settings(parsed) for one in COMMANDS.values() if isinstance(parsed, one.type))
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
         known = notation.with_own(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS
         print(presets.listing() if command.preset == "help" else notation.listing(known))
@@ -38,8 +40,8 @@ def main() -> None:
         print(_run(command))
 
 
-def _run(command: Downstream | Ablation | Embed | Nearest | Export | ShowBatch | ShowTree) -> str:
-    """Do it; returns what is to be said. torch and DALI are imported here, which take seconds, and not for --help."""
+def _run(command: Any) -> str:
+    """Do it; returns what is to be said. torch and DALI are imported here: they take seconds, which --help need not."""
     if isinstance(command, Downstream):
         from eval.downstream import downstream
 

@@ -7,11 +7,11 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from heapq import nlargest
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tqdm import tqdm
 
@@ -41,6 +41,14 @@ _ATTEMPTS = 4
 @dataclass(frozen=True)
 class Preprocess(cluster.Workers):
     """Turn a data set of videos into shards; run again to go on where it stopped."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "data": ("dataset", "source", "destination", "val", "test", "duplicates", "drop_gone"),
+        "captions": ("word2vec", "stop_words"),
+        "shard": ("videos_per_shard", "megabytes_per_shard"),
+        "run": ("dry_run", "workers", "scheduler"),
+    }
+    """Of `--help`, and the settings below them."""
 
     dataset: str = "folder"
     """Which layout the videos have: folder, ig65m, kinetics, ucf101, hmdb51, howto100m, vggsound, audioset or

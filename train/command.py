@@ -10,6 +10,7 @@ from typing import Any
 import tyro
 
 from pipeline import notation, presets
+from pipeline.commandline import Options
 from pipeline.errors import UserError, exit_with_message
 from train.settings import SIZES, Pretrain, require_one_name
 
@@ -36,7 +37,9 @@ def _pretrain() -> None:
         raise UserError(f"there is no size '{arguments[0]}'; choose one of {', '.join(SIZES)}")
     require_one_name(arguments)
     sizes = {name: (text, _with_one_length(base, arguments)) for name, (text, base) in SIZES.items()}
-    settings = tyro.extras.overridable_config_cli(sizes, prog="python -m train")
+    options = Options(Pretrain)
+    defaults = {name: (text, options.of(base)) for name, (text, base) in sizes.items()}
+    settings = options.settings(tyro.extras.overridable_config_cli(defaults, prog="python -m train"))
     if settings.preset == "help" or settings.factors == "help":
         print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
         return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -55,6 +55,15 @@ class Optimization:
 @dataclass(frozen=True)
 class Pretrain:
     """Pretrain on shards; run again with the same settings to go on where it stopped."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "data": ("dataset", "shards", "split", "word2vec"),
+        "composition": ("preset", "factors", "factors_from", "factors_digest"),
+        "schedule": ("videos_per_batch", "epochs", "steps", "temperature", "seed"),
+        "run": ("out", "init", "device", "precision", "threads", "checkpoint_minutes", "checkpoint_steps"),
+        "probe": ("probe_every", "probe_videos", "probe_split"),
+    }
+    """Of `--help`, and the settings below them."""
 
     dataset: str = "kinetics"
     """Name of the preprocessed data set."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from eval.settings.downstream import require_places
 from pipeline import presets
@@ -15,6 +16,14 @@ from pipeline.errors import UserError
 @dataclass(frozen=True)
 class Ablation:
     """Pretrain rows of table 1 at equal clips per step, evaluate them frozen, and compare."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "data": ("dataset", "shards", "word2vec"),
+        "pretraining": ("rows", "seeds", "size", "clips_per_step", "steps"),
+        "evaluation": ("query_split", "gallery_per_class"),
+        "run": ("out", "side_by_side"),
+    }
+    """Of `--help`, and the settings below them."""
 
     dataset: str = "synthetic"
     """Preprocessed data set with labels, a train and a test split."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pipeline.errors import UserError
 
@@ -30,6 +31,24 @@ _EFFECT: dict[tuple[str, ...], tuple[Protocol, ...]] = {
 @dataclass(frozen=True)
 class Downstream:
     """Evaluate models by the paper's protocols, in one table with random weights and chance; again: resumes."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "model": ("ckpt", "random"),
+        "data": (
+            "dataset",
+            "shards",
+            "label",
+            "folds",
+            "gallery_split",
+            "query_split",
+            "gallery_per_class",
+            "word2vec",
+        ),
+        "protocol": ("protocols", "clips", "linear_c", "train_samples", "seed"),
+        "finetuning": ("recipe", "size", "epochs", "rate", "clips_per_epoch"),
+        "run": ("out", "side_by_side", "threads", "tables"),
+    }
+    """Of `--help`, and the settings below them."""
 
     ckpt: tuple[Path, ...]
     """Checkpoints, ours or from elsewhere; each is a row of the table."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pipeline.errors import UserError
 from pipeline.files import kind
@@ -18,6 +19,14 @@ FORMATS = (".h5", ".npz", ".parquet")
 @dataclass(frozen=True)
 class Embed:
     """Write features of videos, of one's own or of a preprocessed data set, to a file."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "model": ("ckpt",),
+        "videos": ("source", "dataset", "shards", "workers"),
+        "features": ("of", "kind", "per", "clips"),
+        "file": ("out", "overwrite"),
+    }
+    """Of `--help`, and the settings below them."""
 
     ckpt: Path
     """Checkpoint of a pretrained model, or weights from elsewhere."""
