@@ -28,7 +28,7 @@ def test_every_setting_is_under_one_heading_and_has_a_text(name: str, capsys: py
     types = get_type_hints(kind)
     names = [f.name for f in fields(kind) if not is_dataclass(types[f.name]) and f.name != "factors_digest"]
     for option in (name.replace("_", "-") for name in names):
-        assert len(re.findall(rf"^[│ ]*--{option}(?![-\w])", shown, re.M)) == 1, option
+        assert len(re.findall(rf"^[│ ] --{option}(?![-\w])", shown, re.M)) == 1, option
     for title, below in getattr(kind, "headings", {}).items():
         (box,) = re.findall(rf"^\W*{title} options\W*\n(.*?)(?=^\W*\w+ options\W*\n|\Z)", shown, re.M | re.S)
         assert all(f"--{n.replace('_', '-')}" in box for n in below if n != "factors_digest"), title
