@@ -12,6 +12,10 @@ def main() -> None:
     exit_with_message(command)
 
 
-if __name__ == "__main__":
+def console() -> None:
     quiet_until_ready()
     supervised(main, "run the same command again")
+
+
+if __name__ == "__main__":
+    console()

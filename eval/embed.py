@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
@@ -32,8 +33,6 @@ from pipeline.sources.loading import Loading
 from pipeline.transformations.augmentation import centred
 from preprocess.datasets import folder
 from preprocess.datasets.listing import SUFFIXES, Missing
-from preprocess.stage import Preprocess
-from preprocess.stage import run as preprocess
 from train.checkpoint import Trained, load_model
 from train.models.gdt import autocast, modalities_of
 from train.provenance import Provenance
@@ -55,6 +54,8 @@ class Rows:
     """By modality, float32 [n, d]; rows of NaN where a video does not have it for the length of a clip."""
     made: dict[str, str]
     """How: checkpoint, kind, clips and provenance."""
+    left_out: tuple[tuple[str, str], ...] = ()
+    """Files that could not be used, each with its reason; they are not stored."""
 
 
 def embed(settings: Embed) -> str:
@@ -62,7 +63,7 @@ def embed(settings: Embed) -> str:
 
     Raises UserError where the checkpoint, the videos or the file cannot be used.
     """
-    rows, left_out = rows_of(settings)
+    rows = rows_of(settings)
     try:
         partial = partial_of(settings.out)
         _WRITERS[settings.out.suffix](partial, rows)
@@ -74,20 +75,24 @@ def embed(settings: Embed) -> str:
     videos = len(np.unique(rows.id.astype(str)))
     lines = [f"{settings.out} holds {settings.kind} of {videos} videos, a row per {settings.per}: {sizes}"]
     lines += [f"{n} rows are without {name}: NaN" for name, n in lacking.items() if n]
-    lines += [f"{len(left_out)} videos could not be used:"] if left_out else []
-    lines += [f"  {path}: {reason}" for path, reason in left_out]
+    lines += [f"{len(rows.left_out)} videos could not be used:"] if rows.left_out else []
+    lines += [f"  {path}: {reason}" for path, reason in rows.left_out]
     return "\n".join(lines)
 
 
-def rows_of(settings: Embed) -> tuple[Rows, list[tuple[str, str]]]:
-    """Features, and the videos that could not be used with their reasons."""
-    trained = load_model(settings.ckpt)
+def rows_of(settings: Embed, trained: Trained | None = None) -> Rows:
+    """Features, by a model that was read already where there is one.
+
+    Raises UserError where the checkpoint or the videos cannot be used.
+    """
+    trained = trained or load_model(settings.ckpt)
     modalities = _modalities(settings, trained)
     with contextlib.ExitStack() as stack:
         index, paths, left_out = _opened(settings, stack)
         rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.per)
     rows.made["checkpoint"] = str(settings.ckpt)
-    return replace(rows, path=np.asarray([paths.get(name, "") for name in rows.id], object)), left_out
+    path = np.asarray([paths.get(name, "") for name in rows.id], object)
+    return replace(rows, path=path, left_out=tuple(left_out))
 
 
 def _modalities(settings: Embed, trained: Trained) -> list[str]:
@@ -129,9 +134,7 @@ def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[s
 
     single = len(settings.source) == 1 and settings.source[0].is_dir()
     root = settings.source[0] if single else videos
-    stage = Preprocess("folder", root, scratch / "shards")
-    with contextlib.redirect_stdout(io.StringIO()):
-        preprocess(replace(stage, workers=settings.workers) if settings.workers else stage)
+    _preprocess(root, scratch / "shards", settings.workers)
     paths = {item.id: str(item.path) for item in folder.listing(root) if not isinstance(item, Missing)}
     left_out = [(row["path"], row["reason"]) for row in read_rejected(scratch / "shards")]
     index = Index.open(scratch / "shards")
@@ -139,6 +142,29 @@ def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[s
         return index, paths, left_out
     names = np.asarray([told(paths[name]) for name in index.id], object)
     return replace(index, id=names), dict(zip(names, names, strict=True)), [(told(path), why) for path, why in left_out]
+
+
+def _preprocess(source: Path, shards: Path, workers: int) -> None:
+    """In a process of its own, as its workers would run the script again that uses this as a library.
+
+    Its progress is passed on. Raises UserError that says what it says.
+    """
+    command = ["--dataset", "folder", "--source", str(source), "--destination", str(shards)]
+    command += ["--workers", str(workers)] if workers else []
+    said = "preprocessing ended without a word"
+    with subprocess.Popen(
+        [sys.executable, "-m", "preprocess", *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, errors="replace",
+    ) as stage:  # fmt: skip
+        assert stage.stderr is not None
+        for line in stage.stderr:  # the progress bar begins one whenever it moves
+            if line.startswith("error: "):
+                said = line.removeprefix("error: ").strip()
+            elif sys.stderr is not None:
+                sys.stderr.write(f"\r{line.rstrip()}")
+                sys.stderr.flush()
+    if stage.returncode:
+        raise UserError(said)
 
 
 def features_of(
@@ -193,12 +219,13 @@ def _extracted(
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     plans = uniform_plans(index, videos, clips, clip, augmentation, modalities=modalities)
     model = trained.model.to(device).eval()
-    with Loader(index, plans, clip, device, Loading()) as loader, torch.inference_mode(), autocast(device):
+    with Loader(index, plans, clip, device, Loading()) as loader:
         for part, batch in zip(parts(videos, clips), loader, strict=True):
             values = {}
             for name, inputs in batch.inputs.items():
-                trunk: Tensor = model.get_submodule(f"{name}_network")(inputs)
-                out = trunk if kind == "features" else model.get_submodule(f"mlp_{name[0]}")(trunk)
+                with torch.inference_mode(), autocast(device):  # not around the yield, where others' code runs
+                    trunk: Tensor = model.get_submodule(f"{name}_network")(inputs)
+                    out = trunk if kind == "features" else model.get_submodule(f"mlp_{name[0]}")(trunk)
                 values[name] = out.float().unflatten(0, (-1, clips)).cpu().numpy()
             start = batch.plan.leaves.start[: len(part) * clips].reshape(-1, clips)
             yield part, start, values

@@ -31,22 +31,29 @@ def nearest(settings: Nearest) -> str:
         query = _embedded(settings, rows)
     else:
         raise UserError(f"'{settings.query}' is neither an id in {settings.features} nor a video file")
-    gallery = rows.features[among]
-    query, there = query[~np.isnan(query[:, 0])], ~np.isnan(gallery[:, 0])
-    there[own] = False  # a video is nearest to itself
-    if not len(query) or not there.any():
-        raise UserError(
-            f"nothing can be compared: no {settings.by if not len(query) else among} for the length of a clip"
-        )
-    similarity = np.full(len(gallery), -np.inf)
-    similarity[there] = (unit(gallery[there]) @ unit(query).T).max(1)
-    found = np.argsort(-similarity, kind="stable")[: min(settings.k, int(there.sum()))]
+    query = query[~np.isnan(query[:, 0])]
+    if not len(query):
+        raise UserError(f"nothing can be compared: no {settings.by} for the length of a clip")
+    others = np.delete(np.arange(len(rows.id)), own)  # a video is nearest to itself
+    found, similarity = most_similar(query, rows.features[among], others, settings.k)
+    if not len(found):
+        raise UserError(f"nothing can be compared: no {among} for the length of a clip")
     lines = [
-        [f"{similarity[row]:.3f}", rows.id[row], f"{rows.start[row]:.1f} s" if rows.made["per"] == "clip" else "",
+        [f"{cosine:.3f}", rows.id[row], f"{rows.start[row]:.1f} s" if rows.made["per"] == "clip" else "",
          rows.path[row]]
-        for row in found
+        for row, cosine in zip(found, similarity, strict=True)
     ]  # fmt: skip
     return tabulate(lines, ["cosine", "video", "from", "file"], tablefmt="simple", disable_numparse=True)
+
+
+def most_similar(query: np.ndarray, gallery: np.ndarray, among: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The k rows of a gallery [n, d], among those numbered `among`, that are nearest to any row of `query` [q, d] by
+    cosine: their numbers, int64, nearest first, and the cosines. Rows of NaN are not found.
+    """
+    among = among[~np.isnan(gallery[among, 0])]
+    similarity = (unit(gallery[among]) @ unit(query).T).max(1)
+    found = np.argsort(-similarity, kind="stable")[:k]
+    return among[found], similarity[found]
 
 
 def _embedded(settings: Nearest, rows: Rows) -> np.ndarray:
@@ -57,4 +64,4 @@ def _embedded(settings: Nearest, rows: Rows) -> np.ndarray:
             of=(settings.by,), kind=cast(Kind, rows.made["kind"]), per=cast(Per, rows.made["per"]),
             clips=int(rows.made["clips"]), workers=1,
         )  # fmt: skip
-        return rows_of(query)[0].features[settings.by]
+        return rows_of(query).features[settings.by]

@@ -11,6 +11,10 @@ def main() -> None:
     exit_with_message(command)
 
 
-if __name__ == "__main__":
+def console() -> None:
     quiet_until_ready()
     main()
+
+
+if __name__ == "__main__":
+    console()

@@ -374,5 +374,9 @@ def main() -> None:
     print(f"every shard in {settings.shard_folder} is as it was written")
 
 
-if __name__ == "__main__":
+def console() -> None:
     exit_with_message(main)
+
+
+if __name__ == "__main__":
+    console()

@@ -12,6 +12,10 @@ def main() -> None:
     command()
 
 
-if __name__ == "__main__":
+def console() -> None:
     quiet_until_ready()
     supervised(main, "the same command goes on from the last checkpoint")
+
+
+if __name__ == "__main__":
+    console()

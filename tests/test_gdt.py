@@ -1,0 +1,101 @@
+"""The Python interface: what `import gdt` gives is what the commands give."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gdt
+from tests.conftest import ROOT
+from train.models.gdt import GDT
+from train.pretrain import pretrain
+from train.settings import SIZES
+
+
+@pytest.fixture(scope="module")
+def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "e"
+    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=3))
+
+
+def test_a_script_without_a_main_guard_embeds_and_searches(
+    checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path
+) -> None:
+    """As people write them; worker processes that ran it once more would be its end."""
+    mine = tmp_path / "mine"
+    shutil.copytree(synthetic / "val", mine)
+    (mine / "broken.mp4").write_bytes(b"nonsense")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"""
+import gdt
+import numpy as np
+
+model = gdt.load({str(checkpoint)!r})
+found = model.embed({str(mine)!r}, clips=2)
+print(len(found.id), [path for path, _ in found.left_out])
+print(gdt.nearest(found, found.id[0], by="audio", among="video", k=3))
+one = model.embed([found.path[0]], clips=2)
+np.testing.assert_allclose(one.features["video"][0], found.features["video"][0], atol=1e-5)
+print(gdt.nearest(found, one)[0])
+"""
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    counted, across, first = done.stdout.splitlines()
+    assert counted == f"6 ['{mine / 'broken.mp4'}']"
+    assert across.count(".mp4") == 3
+    assert ", 1.0" in first or ", 0.999" in first
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "script.py"}
+    model = gdt.load(checkpoint)
+    stored = model.embed(shards, clips=2, of=["video"], kind="features")
+    assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.left_out
+    with pytest.raises(gdt.UserError, match="no video 'x' among"):
+        gdt.nearest(stored, "x")
+
+
+def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_path: Path) -> None:
+    """The same batches and the same loss, step by step, and again in a second pass."""
+    batches = gdt.batches(shards, preset="l", videos_per_batch=4, epochs=2, size="tiny", device="cpu")
+    torch.manual_seed(0)
+    network = batches.network()
+    assert isinstance(network, GDT)
+    o = SIZES["tiny"][1].optimization
+    optimizer = torch.optim.AdamW(network.parameters(), o.rate, (o.momentum, 0.999), weight_decay=o.weight_decay)
+    losses = []
+    for batch in batches:
+        loss = batches.loss(network(batch.inputs), batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert len(losses) == len(batches) == 2 * (24 // 4)
+    settings = replace(
+        SIZES["tiny"][1], shards=shards, preset="l", videos_per_batch=4, epochs=2, steps=0, out=tmp_path / "run",
+        device="cpu", optimization=replace(o, decay=0.0),
+    )  # fmt: skip
+    pretrain(settings)
+    trained = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    np.testing.assert_allclose(losses, trained, rtol=1e-4)
+    first = [batch.plan.leaves.start.tolist() for batch in batches]
+    assert first == [batch.plan.leaves.start.tolist() for batch in batches]
+
+
+def test_embeddings_may_come_by_modality(shards: Path) -> None:
+    batches = gdt.batches(shards, preset="e", videos_per_batch=4, size="tiny")
+    batch = next(iter(batches))
+    network = batches.network().eval()
+    parts = {name: network.embed(name, inputs) for name, inputs in batch.inputs.items()}
+    assert torch.equal(batches.loss(parts, batch), batches.loss(torch.cat(list(parts.values())), batch))
