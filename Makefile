@@ -48,10 +48,11 @@ setup: $(STAMP) ## install everything into .venv (or the active conda environmen
 $(STAMP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 
-demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in minutes
-	@$(PYTHON) -m preprocess --dataset synthetic
-	@$(PYTHON) -m eval ablation --dataset synthetic --size tiny --gallery-per-class 100 --out runs/demo
-	@$(PYTHON) -m eval show-batch --dataset synthetic --size tiny --out runs/demo/batch.png
+demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in five minutes
+	@$(PYTHON) -m preprocess.synthetic --destination data/videos/demo --train 60 --val 1 --test 20
+	@$(PYTHON) -m preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
+	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m eval ablation --dataset demo --steps 250 --clips 4 --side-by-side 3 --out runs/demo
+	@$(PYTHON) -m eval report --runs runs/demo --out runs/demo/report.html
 
 preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]; again: resumes
 	@$(PYTHON) -m preprocess --dataset $(DATASET) $(call flag,--source,$(SOURCE)) $(words) \

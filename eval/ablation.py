@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from eval import results as tables
 from eval.processes import places, run_alone, side_by_side
+from eval.progress import Progress
 from eval.results import RANDOM, Result, from_json, measured, to_json
 from eval.settings.ablation import Ablation, composition
 from pipeline import presets
 from pipeline.files import write_text
 from pipeline.shards.index import Index
 from pipeline.shards.layout import shard_folder
+from train.settings import SIZES, Pretrain
 
 
 def ablation(settings: Ablation) -> str:
@@ -37,9 +40,12 @@ def ablation(settings: Ablation) -> str:
         name, seed = job
         found[job] = _run(settings, shards, out / f"{name}-{seed}", name, seed, gpu, name == settings.rows[0])
 
-    for name, seed in side_by_side(jobs, run, at_once):
-        (r1,) = measured([result for result in found[name, seed] if result.preset != RANDOM], "R@1")
-        print(f"[{time.monotonic() - began:4.0f} s] {_label(name)}, seed {seed}: R@1 {r1.value:.1f} %", flush=True)
+    with Progress({out / f"{name}-{seed}": _pretraining(settings, shards, name, seed) for name, seed in jobs}) as bar:
+        for name, seed in side_by_side(jobs, run, at_once, bar.look):
+            (r1,) = measured([result for result in found[name, seed] if result.preset != RANDOM], "R@1")
+            seconds = time.monotonic() - began
+            said = f"[{seconds:4.0f} s] {_label(name)}, seed {seed}: R@1 {r1.value:.1f} %"
+            bar.finished(out / f"{name}-{seed}", said)
     results = [result for job in jobs for result in found[job]]
     results, others = with_earlier(results, out / "results.json")
     write_text(out / "results.json", to_json(results + others) + "\n")
@@ -111,10 +117,10 @@ def _run(
     settings: Ablation, shards: Path, folder: Path, name: str, seed: int, gpu: str, with_random: bool
 ) -> list[Result]:
     folder.mkdir(parents=True, exist_ok=True)
+    pretraining = _pretraining(settings, shards, name, seed)
     train = [
         "train", settings.size, "--dataset", settings.dataset, "--shards", str(shards), "--preset", name,
-        "--seed", str(seed), "--out", str(folder),
-        "--videos-per-batch", str(settings.clips_per_step // composition(name).clips_per_video),
+        "--seed", str(seed), "--out", str(folder), "--videos-per-batch", str(pretraining.videos_per_batch),
     ]  # fmt: skip
     if settings.steps:
         train += ["--steps", str(settings.steps)]
@@ -123,7 +129,7 @@ def _run(
     evaluate = [
         "eval", "downstream", "--ckpt", str(folder), "--shards", str(shards), "--dataset", settings.dataset,
         "--protocols", "retrieval", "few-shot", "--query-split", settings.query_split,
-        "--gallery-per-class", str(settings.gallery_per_class), "--random", "also" if with_random else "no",
+        "--gallery-per-class", str(settings.gallery_per_class), "--clips", str(settings.clips), "--random", "also" if with_random else "no",
         "--out", str(folder / "eval"),
     ]  # fmt: skip
     for command in (train, evaluate):
@@ -133,6 +139,14 @@ def _run(
     found = sorted(from_json(path.read_text(), str(path)), key=lambda result: result.provenance.started)
     # where the run was made anew, its earlier weights are there, too
     return list({(result.preset, result.protocol): result for result in found}.values())
+
+
+def _pretraining(settings: Ablation, shards: Path, name: str, seed: int) -> Pretrain:
+    """Of one run."""
+    base = SIZES[settings.size][1]
+    videos = settings.clips_per_step // composition(name).clips_per_video
+    base = replace(base, steps=settings.steps, epochs=0) if settings.steps else base
+    return replace(base, dataset=settings.dataset, shards=shards, preset=name, seed=seed, videos_per_batch=videos)
 
 
 def _label(preset: str) -> str:

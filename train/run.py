@@ -22,6 +22,9 @@ from pipeline.errors import UserError
 from pipeline.files import write_text
 from train.settings import Pretrain, to_json
 
+METRICS = "metrics.jsonl"
+"""A line for every step."""
+
 
 def precision(settings: Pretrain, device: torch.device) -> Literal["float32", "bfloat16"]:
     if settings.precision == "auto":
@@ -71,7 +74,7 @@ class Log:
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / "settings.json", json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
-        path = folder / "metrics.jsonl"
+        path = folder / METRICS
         _keep_until(path, first - 1)
         self._file = path.open("a", buffering=1)
         self._probes = folder / "probe.jsonl"

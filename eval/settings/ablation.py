@@ -20,7 +20,7 @@ class Ablation:
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "shards", "word2vec"),
         "pretraining": ("rows", "seeds", "size", "clips_per_step", "steps"),
-        "evaluation": ("query_split", "gallery_per_class"),
+        "evaluation": ("query_split", "gallery_per_class", "clips"),
         "run": ("out", "side_by_side"),
     }
     """Of `--help`, and the settings below them."""
@@ -45,6 +45,8 @@ class Ablation:
     """Videos that are evaluated; use val while choosing settings."""
     gallery_per_class: int = 0
     """Search only so many training videos of each class, drawn at random; 0 for all."""
+    clips: int = 10
+    """Uniform clips per video that is evaluated, over which features are averaged."""
     side_by_side: int = 0
     """Runs at a time; 0 for one per GPU, or one single-threaded run per core."""
     out: Path | None = None

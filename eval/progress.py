@@ -1,0 +1,92 @@
+"""One progress bar over runs in processes of their own, from what they write down."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from pipeline.shards.index import Index
+from train.run import METRICS
+from train.settings import Pretrain
+
+_SECONDS = 8.0
+"""Between two lines where nobody watches: no log is silent for 10 seconds."""
+
+
+class Progress:
+    """Steps of all runs, the loss of those that run, and the time that is left for them."""
+
+    def __init__(self, runs: Mapping[Path, Pretrain]) -> None:
+        """`runs` are settings by the folder of the run."""
+        self._logs = {folder: Follower(folder / METRICS) for folder in runs}
+        self._steps = {folder: _steps(settings) for folder, settings in runs.items()}
+        self._running: dict[Path, str] = {}
+        for log in self._logs.values():
+            log.look()
+        self._bar = tqdm(
+            total=sum(self._steps.values()), initial=self._done(), unit="step", desc="pretrain", smoothing=0.05,
+            mininterval=0.0 if sys.stderr.isatty() else _SECONDS, dynamic_ncols=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+
+    def look(self) -> None:
+        """See how far the runs are; to call every second."""
+        for folder, log in self._logs.items():
+            if log.look():
+                step = int(log.last["step"]) + 1
+                evaluated = step >= self._steps[folder]
+                what = "being evaluated" if evaluated else f"loss {log.last['loss']:.2f}"
+                self._running[folder] = f"{folder.name}: {what}"
+        self._bar.set_postfix_str(", ".join(self._running.values()), refresh=False)
+        self._bar.update(self._done() - self._bar.n)
+        if sys.stderr.isatty():
+            self._bar.refresh()  # the time goes on even where no step is done
+
+    def finished(self, folder: Path, text: str) -> None:
+        """A run is trained and evaluated, which is said in a line above the bar."""
+        self._running.pop(folder, None)
+        self._bar.write(text)
+
+    def _done(self) -> int:
+        return sum(int(log.last["step"]) + 1 for log in self._logs.values() if log.last)
+
+
+class Follower:
+    """The last whole line of a log of JSON that another process writes, and now and then begins anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.last: dict[str, Any] = {}
+        self._path, self._read = path, 0
+
+    def look(self) -> bool:
+        """Whether there is a new one."""
+        try:
+            with self._path.open("rb") as file:
+                if file.seek(0, os.SEEK_END) < self._read:
+                    self._read = 0  # a run that goes on takes the lines after its checkpoint away
+                file.seek(self._read)
+                new = file.read()
+        except FileNotFoundError:
+            return False
+        whole = new[: new.rfind(b"\n") + 1]
+        self._read += len(whole)
+        if not whole:
+            return False
+        self.last = json.loads(whole.splitlines()[-1])
+        return True
+
+
+def _steps(settings: Pretrain) -> int:
+    """How many steps a run takes."""
+    return settings.steps or settings.epochs * settings.tree(Index.open(settings.shard_folder)).batches_per_epoch

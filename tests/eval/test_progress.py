@@ -1,0 +1,51 @@
+"""The bar over runs: what it says is what their logs hold."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eval.progress import Follower, Progress
+from train.run import METRICS
+from train.settings import SIZES
+
+
+def written(folder: Path, steps: range, half: str = "") -> None:
+    rows = [json.dumps({"step": step, "loss": 3.0 - step / 10}) + "\n" for step in steps]
+    (folder / METRICS).write_text("".join(rows) + half)
+
+
+def test_steps_losses_and_evaluations_are_told(
+    tmp_path: Path, shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = replace(SIZES["tiny"][1], shards=shards, preset="e")
+    runs = {tmp_path / "e-0": replace(base, steps=6), tmp_path / "e-1": replace(base, steps=0, epochs=2)}
+    for folder in runs:
+        folder.mkdir()
+    written(tmp_path / "e-0", range(2))  # of an earlier call
+    with Progress(runs) as bar:
+        assert (bar._bar.n, bar._bar.total) == (2, 6 + 2 * (24 // 16))
+        bar.look()
+        assert bar._bar.postfix == ""  # nothing moves yet
+        written(tmp_path / "e-0", range(4), half='{"step": 4, "lo')
+        written(tmp_path / "e-1", range(2))
+        bar.look()
+        assert (bar._bar.n, bar._bar.postfix) == (6, "e-0: loss 2.70, e-1: being evaluated")
+        bar.finished(tmp_path / "e-1", "R@1 50.0 %")
+        written(tmp_path / "e-0", range(6))
+        bar.look()
+        assert (bar._bar.n, bar._bar.postfix) == (8, "e-0: being evaluated")
+    assert "R@1 50.0 %" in capsys.readouterr().out
+
+
+def test_a_log_that_is_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
+    log = Follower(tmp_path / METRICS)
+    assert not log.look() and log.last == {}
+    written(tmp_path, range(5))
+    assert log.look() and log.last["step"] == 4
+    assert not log.look()
+    written(tmp_path, range(3))
+    assert log.look() and log.last["step"] == 2
