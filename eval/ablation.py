@@ -129,7 +129,8 @@ def _run(
     evaluate = [
         "eval", "downstream", "--ckpt", str(folder), "--shards", str(shards), "--dataset", settings.dataset,
         "--protocols", "retrieval", "few-shot", "--query-split", settings.query_split,
-        "--gallery-per-class", str(settings.gallery_per_class), "--clips", str(settings.clips), "--random", "also" if with_random else "no",
+        "--gallery-per-class", str(settings.gallery_per_class), "--clips", str(settings.clips),
+        "--random", "also" if with_random else "no",
         "--out", str(folder / "eval"),
     ]  # fmt: skip
     for command in (train, evaluate):

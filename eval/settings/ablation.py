@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 from eval.settings.downstream import require_places
 from pipeline import presets
 from pipeline.composition import Composition
-from pipeline.errors import UserError
+from pipeline.errors import UserError, require_positive
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class Ablation:
         require_places(self.side_by_side)
         if self.word2vec and not any("text" in composition(name).modalities for name in self.rows):
             raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
+        require_positive(self, "", "clips")
         for name in self.rows:
             clips = composition(name).clips_per_video
             if self.clips_per_step % clips:
