@@ -17,7 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_HEAVY = ("torch", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "train.command", "eval.command")
+_HEAVY = (
+    "torch", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure", "preprocess.command",
+    "train.command", "train.pretrain", "eval.command", "eval.ablation", "eval.downstream", "eval.embed", "eval.export",
+    "eval.nearest", "eval.show_batch", "eval.show_tree",
+)  # fmt: skip
 
 
 class Fork:
