@@ -28,16 +28,23 @@ COMMANDS: dict[str, Options[Any]] = {
 
 
 def main() -> None:
-    require_one_name(sys.argv[1:])
+    command = settings_of(sys.argv[1:])
+    if command is not None:
+        print(_run(command))
+
+
+def settings_of(arguments: list[str]) -> Any:
+    """The settings of the command that a command line names; None where it asks for a list, which is printed."""
+    require_one_name(arguments)
     subcommands = [Annotated[one.type, tyro.conf.subcommand(name, prefix_name=False)] for name, one in COMMANDS.items()]
     one_of_them: Any = Union[tuple(subcommands)]  # noqa: UP007
-    parsed: Any = tyro.cli(one_of_them, prog="python -m eval")
+    parsed: Any = tyro.cli(one_of_them, prog="python -m eval", args=arguments)
     (command,) = (one.settings(parsed) for one in COMMANDS.values() if isinstance(parsed, one.type))
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
         known = notation.with_own(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS
         print(presets.listing() if command.preset == "help" else notation.listing(known))
-    else:
-        print(_run(command))
+        return None
+    return command
 
 
 def _run(command: Any) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import tyro
 
 from pipeline.commandline import Options
@@ -11,8 +13,11 @@ from preprocess.summary import describe
 
 
 def main() -> None:
-    options = Options(Preprocess)
-    settings = options.settings(
-        tyro.cli(options.type, prog="python -m preprocess", config=(tyro.conf.OmitArgPrefixes,))
-    )
+    settings = settings_of(sys.argv[1:])
     print(estimate(settings) if settings.dry_run else describe(run(settings)))
+
+
+def settings_of(arguments: list[str]) -> Preprocess:
+    """The settings that a command line gives."""
+    options, flat = Options(Preprocess), (tyro.conf.OmitArgPrefixes,)
+    return options.settings(tyro.cli(options.type, prog="python -m preprocess", config=flat, args=arguments))
