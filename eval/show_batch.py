@@ -1,4 +1,4 @@
-"""A picture of what the loader makes: every leaf of one video, frames, spectrograms and words."""
+"""A picture of what the loader makes: every leaf of one video, frames, spectrograms and words, and their relations."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from eval.settings.pictures import ShowBatch
+from eval.show_tree import ATTRACTS, IGNORES, REPELS, relations
 from pipeline.colour import Pixels
 from pipeline.errors import UserError
 from pipeline.leaves import MODALITIES
@@ -18,7 +19,13 @@ from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
 from pipeline.sources.text import NOTHING
 from pipeline.tree import Tree
+from preprocess.logmel import HOP, SAMPLE_RATE, corners
 from train.settings import SIZES, Pretrain
+
+MEL_RATE = SAMPLE_RATE // HOP
+"""Log-mel rows per second."""
+_TICKS_HERTZ = (250, 1000, 3000, 8000)
+_ROW_INCHES = 1.5
 
 
 def show_batch(settings: ShowBatch) -> Path:
@@ -45,35 +52,96 @@ def show_batch(settings: ShowBatch) -> Path:
 
 
 def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words: Sequence[str] = ()) -> Figure:
-    """A row for each leaf of the batch's first video: so many of its frames, side by side, its spectrogram or words."""
-    columns, modality = batch.plan.columns, batch.plan.leaves.modality
-    leaves = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
-    picture = Figure(figsize=(8, 1.35 * len(leaves)), layout="constrained")
-    for axis, leaf in zip(picture.subplots(len(leaves), 1, squeeze=False)[:, 0], leaves, strict=True):
+    """A row for each leaf of the batch's first video: so many of its frames, side by side, its spectrogram or words.
+
+    Above each what was drawn for it, and what it attracts and repels; below the seconds of the video, frame by frame.
+    """
+    modality, plan = batch.plan.leaves.modality, batch.plan.leaves
+    leaves = _of_first_video(batch)
+    picture = Figure(figsize=(8, _ROW_INCHES * len(leaves)), layout="constrained")
+    axes = picture.subplots(len(leaves), 1, squeeze=False)[:, 0]
+    for axis, leaf, (label, relation) in zip(axes, leaves, in_words(batch, tree), strict=True):
         name = MODALITIES[modality[leaf]]
         place = int((modality[:leaf] == modality[leaf]).sum())  # among the leaves of its modality
         if name == "video":
-            _draw_clip(axis, batch.inputs[name].part(place), index, frames)
+            seconds = (plan.start[leaf] + plan.frames[leaf]) / index.fps
+            _draw_clip(axis, batch.inputs[name].part(place), index, frames, seconds)
         elif name == "audio":
-            bank = batch.inputs[name][place, 0].numpy()
-            axis.imshow(bank, origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)
+            seconds = (index.mel_position(plan.start[leaf]) + plan.mel_frames[leaf]) / MEL_RATE
+            _draw_sound(axis, batch.inputs[name][place, 0].cpu().numpy(), seconds)
         else:
-            tokens = batch.inputs[name].tokens[place]
+            tokens = batch.inputs[name].tokens[place].cpu()
             said = " ".join(words[token] for token in tokens[tokens != NOTHING])
-            axis.text(0.5, 0.5, said or "(nothing is said)", ha="center", va="center", wrap=True, fontsize=10)
-        labels = [
-            factor.transformation.label(int(columns[factor.name][leaf]), tree.source)
-            for factor in tree.composition.factors
-        ]
-        axis.set_title(", ".join(filter(None, labels)), fontsize=8, loc="left", pad=2)
-        axis.set_axis_off()
-    picture.suptitle(f"{title}: the leaves of video '{index.id[batch.plan.leaves.video[0]]}'", fontsize=9)
+            axis.text(
+                0.5,
+                0.5,
+                said or "(nothing is said)",
+                ha="center",
+                va="center",
+                wrap=True,
+                fontsize=10,
+                parse_math=False,
+            )
+            axis.set_axis_off()
+        axis.set_title(label, fontsize=8, loc="left", pad=3, parse_math=False)
+        axis.set_title(relation, fontsize=8, loc="right", pad=3, parse_math=False)
+        axis.tick_params(length=2, labelsize=6, pad=1)
+        axis.spines[:].set_visible(False)
+    picture.suptitle(f"{title}: the leaves of video '{index.id[plan.video[0]]}'", fontsize=9, parse_math=False)
     return picture
 
 
-def _draw_clip(axis: Axes, clip: Pixels, index: Index, frames: int) -> None:
-    pixels = clip.floats()[0].permute(1, 2, 3, 0).numpy()
+def in_words(batch: Batch, tree: Tree) -> list[tuple[str, str]]:
+    """Of every leaf of the batch's first video, what was drawn for it, and what it attracts and repels."""
+    columns, video = batch.plan.columns, batch.plan.leaves.video
+    leaves = _of_first_video(batch)
+    own = {name: values[leaves] for name, values in columns.items()}
+    relation = relations(tree.composition.factors, own, columns)
+    usable = np.ones(len(video), bool) if "usable" not in batch.table else batch.table["usable"].cpu().numpy() > 0
+    relation[:, ~usable] = IGNORES
+    told = []
+    for leaf, row in zip(leaves, relation, strict=True):
+        drawn = (factor.transformation.label(int(columns[factor.name][leaf]), tree.source)
+                 for factor in tree.composition.factors)  # fmt: skip
+        label = f"leaf {columns['leaf'][leaf]}: {', '.join(filter(None, drawn))}"
+        parts = [_partners(verb, row == verb, columns["leaf"], video) for verb in (ATTRACTS, REPELS)]
+        told.append((label, "; ".join(filter(None, parts)) if usable[leaf] else "counts for nothing"))
+    return told
+
+
+def _of_first_video(batch: Batch) -> np.ndarray:
+    found: np.ndarray = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
+    return found
+
+
+def _partners(verb: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray) -> str:
+    """Leaves by number where they are of the first video, and how many of each other video."""
+    mine = video == video[0]
+    numbers = ", ".join(map(str, sorted(leaf[chosen & mine].tolist())))
+    counts = {int(chosen[video == other].sum()) for other in np.unique(video[~mine])} - {0}
+    most = "-".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
+    others = f"{most} {'leaf' if most == '1' else 'leaves'} of every other video" if most else ""
+    both = " and ".join(filter(None, (numbers, others)))
+    return f"{verb} {both}" if both else ""
+
+
+def _draw_clip(axis: Axes, clip: Pixels, index: Index, frames: int, seconds: np.ndarray) -> None:
+    """Some frames side by side, each with its second of the video; these fall where time is reversed."""
+    pixels = clip.floats()[0].permute(1, 2, 3, 0).cpu().numpy()
     shown = np.linspace(0, len(pixels) - 1, min(frames, len(pixels))).round().astype(int)
     coloured = pixels[shown] * index.statistics.pixel_std + index.statistics.pixel_mean
     strip = np.concatenate(list(np.pad(coloured, ((0, 0), (0, 0), (1, 1), (0, 0)), constant_values=255)), 1)
     axis.imshow(np.clip(strip, 0, 255).astype(np.uint8))
+    width = strip.shape[1] / len(shown)
+    axis.set_xticks((np.arange(len(shown)) + 0.5) * width - 0.5, [f"{second:.2f} s" for second in seconds[shown]])
+    axis.set_yticks([])
+
+
+def _draw_sound(axis: Axes, bank: np.ndarray, seconds: np.ndarray) -> None:
+    """A log-mel bank [bands, mel_frames] over the second of the video of each of its columns, and over frequency."""
+    axis.imshow(bank, origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)
+    columns = np.linspace(0, bank.shape[1] - 1, 9).round().astype(int)
+    axis.set_xticks(columns, [f"{second:.2f} s" for second in seconds[columns]])
+    peaks = corners()[1:-1]
+    bands = np.searchsorted(peaks, _TICKS_HERTZ)
+    axis.set_yticks(bands, [f"{peaks[band] / 1000:.1f} kHz" for band in bands])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from eval.settings.pictures import ShowTree
-from pipeline.composition import Composition, contrast, weight
+from pipeline.composition import Composition, Table, contrast, weight
 from pipeline.errors import UserError
 from pipeline.factors import Factor
 from pipeline.leaves import Clip
@@ -66,6 +67,12 @@ def partners(composition: Composition) -> tuple[str, str]:
     return attracted, repelled
 
 
+def relations(factors: Sequence[Factor], rows: Table, columns: Table) -> np.ndarray:
+    """What every leaf T of `rows` [n] does to every T' of `columns` [n']: ATTRACTS, REPELS or IGNORES, str [n, n']."""
+    c, w = (f(factors, rows, columns) for f in (contrast, weight))
+    return np.where(w, np.where(c, ATTRACTS, REPELS), IGNORES)
+
+
 def toy(composition: Composition) -> Tree:
     """The tree over as many videos as a batch takes."""
     n = composition.videos_per_batch
@@ -88,8 +95,7 @@ class Drawn:
         columns = tree.plan(0, 0).columns
         self.factors = [factor for factor in composition.factors if factor.k > 1]
         self.n = len(columns["leaf"])
-        c, w = (f(composition.factors, columns, columns) for f in (contrast, weight))
-        self.relation = np.where(w, np.where(c, ATTRACTS, REPELS), IGNORES)
+        self.relation = relations(composition.factors, columns, columns)
         """Of each leaf to each: str [n, n]."""
         self.labels = [self._labels(factor, columns[factor.name]) for factor in self.factors]
         """Of every leaf, by level."""

@@ -29,14 +29,20 @@ _BLOCK = 500
 """Rows computed at once (5 s), which bounds the memory for a waveform of any length."""
 
 
+def corners() -> np.ndarray:
+    """Where the mel triangles begin, peak and end, Hz: float64 [42]; band k begins at k, peaks at k + 1."""
+    import librosa
+
+    hertz: np.ndarray = librosa.mel_frequencies(n_mels=BANDS + 2, fmin=0.0, fmax=SAMPLE_RATE / 2, htk=True)
+    return hertz
+
+
 @lru_cache(maxsize=1)
 def filters() -> torch.Tensor:
     """The mel triangles over the bins of the power spectrum: float32 [513, 40]."""
-    import librosa
     import torch
 
-    hertz = librosa.mel_frequencies(n_mels=BANDS + 2, fmin=0.0, fmax=SAMPLE_RATE / 2, htk=True)
-    corner = np.floor((FFT + 1) * hertz / SAMPLE_RATE)
+    corner = np.floor((FFT + 1) * corners() / SAMPLE_RATE)
     bins = np.arange(FFT // 2 + 1)[:, None]
     low, peak, high = corner[:-2], corner[1:-1], corner[2:]
     rising = (bins - low) / np.maximum(peak - low, 1)
