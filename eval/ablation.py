@@ -11,7 +11,7 @@ import numpy as np
 from eval import results as tables
 from eval.processes import places, run_alone, side_by_side
 from eval.progress import Progress
-from eval.results import RANDOM, Result, from_json, measured, to_json
+from eval.results import RANDOM, Result, Table, from_json, measured, to_json
 from eval.settings.ablation import Ablation, composition
 from pipeline import presets
 from pipeline.files import write_text
@@ -49,17 +49,23 @@ def ablation(settings: Ablation) -> str:
     results = [result for job in jobs for result in found[job]]
     results, others = with_earlier(results, out / "results.json")
     write_text(out / "results.json", to_json(results + others) + "\n")
-    groups = {_label(preset): group for preset, group in _by_preset(results).items()}
-    lines = tables.rows(groups, f"% on {settings.query_split}")
-    text = "\n".join([tables.layout(lines), "", *_caption(groups, settings), *tables.compared(groups)])
+    table = table_of(results)
+    text = "\n".join([tables.layout(table.lines), "", *table.said])
     write_text(out / "table.txt", text + "\n")
-    write_text(out / "table.tex", tables.to_latex(lines) + "\n")
+    write_text(out / "table.tex", tables.to_latex(table.lines) + "\n")
     write_text(out / "results.csv", tables.to_csv(results))
     plot(results, out / "table.png")
     return f"\n{text}\n\ntable (txt, tex, csv), plot, numbers and checkpoints: {out}/"
 
 
-def _caption(groups: tables.Groups, settings: Ablation) -> list[str]:
+def table_of(results: list[Result]) -> Table:
+    """A row for every preset, over its seeds, of results that are of the same videos; with what is to be said of it."""
+    groups = {_label(preset): group for preset, group in _by_preset(results).items()}
+    lines = tables.rows(groups, f"% on {results[0].query_split}")
+    return Table(groups, lines, _caption(groups) + tables.compared(groups))
+
+
+def _caption(groups: tables.Groups) -> list[str]:
     """Who was asked and searched, what the runs were, and what the brackets are."""
     every = [result for results in groups.values() for result in results]
     seeds = sorted({result.seed for result in every})

@@ -62,6 +62,16 @@ def extract(
     return Features(videos, np.concatenate(average), np.concatenate(maximum))
 
 
+def read(path: Path, videos: np.ndarray) -> Features | None:
+    """The features in a file; None where there is none, where it is not whole, or where they are of other videos."""
+    try:
+        with np.load(path) as file:
+            found = Features(file["videos"], file["average"], file["maximum"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    return found if np.array_equal(found.videos, videos) else None
+
+
 def stored(
     path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device
 ) -> Features:
@@ -69,13 +79,8 @@ def stored(
 
     What model, data and clips the file is of is for its name to say.
     """
-    try:
-        with np.load(path) as file:
-            found = Features(file["videos"], file["average"], file["maximum"])
-        if np.array_equal(found.videos, videos):
-            return found
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        pass  # not there, or not whole
+    if (found := read(path, videos)) is not None:
+        return found
     features = extract(trained, index, videos, clips, device)
     write_with(
         path,

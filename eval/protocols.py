@@ -102,9 +102,9 @@ class Protocols:
 
     def _features(self, model: Model) -> Features:
         """Of all videos that a fold needs, computed once."""
-        videos = np.unique(np.concatenate([fold.videos for fold in self.folds]))
-        what = short([FORMAT, self.data, videos.tolist(), self.settings.clips, self.device.type])
-        path = self.out / model.folder / f"features-{what}.npz"
+        videos = videos_of(self.folds)
+        name = features_name(self.data, videos, self.settings.clips, self.device.type)
+        path = self.out / model.folder / name
         if self._latest is None or self._latest[0] != path:  # those of one model at a time are held
             path.parent.mkdir(parents=True, exist_ok=True)
             features = stored(path, model.trained, self.index, videos, self.settings.clips, self.device)
@@ -152,6 +152,17 @@ class Protocols:
         print(f"finetuning {name}: {sentence(how)}", flush=True)
         run = Finetuning(model.trained, task, chosen, self.settings.seed, fold.number, self.device, folder)
         return Evaluated(run.run(f"finetune {name}"), how, fold)
+
+
+def videos_of(folds: Sequence[Fold]) -> np.ndarray:
+    """All videos that some folds need, whose features are stored together: rows of the index, int64 [n]."""
+    found: np.ndarray = np.unique(np.concatenate([fold.videos for fold in folds]))
+    return found
+
+
+def features_name(data: str, videos: np.ndarray, clips: int, device: str) -> str:
+    """The file, in a model's folder, of its features of some videos, made on a kind of device, cpu or cuda."""
+    return f"features-{short([FORMAT, data, videos.tolist(), clips, device])}.npz"
 
 
 def recipe(settings: Downstream, trained: Trained) -> Recipe:

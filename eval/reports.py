@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eval import results as tables
 from eval.paper import reported
-from eval.results import RANDOM, Result, sentence, to_json
+from eval.results import RANDOM, Result, Table, sentence, to_json
 from eval.settings.downstream import Protocol
 from pipeline.files import write_text
 
@@ -17,20 +17,10 @@ _TABLES: tuple[tuple[Protocol, ...], ...] = (("cross-modal",), ("retrieval", "fe
 
 def report(found: Sequence[Result], out: Path) -> str:
     """Tables of results that were got in the same way, as text; in `out` also as LaTeX, CSV and JSON."""
-    found = sorted(found, key=lambda result: (result.model != RANDOM, result.fold))
-    parts, latex = [], []
-    for protocols in _TABLES:
-        groups = _rows([result for result in found if result.protocol in protocols])
-        if not groups:
-            continue
-        first = next(iter(groups.values()))[0]
-        others = {} if first.evaluation.label else reported(first.dataset, protocols, _samples(groups))
-        lines = tables.rows(groups, f"% on {first.query_split}", others)
-        said = _caption(groups) + tables.compared(groups)
-        if any(column in values for values in others.values() for column in tables.columns(groups)):
-            said.append("what others report is of their networks, clips and all classes of the data set")
-        parts.append("\n".join([tables.layout(lines), "", *said]))
-        latex.append(tables.to_latex(lines))
+    found = _in_order(found)
+    found_tables = tables_of(found)
+    parts = ["\n".join([tables.layout(table.lines), "", *table.said]) for table in found_tables]
+    latex = [tables.to_latex(table.lines) for table in found_tables]
     text = "\n\n".join(parts)
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.txt", text + "\n")
@@ -38,6 +28,26 @@ def report(found: Sequence[Result], out: Path) -> str:
     write_text(out / "results.csv", tables.to_csv(found))
     write_text(out / "results.json", to_json(list(found)) + "\n")
     return text
+
+
+def tables_of(found: Sequence[Result]) -> list[Table]:
+    """Tables of results that were got in the same way, beside what others report, with what is to be said of them."""
+    made = []
+    for protocols in _TABLES:
+        groups = _rows([result for result in _in_order(found) if result.protocol in protocols])
+        if not groups:
+            continue
+        first = next(iter(groups.values()))[0]
+        others = {} if first.evaluation.label else reported(first.dataset, protocols, _samples(groups))
+        said = _caption(groups) + tables.compared(groups)
+        if any(column in values for values in others.values() for column in tables.columns(groups)):
+            said.append("what others report is of their networks, clips and all classes of the data set")
+        made.append(Table(groups, tables.rows(groups, f"% on {first.query_split}", others), said))
+    return made
+
+
+def _in_order(found: Sequence[Result]) -> list[Result]:
+    return sorted(found, key=lambda result: (result.model != RANDOM, result.fold))
 
 
 def _rows(found: Sequence[Result]) -> dict[str, list[Result]]:

@@ -102,6 +102,17 @@ Groups = Mapping[str, Sequence[Result]]
 """Rows of a table: a name, and the results of its seeds and folds."""
 
 
+@dataclass(frozen=True)
+class Table:
+    """Results side by side."""
+
+    groups: Groups
+    lines: list[list[str]]
+    """As `rows` gives them, the heads first."""
+    said: list[str]
+    """What a reader needs to trust them, a sentence each."""
+
+
 def columns(groups: Groups) -> list[str]:
     """The measures that there are, in order."""
     return list(dict.fromkeys(name for results in groups.values() for result in results for name in result.measures))

@@ -43,7 +43,7 @@ class Model:
 
     @property
     def folder(self) -> str:
-        return f"{self.name.replace(' ', '-')}-{self.digest[:8]}"
+        return folder_name(self.name, self.digest)
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,11 @@ class Fold:
     @property
     def videos(self) -> np.ndarray:
         return np.union1d(self.gallery, self.queries)
+
+
+def folder_name(model: str, digest: str) -> str:
+    """The folder of a model's results, in that of an evaluation, by its name and the digest of its weights."""
+    return f"{model.replace(' ', '-')}-{digest[:8]}"
 
 
 def of(model: Model, fold: Fold) -> str:
