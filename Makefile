@@ -33,7 +33,7 @@ protocols = $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(FOLDS),--folds $(
   $(call flag,--label,$(LABEL)) $(words)
 cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
-.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb embed show-batch show-tree bench clean
+.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb embed report show-batch show-tree bench clean
 .SUFFIXES:
 # a check, not a command
 .PHONY: gpus
@@ -79,6 +79,9 @@ eval-ucf eval-hmdb: $(STAMP)
 embed: $(STAMP) ## features of your videos in a file: CKPT= SOURCE=/my/videos | DATASET= [ARGS="--out features.h5"]
 	@$(PYTHON) -m eval embed --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) $(call flag,--source,$(SOURCE)) \
 	  $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
+
+report: $(STAMP) ## one HTML page of all runs below a folder: [RUNS=runs] [ARGS="--out page.html --figures-of NAME"]
+	@$(PYTHON) -m eval report $(call flag,--runs,$(RUNS)) $(ARGS)
 
 ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
 	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) \

@@ -1,4 +1,4 @@
-"""python -m eval {downstream,ablation,embed,nearest,export,show-batch,show-tree}: numbers, weights and pictures."""
+"""python -m eval {downstream,ablation,embed,nearest,export,report,show-batch,show-tree}: numbers, weights, pictures."""
 
 from __future__ import annotations
 

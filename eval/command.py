@@ -12,6 +12,7 @@ from eval.settings.downstream import Downstream
 from eval.settings.embed import Embed, Nearest
 from eval.settings.export import Export
 from eval.settings.pictures import ShowBatch, ShowTree
+from eval.settings.report import Report
 from pipeline import notation, presets
 from pipeline.commandline import Options
 from train.settings import require_one_name
@@ -22,6 +23,7 @@ COMMANDS: dict[str, Options[Any]] = {
     "embed": Options(Embed),
     "nearest": Options(Nearest),
     "export": Options(Export),
+    "report": Options(Report),
     "show-batch": Options(ShowBatch),
     "show-tree": Options(ShowTree),
 }
@@ -69,6 +71,10 @@ def _run(command: Any) -> str:
         from eval.export import export
 
         return export(command)
+    if isinstance(command, Report):
+        from eval.page.page import report
+
+        return f"the page is {report(command)}"
     if isinstance(command, ShowBatch):
         from eval.show_batch import show_batch
 
