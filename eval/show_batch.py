@@ -120,7 +120,7 @@ def _partners(verb: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray
     numbers = ", ".join(map(str, sorted(leaf[chosen & mine].tolist())))
     counts = {int(chosen[video == other].sum()) for other in np.unique(video[~mine])} - {0}
     most = "-".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
-    others = f"{most} {'leaf' if most == '1' else 'leaves'} of every other video" if most else ""
+    others = f"{most} {'leaf' if counts == {1} else 'leaves'} of every other video" if most else ""
     both = " and ".join(filter(None, (numbers, others)))
     return f"{verb} {both}" if both else ""
 

@@ -84,7 +84,7 @@ def look(found: Found, index: Index, settings: Report, key: str) -> Looked:
     labels = (fold.query_label, fold.gallery_label)
     average = features.average[features.places(fold.queries)]
     return Looked(
-        f"features of {path}, weights {row.weights[:8]}, evaluated {row.provenance.started}"
+        f"{path}, weights {row.weights[:8]}, evaluated {row.provenance.started}"
         + (f", fold {fold.number}" if fold.number else ""),
         by_class(Pictures(labelled), fold.queries, fold.gallery, labels, neighbours, shown),
         confusion(fold, neighbours[:, 0]),

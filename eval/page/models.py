@@ -17,6 +17,7 @@ from eval.page.features import Plot, maps
 from eval.page.gallery import Pictures, Query, by_sound, jpeg_uri, spread
 from eval.page.subjects import Subject
 from eval.page.svg import keys, svg
+from eval.page.tables import short_commit
 from eval.settings.report import Report
 from eval.show_batch import draw, in_words
 from eval.subjects import Model
@@ -72,7 +73,7 @@ def told(subject: Subject, trained: Trained) -> str:
     file = path / "checkpoint.pt" if path.is_dir() else path
     when = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
     starts = subject.run.starts if subject.run else ()
-    commit = f", made at commit {starts[-1].provenance.commit}" if starts and starts[-1].provenance.commit else ""
+    commit = f", made at commit {short_commit(starts[-1].provenance.commit)}" if starts else ""
     digest = Model(subject.name, path, trained, False).digest[:8]
     return f"{path}, {trained.name}, {trained.step} steps, weights {digest}{commit}, written {when}"
 
@@ -138,6 +139,7 @@ def _similarities(trained: Trained, batch: Batch, embeddings: torch.Tensor, key:
             axes.stairs(height, edges, color=mark.colour, linewidth=1.5, linestyle=line)
             top = int(height.argmax())
             axes.plot((edges[top] + edges[top + 1]) / 2, height[top], mark.marker, color=mark.colour, markersize=6)
+        axes.locator_params(axis="x", nbins=5)
         axes.set_xlabel("cosine similarity")
         axes.set_ylabel("share of pairs, %")
         axes.set_ylim(bottom=0)
@@ -147,12 +149,16 @@ def _similarities(trained: Trained, batch: Batch, embeddings: torch.Tensor, key:
     said = (
         f"{len(np.unique(batch.plan.leaves.video))} videos, {len(embeddings)} leaves, model in evaluation mode; pairs "
         f"with weight only, before they are divided by the temperature {trained.settings.temperature:g}; mean "
-        f"{positive.mean():.2f} of positive and "
-        f"{negative.mean():.2f} of negative pairs; a positive pair is the more similar one in "
+        f"{_signed(positive.mean())} of positive and "
+        f"{_signed(negative.mean())} of negative pairs; a positive pair is the more similar one in "
         f"{100 * float(np.mean(below)) / len(negative):.1f} % (chance 50)"
     )
     title = "similarities of pairs"
     return Plot(title, svg(f"{key}-pairs", f"{title}: {said}", plot), said, legend)
+
+
+def _signed(value: float) -> str:
+    return f"{value:.2f}".replace("-0.00", "0.00")
 
 
 def listen(trained: Trained, index: Index, split: str, settings: Report, key: str) -> Heard:

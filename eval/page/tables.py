@@ -89,7 +89,7 @@ def _sources(table: Table) -> tuple[list[tuple[str, str]], Lines]:
                 short_commit(row.provenance.commit), row.provenance.started,
             ])  # fmt: skip
     columns = list(zip(*lines, strict=True))
-    alike = [(head, cells[0]) for head, *cells in columns[1:] if len(set(cells)) == 1]
+    alike = [(head, cells[0]) for head, *cells in columns[1:] if set(cells) == {cells[0]} - {"-"}]
     kept = [columns[0], *(column for column in columns[1:] if len(set(column[1:])) > 1)]
     return alike, [list(line) for line in zip(*kept, strict=True)] if len(kept) > 1 else []
 

@@ -1,0 +1,400 @@
+"""The page of all runs: its numbers are those of the files, what is broken is listed, and it needs nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+from eval.downstream import downstream
+from eval.page.collect import collect
+from eval.page.curves import smooth
+from eval.page.page import report
+from eval.page.subjects import chosen, subjects
+from eval.settings.downstream import Downstream
+from eval.settings.report import Report
+from pipeline.errors import UserError
+from pipeline.shards.index import Index, read_said, rewrite_index
+from tests.conftest import Run
+from train.pretrain import pretrain
+from train.settings import SIZES
+
+EVIL = "<script>alert('{}')</script>&\"$x$"
+VOID = {"meta", "img", "br", "link", "input"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page, as far as the tests look at it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.captions: list[str] = []
+        self.text = ""
+        self._open: list[str] = []
+        self.feed(text)
+        assert not self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+            self.captions.append("")
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if {"td", "th"} & set(self._open):
+            self.tables[-1][-1][-1] += data
+        elif "caption" in self._open:
+            self.captions[-1] += data
+        if "style" not in self._open:
+            self.text += data
+
+    def table(self, caption: str) -> list[list[str]]:
+        (found,) = (table for table, said in zip(self.tables, self.captions, strict=True) if said == caption)
+        return found
+
+
+def relabelled(shards: Path, folder: Path, label: str) -> Path:
+    """A copy of shards whose labels are others: "" for none, else with the old label in place of {}."""
+    shutil.copytree(shards, folder, copy_function=shutil.copy)
+    _, said = read_said(folder)
+    labels = [label.format(old.decode()).encode() if old else b"" for old in said["video/label"]]
+    rewrite_index(folder, said | {"video/label": np.array(labels, object)})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs, one of them evaluated on videos with labels that no one would like, one on videos without labels."""
+    root = tmp_path_factory.mktemp("page")
+    labelled = relabelled(shards, root / "labelled", EVIL)
+    silent = relabelled(shards, root / "unlabelled", "")
+    out = root / "runs" / "e <b>$1$"
+    settings = replace(
+        SIZES["tiny"][1], shards=labelled, out=out, preset="e", videos_per_batch=6, steps=5, probe_every=3
+    )
+    pretrain(settings)
+    downstream(Downstream((out,), "mine", labelled, clips=2, out=root / "runs" / "eval"))
+    other = root / "runs" / "unlabelled"
+    shutil.copytree(out, other)
+    values = json.loads((out / "settings.json").read_text())
+    (other / "settings.json").write_text(json.dumps(values | {"shards": str(silent), "dataset": "quiet"}))
+    return root / "runs"
+
+
+@pytest.fixture(scope="module")
+def text(runs: Path) -> str:
+    return report(Report(runs, queries=3, neighbours=5)).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(text: str) -> Page:
+    return Page(text)
+
+
+def interval(percent: float, answers: int) -> tuple[float, float]:
+    """Wilson's, as the roots of (p - x)^2 = z^2 x (1 - x) / n."""
+    p, z2 = percent / 100, 1.959963984540054**2 / answers
+    low, high = sorted(np.roots([1 + z2, -(2 * p + z2), p * p]).real)
+    return 100 * max(low, 0), 100 * min(high, 1)
+
+
+def rows_of(page: Page, folder: Path) -> dict[tuple[str, str], str]:
+    """All cells of the tables of an evaluation, by row and column."""
+    cells = {}
+    for table, said in zip(page.tables, page.captions, strict=True):
+        if said == f"Percent, in {folder}":
+            for name, *values in table[1:]:
+                cells |= {(name, column): value for column, value in zip(table[0][1:], values, strict=True)}
+    return cells
+
+
+def test_every_number_is_that_of_the_json(page: Page, runs: Path) -> None:
+    rows = json.loads((runs / "eval" / "results.json").read_text())
+    expected: dict[tuple[str, str], str] = {}
+    for row in rows:
+        for column, (value, chance, answers, _) in row["measures"].items():
+            head = column.replace("video to audio", "V→A").replace("audio to video", "A→V")
+            low, high = interval(value, answers)
+            expected[row["model"], head] = f"{value:.1f} ({low:.1f}-{high:.1f})"
+            expected["chance", head] = f"{chance:.1f}"
+    assert rows_of(page, runs / "eval") == expected
+    assert len(expected) == 3 * (6 + 3 + 2)  # 8 training videos of a class give no 20 shots
+    for row in rows:  # and what could change them
+        for value in (row["weights"][:8], row["data"][:8], row["labels"][:8], row["provenance"]["started"],
+                      row["provenance"]["device"], row["how"]["clips"], row["how"]["precision"]):  # fmt: skip
+            assert value in page.text
+
+
+def test_runs_are_those_of_the_logs(page: Page, runs: Path) -> None:
+    lines = page.table("Pretraining; clips/s and waiting are medians over steps, the loss is the mean of the last ones")
+    cells = {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
+    for name in ("e <b>$1$", "unlabelled"):
+        log = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+        start = json.loads((runs / name / "run.json").read_text())[-1]
+        assert cells[name]["steps"] == "5 of 5" and cells[name]["composition"] == "e"
+        assert cells[name]["loss at the end"] == f"{np.mean([row['loss'] for row in log]):.3f}"  # within 10 steps
+        assert cells[name]["clips/s"] == f"{np.median([row['clips_per_second'] for row in log]):.0f}"
+        assert cells[name]["started"] == start["provenance"]["started"]
+    assert "probe: video to audio R@1" in page.text and "probe: audio to video R@1" in page.text
+
+
+def test_neighbours_and_confusion_are_those_of_the_stored_features(page: Page, runs: Path) -> None:
+    (path,) = (path for path in (runs / "eval").glob("*/features-*.npz") if "random" not in path.parent.name)
+    index = Index.open(runs.parent / "labelled")
+    with np.load(path) as file:
+        videos, maximum = file["videos"], file["maximum"]
+    length = maximum / np.linalg.norm(maximum, axis=1, keepdims=True)
+    train, test = (np.flatnonzero(index.split[videos] == split) for split in ("train", "test"))
+    order = np.argsort(-(length[test] @ length[train].T), axis=1)
+    ids = {str(index.id[videos[q]]): [str(index.id[videos[train[g]]]) for g in row[:5]]
+           for q, row in zip(test, order, strict=True)}  # fmt: skip
+    label = dict(zip(map(str, index.id), index.label, strict=True))
+    shown = re.findall(r"<figcaption><b>(asked|✓ right|✗ wrong)</b> (.*?) <small>(.*?)</small>", page_text(runs))
+    asked = ""
+    places: Counter[str] = Counter()
+    for mark, _, name in shown[: 3 * 6]:
+        if mark == "asked":
+            asked = name
+            continue
+        assert name == ids[asked][places[asked]]
+        assert (mark == "✓ right") == (label[name] == label[asked])
+        places[asked] += 1
+    assert sorted(places.values()) == [5, 5, 5]
+    assert len({label[name] for name in places}) == 3  # of different classes
+    table = page.table("Percent of the videos of a class (row) whose nearest neighbour is of a class (column)")
+    names = table[0][1:]
+    assert names == sorted(set(label.values()))
+    for name, *cells in table[1:]:
+        mine = [q for q in ids if label[q] == name]
+        assert cells == [f"{100 * np.mean([label[ids[q][0]] == other for q in mine]):.0f}" for other in names]
+
+
+def page_text(runs: Path) -> str:
+    return (runs / "report.html").read_text(encoding="utf-8")
+
+
+def test_without_labels_sounds_are_asked_for_their_pictures(page: Page, text: str) -> None:
+    part = unescape(text[text.index("<h3>unlabelled</h3>") :])
+    assert "Sounds and the pictures that are nearest to them" in part
+    assert re.search(r"12 videos of the split 'test', 2 clips each; a sound finds its own .*\(chance 8\.3 %\)", part)
+    assert part.count('alt="spectrogram of one second of the sound of ') == 3
+    assert "own comes in place" in part or part.count("✓ right") == 3
+    assert "Confusion of classes" not in part
+    assert "positive pairs (12)" in page.text and "negative pairs (60)" in page.text  # 6 videos of 2 leaves each
+
+
+def test_names_and_labels_are_text(page: Page, text: str) -> None:
+    assert not any(tag in ("script", "b") and attrs for tag, attrs in page.tags)
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert "<script>alert('shake')</script>" not in text
+    labels = {line[0] for table in page.tables for line in table if line[0].startswith("<script>")}
+    assert len(labels) == 3 and all(label.endswith('&"$x$') for label in labels)
+    assert "e <b>$1$" in {line[0] for table in page.tables for line in table}
+
+
+def test_the_page_is_whole_and_can_be_read_aloud(page: Page, text: str) -> None:
+    identifiers = Counter(attrs["id"] for _, attrs in page.tags if "id" in attrs)
+    assert identifiers.most_common(1)[0][1] == 1
+    for tag, attrs in page.tags:
+        for name in ("src", "href", "xlink:href", "action", "srcset", "poster", "data"):
+            target = attrs.get(name) or ""
+            assert target.startswith(("data:", "#")) or not target or (tag, target) == (
+                "a", "https://arxiv.org/abs/2003.04298")  # fmt: skip
+            if target.startswith("#"):
+                assert target[1:] in identifiers
+        assert not any(name.startswith("on") for name in attrs)
+        if tag == "img":
+            assert attrs["alt"]
+        if tag == "svg":
+            assert attrs["role"] == "img" and attrs["aria-label"]
+        if tag == "th":
+            assert attrs["scope"] in ("row", "col")
+    assert all(url.startswith("#") and url[1:] in identifiers for url in re.findall(r"url\(([^)]*)\)", text))
+    assert "@import" not in text and all(page.captions)
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert len(text) < 5e6
+
+
+def test_equal_inputs_give_equal_pages(runs: Path, text: str, tmp_path: Path) -> None:
+    path = report(Report(runs, tmp_path / "again.html", queries=3))
+    assert path.read_text(encoding="utf-8") == text
+
+
+def test_what_is_broken_is_listed_and_the_rest_is_shown(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    rows = (folder / "eval" / "results.json").read_text()
+    (folder / "older").mkdir()
+    (folder / "older" / "results.json").write_text(rows[: len(rows) // 2])
+    (folder / "newer").mkdir()
+    (folder / "newer" / "results.json").write_text(rows.replace('"step"', '"steps"'))
+    run = folder / "unlabelled"
+    log = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(log[:-30])
+    (run / "run.json").write_text('{"nix": 1}')
+    (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:1000])
+    (folder / "cut").mkdir()
+    (folder / "cut" / "metrics.jsonl").write_text(log)
+    (folder / "cut" / "settings.json").write_text("[" * 100_000)
+    shards = tmp_path / "shards"
+    shutil.copytree(runs.parent / "unlabelled", shards)
+    (shards / "summary.json").write_text('{"videos": "many"}')
+    values = json.loads((run / "settings.json").read_text())
+    (run / "settings.json").write_text(json.dumps(values | {"shards": str(shards)}))
+    page = Page(report(Report(folder, figures_of=("unlabelled",))).read_text(encoding="utf-8"))
+    listed = page.text[page.text.index("Files that could not be read") : page.text.index("Percent, in")
+                       if "Percent, in" in page.text else page.text.rindex("Models")]  # fmt: skip
+    for name, why in (
+        ("older/results.json", "holds results of another version"), ("newer/results.json", "unknown: steps"),
+        ("unlabelled/metrics.jsonl", "1 of its 5 lines are not whole, line 5 first"),
+        ("unlabelled/run.json", "not what this program writes"), ("cut/settings.json", "not what this program writes"),
+        ("shards/summary.json", "not what this program writes"),
+    ):  # fmt: skip
+        assert re.search(rf"{name}: .*{why}", listed), name
+    assert "cannot be read as a checkpoint" in page.text  # beside its model
+    assert rows_of(page, folder / "eval") == rows_of(Page(page_text(runs)), runs / "eval")
+    assert "cut has no checkpoint: make pretrain" in page.text
+
+
+def altered(runs: Path, folder: Path, **values: Any) -> None:
+    """Results of the model in another folder, with other values."""
+    rows = json.loads((runs / "eval" / "results.json").read_text())
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps([row | values for row in rows if row["model"] != "random weights"]))
+
+
+def test_rows_of_an_ablation_are_over_seeds_and_the_paper_stands_beside_its_data_sets(
+    runs: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs"
+    altered(runs, folder / "ucf", dataset="ucf101")
+    altered(runs, folder / "demo" / "e-0" / "eval", model="e-0", seed=0)
+    altered(runs, folder / "demo" / "e-1" / "eval", model="e-1", seed=1)
+    both = [json.loads((folder / "demo" / name / "eval" / "results.json").read_text()) for name in ("e-0", "e-1")]
+    kept = [row for rows in both for row in rows if row["protocol"] == "retrieval"]
+    kept[0]["measures"]["R@1"][0], kept[1]["measures"]["R@1"][0] = 25.0, 50.0
+    (folder / "demo" / "results.json").write_text(json.dumps(kept))
+    page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
+    assert rows_of(page, folder / "demo")["row e: AV, TR ., TS .", "R@1"] == "37.5 (25.0-50.0)"
+    cells = rows_of(page, folder / "ucf")
+    assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
+    assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
+    assert "what others report is of their networks" in page.text
+    assert "There is none here: make pretrain" in page.text
+
+
+def test_at_most_so_many_models_are_drawn_and_the_others_named(runs: Path, tmp_path: Path) -> None:
+    everyone = subjects(collect(runs))
+    assert [subject.name for subject in everyone] == ["e <b>$1$", "unlabelled"]
+    assert [subject.name for subject in chosen(everyone, (), 4)] == ["e <b>$1$", "unlabelled"]
+    assert [subject.name for subject in chosen(everyone, ("unlabelled",), 1)] == ["unlabelled"]
+    with pytest.raises(UserError, match=r"there is no model 'nix'; set --figures-of to some of e .*, unlabelled"):
+        report(Report(runs, tmp_path / "x.html", figures_of=("nix",)))
+
+
+def test_curves_are_means_around_each_step() -> None:
+    values = np.random.default_rng(0).normal(size=50)
+    values[7] = np.nan
+    for width in (1, 4, 21, 200):
+        half = width // 2
+        with pytest.warns(RuntimeWarning) if width == 1 else np.errstate():
+            expected = [np.nanmean(values[max(0, k - half) : k + half + 1]) for k in range(50)]
+        assert np.allclose(smooth(values, width), expected, equal_nan=True)
+
+
+def test_a_folder_without_runs_is_one_sentence(command: Run, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "deep").mkdir(parents=True)
+    done = command("eval", "report")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "runs holds no runs and no evaluations; make one with 'make pretrain'" in done.stderr
+    done = command("eval", "report", "--out", "page.txt")
+    assert done.returncode == 2 and "--out is page.txt; the page's name must end in .html" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = shutil.which("chromium") or shutil.which("google-chrome")
+    if path is None:
+        pytest.skip("there is no chromium and no google-chrome to look at the page with")
+    with sync_playwright() as playwright:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        yield browser
+        browser.close()
+
+
+_COLOURS = """() => [...document.querySelectorAll('p,li,td,th,figcaption,small,b,caption,h1,h2,h3,h4,a,code')]
+  .filter(e => e.textContent.trim() && e.getClientRects().length)
+  .map(e => {
+    const behind = [];
+    for (let at = e; at; at = at.parentElement) behind.push(getComputedStyle(at).backgroundColor);
+    return [getComputedStyle(e).color, ...behind].join(';');
+  })"""
+
+
+def luminance(rgb: np.ndarray) -> float:
+    part = rgb / 255
+    linear = np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(chain: str) -> float:
+    """Of the first colour with the others, which lie behind each other, the nearest first (WCAG 2)."""
+    colours = [np.array([float(x) for x in re.findall(r"[\d.]+", colour)]) for colour in chain.split(";")]
+    ink, *behind = (colour if len(colour) == 4 else np.append(colour, 1.0) for colour in colours)
+    under = np.full(3, 255.0)
+    for colour in reversed(behind):
+        under = colour[3] * colour[:3] + (1 - colour[3]) * under
+    light, dark = sorted((luminance(ink[:3]), luminance(under)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_it_on_a_phone_in_light_and_dark(browser: Browser, text: str, runs: Path, scheme: Any) -> None:
+    said: list[str] = []
+    with browser.new_page(viewport={"width": 360, "height": 740}, color_scheme=scheme) as view:
+        view.on("console", lambda message: said.append(message.text))
+        view.on("pageerror", lambda error: said.append(str(error)))
+        view.on("dialog", lambda dialog: said.append(dialog.message))
+        view.on("request", lambda request: said.append(request.url))
+        address = (runs / "report.html").as_uri()
+        view.goto(address)
+        assert [line for line in said if not line.startswith("data:")] == [address]
+        assert view.evaluate("document.documentElement.scrollWidth") == 360
+        wide = view.evaluate(
+            "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        )
+        assert wide > 0  # tables scroll in their own boxes
+        worst = min(set(view.evaluate(_COLOURS)), key=contrast)
+        assert contrast(worst) >= 4.5, worst
+        assert view.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
+        ink = view.evaluate("getComputedStyle(document.querySelector('svg.plot text')).fill")
+        assert ink == view.evaluate("getComputedStyle(document.documentElement).color")
