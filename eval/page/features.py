@@ -117,14 +117,14 @@ def maps(values: np.ndarray, label: np.ndarray, settings: Report, key: str) -> l
     common = [str(name) for name, _ in Counter(sorted(map(str, label))).most_common(MOST)]
     legend = keys(sorted(common))
     some = f", {len(set(label)) - len(common)} classes with fewer videos as small grey points"
-    said = f"{n} videos" + (some if len(set(label)) > len(common) else "")
+    said = f"{n} points" + (some if len(set(label)) > len(common) else "")
     pca = PCA(2, svd_solver="full").fit(values)
     share = pca.explained_variance_ratio_
     perplexity = min(settings.perplexity, (n - 1) / 3)
     with threadpool_limits(1):  # several threads wait for each other, a hundred times as long where cores are busy
         flat = TSNE(2, perplexity=perplexity, random_state=settings.seed, init="pca").fit_transform(values)
     told = f"{said}; {100 * share[0]:.0f} % and {100 * share[1]:.0f} % of the variance"
-    neighbours = f"{said}; perplexity {perplexity:g}, seed {settings.seed}; distances between groups mean nothing"
+    neighbours = f"{said}; perplexity {perplexity:.3g}, seed {settings.seed}; distances between groups mean nothing"
     return [
         Plot("PCA", _scatter(f"{key}-pca", "PCA", pca.transform(values), label, legend), told, legend),
         Plot("t-SNE", _scatter(f"{key}-tsne", "t-SNE", flat, label, legend), neighbours, legend),

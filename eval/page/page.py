@@ -64,7 +64,7 @@ def report(settings: Report) -> Path:
         models=[_drawn(subject, settings, f"m{k}") for k, subject in enumerate(drawn)],
         data=[(data, *data_tables(data)) for data in collected.data],
         unread=collected.unread,
-        missing=_missing(collected, everyone, drawn),
+        missing=_missing(settings, collected, everyone, drawn),
         shade=confusion_shade,
         commit=git_commit(),
     )
@@ -117,7 +117,9 @@ def _attempt(what: str, missing: list[Unread], make: Callable[[], T]) -> T | Non
         return None
 
 
-def _missing(collected: Collected, everyone: list[Subject], drawn: list[Subject]) -> list[tuple[str, str]]:
+def _missing(
+    settings: Report, collected: Collected, everyone: list[Subject], drawn: list[Subject]
+) -> list[tuple[str, str]]:
     """What is not on the page, and the command that puts it there."""
     said: list[tuple[str, str]] = []
 
@@ -135,7 +137,8 @@ def _missing(collected: Collected, everyone: list[Subject], drawn: list[Subject]
             add(f"{subject.name} is not evaluated yet", "make eval", DATASET=subject.dataset, CKPT=subject.checkpoint,
                 **arguments)  # fmt: skip
         if subject not in drawn:
-            add(f"{subject.name} is not drawn", "make report", ARGS=f"--figures-of {shlex.quote(subject.name)}")
+            add(f"{subject.name} is not drawn", "make report", RUNS=settings.runs,
+                ARGS=f"--figures-of {shlex.quote(subject.name)}")  # fmt: skip
     blind = [run.name for run in collected.runs if not run.probes and _is_cross_modal(run)]
     if blind:
         add(f"no probes of recall across modalities while {', '.join(blind)} learned", "make pretrain",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pipeline.errors import UserError, require_positive
 
@@ -11,6 +13,12 @@ from pipeline.errors import UserError, require_positive
 @dataclass(frozen=True)
 class Report:
     """Write one HTML page of all runs below a folder: tables, learning curves, and what the models make of videos."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "page": ("runs", "out"),
+        "models": ("figures_of", "models"),
+        "figures": ("queries", "neighbours", "smoothing", "leaves", "points", "perplexity", "seed"),
+    }
 
     runs: Path = Path("runs")
     """Folder; every run and every evaluation in it, however deep, is on the page."""
