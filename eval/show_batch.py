@@ -70,7 +70,7 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
             seconds = (index.mel_position(plan.start[leaf]) + plan.mel_frames[leaf]) / MEL_RATE
             _draw_sound(axis, batch.inputs[name][place, 0].cpu().numpy(), seconds)
         else:
-            tokens = batch.inputs[name].tokens[place].cpu()
+            tokens = batch.inputs[name].tokens[place]
             said = " ".join(words[token] for token in tokens[tokens != NOTHING])
             axis.text(
                 0.5,

@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -65,17 +66,14 @@ def loaded(subject: Subject) -> Trained:
     return load_model(subject.checkpoint)
 
 
-def told(subject: Subject, trained: Trained) -> str:
-    """Which weights these are: file, steps, digest, commit and time."""
-    path = subject.checkpoint
-    if path is None:
-        return ""
+def told(path: Path, subject: Subject, trained: Trained) -> tuple[str, str]:
+    """Digest of the weights in a checkpoint, and which they are: file, steps, digest, commit and time."""
     file = path / "checkpoint.pt" if path.is_dir() else path
     when = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
     starts = subject.run.starts if subject.run else ()
     commit = f", made at commit {short_commit(starts[-1].provenance.commit)}" if starts else ""
-    digest = Model(subject.name, path, trained, False).digest[:8]
-    return f"{path}, {trained.name}, {trained.step} steps, weights {digest}{commit}, written {when}"
+    digest = Model(subject.name, path, trained, False).digest
+    return digest, f"{path}, {trained.name}, {trained.step} steps, weights {digest[:8]}{commit}, written {when}"
 
 
 def batch_of(trained: Trained, settings: Report, key: str) -> Leaves:

@@ -83,8 +83,11 @@ def _drawn(subject: Subject, settings: Report, key: str) -> Drawn:
     index = attempt("pictures of videos", lambda: _index(subject))
     trained = attempt("the model", lambda: loaded(subject))
     labelled = _with_features(subject)
-    if trained is not None:
-        drawn.told = told(subject, trained)
+    if trained is not None and subject.checkpoint is not None:
+        digest, drawn.told = told(subject.checkpoint, subject, trained)
+        if labelled is not None and labelled.result.weights != digest:
+            why = f"the evaluation is of weights {labelled.result.weights[:8]}; 'make eval' evaluates these"
+            drawn.missing.append(Unread("neighbours by the weights in the checkpoint", why))
         drawn.leaves = attempt("a training batch", lambda: batch_of(trained, settings, key))
     if index is not None and labelled is not None:
         drawn.looked = attempt("nearest neighbours, confusion, PCA and t-SNE",

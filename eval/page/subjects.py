@@ -77,7 +77,8 @@ def chosen(all_of_them: Sequence[Subject], named: Sequence[str], most: int) -> l
     there.
     """
     if named:
-        by_name = {key: subject for subject in all_of_them for key in (Path(subject.name).name, subject.name)}
+        by_name = {Path(subject.name).name: subject for subject in all_of_them}
+        by_name |= {subject.name: subject for subject in all_of_them}
         if unknown := [name for name in named if name not in by_name]:
             there = ", ".join(subject.name for subject in all_of_them)
             raise UserError(f"there is no model '{unknown[0]}'; set --figures-of to some of {there}")

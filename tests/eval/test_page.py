@@ -308,7 +308,23 @@ def test_rows_of_an_ablation_are_over_seeds_and_the_paper_stands_beside_its_data
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
     assert "what others report is of their networks" in page.text
+    assert "There is none yet" not in page.text
     assert "There is none here: make pretrain" in page.text
+
+
+def test_an_evaluation_of_other_weights_than_the_checkpoint_holds_is_told(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    for path in (folder / "eval").rglob("*.json"):
+        rows = json.loads(path.read_text())
+        for row in rows if isinstance(rows, list) else [rows]:
+            row["checkpoint"] = str(folder / "e <b>$1$")
+            row["weights"] = "0" * 64 if row["model"] != "random weights" else row["weights"]
+        path.write_text(json.dumps(rows))
+    page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
+    assert (
+        "neighbours by the weights in the checkpoint (the evaluation is of weights 00000000; 'make eval'" in page.text
+    )
 
 
 def test_at_most_so_many_models_are_drawn_and_the_others_named(runs: Path, tmp_path: Path) -> None:
