@@ -147,15 +147,15 @@ def _similarities(trained: Trained, batch: Batch, embeddings: torch.Tensor, key:
     said = (
         f"{len(np.unique(batch.plan.leaves.video))} videos, {len(embeddings)} leaves, model in evaluation mode; pairs "
         f"with weight only, before they are divided by the temperature {trained.settings.temperature:g}; mean "
-        f"{_signed(positive.mean())} of positive and "
-        f"{_signed(negative.mean())} of negative pairs; a positive pair is the more similar one in "
+        f"{_rounded(positive.mean())} of positive and "
+        f"{_rounded(negative.mean())} of negative pairs; a positive pair is the more similar one in "
         f"{100 * float(np.mean(below)) / len(negative):.1f} % (chance 50)"
     )
     title = "similarities of pairs"
     return Plot(title, svg(f"{key}-pairs", f"{title}: {said}", plot), said, legend)
 
 
-def _signed(value: float) -> str:
+def _rounded(value: float) -> str:
     return f"{value:.2f}".replace("-0.00", "0.00")
 
 
