@@ -19,7 +19,7 @@ from pipeline.transformations.speed import Speed
 from pipeline.tree import Tree
 from tests.conftest import ROOT
 
-(FREEZE,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+(FREEZE,) = re.findall(r"```python\n([^`]*class Freeze.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 """The README's recipe for a transformation of one's own."""
 
 
