@@ -5,6 +5,7 @@ A new one is a new entry here, not a branch elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from pipeline.composition import Composition
@@ -105,6 +106,11 @@ def preset(name: str) -> Preset:
 def composition(name: str, videos_per_batch: int, augmentation: Augmentation = Augmentation()) -> Composition:
     """The composition of a preset. Raises UserError for another name."""
     return parse(preset(name).factors, videos_per_batch, augmentation)
+
+
+def modalities(name: str) -> Sequence[str]:
+    """What a preset learns from. Raises UserError for another name."""
+    return composition(name, videos_per_batch=2).modalities
 
 
 def listing() -> str:

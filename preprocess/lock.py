@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ _NAME = ".lock"
 def locked(destination: Path, otherwise: str = "set --destination") -> Iterator[None]:
     """Hold the folder of the shards: two runs at once would each remove what the other makes.
 
-    Raises UserError where that cannot be; `otherwise` is what else the user may do.
+    A folder that was made for it, and in which nothing was put, is gone afterwards. Raises UserError where that cannot
+    be; `otherwise` is what else the user may do.
     """
+    made = list(itertools.takewhile(lambda folder: not folder.exists(), (destination, *destination.parents)))
     try:
         destination.mkdir(parents=True, exist_ok=True)
         # not blocking: whatever lies there under that name, opening it does not wait
@@ -32,9 +35,30 @@ def locked(destination: Path, otherwise: str = "set --destination") -> Iterator[
             raise UserError(f"another run is writing to {destination}; wait for it, or {otherwise}") from error
         except OSError:
             pass  # a file system without locks
-        yield
+        if not _is_at(file, destination / _NAME):
+            raise UserError(f"another run was about to write to {destination}; run the same command again")
+        try:
+            yield
+        finally:
+            _remove_empty(made)
     finally:
         os.close(file)
+
+
+def _is_at(file: int, path: Path) -> bool:
+    """Whether an open file still has its name; a run that failed meanwhile has removed the one that it made."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(file), path.stat())
+    return False
+
+
+def _remove_empty(made: list[Path]) -> None:
+    """Remove folders, the innermost first, as long as there is nothing in them but the lock."""
+    with contextlib.suppress(OSError):
+        if made and os.listdir(made[0]) == [_NAME]:
+            (made[0] / _NAME).unlink()
+            for folder in made:
+                folder.rmdir()
 
 
 def is_locked(destination: Path) -> bool:

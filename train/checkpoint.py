@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from pipeline import presets
 from pipeline.errors import UserError, first_line
 from pipeline.files import partial_of, publish, require_readable
 from pipeline.shards.index import Index, Statistics
@@ -96,8 +98,22 @@ def _existing(path: Path) -> Path:
         previous = path.with_name(PREVIOUS)
         if previous.is_file() and path.name == NAME:
             raise UserError(f"there is no checkpoint {path}, but the one before it: name {previous}")
-        raise UserError(f"there is no checkpoint {path}; make one with 'make pretrain', or set CKPT to yours")
+        raise UserError(f"there is no checkpoint {path}; {_how_to_make(path)}, or set CKPT to yours")
     return path
+
+
+def _how_to_make(path: Path) -> str:
+    """The command whose checkpoint has this path, as it can be typed, where the path is one that runs have."""
+    run = path.parent.name if path.parent.parent == Path("runs") else ""
+    for preset in sorted(presets.PRESETS, key=len, reverse=True):
+        if dataset := re.fullmatch(f"(.+)-{preset}", run):
+            words = " WORD2VEC=<file of word vectors>" if "text" in presets.modalities(preset) else ""
+            return f"make it with 'make pretrain DATASET={dataset[1]} PRESET={preset}{words}'"
+    if dataset := re.fullmatch("(.+)-own", run):
+        return f"make it with 'make pretrain DATASET={dataset[1]} FACTORS=\"<its factors>\"'"
+    if run:
+        return f"'make pretrain' makes runs/<dataset>-<preset>, and the presets are {', '.join(presets.PRESETS)}"
+    return "make one with 'make pretrain'"
 
 
 def _unreadable(path: Path, damage: Damaged) -> UserError:
@@ -142,11 +158,19 @@ def contents(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (MemoryError, Damaged):
         raise
+    except zipfile.BadZipFile as error:
+        raise Damaged("it is damaged or something else (no file of torch's, or not the whole of one)") from error
     except OSError as error:
         require_readable(path, error)  # or strange bytes made the readers ask for strange places
         raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
     except Exception as error:  # whatever strange bytes make the readers raise
-        raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
+        # what torch says of objects is advice to build them, which would run whatever the file's author wrote
+        if named := re.search(r"GLOBAL `?([\w.]+)", str(error)):
+            raise Damaged(
+                f"it holds an object of Python ({named[1]}) where numbers are expected, and nothing of it was run; "
+                "save the state_dict of a model, not the model"
+            ) from error
+        raise Damaged("it is damaged or something else") from error
 
 
 def _read(path: Path) -> dict[str, Any]:

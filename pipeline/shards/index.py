@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.errors import UserError
 from pipeline.files import partial_of, publish, require_readable
-from pipeline.shards.layout import INDEX, remake, write_strings
+from pipeline.shards.layout import INDEX, making, remake, write_strings
 from pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
 
 MEL_ONE = 1 << 16
@@ -343,10 +343,7 @@ def _no_index(folder: Path) -> str:
             f"{folder} holds {shards} shards and no {INDEX}, so preprocessing has not come to its end; wait for it, or "
             "run the same 'make preprocess' command again, which goes on"
         )
-    return (
-        f"there are no shards in {folder} (no {INDEX}); make them with "
-        f"'make preprocess DATASET={folder.name} SOURCE=<your videos>'"
-    )
+    return f"there are no shards in {folder} (no {INDEX}); make them with '{making(folder)}'"
 
 
 def _read_index(folder: Path, file: h5py.File) -> Index:

@@ -28,6 +28,10 @@ REJECTED = "rejected.jsonl"
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of an energy of exactly zero, as in digital silence."""
 
+GENERATED = "synthetic"
+DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "ig65m", "kinetics", GENERATED, "ucf101", "vggsound")
+"""What can be preprocessed; preprocess/datasets says how."""
+
 SHARD = {
     "frames/jpeg": "uint8 [bytes]: all frames of all videos, baseline 4:2:0 JPEG, one after another",
     "frames/offset": "int64 [n_frames + 1]: where each frame starts in frames/jpeg",
@@ -66,6 +70,14 @@ _BLOCK = 1 << 24
 def shard_folder(dataset: str, named: Path | None = None) -> Path:
     """Where the shards of a data set lie unless another folder is `named`."""
     return named or Path("data/shards") / dataset
+
+
+def making(folder: Path) -> str:
+    """The command that makes the shards of a folder, as it can be typed but for where the videos are."""
+    dataset = folder.name if folder.name in DATASETS else "folder"
+    source = "" if dataset == GENERATED else " SOURCE=<your videos>"
+    elsewhere = "" if folder == shard_folder(dataset) else f' ARGS="--destination {shlex.quote(str(folder))}"'
+    return f"make preprocess DATASET={dataset}{source}{elsewhere}"
 
 
 def removal(folder: Path, full: bool = False) -> str:
