@@ -33,6 +33,40 @@ protocols = $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(FOLDS),--folds $(
   $(call flag,--label,$(LABEL)) $(words)
 cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
+# What each target heeds. A variable that is typed and heeded by none of the targets is refused before anything starts.
+heeds.help :=
+heeds.setup :=
+heeds.demo :=
+heeds.lint :=
+heeds.test :=
+heeds.clean :=
+heeds.preprocess := DATASET SOURCE DRY_RUN WORKERS SCHEDULER WORD2VEC ARGS
+heeds.verify := DATASET FULL WORKERS SCHEDULER ARGS
+heeds.pretrain := DATASET PRESET FACTORS FACTORS_FROM WORD2VEC INIT SIZE GPUS ARGS
+heeds.eval-ucf := CKPT PRESET PROTOCOLS FOLDS RECIPE LABEL WORD2VEC SIZE GPUS ARGS
+heeds.eval-hmdb := $(heeds.eval-ucf)
+heeds.eval := DATASET FACTORS $(heeds.eval-ucf)
+heeds.embed := CKPT DATASET PRESET SOURCE ARGS
+heeds.report := RUNS ARGS
+heeds.ablation := DATASET ROWS SEEDS SIZE WORD2VEC ARGS
+heeds.show-tree := PRESET FACTORS FACTORS_FROM ARGS
+heeds.show-batch := DATASET WORD2VEC SIZE $(heeds.show-tree)
+heeds.bench := SOURCE
+# what make, Python and the libraries heed
+handed_on := PYTHON% STAMP CONDA_PREFIX VIRTUAL_ENV SHELL MAKE% PATH HOME TMPDIR LD_% PIP_% OMP_% CUDA_% NVIDIA_% NCCL_% \
+  TORCH_% PYTORCH_% MKL_% DASK_% GDT_%
+goals := $(or $(MAKECMDGOALS),help)
+typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+unheeded := $(filter-out $(handed_on) $(foreach goal,$(goals),$(heeds.$(goal))),$(typed))
+# a target that is not known is for make to refuse
+ifeq ($(filter undefined,$(foreach goal,$(goals),$(origin heeds.$(goal)))),)
+ifneq ($(unheeded),)
+$(shell $(firstword $(wildcard $(PYTHON)) python3) -m pipeline.variables "$(goals)" "$(unheeded)" \
+  "$(foreach goal,$(goals),$(heeds.$(goal)))" "$(foreach name,$(filter heeds.%,$(.VARIABLES)),$($(name)))" >&2)
+$(error not heeded: $(unheeded); nothing was started)
+endif
+endif
+
 .PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb embed report show-batch show-tree bench clean
 .SUFFIXES:
 # a check, not a command
@@ -62,16 +96,16 @@ verify: $(STAMP) ## checks every shard and says what is damaged: DATASET= [FULL=
 	@$(PYTHON) -m preprocess.verify --dataset $(DATASET) $(cluster) $(if $(FULL),--full) $(ARGS)
 
 pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | FACTORS="..."] [WORD2VEC=] [INIT=] [SIZE=paper|tiny] [GPUS=1]; again: resumes
-	@$(if $(filter-out 1,$(GPUS)),$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node $(GPUS),$(PYTHON)) \
-	  -m train $(SIZE) --dataset $(DATASET) $(composition) $(words) $(call flag,--init,$(INIT)) $(ARGS)
+	@$(PYTHON) -m train$(if $(filter-out 1,$(GPUS)),.launch $(GPUS)) $(SIZE) --dataset $(DATASET) $(composition) \
+	  $(words) $(call flag,--init,$(INIT)) $(ARGS)
 
-eval: $(STAMP) ## any data set by the paper's protocols: [CKPT=...] [DATASET=] [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
+eval: $(STAMP) gpus ## any data set by the paper's protocols: [CKPT=...] [DATASET=] [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
 	@$(PYTHON) -m eval downstream --ckpt $(or $(CKPT),runs/$(DATASET)-$(if $(FACTORS),own,$(PRESET))/checkpoint.pt) \
 	  $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(protocols) $(ARGS)
 
 eval-ucf: ## UCF-101, all folds: finetune, retrieval, few-shot, linear: [CKPT=] [FOLDS="1 2 3"] [RECIPE=paper|published] [PROTOCOLS=] [GPUS=]
 eval-hmdb: ## the same for HMDB-51
-eval-ucf eval-hmdb: $(STAMP)
+eval-ucf eval-hmdb: $(STAMP) gpus
 	@$(PYTHON) -m eval downstream --ckpt $(or $(CKPT),runs/kinetics-$(PRESET)/checkpoint.pt) \
 	  --dataset $(if $(filter eval-ucf,$@),ucf101,hmdb51) \
 	  $(if $(PROTOCOLS),,--protocols finetune retrieval few-shot linear) $(protocols) $(ARGS)

@@ -13,6 +13,9 @@ class UserError(Exception):
     """Something outside the code is wrong; the message says what, why, and what to do."""
 
 
+INTERRUPTED = "interrupted; the same command goes on from here"
+
+
 def require_positive(settings: object, group: str, *names: str) -> None:
     """Raise UserError, naming the option --group.name, where one of the settings is below 1."""
     for name in names:
@@ -63,7 +66,7 @@ def exit_with_message(main: Callable[[], None]) -> None:
             )
         _exit(2, f"error: {error.filename}: {error.strerror}; check the path and its permissions")
     except KeyboardInterrupt:
-        _exit(130, "interrupted; the same command goes on from here")
+        _exit(130, INTERRUPTED)
 
 
 def _flush() -> None:

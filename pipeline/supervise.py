@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable
 
 _PASSED_ON = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+WATCHED = {*_PASSED_ON, signal.SIGCHLD}
+"""What a parent waits for that does nothing else."""
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 _FROM_TERMINAL = 0x80
 """SI_KERNEL: the whole process group gets it, the child too."""
@@ -29,8 +31,7 @@ def supervised(main: Callable[[], None], what_next: str) -> None:
     """
     if starter := os.environ.pop(DIES_WITH, ""):
         _die_with(int(starter))
-    watched = {*_PASSED_ON, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -40,11 +41,11 @@ def supervised(main: Callable[[], None], what_next: str) -> None:
         return
     status = None
     while status is None:
-        told = signal.sigwaitinfo(watched)
+        told = signal.sigwaitinfo(WATCHED)
         if told.si_signo == signal.SIGCHLD:
             ended, value = os.waitpid(child, os.WNOHANG)
             status = value if ended else None
-        elif told.si_signo != signal.SIGINT or told.si_code != _FROM_TERMINAL:
+        elif not from_terminal(told):
             os.kill(child, told.si_signo)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -60,6 +61,11 @@ def supervised(main: Callable[[], None], what_next: str) -> None:
     if why:
         print(f"\nerror: {why}; {what_next}", file=sys.stderr)  # below the progress bar that the child left
     sys.exit(128 - code)
+
+
+def from_terminal(told: signal.struct_siginfo) -> bool:
+    """Whether a signal is a Ctrl-C, which the terminal sends to the children, too."""
+    return told.si_signo == signal.SIGINT and told.si_code == _FROM_TERMINAL
 
 
 def _die_with(parent: int) -> None:

@@ -55,7 +55,7 @@ def _is_at(file: int, path: Path) -> bool:
 def _remove_empty(made: list[Path]) -> None:
     """Remove folders, the innermost first, as long as there is nothing in them but the lock."""
     with contextlib.suppress(OSError):
-        if made and os.listdir(made[0]) == [_NAME]:
+        if made and [path.name for path in made[0].iterdir()] == [_NAME]:
             (made[0] / _NAME).unlink()
             for folder in made:
                 folder.rmdir()

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import re
+import shlex
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from pipeline.errors import UserError
+from pipeline.shards.index import Statistics
 from pipeline.shards.layout import DATASETS, making
 from preprocess import datasets
-from tests.conftest import Run
+from tests.conftest import ROOT, Run
+from train.checkpoint import Data
+from train.resuming import require_same_run
+from train.schedule import Schedule
+from train.settings import SIZES, to_json
 
 
 def sentence(done: object) -> str:
@@ -63,7 +76,7 @@ def test_preprocessing_that_fails_leaves_no_folder(command: Run, tmp_path: Path)
         (("--source", "nowhere"), "does not exist; set SOURCE to the folder that holds your videos"),
         (("--dataset", "howto100m", "--source", "empty"), "set --word2vec"),
         (("--source", "empty", "--destination", "a/b/c"), "there are no videos in"),
-        (("--source", "empty", "--dataset", "kinetic"), "there is no data set 'kinetic'; choose one of audioset, folder"),
+        (("--source", "empty", "--dataset", "kinetic"), "there is no data set 'kinetic'; choose one of audioset, "),
     ):  # fmt: skip
         done = command("preprocess", *arguments)
         assert done.returncode == 2 and message in done.stderr
@@ -77,6 +90,147 @@ def test_the_command_that_makes_shards_can_be_typed() -> None:
     assert tuple(datasets.DATASETS) == DATASETS
     assert making(Path("data/shards/synthetic")) == "make preprocess DATASET=synthetic"
     assert making(Path("data/shards/kinetics")) == "make preprocess DATASET=kinetics SOURCE=<your videos>"
-    mine = "make preprocess DATASET=folder SOURCE=<your videos> ARGS=\"--destination data/shards/mine\""
+    mine = 'make preprocess DATASET=folder SOURCE=<your videos> ARGS="--destination data/shards/mine"'
     assert making(Path("data/shards/mine")) == mine
     assert making(Path("/x/ucf101")).endswith('DATASET=ucf101 SOURCE=<your videos> ARGS="--destination /x/ucf101"')
+
+
+def make(*arguments: str, stamp: Path) -> subprocess.CompletedProcess[str]:
+    """What make would do, or says, where everything is set up."""
+    stamp.touch()
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "CONDA_PREFIX")}
+    return subprocess.run(
+        ["make", f"STAMP={stamp}", "PYTHON=echo", *arguments], cwd=ROOT, env=environment, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("preprocess dataset=folder source=/x", "no variable dataset; write DATASET; .* source; write SOURCE"),
+        ("pretrain PRESETS=b", "'make pretrain' knows no variable PRESETS; write PRESET "),
+        ("pretrain GPU=2", "'make pretrain' knows no variable GPU; write GPUS "),
+        ("pretrain EPOCHS=3", 'if an option of the program is meant, write ARGS="--epochs ..."'),
+        ("ablation STEPS=3", 'if an option of the program is meant, write ARGS="--steps ..."'),
+        ("preprocess CKPT=x", "CKPT has no effect on 'make preprocess' .its variables: DATASET, SOURCE, "),
+        ("verify source=/x", "SOURCE has no effect on 'make verify'"),
+        ("eval-ucf DATASET=folder", "DATASET has no effect on 'make eval-ucf'"),
+        ("demo GPUS=2", "GPUS has no effect on 'make demo' .its variables: none"),
+        ("test FILE=x", "'make test' knows no variable FILE .its variables: none"),
+    ],
+)
+def test_a_variable_that_has_no_effect_is_refused(tmp_path: Path, typed: str, message: str) -> None:
+    done = make(*typed.split(), stamp=tmp_path / "stamp")
+    said, after = done.stderr.splitlines()
+    assert done.returncode == 2 and not done.stdout
+    assert said.startswith("error: ") and re.search(message, said), said
+    assert after.endswith("; nothing was started.  Stop.")
+
+
+def test_variables_of_several_targets_and_of_libraries_are_handed_on(tmp_path: Path) -> None:
+    typed = ("preprocess", "eval", "DATASET=folder", "SOURCE=/x", "CKPT=y", "CUDA_VISIBLE_DEVICES=0", "ARGS=--a b=c")
+    done = make(*typed, stamp=tmp_path / "stamp")
+    assert done.returncode == 0, done.stderr
+    assert "-m preprocess --dataset folder --source /x" in done.stdout and "--ckpt y --dataset folder" in done.stdout
+
+
+def test_what_a_target_heeds_is_what_its_recipe_uses(tmp_path: Path) -> None:
+    heeds: dict[str, str] = {}
+    for target, names in re.findall(r"^heeds\.([a-z-]+) := ?(.*)$", (ROOT / "Makefile").read_text(), re.M):
+        heeds[target] = re.sub(r"\$\(heeds\.([a-z-]+)\)", lambda other: heeds[other[1]], names)
+    text = (ROOT / "Makefile").read_text() + (ROOT / "README.md").read_text()
+    variables = r"((?:[^\S\n]+\[?[A-Z0-9_]+=(?:\"[^\"]*\"|\S*))+)"
+    for target, typed in re.findall(rf"(?:\bmake |^)([a-z-]+)(?:: ##)?{variables}", text, re.M):
+        assert target not in heeds or set(re.findall(r"([A-Z0-9_]+)=", typed)) <= set(heeds[target].split()), target
+    assert heeds.keys() == set((ROOT / "Makefile").read_text().split(".PHONY:")[1].splitlines()[0].split())
+    known = {name for names in heeds.values() for name in names.split()}
+    for target, names in heeds.items():
+
+        def shown(*typed: str, target: str = target) -> str:
+            """With the check switched off."""
+            return make("-n", target, "unheeded=", "SIZE=tiny", *typed, stamp=tmp_path / "stamp").stdout
+
+        plain = shown()
+        assert plain
+        used = {name for name in known if shown(f"{name}=7") != plain}
+        assert used == set(names.split()), target
+
+
+def tiny(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
+    """A command that trains in seconds."""
+    return ("train", "tiny", "--shards", shards, "--out", run, "--videos-per-batch", 4, "--threads", 1, "--preset", "e",
+            *more)  # fmt: skip
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_run_that_ends_says_what_comes_next_and_a_finished_one_that_nothing_does(
+    command: Run, shards: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    done = command(*tiny(shards, run, "--steps", 2))
+    assert done.returncode == 0, done.stderr
+    *_, model, evaluate, board = done.stdout.splitlines()
+    assert model == f"the trained model is in {run}/checkpoint.pt"
+    assert evaluate == f"  make eval CKPT={run}/checkpoint.pt"
+    assert re.fullmatch(rf"  \S*tensorboard --logdir {run}", board)
+    assert Path(shlex.split(board)[0]).is_file()
+    left = contents(run)
+    done = command(*tiny(shards, run, "--steps", 2))
+    assert done.returncode == 0 and "pretrain" not in done.stderr
+    assert done.stdout.splitlines()[-1] == f"{run}/checkpoint.pt is trained to its last step, 2; nothing to do"
+    assert contents(run) == left
+
+
+def test_a_run_is_prolonged_where_its_steps_would_have_been_the_same(
+    command: Run, shards: Path, tmp_path: Path
+) -> None:
+    run, straight = tmp_path / "run", tmp_path / "straight"
+    constant = ("--optimization.decay", 0, "--optimization.warmup-epochs", 0.5, "--network.dropout", 0.3,
+                "--videos-per-batch", 6)  # fmt: skip
+    assert command(*tiny(shards, run, *constant, "--steps", 2)).returncode == 0
+    assert command(*tiny(shards, run, *constant, "--epochs", 1)).returncode == 0  # 4 steps
+    assert command(*tiny(shards, straight, *constant, "--epochs", 1)).returncode == 0
+    one, other = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (run, straight))
+    assert one["settings"] == other["settings"].replace("straight", "run") and one["step"] == other["step"] == 4
+    assert all(torch.equal(one["model"][name], value) for name, value in other["model"].items())
+    one, other = ((folder / "metrics.jsonl").read_text().splitlines() for folder in (run, straight))
+    assert [json.loads(line)["loss"] for line in one] == [json.loads(line)["loss"] for line in other]
+    said = sentence(command(*tiny(shards, run, *constant, "--steps", 3)))
+    assert said == (
+        f"{run} has done 4 steps, more than the 3 asked for; set --steps or --epochs to more, or --out to another "
+        "folder"
+    )
+
+
+def test_a_run_whose_rate_has_fallen_is_not_prolonged(command: Run, shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    falling = ("--optimization.decay", 0.5)
+    assert command(*tiny(shards, run, *falling, "--steps", 4)).returncode == 0
+    said = sentence(command(*tiny(shards, run, *falling, "--steps", 6)))
+    assert said == (
+        f"{run} holds a run of 4 steps, whose learning rate falls (--optimization.decay 0.5) and would have been "
+        f"another from step 3 on in one of 6, so it cannot become that; start from its weights with --init "
+        f"{run}/checkpoint.pt --out <another folder>"
+    )
+    both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
+    assert "holds a run with other settings (steps was 4, now 8; temperature was 0.07, now 0.1)" in both
+
+
+@pytest.mark.parametrize(
+    ("decay", "before", "after", "done", "same"),
+    [(0.0, 8, 20, 8, True), (0.0, 8, 4, 3, True), (0.5, 8, 20, 4, True), (0.5, 8, 20, 6, False), (0.5, 8, 6, 5, False)],
+)
+def test_a_run_becomes_one_of_another_length_while_the_rates_were_the_same(
+    decay: float, before: int, after: int, done: int, same: bool
+) -> None:
+    base = replace(SIZES["tiny"][1], device="cpu", precision="float32")
+    optimization = replace(base.optimization, decay=decay, warmup_epochs=0.5)
+    then, now = (replace(base, optimization=optimization, steps=steps) for steps in (before, after))
+    statistics = Statistics(np.ones(3), np.ones(3), 0.0, 1.0)
+    state = {"data": "x", "words": "", "statistics": None, "step": done, "settings": to_json(then)}
+    with contextlib.nullcontext() if same else pytest.raises(UserError, match="it cannot become that"):
+        require_same_run(state, now, Data("x", statistics), Schedule(now, 4), Path("run/checkpoint.pt"))

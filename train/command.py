@@ -12,6 +12,7 @@ import tyro
 from pipeline import notation, presets
 from pipeline.commandline import Options
 from pipeline.errors import UserError, exit_with_message
+from train.local import told_once
 from train.settings import SIZES, Pretrain, require_one_name
 
 
@@ -32,22 +33,33 @@ def main() -> None:
 
 
 def _pretrain() -> None:
-    arguments = sys.argv[1:]
+    with told_once():
+        settings = settings_of(sys.argv[1:])
+    if settings is None:
+        return
+    try:
+        from train.pretrain import pretrain
+
+        pretrain(settings)
+    except KeyboardInterrupt:
+        if os.environ.get("RANK", "0") != "0":  # the first rank says so
+            sys.exit(130)
+        raise
+
+
+def settings_of(arguments: list[str]) -> Pretrain | None:
+    """The settings that a command line gives; None where it asks for help, which is printed."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
         raise UserError(f"there is no size '{arguments[0]}'; choose one of {', '.join(SIZES)}")
     require_one_name(arguments)
     sizes = {name: (text, _with_one_length(base, arguments)) for name, (text, base) in SIZES.items()}
     options = Options(Pretrain)
     defaults = {name: (text, options.of(base)) for name, (text, base) in sizes.items()}
-    settings = options.settings(tyro.extras.overridable_config_cli(defaults, prog="python -m train"))
+    settings = options.settings(tyro.extras.overridable_config_cli(defaults, prog="python -m train", args=arguments))
     if settings.preset == "help" or settings.factors == "help":
         print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
-        return
-    from train.pretrain import pretrain
-
-    path = pretrain(settings)
-    if os.environ.get("RANK", "0") == "0":
-        print(f"the trained model is in {path}")
+        return None
+    return settings
 
 
 def _with_one_length(base: Pretrain, arguments: list[str]) -> Pretrain:

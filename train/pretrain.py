@@ -30,8 +30,10 @@ from train.loss import gdt_loss
 from train.models.gdt import GDT, load_weights
 from train.provenance import Provenance, Start, record
 from train.ranks import require_alike, watched
-from train.run import Log, StopSignal, place, precision
-from train.settings import Pretrain, differences, flags, to_json
+from train.resuming import require_same_run
+from train.run import Log, StopSignal, place, precision, what_next
+from train.schedule import Schedule
+from train.settings import Pretrain, flags, to_json
 from train.tensors import raw
 
 _MINUTE = 60.0
@@ -84,13 +86,17 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         f"the folder {settings.run_folder} must be on a disk that all ranks share",
     )
     trainer.settle()
+    if first == trainer.steps:
+        if rank == 0:
+            print(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
+        return trainer.path
     probe = Probe(settings, index, device, words) if settings.probe_every and rank == 0 else None
     if rank == 0:
         record(settings.run_folder, Start(first, data, provenance))
     plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
     with (
         Loader(index, plans, settings.clip, device, settings.loading, words) as loader,
-        Log(settings, first, trainer.steps, trainer.rate, rank) as log,
+        Log(settings, first, trainer.steps, trainer.schedule.rate, rank) as log,
         Skipped(log) as skipped,
         StopSignal() as stop,
     ):
@@ -120,6 +126,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
             log.next()
     if world > 1:
         dist.barrier()  # none leaves while another still talks to it
+    if rank == 0:
+        print(what_next(settings, trainer.path))
     return trainer.path
 
 
@@ -130,8 +138,8 @@ class Trainer:
         self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1
     ) -> None:
         self.settings, self.factors, self.device, self.rank = settings, tree.composition.factors, device, rank
-        self.steps = settings.steps or settings.epochs * tree.batches_per_epoch
-        self.warmup = settings.optimization.warmup_epochs * tree.batches_per_epoch
+        self.schedule = Schedule(settings, tree.batches_per_epoch)
+        self.steps = self.schedule.steps
         self.path = settings.run_folder / checkpoint.NAME
         self._data = data
         self._saved_at = time.monotonic()
@@ -153,22 +161,13 @@ class Trainer:
                 model.parameters(), o.rate, (o.momentum, 0.999), weight_decay=o.weight_decay
             )
 
-    def rate(self, step: int) -> float:
-        """Learning rate of a step: linear warm-up from the rate of one GPU, constant, linear fall where one is set."""
-        o = self.settings.optimization
-        full = o.rate * (self.settings.videos_per_batch / o.per_videos if o.per_videos else 1.0)
-        first = min(o.rate, full) if o.per_videos else 0.0
-        rise = min(1.0, step / self.warmup) if self.warmup else 1.0
-        fall = min(1.0, (self.steps - step) / (o.decay * self.steps)) if o.decay else 1.0
-        return (first + (full - first) * rise) * fall
-
     def step(self, step: int, batch: Batch) -> torch.Tensor:
         """One update; returns the loss of the whole batch, not yet copied from the device."""
         # dropout depends on the step, not on the history, so that a resumed run draws the same
         seed = np.random.SeedSequence([self.settings.seed, step, self.rank]).generate_state(1)[0]
         torch.manual_seed(int(seed))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.rate(step)
+            group["lr"] = self.schedule.rate(step)
         self.replica.train()
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bfloat16"):
@@ -193,7 +192,7 @@ class Trainer:
     def resume(self) -> int:
         """Load the run's checkpoint, if there is one; returns the first step to do.
 
-        Raises UserError if the run was made with other settings or other data.
+        Raises UserError if the run was made with other settings or other data, or is longer than what is asked for.
         """
         state, wrong = checkpoint.read_newest(self.path.parent)
         if state is None:
@@ -201,27 +200,7 @@ class Trainer:
         self._damaged = bool(wrong)
         if wrong and self.rank == 0:
             print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
-        changed = differences(state["settings"], to_json(self.settings))
-        if state["data"] == self._data.fingerprint and state["words"] != self._data.words:
-            raise UserError(
-                f"{self.path.parent} holds a run with other words: other vectors, or captions that were changed since; "
-                "set --out to another folder, or --word2vec to the file of then"
-            )
-        if state["data"] != self._data.fingerprint:
-            raise UserError(
-                f"{self.path.parent} holds a run on other shards: they were made anew since, or hold other videos or "
-                "splits, and a run ends with the shards it began with; set --out to another folder"
-            )
-        if changed:
-            raise UserError(
-                f"{self.path.parent} holds a run with other settings ({'; '.join(changed)}); "
-                "set --out to another folder, or go on with the same settings"
-            )
-        if state["statistics"] not in (None, self._data.statistics.to_numbers()):
-            raise UserError(
-                f"{self.path.parent} holds a run whose inputs are normalised otherwise: {self.settings.init}, from "
-                "which it began, has changed since; set --out to another folder, or put the file of then there"
-            )
+        require_same_run(state, self.settings, self._data, self.schedule, self.path)
         load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(state["optimizer"])
         return int(state["step"])

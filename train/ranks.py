@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from pipeline.errors import UserError, first_line
+from pipeline.errors import INTERRUPTED, UserError, first_line
 
 _SECONDS = 60.0
 _WHY = "it was killed or crashed, or its machine is gone; the same command goes on from the last checkpoint"
@@ -62,19 +62,22 @@ def watched(device: torch.device) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        watch.end(str(error))
+        watch.end(f"error: {error}")
         if watch.rank:  # the first rank prints it
             sys.exit(2)
+        raise
+    except KeyboardInterrupt:
+        watch.end(INTERRUPTED, 130)
         raise
     except SystemExit:
         watch.end(None)
         raise
     except RuntimeError as error:
         time.sleep(_SECONDS / 12)  # a collective operation fails where a rank is gone; the watch then ends this process
-        watch.end(first_line(error))
+        watch.end(f"error: {first_line(error)}")
         raise
     except BaseException as error:
-        watch.end(first_line(error))
+        watch.end(f"error: {first_line(error)}")
         raise
     else:
         watch.end(None)
@@ -124,11 +127,14 @@ class _Watch:
         else:
             peer.close()  # somebody else's
 
-    def end(self, error: str | None) -> None:
-        """Say that this rank is done, or why it is not, and wait a little for the others to say so."""
+    def end(self, error: str | None, status: int = 2) -> None:
+        """Say that this rank is done, or why it is not, and wait a little for the others to say so.
+
+        With such an exit status, if it is not.
+        """
         with self._lock:
             self._over = error is not None
-        self._say({"rank": self.rank, "error": error})
+        self._say({"rank": self.rank, "error": error, "status": status})
         for peer in self._peers.values():
             with contextlib.suppress(OSError):
                 peer.shutdown(socket.SHUT_WR)
@@ -165,16 +171,17 @@ class _Watch:
         try:
             last = json.loads(said.splitlines()[-1])
         except (ValueError, IndexError):
-            last = {"rank": rank, "error": f"rank {rank} has ended without a word, and so do the others: {_WHY}"}
+            why = f"error: rank {rank} has ended without a word, and so do the others: {_WHY}"
+            last = {"rank": rank, "error": why, "status": 2}
         with self._lock:
             if last["error"] is None or self._over:
                 return
             if self.rank == 0:
                 self._say(last, but=rank)
             if self.rank == 0 or (self.rank == 1 and not said):  # the first of those that are left
-                tqdm.write(f"error: {last['error']}", file=sys.stderr)
+                tqdm.write(last["error"], file=sys.stderr)
                 sys.stderr.flush()
-            os._exit(2)
+            os._exit(last["status"])
 
 
 def _server() -> socket.socket:

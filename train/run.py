@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -20,6 +22,7 @@ from tqdm import tqdm
 
 from pipeline.errors import UserError
 from pipeline.files import write_text
+from train.local import require_gpus, told_once
 from train.settings import Pretrain, to_json
 
 METRICS = "metrics.jsonl"
@@ -40,8 +43,9 @@ def place(settings: Pretrain) -> tuple[int, int, torch.device]:
     rank, world, local = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
-    if cuda and local >= torch.cuda.device_count():
-        raise UserError(f"{local + 1} or more processes but only {torch.cuda.device_count()} GPUs; lower GPUS")
+    if world > 1:
+        with told_once():
+            require_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), settings.device)
     device = torch.device("cuda", local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
@@ -50,6 +54,24 @@ def place(settings: Pretrain) -> tuple[int, int, torch.device]:
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if cuda else "gloo")
     return rank, world, device
+
+
+def what_next(settings: Pretrain, path: Path) -> str:
+    """Where the trained model is, and the commands that one wants then."""
+    runs = settings.run_folder if settings.out else settings.run_folder.parent
+    return (
+        f"the trained model is in {path}\n"
+        f"  make eval CKPT={shlex.quote(str(path))}\n"
+        f"  {_typed('tensorboard')} --logdir {shlex.quote(str(runs))}"
+    )
+
+
+def _typed(program: str) -> str:
+    """How to call a program that is installed beside this Python."""
+    beside = Path(sys.executable).with_name(program)
+    if not beside.is_file() or shutil.which(program) == str(beside):
+        return program
+    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 def leave_without_teardown(status: int = 0) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -89,7 +89,8 @@ class Pretrain:
     videos_per_batch: int = 512
     """K_i: videos in one batch over all GPUs."""
     epochs: int = 100
-    """Passes over the videos; 0 where --steps is set. The schedule depends on it, so a run cannot be prolonged."""
+    """Passes over the videos; 0 where --steps is set. A run goes on to a larger number where its steps until then had
+    the rates that the longer run has there, as with --optimization.decay 0."""
     steps: int = 0
     """Batches to train for; 0 where --epochs is set."""
     temperature: float = 0.07
@@ -130,6 +131,8 @@ class Pretrain:
             raise UserError("--preset and --factors are two names of one thing; give one of them")
         if self.factors_from and not self.factors:
             raise UserError("--factors-from has no effect without --factors")
+        if not self.factors and self.preset != "help":
+            presets.preset(self.preset)
         if self.videos_per_batch < 2:
             raise UserError(
                 f"--videos-per-batch is {self.videos_per_batch}, the K of factor 'video'; it must be 2 or more, "
@@ -300,12 +303,19 @@ def flags(settings: Pretrain) -> dict[str, str]:
     return found | {"--loading.damaged": settings.loading.damaged}
 
 
-def differences(before: str, now: str) -> list[str]:
-    """What a run would change if it went on with other settings, in words; empty if nothing that matters."""
+LENGTH = ("epochs", "steps")
+"""How long a run is; it changes the numbers of steps only by their rates."""
+
+
+def differences(before: str, now: str, but: Collection[str] = ()) -> list[str]:
+    """What a run would change if it went on with other settings, in words; empty if nothing that matters.
+
+    `but` are names of settings that are not looked at.
+    """
     return [
         f"{name} was {old}, now {new}"
         for name, (old, new) in _compare(json.loads(before), json.loads(now)).items()
-        if name.split(".")[0] not in _NO_EFFECT_ON_NUMBERS
+        if name.split(".")[0] not in _NO_EFFECT_ON_NUMBERS and name not in but
     ]
 
 

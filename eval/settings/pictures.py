@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pipeline import presets
 from pipeline.errors import UserError, require_positive
 
 
@@ -38,6 +39,8 @@ class ShowBatch:
 
     def __post_init__(self) -> None:
         require_positive(self, "", "frames")
+        if not self.factors and self.preset != "help":
+            presets.preset(self.preset)
         if self.out is not None and self.out.suffix != ".png":
             raise UserError(f"--out is {self.out}; the picture's name must end in .png")
 

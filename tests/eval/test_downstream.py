@@ -261,7 +261,7 @@ def test_short_videos_take_part(checkpoint: Path, shards: Path, tmp_path: Path) 
         (("--query-split", "holdout", "--protocols", "retrieval"), "no labelled videos in the split 'holdout'"),
         (("--label", "colour"), "colour"),
         (("--dataset", "hmdb51"), "were made of the data set 'ucf101', not 'hmdb51'"),
-        (("--shards", "/nowhere"), "there are no shards in /nowhere .* 'make preprocess DATASET=nowhere"),
+        (("--shards", "/nowhere"), "there are no shards in /nowhere .* 'make preprocess DATASET=folder SOURCE="),
         (("--rate", -1), "--rate must be 0 or more"),
         (("--clips", 0), "--clips is 0; it must be 1 or more"),
     ],

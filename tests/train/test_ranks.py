@@ -37,7 +37,7 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         base = ["train", "tiny", "--shards", shards, "--out", tmp_path / "run", "--videos-per-batch", 4, "--threads", 1,
-                "--steps", STEPS, "--checkpoint-steps", 4]  # fmt: skip
+                "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4]  # fmt: skip
         for rank, more in enumerate(arguments):
             started.append(
                 subprocess.Popen(

@@ -36,20 +36,20 @@ def trainer(settings: Pretrain, videos: int) -> Trainer:
 def test_the_rate_is_that_of_the_published_schedule() -> None:
     """Goyal et al.: from the rate of one GPU to that of all, over 10 epochs; then constant."""
     one = trainer(PAPER, videos=512 * 7)
-    at_epochs = [one.rate(7 * epoch) for epoch in range(100)]
+    at_epochs = [one.schedule.rate(7 * epoch) for epoch in range(100)]
     warm = [0.01, 0.073, 0.136, 0.199, 0.262, 0.325, 0.388, 0.451, 0.514, 0.577]
     assert np.allclose(at_epochs[:10], warm, rtol=1e-12) and np.allclose(at_epochs[10:], 0.64, rtol=1e-12)
-    steps = np.array([one.rate(step) for step in range(one.steps)])
+    steps = np.array([one.schedule.rate(step) for step in range(one.steps)])
     assert one.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
     few = trainer(replace(PAPER, videos_per_batch=16), videos=16 * 7)  # two GPUs' worth
-    assert np.allclose([few.rate(0), few.rate(35), few.rate(70)], [0.01, 0.015, 0.02])
+    assert np.allclose([few.schedule.rate(0), few.schedule.rate(35), few.schedule.rate(70)], [0.01, 0.015, 0.02])
     fewer = trainer(replace(PAPER, videos_per_batch=4), videos=28)  # less than one GPU's: nothing to warm up to
-    assert np.allclose([fewer.rate(0), fewer.rate(300)], 0.005)
+    assert np.allclose([fewer.schedule.rate(0), fewer.schedule.rate(300)], 0.005)
 
 
 def test_the_tiny_schedule_is_constant_and_falls_at_the_end() -> None:
     one = trainer(TINY, videos=64)
-    rates = np.array([one.rate(step) for step in range(600)])
+    rates = np.array([one.schedule.rate(step) for step in range(600)])
     assert (rates[:451] == 3e-3).all()
     assert np.allclose(rates[450:], 3e-3 * np.arange(150, 0, -1) / 150)
 
@@ -87,8 +87,8 @@ def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretra
     with Loader(index, tree.plans(0, 8), settings.clip, CPU) as loader:
         for step, batch in enumerate(loader):
             one.step(step, batch)
-            assert [group["lr"] for group in one.optimizer.param_groups] == [one.rate(step)]
-    assert len({one.rate(step) for step in range(8)}) > 5
+            assert [group["lr"] for group in one.optimizer.param_groups] == [one.schedule.rate(step)]
+    assert len({one.schedule.rate(step) for step in range(8)}) > 5
 
 
 def test_adamw_is_taken_where_it_is_asked_for() -> None:

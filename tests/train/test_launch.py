@@ -1,0 +1,139 @@
+"""Several ranks that one command starts: checked before, ended together, and heard once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, Run
+from tests.test_mistakes import make, sentence, tiny
+
+
+class Terminal:
+    """A command in the foreground of a terminal of its own, where Ctrl-C reaches all of its processes at once."""
+
+    def __init__(self, *command: object, folder: Path) -> None:
+        self.pid, self._file = pty.fork()
+        if not self.pid:
+            os.chdir(folder)
+            environment = os.environ | {"PYTHONPATH": str(ROOT)}
+            os.execve(sys.executable, [sys.executable, *map(str, command)], environment)
+
+    def interrupt(self) -> None:
+        os.write(self._file, b"\x03")
+
+    def ended(self) -> tuple[int, str]:
+        """Exit status, and what it has said."""
+        said = b""
+        with contextlib.suppress(OSError):  # which is how a terminal ends
+            while True:
+                said += os.read(self._file, 1 << 16)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), said.decode()
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not (path.is_file() and path.read_text()):
+        assert time.monotonic() < deadline, f"{path} did not come"
+        time.sleep(0.01)
+
+
+def launch(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
+    """Two ranks."""
+    name, *arguments = tiny(shards, run, "--device", "cpu", *more)
+    return (f"{name}.launch", 2, *arguments)
+
+
+def test_more_processes_than_gpus_are_refused_before_any_starts(command: Run, shards: Path, tmp_path: Path) -> None:
+    for number, device in ((2, "auto"), (8, "cuda")):
+        arguments = ("train.launch", number, *tiny(shards, tmp_path / "run", "--device", device)[1:])
+        said = sentence(command(*arguments, CUDA_VISIBLE_DEVICES=""))
+        assert said == (
+            f"{number} processes were asked for and torch finds no GPU here; leave GPUS out, or pass --device cpu "
+            f'(ARGS="--device cpu"), which trains in {number} processes without a GPU'
+        )
+    assert "the number of processes is 'x'; it must be 1 or more" in sentence(command("train.launch", "x", "tiny"))
+    shown = make("pretrain", "GPUS=2", stamp=tmp_path / "stamp").stdout
+    assert shown.startswith("-m train.launch 2 ")
+    assert make("pretrain", "GPUS=x", stamp=tmp_path / "stamp").stderr.startswith("error: GPUS is 'x'; it must be 1")
+
+
+def test_what_is_wrong_with_several_ranks_is_said_once(command: Run, shards: Path, tmp_path: Path) -> None:
+    for more, message in (
+        (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),  # before they start
+        (("--videos-per-batch", 5), "5 videos per batch cannot be shared by 2 GPUs"),  # all of them find it
+    ):
+        assert message in sentence(command(*launch(shards, tmp_path / "run", *more)))
+
+
+def test_several_ranks_are_stopped_by_one_ctrl_c_and_go_on(command: Run, shards: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    constant = ("--device", "cpu", "--optimization.decay", 0)
+    ranks = Terminal("-m", *launch(shards, run, "--steps", 200, *constant), folder=tmp_path)
+    wait_for(run / "metrics.jsonl")
+    ranks.interrupt()
+    status, said = ranks.ended()
+    assert status == 130 and said.count("stopped after step") == 1
+    assert "rror" not in said and "Traceback" not in said and "interrupted" not in said
+    step = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
+    assert 0 < step < 200
+    done = command(*tiny(shards, run, "--steps", step + 2, *constant))
+    assert done.returncode == 0, done.stderr
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == step + 2
+
+
+RANKS = "import sys; from train.launch import run; sys.exit(run([sys.executable, 'rank.py'], 2, 0.5))"
+RANK = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+def wait():
+    [time.sleep(0.05) for _ in range(1200)]
+def tell(number, frame):
+    os.write(1, f"rank {rank}: {number}\\n".encode())
+    sys.exit(128 + number)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, tell)
+open(f"ready{rank}", "w").write("x")
+while not os.path.exists(f"ready{1 - rank}"):
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ("pass", 0, []),
+        ("sys.exit(2) if rank else wait()", 2, ["rank 0: 15"]),  # one that does not know is told
+        ("os.kill(os.getpid(), 9) if rank == 0 else wait()", 137, ["rank 1: 15"]),
+        ("signal.signal(15, signal.SIG_IGN); sys.exit(3) if rank else wait()", 3, []),  # or ended
+        ("time.sleep(0.2 * rank); sys.exit(7 * rank)", 7, []),  # waited for
+    ],
+)
+def test_the_status_of_several_ranks_is_that_of_the_first_that_fails(
+    tmp_path: Path, body: str, status: int, said: list[str]
+) -> None:
+    (tmp_path / "rank.py").write_text(RANK + body)
+    ended, text = Terminal("-c", RANKS, folder=tmp_path).ended()
+    assert (ended, text.splitlines()) == (status, said)
+
+
+def test_a_signal_reaches_every_rank_once(tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK + "wait()")
+    for interrupt, number in ((True, signal.SIGINT), (False, signal.SIGINT), (False, signal.SIGUSR1)):
+        for path in tmp_path.glob("ready?"):
+            path.unlink()
+        ranks = Terminal("-c", RANKS, folder=tmp_path)
+        for rank in (0, 1):
+            wait_for(tmp_path / f"ready{rank}")
+        ranks.interrupt() if interrupt else os.kill(ranks.pid, number)
+        status, text = ranks.ended()
+        assert status == 128 + number
+        assert sorted(text.removeprefix("^C").splitlines()) == [f"rank {rank}: {int(number)}" for rank in (0, 1)]
