@@ -83,9 +83,9 @@ $(STAMP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 
 demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in five minutes
-	@$(PYTHON) -m preprocess.synthetic --destination data/videos/demo --train 60 --val 1 --test 20
+	@$(PYTHON) -m preprocess.synthetic --destination data/videos/demo --train 40 --val 1 --test 20
 	@$(PYTHON) -m preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
-	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m eval ablation --dataset demo --steps 250 --clips 4 --side-by-side 3 --out runs/demo
+	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m eval ablation --dataset demo --steps 180 --clips 3 --side-by-side 3 --out runs/demo
 	@$(PYTHON) -m eval report --runs runs/demo --out runs/demo/report.html
 
 preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]; again: resumes
