@@ -85,7 +85,8 @@ $(STAMP): pyproject.toml constraints.txt setup.sh
 demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in five minutes
 	@$(PYTHON) -m preprocess.synthetic --destination data/videos/demo --train 40 --val 1 --test 20
 	@$(PYTHON) -m preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
-	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m eval ablation --dataset demo --steps 180 --clips 3 --side-by-side 3 --out runs/demo
+	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 --side-by-side 3 \
+	  --out runs/demo
 	@$(PYTHON) -m eval report --runs runs/demo --out runs/demo/report.html
 
 preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]; again: resumes
@@ -134,6 +135,7 @@ bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.planning
 	@$(PYTHON) -m benchmarks.relabel
 	@$(PYTHON) -m benchmarks.features
+	@$(PYTHON) -m benchmarks.size
 
 gpus:
 	@[[ "$(GPUS)" =~ ^[1-9][0-9]*$$ ]] || { echo "error: GPUS is '$(GPUS)'; it must be 1 or more" >&2; exit 2; }

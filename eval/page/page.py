@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import jinja2
+from tqdm import tqdm
 
 from eval.page.collect import Collected, Found, Run, Unread, collect
 from eval.page.curves import curves
@@ -61,7 +62,7 @@ def report(settings: Report) -> Path:
             (name, *curves([run for run in collected.runs if run.dataset == name], f"d{k}", settings.smoothing))
             for k, name in enumerate(groups)
         ],
-        models=[_drawn(subject, settings, f"m{k}") for k, subject in enumerate(drawn)],
+        models=[_drawn(subject, settings, f"m{k}") for k, subject in enumerate(tqdm(drawn, "report", unit="model"))],
         data=[(data, *data_tables(data)) for data in collected.data],
         unread=collected.unread,
         missing=_missing(settings, collected, everyone, drawn),

@@ -74,6 +74,8 @@ def shard_folder(dataset: str, named: Path | None = None) -> Path:
 
 def making(folder: Path) -> str:
     """The command that makes the shards of a folder, as it can be typed but for where the videos are."""
+    if folder == shard_folder("demo"):
+        return "make demo"
     dataset = folder.name if folder.name in DATASETS else "folder"
     source = "" if dataset == GENERATED else " SOURCE=<your videos>"
     elsewhere = "" if folder == shard_folder(dataset) else f' ARGS="--destination {shlex.quote(str(folder))}"'
