@@ -54,14 +54,14 @@ heeds.show-batch := DATASET WORD2VEC SIZE $(heeds.show-tree)
 heeds.bench := SOURCE
 # what make, Python and the libraries heed
 handed_on := PYTHON% STAMP CONDA_PREFIX VIRTUAL_ENV SHELL MAKE% PATH HOME TMPDIR LD_% PIP_% OMP_% CUDA_% NVIDIA_% NCCL_% \
-  TORCH_% PYTORCH_% MKL_% DASK_% GDT_%
+  TORCH_% PYTORCH_% MKL_% DASK_% GDT_% %_proxy %_PROXY
 goals := $(or $(MAKECMDGOALS),help)
 typed := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unheeded := $(filter-out $(handed_on) $(foreach goal,$(goals),$(heeds.$(goal))),$(typed))
 # a target that is not known is for make to refuse
 ifeq ($(filter undefined,$(foreach goal,$(goals),$(origin heeds.$(goal)))),)
 ifneq ($(unheeded),)
-$(shell $(firstword $(wildcard $(PYTHON)) python3) -m pipeline.variables "$(goals)" "$(unheeded)" \
+$(shell $(firstword $(wildcard $(PYTHON)) python3) -m pipeline.variables '$(goals)' '$(unheeded)' \
   "$(foreach goal,$(goals),$(heeds.$(goal)))" "$(foreach name,$(filter heeds.%,$(.VARIABLES)),$($(name)))" >&2)
 $(error not heeded: $(unheeded); nothing was started)
 endif

@@ -70,7 +70,7 @@ class Model:
         return self._trained.settings
 
     def embed(
-        self, videos: Paths, *, of: Sequence[Modality] = (), kind: Kind = "embeddings", per: Per = "video",
+        self, videos: Paths, *, of: Modality | Sequence[Modality] = (), kind: Kind = "embeddings", per: Per = "video",
         clips: int = 10, workers: int = 0,
     ) -> Features:  # fmt: skip
         """Features of video files and of all videos in folders, or of a folder of shards (a single one).
@@ -79,36 +79,38 @@ class Model:
         which picture and sound can be compared, or "features", the trunks' own. `per`: a row per "video", the mean over
         `clips` uniform clips, or one per "clip". `workers`: processes that decode, 0 for one per core.
 
-        Files that cannot be used are in `left_out`, with their reasons. Raises UserError where none can be.
+        Files that cannot be used are in `left_out`, with their reasons. Frames are decoded into the folder of temporary
+        files (TMPDIR), all before the first feature is computed: preprocess what does not fit there, and embed shards.
+        Raises UserError where no video can be used, or an argument is not one of those above.
         """
         paths = [Path(videos)] if isinstance(videos, str | Path) else [Path(path) for path in videos]
         shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
         with tempfile.TemporaryDirectory() as folder:
             settings = Embed(
                 self._path, () if shards else tuple(paths), shards=shards, out=Path(folder) / "features.npz",
-                of=tuple(of), kind=kind, per=per, clips=clips, workers=workers,
+                of=(of,) if isinstance(of, str) else tuple(of), kind=kind, per=per, clips=clips, workers=workers,
             )  # fmt: skip
             return rows_of(settings, self._trained)
 
 
 def nearest(
-    features: Features, query: str | Features, *, by: Modality = "video", among: Modality | None = None, k: int = 5
+    features: Features,
+    query: str | Path | Features,
+    *,
+    by: Modality = "video",
+    among: Modality | None = None,
+    k: int = 5,
 ) -> list[tuple[str, float]]:
     """The ids of the k videos that are most like one, with the cosines, nearest first.
 
     `query` is an id among the features, or features of another video. `by` says what of it is compared, `among` with
     what of the others: by default the same; across modalities, features have to be embeddings.
     """
-    among = among or by
-    if isinstance(query, str):
-        own = np.flatnonzero(features.id == query)
-        if not len(own):
-            raise UserError(f"there is no video '{query}' among these features")
-        asked = features.features[by][own]
-    else:
-        own, asked = np.zeros(0, np.int64), query.features[by]
-    others = np.delete(np.arange(len(features.id)), own)
-    found, cosines = most_similar(asked[~np.isnan(asked[:, 0])], features.features[among], others, k)
+    own = np.zeros(0, np.int64) if isinstance(query, Features) else np.flatnonzero(features.id == str(query))
+    if not isinstance(query, Features) and not len(own):
+        raise UserError(f"there is no video '{query}' among these features")
+    asked = query if isinstance(query, Features) else features
+    found, cosines = most_similar(features, asked, own, by, among or by, k)
     return list(zip(features.id[found].tolist(), cosines.tolist(), strict=True))
 
 
@@ -122,6 +124,8 @@ def batches(
     `preset` or `factors` name the composition, as in pretraining; `size` says how large clips are (30 frames of
     112x112, or 8 of 32x32). Raises UserError where shards, composition and split do not fit.
     """
+    if size not in SIZES:
+        raise UserError(f"there is no size '{size}'; choose one of {', '.join(SIZES)}")
     base = SIZES[size][1]
     settings = replace(
         base, shards=Path(shards), preset=preset, factors=factors, videos_per_batch=videos_per_batch, split=split,

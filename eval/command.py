@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated, Any, Union
 
@@ -62,6 +63,7 @@ def _run(command: Any) -> str:
     if isinstance(command, Embed):
         from eval.embed import embed
 
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half done is removed
         return embed(command)
     if isinstance(command, Nearest):
         from eval.nearest import nearest

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,11 @@ def embed(settings: Embed) -> str:
 
     Raises UserError where the checkpoint, the videos or the file cannot be used.
     """
-    rows = rows_of(settings)
+    try:
+        rows = rows_of(settings)
+    except KeyboardInterrupt:
+        print("\ninterrupted; nothing was written, and the same command begins anew", file=sys.stderr)
+        sys.exit(130)
     try:
         partial = partial_of(settings.out)
         _WRITERS[settings.out.suffix](partial, rows)
@@ -134,7 +139,15 @@ def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[s
 
     single = len(settings.source) == 1 and settings.source[0].is_dir()
     root = settings.source[0] if single else videos
-    _preprocess(root, scratch / "shards", settings.workers)
+    try:
+        _preprocess(root, scratch / "shards", settings.workers)
+    except UserError as error:  # in the words of somebody who does not know of the links and of the folder
+        rejected = list(read_rejected(scratch / "shards")) if (scratch / "shards").is_dir() else []
+        if not rejected:
+            raise
+        path, reason = rejected[0]["path"], rejected[0]["reason"]
+        more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
+        raise UserError(f"no video can be used: {path if single else told(path)}: {reason}{more}") from error
     paths = {item.id: str(item.path) for item in folder.listing(root) if not isinstance(item, Missing)}
     left_out = [(row["path"], row["reason"]) for row in read_rejected(scratch / "shards")]
     index = Index.open(scratch / "shards")
@@ -144,27 +157,49 @@ def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[s
     return replace(index, id=names), dict(zip(names, names, strict=True)), [(told(path), why) for path, why in left_out]
 
 
+_CHILD = """import sys
+sys.path.insert(0, sys.argv.pop(1))
+from pipeline.supervise import die_with
+die_with(int(sys.argv.pop(1)))
+from preprocess.__main__ import console
+console()"""
+"""What `python -m preprocess` does, wherever a script was started and whatever lies there under that name."""
+
+
 def _preprocess(source: Path, shards: Path, workers: int) -> None:
     """In a process of its own, as its workers would run the script again that uses this as a library.
 
     Its progress is passed on. Raises UserError that says what it says.
     """
+    root = str(Path(folder.__file__).resolve().parents[2])
     command = ["--dataset", "folder", "--source", str(source), "--destination", str(shards)]
     command += ["--workers", str(workers)] if workers else []
-    said = "preprocessing ended without a word"
     with subprocess.Popen(
-        [sys.executable, "-m", "preprocess", *command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE, text=True, errors="replace",
+        [sys.executable, "-P", "-c", _CHILD, root, str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as stage:  # fmt: skip
         assert stage.stderr is not None
-        for line in stage.stderr:  # the progress bar begins one whenever it moves
-            if line.startswith("error: "):
-                said = line.removeprefix("error: ").strip()
-            elif sys.stderr is not None:
-                sys.stderr.write(f"\r{line.rstrip()}")
-                sys.stderr.flush()
+        try:
+            said = _passed_on(io.TextIOWrapper(stage.stderr, errors="replace", newline=""))
+        except BaseException:
+            stage.terminate()  # or it would go on writing into a folder that is about to be removed
+            raise
     if stage.returncode:
         raise UserError(said)
+
+
+def _passed_on(lines: Iterable[str]) -> str:
+    """Show what a stage says while it works; returns its error, which is left to the caller, or its last words."""
+    error, last = "", ""
+    for line in lines:  # the progress bar begins one whenever it moves
+        if error or line.startswith("error: "):
+            error += line
+            continue
+        last = line.strip() or last
+        if sys.stderr is not None:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+    return error.removeprefix("error: ").strip() or f"preprocessing ended before it was done ({last})"
 
 
 def features_of(
@@ -173,6 +208,24 @@ def features_of(
 ) -> Rows:  # fmt: skip
     """Features of all videos of an index, in its order; of sound, of those that have it for the length of a clip."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with _for_evaluation(trained.model, device):
+        return _features_of(trained, index, modalities, clips, kind, per, device)
+
+
+@contextlib.contextmanager
+def _for_evaluation(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
+    """Put a model on a device, and leave it where and as it was: it may be one that somebody trains."""
+    place, training = next(model.parameters()).device, model.training
+    try:
+        model.to(device).eval()
+        yield
+    finally:
+        model.to(place).train(training)
+
+
+def _features_of(
+    trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind, per: Per, device: torch.device
+) -> Rows:
     index = trained.normalised(index)
     clip = trained.settings.clip
     heard = index.start_counts(clip.frames, clip.stride, clip.mel_frames) > 0
@@ -218,7 +271,7 @@ def _extracted(
         return
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     plans = uniform_plans(index, videos, clips, clip, augmentation, modalities=modalities)
-    model = trained.model.to(device).eval()
+    model = trained.model
     with Loader(index, plans, clip, device, Loading()) as loader:
         for part, batch in zip(parts(videos, clips), loader, strict=True):
             values = {}

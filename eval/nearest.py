@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import tempfile
 from pathlib import Path
 from typing import cast
@@ -18,26 +20,20 @@ from pipeline.errors import UserError
 def nearest(settings: Nearest) -> str:
     """A table of what was found, nearest first. Raises UserError where the file or the query cannot be used."""
     rows = read(settings.features)
-    among = settings.among or settings.by
-    for name in (settings.by, among):
-        if name not in rows.features:
-            raise UserError(f"{settings.features} has no features of {name}; it has {', '.join(rows.features)}")
-    if among != settings.by and rows.made["kind"] != "embeddings":
-        raise UserError(f"{settings.features} holds features of trunks, and picture and sound meet in embeddings only")
-    own = np.flatnonzero(rows.id == settings.query)
+    asked = os.path.realpath(settings.query)
+    own = np.flatnonzero([settings.query == name or (path and asked == os.path.realpath(path))
+                          for name, path in zip(rows.id, rows.path, strict=True)])  # fmt: skip
     if len(own):
-        query = rows.features[settings.by][own]
+        query = rows
     elif Path(settings.query).is_file():
+        require_comparable(rows, rows, settings.by, settings.among or settings.by)  # before a video is decoded
         query = _embedded(settings, rows)
     else:
-        raise UserError(f"'{settings.query}' is neither an id in {settings.features} nor a video file")
-    query = query[~np.isnan(query[:, 0])]
-    if not len(query):
-        raise UserError(f"nothing can be compared: no {settings.by} for the length of a clip")
-    others = np.delete(np.arange(len(rows.id)), own)  # a video is nearest to itself
-    found, similarity = most_similar(query, rows.features[among], others, settings.k)
-    if not len(found):
-        raise UserError(f"nothing can be compared: no {among} for the length of a clip")
+        like = difflib.get_close_matches(settings.query, rows.id.tolist(), 3) or rows.id[:1].tolist()
+        raise UserError(
+            f"'{settings.query}' is neither an id in {settings.features} (such as {', '.join(like)}) nor a video file"
+        )
+    found, similarity = most_similar(rows, query, own, settings.by, settings.among or settings.by, settings.k)
     lines = [
         [f"{cosine:.3f}", rows.id[row], f"{rows.start[row]:.1f} s" if rows.made["per"] == "clip" else "",
          rows.path[row]]
@@ -46,17 +42,45 @@ def nearest(settings: Nearest) -> str:
     return tabulate(lines, ["cosine", "video", "from", "file"], tablefmt="simple", disable_numparse=True)
 
 
-def most_similar(query: np.ndarray, gallery: np.ndarray, among: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The k rows of a gallery [n, d], among those numbered `among`, that are nearest to any row of `query` [q, d] by
-    cosine: their numbers, int64, nearest first, and the cosines. Rows of NaN are not found.
+def most_similar(
+    rows: Rows, query: Rows, own: np.ndarray, by: str, among: str, k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers of the k rows that are nearest by cosine to any of those asked for, nearest first, and the cosines.
+
+    `own` are the numbers of the rows that ask, where `query` is `rows`; none of them is found. Else all of `query` ask.
+    Raises UserError where there is nothing to compare, or what is no measure of anything.
     """
-    among = among[~np.isnan(gallery[among, 0])]
-    similarity = (unit(gallery[among]) @ unit(query).T).max(1)
+    require_comparable(rows, query, by, among)
+    if k < 1:
+        raise UserError(f"k is {k}; it must be 1 or more")
+    asked, gallery = query.features[by], rows.features[among]
+    asked = asked[own] if len(own) else asked
+    asked = asked[~np.isnan(asked[:, 0])]
+    others = np.delete(np.arange(len(rows.id)), own)  # a video is nearest to itself
+    others = others[~np.isnan(gallery[others, 0])]
+    if not len(asked):
+        raise UserError(f"what was asked with has no {by} for the length of a clip; ask by something else")
+    if not len(others):
+        raise UserError(f"nothing can be found: no {among} for the length of a clip")
+    similarity = (unit(gallery[others]) @ unit(asked).T).max(1)
     found = np.argsort(-similarity, kind="stable")[:k]
-    return among[found], similarity[found]
+    return others[found], similarity[found]
 
 
-def _embedded(settings: Nearest, rows: Rows) -> np.ndarray:
+def require_comparable(rows: Rows, query: Rows, by: str, among: str) -> None:
+    """Raise UserError where the cosine of features means nothing."""
+    for name, held in ((by, query), (among, rows)):
+        if name not in held.features:
+            raise UserError(f"there are no features of {name}; there are those of {' and '.join(held.features)}")
+    if query.made["kind"] != rows.made["kind"]:
+        raise UserError(f"{query.made['kind']} cannot be compared with {rows.made['kind']}; embed both in one way")
+    if among != by and rows.made["kind"] != "embeddings":
+        raise UserError("these are features of trunks, and picture and sound meet in embeddings only")
+    if query.features[by].shape[1] != rows.features[among].shape[1]:
+        raise UserError("these are features of two models; embed both with the same one")
+
+
+def _embedded(settings: Nearest, rows: Rows) -> Rows:
     """Features of a video file, made as those of the file of features were."""
     with tempfile.TemporaryDirectory() as folder:
         query = Embed(
@@ -64,4 +88,4 @@ def _embedded(settings: Nearest, rows: Rows) -> np.ndarray:
             of=(settings.by,), kind=cast(Kind, rows.made["kind"]), per=cast(Per, rows.made["per"]),
             clips=int(rows.made["clips"]), workers=1,
         )  # fmt: skip
-        return rows_of(query).features[settings.by]
+        return rows_of(query)

@@ -80,11 +80,14 @@ class Follower:
         except FileNotFoundError:
             return False
         whole = new[: new.rfind(b"\n") + 1]
-        self._read += len(whole)
-        if not whole:
+        try:
+            last = json.loads(whole.splitlines()[-1]) if whole else {}
+        except ValueError:  # it was begun anew, and is as long as it was, so that this is the middle of a line
+            self._read = 0
             return False
-        self.last = json.loads(whole.splitlines()[-1])
-        return True
+        self._read += len(whole)
+        self.last = last or self.last
+        return bool(last)
 
 
 def _steps(settings: Pretrain) -> int:

@@ -66,7 +66,8 @@ def exit_with_message(main: Callable[[], None]) -> None:
             )
         _exit(2, f"error: {error.filename}: {error.strerror}; check the path and its permissions")
     except KeyboardInterrupt:
-        _exit(130, INTERRUPTED)
+        below = "\n" if sys.stderr.isatty() else ""  # the progress bar that was left there
+        _exit(130, f"{below}{INTERRUPTED}")
 
 
 def _flush() -> None:

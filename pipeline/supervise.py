@@ -30,12 +30,12 @@ def supervised(main: Callable[[], None], what_next: str) -> None:
     Call it before anything starts threads.
     """
     if starter := os.environ.pop(DIES_WITH, ""):
-        _die_with(int(starter))
+        die_with(int(starter))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        _die_with(parent)
+        die_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         main()
         return
@@ -68,7 +68,7 @@ def from_terminal(told: signal.struct_siginfo) -> bool:
     return told.si_signo == signal.SIGINT and told.si_code == _FROM_TERMINAL
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Be killed when the parent is, where Linux can do that."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:

@@ -34,7 +34,9 @@ def test_a_script_without_a_main_guard_embeds_and_searches(
     mine = tmp_path / "mine"
     shutil.copytree(synthetic / "val", mine)
     (mine / "broken.mp4").write_bytes(b"nonsense")
-    script = tmp_path / "script.py"
+    (tmp_path / "preprocess.py").write_text("raise SystemExit('somebody else')")  # what is in their folder is not run
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "script.py"
     script.write_text(
         f"""
 import gdt
@@ -49,21 +51,19 @@ np.testing.assert_allclose(one.features["video"][0], found.features["video"][0],
 print(gdt.nearest(found, one)[0])
 """
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, script.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     counted, across, first = done.stdout.splitlines()
     assert counted == f"6 ['{mine / 'broken.mp4'}']"
     assert across.count(".mp4") == 3
     assert ", 1.0" in first or ", 0.999" in first
-    assert {path.name for path in tmp_path.iterdir()} == {"mine", "script.py"}
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "scripts", "preprocess.py"}
     model = gdt.load(checkpoint)
     stored = model.embed(shards, clips=2, of=["video"], kind="features")
     assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.left_out
-    with pytest.raises(gdt.UserError, match="no video 'x' among"):
-        gdt.nearest(stored, "x")
 
 
 def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_path: Path) -> None:
@@ -99,3 +99,33 @@ def test_embeddings_may_come_by_modality(shards: Path) -> None:
     network = batches.network().eval()
     parts = {name: network.embed(name, inputs) for name, inputs in batch.inputs.items()}
     assert torch.equal(batches.loss(parts, batch), batches.loss(torch.cat(list(parts.values())), batch))
+
+
+def test_embedding_leaves_a_network_as_it_was(checkpoint: Path, shards: Path) -> None:
+    model = gdt.load(checkpoint)
+    model.network.train()
+    model.embed(shards, clips=1, of="video")
+    assert model.network.training and model.network.video_network.training
+
+
+def test_what_means_nothing_is_refused(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
+    model = gdt.load(checkpoint)
+    stored = model.embed(shards, clips=1)
+    trunks = model.embed(shards, clips=1, kind="features")
+    mute = replace(stored, features=stored.features | {"audio": np.full_like(stored.features["audio"], np.nan)})
+    first = stored.id[0]
+    (tmp_path / "empty").mkdir()
+    for call, message in (
+        (lambda: gdt.nearest(stored, "x"), "there is no video 'x'"),
+        (lambda: gdt.nearest(trunks, first, by="audio", among="video"), "meet in embeddings only"),
+        (lambda: gdt.nearest(trunks, stored), "cannot be compared with features"),
+        (lambda: gdt.nearest(stored, first, k=0), "k is 0"),
+        (lambda: gdt.nearest(mute, first, by="audio"), "has no audio for the length of a clip"),
+        (lambda: gdt.nearest(model.embed(shards, clips=1, of="video"), first, by="audio"), "those of video"),
+        (lambda: model.embed(shards, kind="embedding"), "--kind is 'embedding'; it must be embeddings or features"),
+        (lambda: model.embed(shards, per="clips"), "--per is 'clips'; it must be video or clip"),
+        (lambda: gdt.batches(shards, size="small"), "there is no size 'small'"),
+        (lambda: model.embed(tmp_path / "empty"), "there are no videos in .*expected:\\n"),
+    ):
+        with pytest.raises(gdt.UserError, match=message):
+            call()

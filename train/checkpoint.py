@@ -98,7 +98,9 @@ def _existing(path: Path) -> Path:
         previous = path.with_name(PREVIOUS)
         if previous.is_file() and path.name == NAME:
             raise UserError(f"there is no checkpoint {path}, but the one before it: name {previous}")
-        raise UserError(f"there is no checkpoint {path}; {_how_to_make(path)}, or set CKPT to yours")
+        there = sorted(Path("runs").glob(f"*/{NAME}"), key=lambda known: -known.stat().st_mtime)[:3]
+        yours = f"one that there is ({', '.join(map(str, there))})" if there else "yours"
+        raise UserError(f"there is no checkpoint {path}; {_how_to_make(path)}, or set CKPT to {yours}")
     return path
 
 

@@ -121,7 +121,10 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
                 if world > 1:
                     dist.barrier()  # none ends, and has the others ended, before the checkpoint is written
                 if rank == 0:
-                    print(f"stopped after step {step + 1} of {trainer.steps}; the same command goes on from there")
+                    log.say(
+                        f"stopped after step {step + 1} of {trainer.steps}; the same command goes on from there",
+                        sys.stdout,
+                    )
                 sys.exit(128 + signalled)
             log.next()
     if world > 1:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TextIO
 
 import numpy as np
 import torch
@@ -120,9 +120,9 @@ class Log:
             self._board.close()
             self._file.close()
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, file: TextIO | None = None) -> None:
         """A line above the progress bar, on every rank."""
-        tqdm.write(text, file=sys.stderr)
+        tqdm.write(text, file=file or sys.stderr)
 
     def next(self) -> None:
         """What comes now is waiting for the next batch."""

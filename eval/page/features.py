@@ -93,7 +93,10 @@ def look(found: Found, index: Index, settings: Report, key: str) -> Looked:
 
 
 def confusion(fold: Fold, first: np.ndarray) -> Confusion:
-    """Whose class the nearest neighbour of every query has; `first` are its places in the gallery, int64 [queries]."""
+    """Whose class the nearest neighbour of every query has; `first` are its places in the gallery, int64 [queries].
+
+    Rows sum to less than 100 where classes that are not shown, or that no query has, are found.
+    """
     answer = fold.gallery_label[first]
     right = answer == fold.query_label
     names = np.unique(fold.query_label)
@@ -118,6 +121,8 @@ def maps(values: np.ndarray, label: np.ndarray, settings: Report, key: str) -> l
     legend = keys(sorted(common))
     some = f", {len(set(label)) - len(common)} classes with fewer videos as small grey points"
     said = f"{n} points" + (some if len(set(label)) > len(common) else "")
+    if not np.isfinite(values).all() or np.ptp(values, 0).max() == 0:
+        raise UserError(f"the features of all {n} videos are the same, or no numbers: the model has collapsed")
     pca = PCA(2, svd_solver="full").fit(values)
     share = pca.explained_variance_ratio_
     perplexity = min(settings.perplexity, (n - 1) / 3)

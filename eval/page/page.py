@@ -116,8 +116,9 @@ def _with_features(subject: Subject) -> Found | None:
 def _attempt(what: str, missing: list[Unread], make: Callable[[], T]) -> T | None:
     try:
         return make()
-    except (UserError, OSError) as error:
-        missing.append(Unread(what, first_line(error)))
+    except Exception as error:  # whatever is wrong with one figure, the page has the others
+        kind = "" if isinstance(error, UserError | OSError) else f"{type(error).__name__}: "
+        missing.append(Unread(what, f"{kind}{first_line(error)}"))
         return None
 
 
@@ -128,13 +129,15 @@ def _missing(
     said: list[tuple[str, str]] = []
 
     def add(what: str, command: str, **variables: Any) -> None:
-        given = (f"{name}={shlex.quote(str(value))}" for name, value in variables.items())
+        # what a shell takes as it stands, make would expand
+        given = (f"{name}={shlex.quote(str(value).replace('$', '$$'))}" for name, value in variables.items())
         said.append((what, " ".join([command, *given])))
 
     for subject in everyone:
         run = subject.run
         if subject.checkpoint is None and run is not None:
-            add(f"{subject.name} has no checkpoint", "make pretrain", DATASET=run.dataset)
+            made = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
+            add(f"{subject.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **made)
         elif not subject.found:
             elsewhere = subject.shards and subject.shards != shard_folder(subject.dataset)
             arguments = {"ARGS": f"--shards {shlex.quote(str(subject.shards))}"} if elsewhere else {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from pipeline.errors import UserError
 from pipeline.files import kind
@@ -55,6 +55,12 @@ class Embed:
     def __post_init__(self) -> None:
         if bool(self.source) == bool(self.dataset or self.shards):
             raise UserError("set --source to videos, or --dataset to preprocessed ones")
+        for name, given, known in (
+            ("kind", (self.kind,), get_args(Kind)), ("per", (self.per,), get_args(Per)),
+            ("of", self.of, get_args(Modality)),
+        ):  # fmt: skip
+            if unknown := [value for value in given if value not in known]:
+                raise UserError(f"--{name} is '{unknown[0]}'; it must be {' or '.join(known)}")
         if self.clips < 1:
             raise UserError(f"--clips is {self.clips}; it must be 1 or more")
         if self.out.suffix not in FORMATS:

@@ -67,9 +67,16 @@ def test_a_folder_becomes_features_and_what_is_broken_is_named(
     found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
     assert found.returncode == 0, found.stderr
     assert len(found.stdout.splitlines()) == 2 + 3 and "more/one.mp4" not in found.stdout
-    # a file by itself finds itself, first and exactly
-    found = command("eval", "nearest", "--query", videos / "more" / "one.mp4", "--by", "audio")
+    # a file that is among them is known by its path; a copy of it is decoded, and finds it first and exactly
+    known = command("eval", "nearest", "--query", videos / "more" / "one.mp4", "--k", 3)
+    assert known.stdout == found.stdout
+    shutil.copy(videos / "more" / "one.mp4", tmp_path / "copy.mp4")
+    found = command("eval", "nearest", "--query", "copy.mp4", "--by", "audio")
     assert found.stdout.splitlines()[2].split()[:2] == ["1.000", "more/one.mp4"]
+    refused = command("eval", "nearest", "--query", "one.mp4")
+    assert "'one.mp4' is neither an id in features.h5 (such as more/one.mp4" in refused.stderr
+    refused = command("eval", "nearest", "--query", videos / "broken.mp4")
+    assert f"no video can be used: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
     across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4
 

@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, sync_playwright
 from eval.downstream import downstream
 from eval.page.collect import collect
 from eval.page.curves import smooth
+from eval.page.features import maps
 from eval.page.page import report
 from eval.page.subjects import chosen, subjects
 from eval.settings.downstream import Downstream
@@ -414,3 +415,10 @@ def test_a_browser_shows_it_on_a_phone_in_light_and_dark(browser: Browser, text:
         assert view.evaluate("[...document.images].every(image => image.naturalWidth > 0)")
         ink = view.evaluate("getComputedStyle(document.querySelector('svg.plot text')).fill")
         assert ink == view.evaluate("getComputedStyle(document.documentElement).color")
+
+
+@pytest.mark.parametrize("values", [np.zeros((20, 8)), np.ones((20, 8)), np.full((20, 8), np.nan)])
+def test_collapsed_features_are_told_instead_of_mapped(values: np.ndarray) -> None:
+    """t-SNE would end the process without a word."""
+    with pytest.raises(UserError, match="features of all 20 videos are the same, or no numbers: the model has collaps"):
+        maps(values, np.full(20, "a"), Report(), "k")

@@ -49,3 +49,6 @@ def test_a_log_that_is_begun_anew_is_read_from_its_start(tmp_path: Path) -> None
     assert not log.look()
     written(tmp_path, range(3))
     assert log.look() and log.last["step"] == 2
+    (tmp_path / METRICS).write_text(json.dumps({"step": 3, "loss": 1.0, "more": "x" * 300}) + "\n")  # longer, and other
+    assert not log.look()  # the middle of a line
+    assert log.look() and log.last["loss"] == 1.0
