@@ -79,7 +79,10 @@ def embed(settings: Embed) -> str:
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
     videos = len(np.unique(rows.id.astype(str)))
     lines = [f"{settings.out} holds {settings.kind} of {videos} videos, a row per {settings.per}: {sizes}"]
-    lines += [f"{n} rows are without {name}: NaN" for name, n in lacking.items() if n]
+    for name, n in lacking.items():
+        if n:
+            first = rows.id[np.isnan(rows.features[name][:, 0])][0]
+            lines.append(f"{n} rows are without {name} for the length of a clip, and hold NaN (first: {first})")
     lines += [f"{len(rows.left_out)} videos could not be used:"] if rows.left_out else []
     lines += [f"  {path}: {reason}" for path, reason in rows.left_out]
     return "\n".join(lines)

@@ -234,3 +234,10 @@ def test_a_run_becomes_one_of_another_length_while_the_rates_were_the_same(
     state = {"data": "x", "words": "", "statistics": None, "step": done, "settings": to_json(then)}
     with contextlib.nullcontext() if same else pytest.raises(UserError, match="it cannot become that"):
         require_same_run(state, now, Data("x", statistics), Schedule(now, 4), Path("run/checkpoint.pt"))
+
+
+def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "data" / "shards").mkdir(parents=True)
+    (tmp_path / "data" / "shards" / "mine").symlink_to(shards)
+    said = sentence(command("train", "tiny", "--dataset", "mien"))
+    assert said.startswith("there are no shards in data/shards/mien (no index.h5) (there are those of mine); make them")

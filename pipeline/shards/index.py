@@ -343,7 +343,9 @@ def _no_index(folder: Path) -> str:
             f"{folder} holds {shards} shards and no {INDEX}, so preprocessing has not come to its end; wait for it, or "
             "run the same 'make preprocess' command again, which goes on"
         )
-    return f"there are no shards in {folder} (no {INDEX}); make them with '{making(folder)}'"
+    others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}"))[:5] if folder.parent.name else []
+    there = f" (there are those of {', '.join(others)})" if others else ""
+    return f"there are no shards in {folder} (no {INDEX}){there}; make them with '{making(folder)}'"
 
 
 def _read_index(folder: Path, file: h5py.File) -> Index:
