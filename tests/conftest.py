@@ -11,6 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # one of several, which share the cores
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,16 @@ def shards(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def index(shards: Path) -> Index:
     return Index.open(shards)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of picture against sound, after three steps."""
+    from train.pretrain import pretrain  # torch and DALI, which most tests of preprocessing do without
+    from train.settings import SIZES
+
+    out = tmp_path_factory.mktemp("runs") / "e"
+    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=3))
 
 
 def write_word2vec(path: Path, texts: Iterable[str], dimensions: int) -> None:

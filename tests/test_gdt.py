@@ -21,12 +21,6 @@ from train.pretrain import pretrain
 from train.settings import SIZES
 
 
-@pytest.fixture(scope="module")
-def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "e"
-    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=3))
-
-
 def test_a_script_without_a_main_guard_embeds_and_searches(
     checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path
 ) -> None:

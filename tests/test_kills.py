@@ -115,7 +115,7 @@ def few(moments: list[str], every: int) -> list[object]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("moments", few(PREPROCESSING, 9))
+@pytest.mark.parametrize("moments", few(PREPROCESSING, 13))
 def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Path, moments: list[str]) -> None:
     videos, whole, folder = tmp_path / "videos", tmp_path / "whole", tmp_path / "shards"
     videos.mkdir()
@@ -154,7 +154,7 @@ def test_kills_during_verify_change_nothing(synthetic: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("moments", few(PRETRAINING, 10))
+@pytest.mark.parametrize("moments", few(PRETRAINING, 13))
 def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: Path, moments: list[str]) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "killed"
 

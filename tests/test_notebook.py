@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -10,18 +9,13 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.conftest import ROOT
-from train.pretrain import pretrain
-from train.settings import SIZES
 
 NOTEBOOK = ROOT / "docs" / "sound_search.ipynb"
 
 
 def test_the_notebook_goes_from_a_folder_to_a_search(
-    synthetic: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint = pretrain(
-        replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "run", preset="e", videos_per_batch=4, steps=3)
-    )
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     assert all(not cell.get("outputs") for cell in notebook.cells)  # what is committed is without
     (paths,) = (cell for cell in notebook.cells if cell.cell_type == "code" and "CHECKPOINT = " in cell.source)

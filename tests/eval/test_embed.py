@@ -23,14 +23,6 @@ from pipeline.transformations.augmentation import EVALUATION
 from tests.conftest import Run
 from tests.pipeline.test_loader import CPU
 from train.checkpoint import load_model
-from train.pretrain import pretrain
-from train.settings import SIZES
-
-
-@pytest.fixture(scope="module")
-def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "e"
-    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=3))
 
 
 @pytest.fixture(scope="module")

@@ -151,6 +151,7 @@ def test_every_preset_trains(command: Run, shards: Path, tmp_path: Path) -> None
         assert np.isfinite(losses(run)).all()
 
 
+@pytest.mark.slow  # tests/train/test_launch.py has several ranks, too
 def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "two"
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m")
