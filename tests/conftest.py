@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, which would speak of itself in every make below it
+    os.environ.pop(name, None)
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several, which share the cores; torch looks when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
