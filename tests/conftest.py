@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 
-for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, which would speak of itself in every make below it
-    os.environ.pop(name, None)
 if "PYTEST_XDIST_WORKER" in os.environ:  # one of several, which share the cores; torch looks when it is imported
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -23,6 +21,9 @@ from pipeline.shards.index import Index
 from preprocess.stage import Preprocess
 from preprocess.stage import run as preprocess
 from preprocess.synthetic import Synthetic, generate
+
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, which would speak of itself in every make below it
+    os.environ.pop(name, None)
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = Path(os.environ.get("GDT_TEST_DATA", ROOT.parent / "shared" / "data"))
