@@ -34,7 +34,7 @@ from pipeline.shards.index import Index
 from pipeline.shards.layout import INDEX
 from train.checkpoint import Trained, load_model
 from train.loss import gdt_loss
-from train.models.gdt import GDT
+from train.models.gdt import GDT, any_device
 from train.settings import SIZES, Pretrain
 
 __all__ = [
@@ -131,7 +131,7 @@ def batches(
         base, shards=Path(shards), preset=preset, factors=factors, videos_per_batch=videos_per_batch, split=split,
         seed=seed, epochs=epochs, steps=0, word2vec=None if word2vec is None else Path(word2vec),
     )  # fmt: skip
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = any_device() if device is None else torch.device(device)
     return Batches(settings, Index.open(Path(shards)), place)
 
 

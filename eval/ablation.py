@@ -130,7 +130,7 @@ def _run(
     ]  # fmt: skip
     if settings.steps:
         train += ["--steps", str(settings.steps)]
-    if settings.word2vec and "text" in composition(name).modalities:
+    if settings.word2vec and "text" in presets.modalities(name):
         train += ["--word2vec", str(settings.word2vec)]
     evaluate = [
         "eval", "downstream", "--ckpt", str(folder), "--shards", str(shards), "--dataset", settings.dataset,

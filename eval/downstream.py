@@ -30,7 +30,7 @@ from pipeline.shards.index import fingerprint
 from pipeline.shards.layout import shard_folder
 from pipeline.word2vec import WordVectors
 from train.checkpoint import Trained, load_model
-from train.models.gdt import modalities_of
+from train.models.gdt import any_device, modalities_of
 from train.provenance import Provenance
 
 
@@ -71,7 +71,7 @@ class Evaluation:
         if settings.label:
             self.index = self.index.labelled(settings.label)
         self.data = fingerprint(self.index)
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = any_device()
         self.query_split = settings.query_split or ("test" if (self.index.split == "test").any() else "val")
         if settings.gallery_split == self.query_split:
             raise UserError(

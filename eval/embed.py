@@ -35,7 +35,7 @@ from pipeline.transformations.augmentation import centred
 from preprocess.datasets import folder
 from preprocess.datasets.listing import SUFFIXES, Missing
 from train.checkpoint import Trained, load_model
-from train.models.gdt import autocast, modalities_of
+from train.models.gdt import any_device, autocast, modalities_of
 from train.provenance import Provenance
 
 FORMAT = "gdt-features-1"
@@ -210,7 +210,7 @@ def features_of(
     device: torch.device | None = None,
 ) -> Rows:  # fmt: skip
     """Features of all videos of an index, in its order; of sound, of those that have it for the length of a clip."""
-    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or any_device()
     with _for_evaluation(trained.model, device):
         return _features_of(trained, index, modalities, clips, kind, per, device)
 

@@ -12,8 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from pipeline.shards.index import Index
-from train.run import METRICS
-from train.settings import Pretrain
+from train.settings import METRICS, Pretrain
 
 _SECONDS = 8.0
 """Between two lines where nobody watches: no log is silent for 10 seconds."""

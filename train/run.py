@@ -23,10 +23,7 @@ from tqdm import tqdm
 from pipeline.errors import UserError
 from pipeline.files import write_text
 from train.local import require_gpus, told_once
-from train.settings import Pretrain, to_json
-
-METRICS = "metrics.jsonl"
-"""A line for every step."""
+from train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
 
 
 def precision(settings: Pretrain, device: torch.device) -> Literal["float32", "bfloat16"]:
@@ -95,11 +92,11 @@ class Log:
             return
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "settings.json", json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
+        write_text(folder / SETTINGS, json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
         path = folder / METRICS
         _keep_until(path, first - 1)
         self._file = path.open("a", buffering=1)
-        self._probes = folder / "probe.jsonl"
+        self._probes = folder / PROBES
         if self._probes.is_file():
             _keep_until(self._probes, first)
         self._probed = ""

@@ -19,11 +19,11 @@ from pipeline.shards.layout import shard_folder
 from preprocess.summary import SUMMARY
 from train import checkpoint, provenance
 from train.provenance import Start
-from train.settings import Pretrain
+from train.settings import METRICS, PROBES, SETTINGS, Pretrain
 from train.settings import from_json as settings_from_json
 
 T = TypeVar("T")
-_METRICS = ("step", "loss", "clips_per_second", "waiting")
+_COLUMNS = ("step", "loss", "clips_per_second", "waiting")
 
 
 class Unread(NamedTuple):
@@ -121,7 +121,7 @@ class Collected:
 def collect(folder: Path) -> Collected:
     """Read all runs and evaluations below a folder. Raises UserError where there is none."""
     found = Collected([], [], [])
-    logs = {path.parent for name in ("metrics.jsonl", checkpoint.NAME) for path in _files(folder, name)}
+    logs = {path.parent for name in (METRICS, checkpoint.NAME) for path in _files(folder, name)}
     found.runs += [_run(path, folder, found.unread) for path in sorted(logs)]
     found.evaluations += _evaluations(folder, found.unread)
     if not found.runs and not found.evaluations:
@@ -173,12 +173,12 @@ def _run(folder: Path, root: Path, unread: list[Unread]) -> Run:
         path = folder / name
         return _attempt(path, unread, parse) if path.is_file() else None
 
-    settings = read("settings.json", lambda text: settings_from_json(text, str(folder / "settings.json")))
+    settings = read(SETTINGS, lambda text: settings_from_json(text, str(folder / SETTINGS)))
     starts = read(provenance.NAME, lambda text: tuple(serialization.rebuilt(Start, row) for row in json.loads(text)))
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
-    metrics = _rows(folder / "metrics.jsonl", unread)
-    columns = {key: np.array([row[key] for row in metrics], float) for key in _METRICS}
-    return Run(folder, name, settings, starts or (), columns, _probes(folder / "probe.jsonl", unread))
+    metrics = _rows(folder / METRICS, unread)
+    columns = {key: np.array([row[key] for row in metrics], float) for key in _COLUMNS}
+    return Run(folder, name, settings, starts or (), columns, _probes(folder / PROBES, unread))
 
 
 def _probes(path: Path, unread: list[Unread]) -> dict[str, np.ndarray]:
@@ -189,7 +189,7 @@ def _probes(path: Path, unread: list[Unread]) -> dict[str, np.ndarray]:
     return {name: np.array([row.get(name, np.nan) for row in rows], float) for name in names}
 
 
-def _rows(path: Path, unread: list[Unread], needed: tuple[str, ...] = _METRICS) -> list[dict[str, float]]:
+def _rows(path: Path, unread: list[Unread], needed: tuple[str, ...] = _COLUMNS) -> list[dict[str, float]]:
     """The lines of a log that are whole; how many are not is noted."""
     if not path.is_file():
         return []

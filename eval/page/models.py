@@ -28,8 +28,8 @@ from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
 from pipeline.sources.loading import Loading
 from train import crossmodal
-from train.checkpoint import Trained, load_model
-from train.models.gdt import autocast, modalities_of
+from train.checkpoint import NAME, Trained, load_model
+from train.models.gdt import any_device, autocast, modalities_of
 
 _CLIPS = 2
 """Per video where sound is asked for pictures here, as in a probe of pretraining."""
@@ -68,7 +68,7 @@ def loaded(subject: Subject) -> Trained:
 
 def told(path: Path, subject: Subject, trained: Trained) -> tuple[str, str]:
     """Digest of the weights in a checkpoint, and which they are: file, steps, digest, commit and time."""
-    file = path / "checkpoint.pt" if path.is_dir() else path
+    file = path / NAME if path.is_dir() else path
     when = datetime.fromtimestamp(file.stat().st_mtime, UTC).isoformat(timespec="seconds")
     starts = subject.run.starts if subject.run else ()
     commit = f", made at commit {short_commit(starts[-1].provenance.commit)}" if starts else ""
@@ -91,7 +91,7 @@ def batch_of(trained: Trained, settings: Report, key: str) -> Leaves:
     small = replace(train, videos_per_batch=videos)
     index = trained.normalised(Index.open(train.shard_folder))
     tree, words = small.tree(index), small.words(index)
-    device = _device()
+    device = any_device()
     with Loader(index, [tree.plan(0, 0)], train.clip, device, Loading(threads=1), words) as loader:
         batch = next(iter(loader))
         figure = draw(batch, tree, index, train.name, _FRAMES, words.words if words else ())
@@ -107,10 +107,6 @@ def _jpeg(figure: Figure) -> str:
     data = io.BytesIO()
     figure.savefig(data, format="png", dpi=_WIDTH / figure.get_figwidth())
     return jpeg_uri(Image.open(data).convert("RGB"), 80)
-
-
-def _device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _similarities(trained: Trained, batch: Batch, embeddings: torch.Tensor, key: str) -> Plot:
@@ -171,7 +167,7 @@ def listen(trained: Trained, index: Index, split: str, settings: Report, key: st
     videos = np.sort(drawn)
     if len(videos) < 2:
         raise UserError(f"{len(videos)} of the held-out videos (split '{split}') have picture and sound for a clip")
-    device, scale = _device(), trained.settings.augmentation.scale[0]
+    device, scale = any_device(), trained.settings.augmentation.scale[0]
     model = trained.model.to(device)
     found = crossmodal.embed(model, index, videos, clip, scale, _CLIPS, device, both, loading=Loading(threads=1))
     picture, sound = (found.embeddings[name].numpy() for name in both)

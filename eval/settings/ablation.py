@@ -54,7 +54,7 @@ class Ablation:
 
     def __post_init__(self) -> None:
         require_places(self.side_by_side)
-        if self.word2vec and not any("text" in composition(name).modalities for name in self.rows):
+        if self.word2vec and not any("text" in presets.modalities(name) for name in self.rows):
             raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
         require_positive(self, "", "clips")
         for name in self.rows:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from eval.progress import Follower, Progress
-from train.run import METRICS
-from train.settings import SIZES
+from train.settings import METRICS, SIZES
 
 
 def written(folder: Path, steps: range, half: str = "") -> None:

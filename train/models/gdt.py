@@ -95,6 +95,11 @@ class GDT(nn.Module):
         return torch.cat([self.embed(modality, leaves) for modality, leaves in inputs.items()])
 
 
+def any_device() -> torch.device:
+    """Where models are evaluated: a GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def autocast(device: torch.device) -> torch.autocast:
     """Where models are evaluated or finetuned: bfloat16 on a GPU, float32 on a CPU."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
