@@ -38,6 +38,8 @@ class Batch:
     table: dict[str, torch.Tensor]
     """Factor name -> int64 [leaves]: the factor table, in the order of the inputs, one modality after the other.
     Where clips may be without words, or damaged ones are skipped, `usable` is 0 for the leaves that do not count."""
+    joined: dict[str, torch.Tensor]
+    """The table of the leaves of all ranks, rank after rank, without `usable`; where there is one rank, its own."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
     damaged: list[str]
@@ -156,11 +158,14 @@ class Executor:
             current = memories()
             made = {name: next(stream) for name, stream in parts.items()}
             table = {name: current.hold(f"table {name}", values) for name, values in plan.columns.items()}
+            joined = dict(table)
+            if plan.joined is not None:
+                joined = {name: current.hold(f"joined {name}", values) for name, values in plan.joined.items()}
             if not self._all_usable:
                 usable = np.concatenate([part.usable for part in made.values()]).astype(np.int64)
                 table["usable"] = current.hold("table usable", usable)
             damaged = [what for part in made.values() for what in part.damaged]
-            yield Batch({name: part.inputs for name, part in made.items()}, table, plan, damaged)
+            yield Batch({name: part.inputs for name, part in made.items()}, table, joined, plan, damaged)
 
     def _sorted(self, plan: BatchPlan) -> BatchPlan:
         """The leaves one modality after the other."""

@@ -7,7 +7,7 @@ share it. Loaders execute it, the loss compares its columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,9 @@ class BatchPlan:
     """Factor name -> int64 [n_leaves], which the loss compares; `leaf` is the leaf's number in the whole batch."""
     leaves: Leaves
     """What the loader does for each of them."""
+    seed: int = 0
+    joined: dict[str, np.ndarray] | None = None
+    """The columns of the leaves of all ranks, where several share the batch: int64 [n_all] each, rank after rank."""
 
     def __len__(self) -> int:
         return len(self.leaves)
@@ -37,17 +40,7 @@ class BatchPlan:
     def take(self, chosen: np.ndarray | slice) -> BatchPlan:
         """The plan of some leaves, given by their places, a mask or a slice."""
         columns = {name: values[chosen] for name, values in self.columns.items()}
-        return BatchPlan(self.epoch, self.batch, columns, self.leaves.take(chosen))
-
-    def share(self, rank: int, world: int) -> BatchPlan:
-        """The leaves of one rank: whole videos, an equal run of them. Raises UserError if they do not divide."""
-        videos = len(np.unique(self.leaves.video))
-        if videos % world:
-            raise UserError(
-                f"{videos} videos per batch cannot be shared by {world} GPUs; make --videos-per-batch a multiple of it"
-            )
-        per_rank = len(self) // world
-        return self.take(np.arange(rank * per_rank, (rank + 1) * per_rank))
+        return replace(self, columns=columns, leaves=self.leaves.take(chosen))
 
 
 @dataclass(frozen=True)
@@ -84,7 +77,7 @@ class Tree:
             with told_of_own(factor.transformation):
                 factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # which it may write into
             _require_whole(leaves, plain, factor.name)
-        return BatchPlan(epoch, batch, columns, leaves)
+        return BatchPlan(epoch, batch, columns, leaves, self.seed)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
         """Plans of the steps first..last-1, counted from the start of training over all epochs."""

@@ -46,18 +46,29 @@ class Data:
 def save(
     path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data
 ) -> None:
-    """Everything that the next step depends on, under a temporary name first; the one before is kept as PREVIOUS.
+    """Write everything that the next step depends on, as `write` does."""
+    write(path, state_of(model, optimizer, step, settings, data))
+
+
+def state_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data
+) -> dict[str, Any]:
+    """Everything that the next step depends on."""
+    return {
+        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
+        "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+    }  # fmt: skip
+
+
+def write(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a state, under a temporary name first; the checkpoint before is kept as PREVIOUS.
 
     Raises UserError where the disk has no room for it; what is there stays.
     """
     partial = partial_of(path)
-    state = {
-        "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
-        "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
-    }  # fmt: skip
     try:
         with partial.open("wb") as file:
-            torch.save(state, file)
+            torch.save(dict(state), file)
         if path.is_file():
             _keep(path)
         publish(partial, path)
@@ -65,8 +76,8 @@ def save(
         partial.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise UserError(
-            f"the checkpoint of step {step} cannot be written to {path.parent} ({reason}); see that there is room, "
-            "then run the same command again, which goes on from the checkpoint before"
+            f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({reason}); see that there is "
+            "room, then run the same command again, which goes on from the checkpoint before"
         ) from error
 
 

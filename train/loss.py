@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -13,20 +13,42 @@ from pipeline.composition import contrast, weight
 from pipeline.factors import Factor
 
 
-def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float) -> Tensor:
+class Outcome(NamedTuple):
+    """Of a batch; the same on every rank."""
+
+    loss: Tensor
+    """Equation 1, with the gradient of this rank's share."""
+    accuracy: Tensor
+    """Share of the leaves with a positive whose most similar leaf, of those with weight, is one; no gradient."""
+
+
+def gdt_loss(
+    embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
+    joined: Mapping[str, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     """Equation 1, as the mean over the positive pairs (c w = 1) of the whole batch: a scalar.
 
     `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves; with
     several ranks each gives an equal share, and the gradients that DDP averages are those of the joined batch.
     The value returned is the same on every rank. Computed in float32, or float64 if the embeddings are. Leaves that
     are 0 in the column `usable` of the table, where there is one, count for nothing: the loss is that of the batch
-    without them, 0 where no positive pair is left.
+    without them, 0 where no positive pair is left. `joined` is the table of all ranks' leaves, without `usable`; where
+    it is not given, it is gathered from them.
     """
+    return outcome(embeddings, table, factors, temperature, joined).loss
+
+
+def outcome(
+    embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
+    joined: Mapping[str, Tensor] | None = None,
+) -> Outcome:  # fmt: skip
+    """`gdt_loss`, and how often it is met. Nothing in it waits for the device."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     columns, gathered = dict(table), embeddings
     if world > 1:
         gathered = _GatherWithGradient.apply(embeddings)
-        columns = {name: _gather(column) for name, column in table.items()}
+        known = {} if joined is None else joined
+        columns = {name: known[name] if name in known else _gather(column) for name, column in table.items()}
     wide = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
     with torch.autocast(embeddings.device.type, enabled=False):
         similarity = embeddings.to(wide) @ gathered.to(wide).T / temperature
@@ -34,20 +56,21 @@ def gdt_loss(embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[
     positive = contrast(factors, table, columns)
     if "usable" in table:
         w &= (table["usable"][:, None] * columns["usable"][None, :]).bool()
-        rows = w.any(1)  # of a row without any weight, the logarithm below has no gradient
-        similarity, w, positive = similarity[rows], w[rows], positive[rows]
     positive &= w
-    log_p = similarity - torch.logsumexp(similarity.masked_fill(~w, -torch.inf), dim=1, keepdim=True)
-    total = -log_p.masked_select(positive).sum()
-    pairs = positive.sum()
-    if world > 1:
-        dist.all_reduce(pairs)
-        # DDP divides the summed gradients by the world size; the loss of the joined batch asks for their plain sum
-        share = total * world / pairs.clamp(min=1)
-        value = total.detach() / pairs.clamp(min=1)
-        dist.all_reduce(value)
-        return value + share - share.detach()
-    return total / pairs.clamp(min=1)
+    # a row without any weight, whose logarithm would have no gradient, keeps its similarities, and has no positives
+    weighed = similarity.masked_fill(~w & w.any(1, keepdim=True), -torch.inf)
+    log_p = similarity - torch.logsumexp(weighed, dim=1, keepdim=True)
+    total = -log_p.where(positive, 0).sum()
+    with torch.no_grad():
+        met = positive.gather(1, weighed.argmax(1, keepdim=True)).sum()
+        counts = torch.stack([total.detach(), positive.sum().to(wide), met.to(wide), positive.any(1).sum().to(wide)])
+        if world > 1:
+            dist.all_reduce(counts)
+        value, pairs, met, rows = counts
+        pairs, rows = pairs.clamp(min=1), rows.clamp(min=1)
+    # DDP divides the summed gradients by the world size; the loss of the joined batch asks for their plain sum
+    share = total * world / pairs
+    return Outcome(value / pairs + (share - share.detach()) if world > 1 else share, met / rows)
 
 
 class _GatherWithGradient(torch.autograd.Function):

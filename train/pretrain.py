@@ -4,36 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
+import os
 import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.files import is_full
+from pipeline.groups import require_groups, shared
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.reader import DamagedVideo
 from pipeline.tree import Tree
 from train import checkpoint
 from train.checkpoint import Data, load_model
+from train.cost import arithmetic, memory, peak
 from train.crossmodal import Probe
-from train.loss import gdt_loss
+from train.figures import Report, Reports
+from train.fitting import Fit, fit, room
 from train.models.gdt import GDT, load_weights
+from train.norm import synchronised
 from train.provenance import Provenance, Start, record
 from train.ranks import require_alike, watched
 from train.resuming import require_same_run
-from train.run import Log, StopSignal, place, precision, what_next
+from train.run import Log, StopSignal, Trace, place, precision, what_next
+from train.saving import Saver
 from train.schedule import Schedule
-from train.settings import Pretrain, flags, to_json
+from train.settings import BEFORE, Pretrain, flags, to_json
+from train.step import Figures, Gradient, How
 from train.tensors import raw
 
 _MINUTE = 60.0
@@ -55,10 +65,10 @@ def pretrain(settings: Pretrain) -> Path:
 
 def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -> Path:
     provenance = Provenance.of(device)
+    say = print if rank == 0 else _silent
     index = Index.open(settings.shard_folder)
     data = fingerprint(index)
-    tree = settings.tree(index, print if rank == 0 else lambda _: None)
-    tree.plan(0, 0).share(rank, world)  # refuses, before any work, what the ranks cannot share
+    tree = settings.tree(index, say)
     start = load_model(settings.init) if settings.init else None
     if start is not None:
         index = start.normalised(index)
@@ -74,50 +84,71 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         | {"normalisation of the inputs": str(index.statistics.to_numbers())},
         "start all of them with the same command, the same software and the same shards",
     )
-    trainer = Trainer(settings, tree, Data(data, index.statistics, said), device, rank, world)
-    first = trainer.resume()
+    state, wrong = checkpoint.read_newest(settings.run_folder)
+    settings, way = fitted(settings, tree, state, device, world)
+    trainer = Trainer(settings, tree, Data(data, index.statistics, said), device, rank, world, way.recomputed)
+    first = trainer.resume(state, wrong)
     if first == 0 and start is not None:
         fresh = start.foreign.fresh if start.foreign else ()
         taken = begin_with(trainer.model, start.model, str(settings.init), fresh)
-        if rank == 0:
-            print(f"starting from {settings.init}: {taken}")
+        say(f"starting from {settings.init}: {taken}")
     require_alike(
         {"step": str(first), "state of the model": trainer.digest() if world > 1 else ""},
         f"the folder {settings.run_folder} must be on a disk that all ranks share",
     )
     trainer.settle()
     if first == trainer.steps:
-        if rank == 0:
-            print(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
+        say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
         return trainer.path
+    say(str(way))
     probe = Probe(settings, index, device, words) if settings.probe_every and rank == 0 else None
     if rank == 0:
-        record(settings.run_folder, Start(first, data, provenance))
-    plans = (plan.share(rank, world) for plan in tree.plans(first, trainer.steps))
+        record(settings.run_folder, Start(first, data, provenance, world))
+    plans = (shared(plan, rank, world, way.norm_leaves) for plan in tree.plans(first, trainer.steps))
     with (
+        Saver() as saver,
         Loader(index, plans, settings.clip, device, settings.loading, words) as loader,
-        Log(settings, first, trainer.steps, trainer.schedule.rate, rank) as log,
+        Log(settings, first, trainer.steps, trainer.schedule.rate, rank, trainer.flops(index.bands)) as log,
         Skipped(log) as skipped,
         StopSignal() as stop,
+        Trace(settings, rank) as trace,
     ):
         if probe and first == 0:
             log.probed(0, probe(trainer.model))  # what the run begins with
-        for step, batch in enumerate(saved_before_damage(loader, trainer, first, rank), first):
-            log.loaded()
+        reports = Reports(device)
+        clips = settings.videos_per_batch * tree.composition.clips_per_video
+
+        def told(report: Report | None) -> int:
+            """Log a step and see whether it has come to anything; the signal that any rank had got then."""
+            if report is None:
+                return 0
+            log.stepped(report, clips)
+            if report.loss == 0 and skipped:
+                raise UserError(
+                    f"every pair of step {report.step} is damaged, so nothing can be learned; see 'make verify'"
+                )
+            if not np.isfinite(report.loss):
+                raise UserError(f"the loss is {report.loss} at step {report.step}; lower --optimization.rate")
+            return report.signal
+
+        reports.begin()
+        for step, batch in enumerate(saved_before_damage(loader, trainer, reports, told, first, rank), first):
+            reports.loaded()
             skipped.update(batch.damaged)
-            loss = trainer.step(step, batch)
-            value = loss.item()  # waits for the device, so that the log's times are true
-            log.stepped(step, value, len(next(iter(batch.inputs.values()))) * world)
-            if value == 0 and batch.damaged:
-                raise UserError(f"every pair of step {step} is damaged, so nothing can be learned; see 'make verify'")
-            if not np.isfinite(value):
-                raise UserError(f"the loss is {value} at step {step}; lower --optimization.rate")
-            if probe and ((step + 1) % settings.probe_every == 0 or step + 1 == trainer.steps):
+            signalled = told(reports.add(step, trainer.step(step, batch), stop.signal))
+            if world == 1:
+                signalled = stop.signal
+            due = trainer.checkpoint_due(step + 1) or bool(signalled)
+            probing = probe and ((step + 1) % settings.probe_every == 0 or step + 1 == trainer.steps)
+            if due or probing:
+                told(reports.last())  # nothing is saved before it is known to be in order
+            if probe and probing:
                 log.probed(step + 1, probe(trainer.model))
-            signalled = stop.agreed(device)
-            if rank == 0 and (signalled or trainer.checkpoint_due(step + 1)):
-                trainer.save(step + 1)
+            if due and rank == 0:
+                trainer.save(step + 1, saver)
+            saver.check()
             if signalled:
+                saver.wait()
                 if world > 1:
                     dist.barrier()  # none ends, and has the others ended, before the checkpoint is written
                 if rank == 0:
@@ -126,7 +157,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
                         sys.stdout,
                     )
                 sys.exit(128 + signalled)
-            log.next()
+            trace.step()
+            reports.begin()
     if world > 1:
         dist.barrier()  # none leaves while another still talks to it
     if rank == 0:
@@ -134,13 +166,46 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
     return trainer.path
 
 
+def _silent(text: str) -> None:
+    """What the first rank says for all."""
+
+
+def fitted(
+    settings: Pretrain, tree: Tree, state: Mapping[str, Any] | None, device: torch.device, world: int
+) -> tuple[Pretrain, Fit]:
+    """The settings with the groups of the run, chosen where it begins and kept where it goes on, and how they fit.
+
+    Raises UserError where the ranks cannot have whole groups.
+    """
+    if settings.norm_leaves is None and state is not None:
+        begun = json.loads(state["settings"]).get("norm_leaves", BEFORE["norm_leaves"])
+        settings = replace(settings, norm_leaves=begun)
+    require_groups(settings.videos_per_batch, settings.norm_leaves or 0, world)
+    numbers = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+    composition = tree.composition
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in GDT(settings.network, composition.modalities).parameters())
+    free = torch.tensor(room(device), dtype=torch.float64)
+    if device.type == "cpu":
+        free /= int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    if world > 1:
+        free = free.to(device)
+        dist.all_reduce(free, dist.ReduceOp.MIN)
+    memory_of = partial(memory, settings.network, settings.clip, tree.bands, composition.modalities, numbers)
+    way = fit(settings, composition, world, parameters, free.item(), memory_of)
+    return replace(settings, norm_leaves=way.norm_leaves, chunk_leaves=way.chunk_leaves), way
+
+
 class Trainer:
     """Model, optimiser and schedule of one run."""
 
     def __init__(
-        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1
-    ) -> None:
-        self.settings, self.factors, self.device, self.rank = settings, tree.composition.factors, device, rank
+        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1,
+        recomputed: int = 0,
+    ) -> None:  # fmt: skip
+        """`recomputed` are parts of the video trunk, as in `R2Plus1D`."""
+        self.settings, self.device, self.rank, self.world = settings, device, rank, world
+        self.composition = tree.composition
         self.schedule = Schedule(settings, tree.batches_per_epoch)
         self.steps = self.schedule.steps
         self.path = settings.run_folder / checkpoint.NAME
@@ -152,8 +217,15 @@ class Trainer:
         for module in model.modules():
             if isinstance(module, torch.nn.Conv3d):  # the layout of pixels, and the faster one
                 module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-        self.model = model = synchronised(model, device, world)
-        self.replica = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
+        if world > 1 and not settings.norm_leaves:
+            synchronised(model, device)
+        if "video" in model.modalities:
+            model.video_network.base.recomputed = recomputed
+        self.model = model
+        numbers = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+        how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.norm_leaves or 0,
+                  settings.chunk_leaves)  # fmt: skip
+        self.gradient = Gradient(model, how, world, tqdm.write)
         o = settings.optimization
         if o.method == "sgd":
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
@@ -164,21 +236,13 @@ class Trainer:
                 model.parameters(), o.rate, (o.momentum, 0.999), weight_decay=o.weight_decay
             )
 
-    def step(self, step: int, batch: Batch) -> torch.Tensor:
-        """One update; returns the loss of the whole batch, not yet copied from the device."""
-        # dropout depends on the step, not on the history, so that a resumed run draws the same
-        seed = np.random.SeedSequence([self.settings.seed, step, self.rank]).generate_state(1)[0]
-        torch.manual_seed(int(seed))
+    def step(self, step: int, batch: Batch) -> Figures:
+        """One update; its figures are not yet copied from the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate(step)
-        self.replica.train()
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.precision == "bfloat16"):
-            embeddings = self.replica(batch.inputs)
-        loss = gdt_loss(embeddings, batch.table, self.factors, self.settings.temperature)
-        loss.backward()
+        figures = self.gradient(step, batch)
         self.optimizer.step()
-        return loss.detach()
+        return figures
 
     def checkpoint_due(self, done: int) -> bool:
         """Whether to save after `done` steps."""
@@ -186,18 +250,22 @@ class Trainer:
         late = time.monotonic() - self._saved_at > self.settings.checkpoint_minutes * _MINUTE
         return late or done == self.steps or (every > 0 and done % every == 0)
 
-    def save(self, done: int) -> None:
-        """Write the checkpoint after `done` steps."""
+    def save(self, done: int, saver: Saver | None = None) -> None:
+        """Write the checkpoint after `done` steps, or have it written."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.save(self.path, self.model, self.optimizer, done, to_json(self.settings), self._data)
+        state = checkpoint.state_of(self.model, self.optimizer, done, to_json(self.settings), self._data)
+        if saver is None:
+            checkpoint.write(self.path, state)
+        else:
+            saver.start(partial(checkpoint.write, self.path), state)
         self._saved_at = time.monotonic()
 
-    def resume(self) -> int:
-        """Load the run's checkpoint, if there is one; returns the first step to do.
+    def resume(self, state: Mapping[str, Any] | None, wrong: str = "") -> int:
+        """Go on from the state of the run's checkpoint, if there is one; returns the first step to do.
 
-        Raises UserError if the run was made with other settings or other data, or is longer than what is asked for.
+        `wrong` is what is wrong with a newer one. Raises UserError if the run was made with other settings or other
+        data, or is longer than what is asked for.
         """
-        state, wrong = checkpoint.read_newest(self.path.parent)
         if state is None:
             return 0
         self._damaged = bool(wrong)
@@ -205,8 +273,18 @@ class Trainer:
             print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
         require_same_run(state, self.settings, self._data, self.schedule, self.path)
         load_weights(self.model, state["model"], str(self.path))
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
         return int(state["step"])
+
+    def flops(self, bands: int) -> tuple[float, float] | None:
+        """Of one step on each GPU, and per second that its maker states; None where that is not known."""
+        stated = peak(self.device)
+        if stated is None:
+            return None
+        settings, composition = self.settings, self.composition
+        of_leaf = arithmetic(settings.network, settings.clip, bands, composition.modalities)
+        leaves = settings.videos_per_batch * composition.clips_per_video / self.world
+        return leaves * sum(of_leaf.values()), stated
 
     def settle(self) -> None:
         """Once every rank has resumed: take a damaged checkpoint out of the way of those to come."""
@@ -234,13 +312,6 @@ def begin_with(model: GDT, start: GDT, source: str, fresh: Collection[str] = ())
     return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
 
 
-def synchronised(model: GDT, device: torch.device, world: int) -> GDT:
-    """The model with batch norm over all ranks, which torch has for GPUs only."""
-    if world > 1 and device.type == "cuda":
-        return torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return model
-
-
 def _tensors(state: Any) -> Iterator[torch.Tensor]:
     if isinstance(state, torch.Tensor):
         yield state
@@ -265,8 +336,9 @@ def shortage_told(settings: Pretrain) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"out of memory ({first_line(error)}); lower --videos-per-batch (now {settings.videos_per_batch}), which "
-            "changes the run, or --loading.prefetch and --loading.clips-at-once, which do not, or use more GPUs"
+            f"out of memory ({first_line(error)}); lower --chunk-leaves, --loading.prefetch or "
+            "--loading.clips-at-once, which change no number, begin anew with smaller --norm-leaves or "
+            f"--videos-per-batch (now {settings.videos_per_batch}), which do, or use more GPUs"
         ) from error
 
 
@@ -287,14 +359,18 @@ class Skipped(Counter[str]):
                 self._log.say(f"{times:6d} of {what}")
 
 
-def saved_before_damage(loader: Loader, trainer: Trainer, first: int, rank: int) -> Iterator[Batch]:
+def saved_before_damage(
+    loader: Loader, trainer: Trainer, reports: Reports, told: Callable[[Report | None], int], first: int, rank: int
+) -> Iterator[Batch]:  # fmt: skip
     """The batches; where damage ends them, what was learned until then is saved."""
     done = first
     try:
         for batch in loader:
             yield batch
             done += 1
+        told(reports.last())
     except DamagedVideo as damage:
+        told(reports.last())
         if rank == 0 and done > first:
             trainer.save(done)
         raise UserError(f"{damage}; --loading.damaged skip goes on without such clips") from damage

@@ -56,6 +56,8 @@ class Start:
     data: str
     """Fingerprint of its shards."""
     provenance: Provenance
+    ranks: int = 1
+    """Processes that shared each batch, which changes no number but by rounding."""
 
 
 def record(folder: Path, start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -9,7 +10,6 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TextIO
@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from pipeline.errors import UserError
 from pipeline.files import write_text
+from train.figures import Report
 from train.local import require_gpus, told_once
 from train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
 
@@ -85,8 +86,13 @@ def leave_without_teardown(status: int = 0) -> NoReturn:
 class Log:
     """Progress bar, TensorBoard and metrics.jsonl of one run, on the first rank."""
 
-    def __init__(self, settings: Pretrain, first: int, steps: int, rate: Callable[[int], float], rank: int) -> None:
-        """Of steps first..steps-1; `rate` gives the learning rate of a step."""
+    def __init__(
+        self, settings: Pretrain, first: int, steps: int, rate: Callable[[int], float], rank: int,
+        flops: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
+        """Of steps first..steps-1; `rate` gives the learning rate of a step, `flops` the FLOPs of one on each GPU, and
+        those per second that its maker states.
+        """
         self._active = rank == 0
         if not self._active:
             return
@@ -105,8 +111,8 @@ class Log:
             total=steps, initial=first, unit="step", desc=f"pretrain {settings.name}",
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
         )  # fmt: skip
-        self._start = self._ready = time.perf_counter()
-        self._rate = rate
+        self._rate, self._flops = rate, flops
+        self._wandb = _weights_and_biases(settings) if settings.wandb else None
 
     def __enter__(self) -> Log:
         return self
@@ -116,18 +122,12 @@ class Log:
             self._bar.close()
             self._board.close()
             self._file.close()
+            if self._wandb:
+                self._wandb.finish()
 
     def say(self, text: str, file: TextIO | None = None) -> None:
         """A line above the progress bar, on every rank."""
         tqdm.write(text, file=file or sys.stderr)
-
-    def next(self) -> None:
-        """What comes now is waiting for the next batch."""
-        self._start = time.perf_counter()
-
-    def loaded(self) -> None:
-        """The batch has arrived; what comes now is computing."""
-        self._ready = time.perf_counter()
 
     def probed(self, done: int, figures: dict[str, float]) -> None:
         """What a probe after `done` steps has found, in percent."""
@@ -138,26 +138,50 @@ class Log:
         for name, value in figures.items():
             # at the step before, as one at the first step of a run that goes on would be purged with those after it
             self._board.add_scalar(f"probe/{name}", value, max(done - 1, 0))
+        if self._wandb:
+            self._wandb.log({f"probe/{name}": value for name, value in figures.items()}, step=max(done - 1, 0))
         name, value = next(iter(figures.items()))
         self._probed = f", {name} {value:.1f} %"
 
-    def stepped(self, step: int, value: float, clips: int) -> None:
-        """The step is done, over `clips` video clips on all ranks."""
+    def stepped(self, report: Report, clips: int) -> None:
+        """A step is done, over `clips` video clips on all ranks."""
         if not self._active:
             return
-        now = time.perf_counter()
-        waiting, total = self._ready - self._start, now - self._start
+        speed, waiting = clips / report.seconds, report.waiting / report.seconds
         row = {
-            "step": step, "loss": value, "rate": self._rate(step), "clips_per_second": clips / total,
-            "waiting": waiting / total,
+            "step": report.step, "loss": report.loss, "accuracy": report.accuracy, "rate": self._rate(report.step),
+            "gradient_norm": report.gradient_norm, "clips_per_second": speed, "waiting": waiting,
+            "memory_gib": report.memory,
         }  # fmt: skip
+        if self._flops:
+            row["mfu"] = self._flops[0] / report.seconds / self._flops[1]
         self._file.write(json.dumps(row) + "\n")
-        for name in ("loss", "rate", "clips_per_second", "waiting"):
-            self._board.add_scalar(name, row[name], step)
+        figures = {name: value for name, value in row.items() if name != "step"}
+        for name, value in figures.items():
+            self._board.add_scalar(name, value, report.step)
+        if self._wandb:
+            self._wandb.log(figures, step=report.step)
+        mfu = f", MFU {row['mfu']:.0%}" if "mfu" in row else ""
         self._bar.set_postfix_str(
-            f"loss {value:.3f}, {clips / total:.0f} clips/s, {waiting / total:.0%} waiting{self._probed}", False
+            f"loss {report.loss:.3f}, {report.accuracy:.0%} right, {speed:.0f} clips/s, {waiting:.0%} waiting, "
+            f"{report.memory:.1f} GiB{mfu}{self._probed}",
+            False,
         )
         self._bar.update()
+
+
+def _weights_and_biases(settings: Pretrain) -> Any:
+    """A run of Weights & Biases, which goes on where there is one of this folder."""
+    try:
+        import wandb  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise UserError("--wandb needs a package that is not installed: pip install wandb; or leave it out") from error
+    folder = settings.run_folder.resolve()
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    return wandb.init(
+        project=settings.wandb, id=name, name=folder.name, dir=str(folder), resume="allow",
+        config=json.loads(to_json(settings)),
+    )  # fmt: skip
 
 
 def _keep_until(path: Path, last: int) -> None:
@@ -193,15 +217,38 @@ class StopSignal:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def agreed(self, device: torch.device) -> int:
-        """The signal that any rank got, so that all stop after the same step; 0 for none."""
-        if not dist.is_initialized():
-            return self.signal
-        signalled = torch.tensor(self.signal, device=device)
-        dist.all_reduce(signalled, dist.ReduceOp.MAX)
-        return int(signalled)
-
     def _remember(self, number: int, frame: Any) -> None:
         if self.signal == number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = number
+
+
+class Trace:
+    """While entered, writes a trace of some steps into the run's folder, which chrome://tracing and Perfetto show."""
+
+    SKIPPED = 5
+    """Steps before it, in which caches are filled and code is compiled."""
+    NAME = "trace.json"
+
+    def __init__(self, settings: Pretrain, rank: int) -> None:
+        self._profile: torch.profiler.profile | None = None
+        if settings.profile and rank == 0:
+            path = settings.run_folder / self.NAME
+            self._profile = torch.profiler.profile(
+                schedule=torch.profiler.schedule(wait=self.SKIPPED, warmup=1, active=settings.profile, repeat=1),
+                on_trace_ready=lambda profile: profile.export_chrome_trace(str(path)),
+            )
+
+    def __enter__(self) -> Trace:
+        if self._profile:
+            self._profile.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._profile:
+            self._profile.stop()
+
+    def step(self) -> None:
+        """A step is done."""
+        if self._profile:
+            self._profile.step()

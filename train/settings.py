@@ -62,9 +62,19 @@ class Pretrain:
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "shards", "split", "word2vec"),
         "composition": ("preset", "factors", "factors_from", "factors_digest"),
-        "schedule": ("videos_per_batch", "epochs", "steps", "temperature", "seed"),
-        "run": ("out", "init", "device", "precision", "threads", "checkpoint_minutes", "checkpoint_steps"),
+        "schedule": ("videos_per_batch", "norm_leaves", "epochs", "steps", "temperature", "seed"),
+        "run": (
+            "out",
+            "init",
+            "device",
+            "precision",
+            "threads",
+            "chunk_leaves",
+            "checkpoint_minutes",
+            "checkpoint_steps",
+        ),
         "probe": ("probe_every", "probe_videos", "probe_split"),
+        "watching": ("wandb", "profile"),
     }
     """Of `--help`, and the settings below them."""
 
@@ -100,6 +110,13 @@ class Pretrain:
     """rho of equation 1."""
     seed: int = 0
     """Decides the plans, the initial weights and the dropout; the same seed gives the same run."""
+    norm_leaves: int | None = None
+    """Leaves of one modality over which batch norm takes its statistics; 0 is the whole batch over all GPUs, as in the
+    paper. By default the whole batch where the memory of the GPUs that the run begins on allows it, else groups as
+    large as it allows; a run keeps its groups wherever it goes on."""
+    chunk_leaves: int = 0
+    """Leaves of one modality that are embedded at a time, a multiple of --norm-leaves; no value changes the numbers.
+    0 takes all of a GPU's share where they fit into its memory, else as many as do, and embeds them twice."""
     clip: Clip = field(default_factory=Clip)
     """What one leaf holds."""
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -128,6 +145,10 @@ class Pretrain:
     """Most held-out videos of a probe, drawn once of those of the split that have every modality."""
     probe_split: str = ""
     """Which videos those are; default val, or test where there are none of val."""
+    wandb: str = ""
+    """Project of Weights & Biases to which the figures of every step go, too; needs the package wandb."""
+    profile: int = 0
+    """Steps of which a trace is written into the run's folder, after the first five; 0 for none."""
 
     def __post_init__(self) -> None:
         if self.factors and self.preset != "l":
@@ -148,6 +169,19 @@ class Pretrain:
             )
         if self.probe_every < 0 or self.probe_videos < 2:
             raise UserError("--probe-every must be 0 or more, and --probe-videos 2 or more")
+        if (self.norm_leaves or 0) < 0 or self.norm_leaves == 1:
+            raise UserError(f"--norm-leaves is {self.norm_leaves}; it must be 0, for the whole batch, or 2 or more")
+        if self.chunk_leaves < 0 or (self.chunk_leaves and self.norm_leaves == 0):
+            raise UserError(
+                f"--chunk-leaves is {self.chunk_leaves}; it must be 0 or more, and 0 where batch norm is over the "
+                "whole batch (--norm-leaves 0)"
+            )
+        if self.norm_leaves and self.chunk_leaves % self.norm_leaves:
+            raise UserError(
+                f"--chunk-leaves is {self.chunk_leaves}; it must be a multiple of --norm-leaves ({self.norm_leaves})"
+            )
+        if self.profile < 0:
+            raise UserError(f"--profile is {self.profile}; it must be 0 or more")
         if self.seed < 0:
             raise UserError(f"--seed is {self.seed}; it must be 0 or more")
         if not 0 < self.temperature < float("inf"):
@@ -240,11 +274,14 @@ _NO_EFFECT_ON_NUMBERS = (
     "word2vec",
     "factors_from",
     "loading",
+    "chunk_leaves",
     "checkpoint_minutes",
     "checkpoint_steps",
     "probe_every",
     "probe_videos",
     "probe_split",
+    "wandb",
+    "profile",
 )
 
 
@@ -252,7 +289,8 @@ BEFORE: dict[str, Any] = {
     "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None, "init": None,
     "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
     "network.text_width": 2048, "loading.damaged": "stop",
-    "probe_every": 0, "probe_videos": 256, "probe_split": "",
+    "probe_every": 0, "probe_videos": 256, "probe_split": "", "norm_leaves": 0, "chunk_leaves": 0,
+    "wandb": "", "profile": 0,
 }  # fmt: skip
 """What runs did before there was a setting, for settings that the first checkpoints do not hold.
 

@@ -29,6 +29,11 @@ class Words:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def part(self, first: int, count: int = 1) -> Words:
+        """Those of some leaves."""
+        chosen = slice(first, first + count)
+        return Words(self.vectors[chosen], self.said[chosen], self.tokens[chosen])
+
 
 class TextSource(InputSource):
     """Words. A clip in which nothing is said has no weight in the loss, and so has one whose words are damaged."""

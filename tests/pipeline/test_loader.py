@@ -27,6 +27,7 @@ from pipeline.clips import uniform_clips
 from pipeline.colour import Pixels, affine
 from pipeline.errors import UserError
 from pipeline.graphs import Pipeline
+from pipeline.groups import shared
 from pipeline.leaves import AUDIO, VIDEO, Clip
 from pipeline.loader import Batch, Loader
 from pipeline.notation import parse
@@ -243,7 +244,7 @@ def test_batches_do_not_depend_on_threads_chunks_or_prefetching(index: Index) ->
 def test_ranks_load_the_parts_of_the_whole_batch(index: Index) -> None:
     plan = tree(index, "l", videos=4).plan(0, 1)
     (whole,) = load(index, [plan])
-    parts = [load(index, [plan.share(rank, 2)])[0] for rank in range(2)]
+    parts = [load(index, [shared(plan, rank, 2)])[0] for rank in range(2)]
     assert torch.equal(torch.cat([part.inputs["video"] for part in parts]), whole.inputs["video"])
     assert torch.equal(torch.cat([part.inputs["audio"] for part in parts]), whole.inputs["audio"])
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.composition import Composition, contrast, counts, weight
 from pipeline.errors import UserError
 from pipeline.factors import Contrast, Factor, Weight
+from pipeline.groups import shared
 from pipeline.leaves import MODALITIES, Clip
 from pipeline.notation import parse
 from pipeline.transformations.augmentation import Augment
@@ -143,12 +144,14 @@ def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: 
     plan = plan_of(composition, batch)
     if composition.videos_per_batch % world:
         assume(False)
-    parts = [plan.share(rank, world) for rank in range(world)]
+    parts = [shared(plan, rank, world) for rank in range(world)]
+    leaf = np.concatenate([part.columns["leaf"] for part in parts])
+    assert np.array_equal(np.sort(leaf), np.arange(len(plan)))
     for name, values in plan.columns.items():
-        assert np.array_equal(np.concatenate([part.columns[name] for part in parts]), values)
+        assert np.array_equal(np.concatenate([part.columns[name] for part in parts]), values[leaf])
     for field in ("video", "modality", "start", "frames", "mel_frames", "words", "words_seconds", "turns"):
         joined = np.concatenate([getattr(part.leaves, field) for part in parts])
-        assert np.array_equal(joined, getattr(plan.leaves, field))
+        assert np.array_equal(joined, getattr(plan.leaves, field)[leaf])
     videos = [set(part.leaves.video.tolist()) for part in parts]
     assert sum(map(len, videos)) == composition.videos_per_batch  # no video is on two ranks
 

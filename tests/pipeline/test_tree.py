@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 from pipeline import presets
 from pipeline.errors import UserError
+from pipeline.groups import groups, shared
 from pipeline.leaves import Clip
 from pipeline.transformations.augmentation import EVALUATION, Augmentation
 from pipeline.transformations.base import Source, distinct
@@ -36,24 +39,80 @@ def test_a_plan_depends_on_nothing_but_seed_epoch_and_batch(preset: str) -> None
     assert not same(forwards[0], tree(preset, seed=1).plan(0, 0))
 
 
+FIELDS = ("video", "modality", "start", "frames", "mel_frames")
+
+
+def same_leaves(shares: list[BatchPlan], whole: BatchPlan) -> np.ndarray:
+    """Numbers of the leaves of the ranks' shares, one after another, which hold what those of the whole batch do."""
+    leaf = np.concatenate([share.columns["leaf"] for share in shares])
+    assert np.array_equal(np.sort(leaf), np.arange(len(whole)))  # each is on one rank
+    for name, values in whole.columns.items():
+        assert np.array_equal(np.concatenate([share.columns[name] for share in shares]), values[leaf])
+        for share in shares:
+            assert share.joined is None or np.array_equal(share.joined[name], values[leaf])
+    for name, values in whole.leaves.draws.items():
+        assert np.array_equal(np.concatenate([share.leaves.draws[name] for share in shares]), values[leaf])
+    for name in FIELDS:
+        parts = [getattr(share.leaves, name) for share in shares]
+        assert np.array_equal(np.concatenate(parts), getattr(whole.leaves, name)[leaf])
+    return leaf
+
+
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_ranks_share_the_same_global_plan_in_order(world: int) -> None:
     whole = tree("l").plan(1, 2)
-    shares = [tree("l").plan(1, 2).share(rank, world) for rank in range(world)]
-    for name, values in whole.columns.items():
-        assert np.array_equal(np.concatenate([share.columns[name] for share in shares]), values)
-    for name, values in whole.leaves.draws.items():
-        assert np.array_equal(np.concatenate([share.leaves.draws[name] for share in shares]), values)
-    for name in ("video", "modality", "start", "frames", "mel_frames"):
-        parts = [getattr(share.leaves, name) for share in shares]
-        assert np.array_equal(np.concatenate(parts), getattr(whole.leaves, name))
+    shares = [shared(tree("l").plan(1, 2), rank, world) for rank in range(world)]
+    leaf = same_leaves(shares, whole)
+    assert [share.joined is None for share in shares] == [world == 1] * world
+    for share in shares:
+        for modality in range(2):
+            own = share.columns["leaf"][share.leaves.modality == modality]
+            assert (np.diff(own) > 0).all()  # of each modality in the order of the tree
+        assert (np.diff(share.leaves.modality) >= 0).all()
     videos = [set(share.columns["video"]) for share in shares]
     assert sum(map(len, videos)) == len(set.union(*videos))  # no video is split between ranks
+    assert len(leaf) == len(whole)
+
+
+@pytest.mark.parametrize("preset", ["a", "e", "l", "three"])
+def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(preset: str) -> None:
+    composition = presets.composition(preset, videos_per_batch=16)
+    source = Source(np.arange(40), np.full(40, 100), 30)
+    one = Tree(composition, source, Clip(), 40, seed=3)
+    whole = one.plan(1, 1)
+
+    def members(world: int) -> list[tuple[int, ...]]:
+        shares = [shared(whole, rank, world, norm_leaves=4) for rank in range(world)]
+        same_leaves(shares, whole)
+        found = []
+        for share in shares:
+            assert (np.diff(share.leaves.modality) >= 0).all()
+            for modality in np.unique(share.leaves.modality):
+                own = np.flatnonzero(share.leaves.modality == modality)
+                for places in groups(len(own), 4):
+                    group = share.take(own[places])
+                    assert len(np.unique(group.leaves.video)) == len(group) == 4
+                    found.append((int(modality), *group.columns["leaf"].tolist()))
+        return sorted(found)
+
+    assert members(1) == members(2) == members(4)
+    # of each modality in an order of its own, and another in every batch
+    by_modality = [[group for group in members(1) if group[0] == number] for number in np.unique(whole.leaves.modality)]
+    videos = [[frozenset(whole.leaves.video[list(group[1:])]) for group in of] for of in by_modality]
+    assert all(set(one) != set(other) for one, other in itertools.combinations(videos, 2))
+    tree_order = [frozenset(np.unique(whole.leaves.video)[:4])]
+    assert not set(tree_order) & set(videos[0])
+    with pytest.raises(
+        UserError, match="16 videos per batch do not make whole groups of --norm-leaves 4 for 8 GPUs; .* 2"
+    ):
+        shared(whole, 0, 8, norm_leaves=4)
+    with pytest.raises(UserError, match="of --norm-leaves 5 for 1 GPU; it can be 2, 4, 8, 16, or 0 for the whole"):
+        shared(whole, 0, 1, norm_leaves=5)
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
     with pytest.raises(UserError, match="4 videos per batch cannot be shared by 3 GPUs"):
-        tree().plan(0, 0).share(0, 3)
+        shared(tree().plan(0, 0), 0, 3)
 
 
 def test_an_epoch_takes_every_video_at_most_once_and_epochs_differ() -> None:

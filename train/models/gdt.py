@@ -13,6 +13,7 @@ from pipeline.colour import Pixels
 from pipeline.errors import UserError
 from pipeline.leaves import MODALITIES
 from train.models.audio import AudioResNet
+from train.models.dropout import Dropout
 from train.models.network import Network
 from train.models.r2plus1d import R2Plus1D
 from train.models.text import TextNetwork
@@ -27,18 +28,21 @@ class Head(nn.Module):
         super().__init__()
         self.block_forward = nn.Sequential(
             nn.Identity(),  # here and below, what has no weights in the release but takes a number in the names
-            nn.Dropout(dropout),
+            Dropout(dropout, layer=0),
             nn.Linear(inputs, hidden, bias=False),
             nn.Identity(),
             nn.BatchNorm1d(hidden),
             nn.Identity(),
             nn.ReLU(inplace=True),
-            nn.Dropout(dropout),
+            Dropout(dropout, layer=1),
             nn.Linear(hidden, outputs),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.normalize(self.block_forward(x).float(), dim=1)
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """With `keys` of the leaves, int64 [n], dropout depends on them alone (see `leaf_keys`)."""
+        for layer in self.block_forward:
+            x = layer(x, keys) if isinstance(layer, Dropout) else layer(x)
+        return functional.normalize(x if x.dtype == torch.float64 else x.float(), dim=1)
 
 
 class Trunk(nn.Module, Generic[Base]):
@@ -59,7 +63,8 @@ class VideoTrunk(Trunk[R2Plus1D]):
     def forward(self, x: Pixels | Tensor) -> Tensor:
         if isinstance(x, Pixels):
             device = x.crops.device.type
-            x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32)
+            own = next(self.parameters()).dtype
+            x = x.floats(torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else own)
         return super().forward(x)
 
 
@@ -69,6 +74,7 @@ class GDT(nn.Module):
     def __init__(self, network: Network, modalities: Sequence[str] = ("video", "audio")) -> None:
         super().__init__()
         self.network = n = network
+        self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
             video = R2Plus1D(n.stem, n.stem_middle, n.widths, n.depth, n.slim)
             self.video_network = VideoTrunk(video)
@@ -84,10 +90,10 @@ class GDT(nn.Module):
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def embed(self, modality: str, inputs: Any) -> Tensor:
-        """Leaves of one modality to embeddings: float32 [n, d]."""
+    def embed(self, modality: str, inputs: Any, keys: Tensor | None = None) -> Tensor:
+        """Leaves of one modality to embeddings: float32 [n, d]; `keys` int64 [n] decide about dropout, where given."""
         head = self.get_submodule(f"mlp_{modality[0]}")
-        embeddings: Tensor = head(self.get_submodule(f"{modality}_network")(inputs))
+        embeddings: Tensor = head(self.get_submodule(f"{modality}_network")(inputs), keys)
         return embeddings
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 def factorised(inputs: int, outputs: int, middle: int, stride: int = 1) -> nn.Sequential:
@@ -67,12 +68,23 @@ class R2Plus1D(nn.Module):
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
             inputs = outputs
         self.dim = inputs
+        self.recomputed = 0
+        """Parts, of the stem and the stages in turn, of which training keeps no activations but those that go in: they
+        are made again for the gradient, which is the same."""
+
+    def parts(self) -> list[list[nn.Module]]:
+        """The blocks of the stem and of each stage."""
+        stages = (self.get_submodule(f"layer{number}") for number in range(1, self.stages + 1))
+        return [[self.stem], *(list(stage.children()) for stage in stages)]
 
     def maps(self, x: Tensor) -> Tensor:
         """Clips [n, 3, frames, height, width] to the maps after the last residual block [n, dim, t, h, w]."""
-        x = self.stem(x)
-        for number in range(1, self.stages + 1):
-            x = self.get_submodule(f"layer{number}")(x)
+        for number, part in enumerate(self.parts()):
+            for block in part:
+                if number < self.recomputed and self.training and torch.is_grad_enabled():
+                    x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
+                else:
+                    x = block(x)
         return x
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""Shards made of formulas, without ffmpeg and alike on every machine."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from pipeline.shards.index import mel_sums, write_index
+from pipeline.shards.layout import VideoRecord, write_shard
+from pipeline.word2vec import digest, load
+from tests.conftest import write_word2vec
+
+WORDS = ["left right up down slowly quickly"]
+FRAMES, ROWS, SIZE = 75, 250, 48
+
+
+def draw(folder: Path, videos: int) -> tuple[Path, Path]:
+    """Shards of so many videos: wandering blobs, humming at their pace; and the vectors of their words."""
+    words = folder / "vectors.txt"
+    write_word2vec(words, WORDS, 10)
+    (folder / "scratch").mkdir()
+    y, x = np.mgrid[:SIZE, :SIZE]
+    records, pixels, mels = [], np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
+    for n in range(videos):
+        pace = 1 + n % 4
+        rng = np.random.default_rng(n)
+        # something everywhere: batch norm enlarges the rounding of what hardly varies
+        texture = np.kron(rng.uniform(-70, 70, (SIZE // 4, SIZE // 4, 3)), np.ones((4, 4, 1)))
+        jpegs = []
+        for t in range(FRAMES):
+            angle = 2 * np.pi * (pace * t / FRAMES + n / 12)
+            blob = np.exp(-((x - 24 - 14 * np.cos(angle)) ** 2 + (y - 24 - 14 * np.sin(angle)) ** 2) / 40)
+            frame = np.roll(texture, (t, 2 * n), (0, 1)) + 128 + 100 * blob[..., None] * [1, -1, 0.5]
+            frame = frame.clip(0, 255).astype(np.uint8)
+            file = io.BytesIO()
+            Image.fromarray(frame).save(file, "JPEG", quality=95)
+            jpegs.append(file.getvalue())
+            pixels += [[c.size, int(c.sum()), int((c.astype(np.int64) ** 2).sum())] for c in frame.reshape(-1, 3).T]
+        bands = np.arange(40)[None] / 40
+        bank = (5 * np.sin(2 * np.pi * pace * np.arange(ROWS)[:, None] / ROWS + n + 6 * bands)).astype(np.float32)
+        bank += rng.normal(0, 2, bank.shape).astype(np.float32)
+        mels += mel_sums(bank)
+        (folder / f"{n}.jpeg").write_bytes(b"".join(jpegs))
+        bank.tofile(folder / f"{n}.rows")
+        spoken = np.arange(0, 2.4, 0.3)
+        records.append(
+            VideoRecord(
+                f"v{n:02}", "", "train", "", SIZE, SIZE, 0.0, "", folder / f"{n}.jpeg", np.array(list(map(len, jpegs))),
+                folder / f"{n}.rows", ((np.arange(8) + n) % 6).tolist(), spoken.tolist(), (spoken + 0.2).tolist(),
+            )
+        )  # fmt: skip
+    shards = folder / "shards"
+    shards.mkdir()
+    sums = {"pixel_sums": pixels, "mel_sums": mels}
+    write_shard(shards / "shard-000000.h5", records, [], sums, "content", 40, folder / "scratch")
+    settings = {"fps": 30, "bands": 40, "vocabulary": digest(load(words).index_to_key)}
+    write_index(shards, [shards / "shard-000000.h5"], {"settings": json.dumps(settings)})
+    return shards, words

@@ -1,0 +1,159 @@
+"""The same losses and gradients on any number of ranks and in any chunks, with dropout and batch norm."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from pipeline.colour import Pixels
+from pipeline.groups import shared
+from pipeline.leaves import MODALITIES, Clip
+from pipeline.loader import Batch, Loader
+from pipeline.shards.index import Index
+from tests.train.drawn import draw
+from tests.train.test_checkpoint import DATA
+from train.pretrain import Trainer
+from train.run import leave_without_teardown
+from train.settings import SIZES, Optimization, Pretrain
+
+VIDEOS, STEPS = 8, 5
+PRESETS = ("a", "e", "l", "m")
+Curve = dict[str, torch.Tensor]
+
+
+class Way(NamedTuple):
+    """One of the ways to compute a run."""
+
+    norm_leaves: int
+    chunk_leaves: int = 0
+    recompute: bool = False
+
+
+WAYS = {
+    1: [Way(0), Way(0, recompute=True), Way(2), Way(2, 4), Way(2, 2), Way(2, 2, recompute=True)],
+    2: [Way(0), Way(0, recompute=True), Way(2), Way(2, 2)],
+    4: [Way(0), Way(2), Way(2, 2)],
+}
+"""By the number of ranks."""
+
+
+def settings(shards: Path, preset: str, way: Way) -> Pretrain:
+    base = SIZES["tiny"][1]
+    return replace(
+        base, preset=preset, shards=shards, videos_per_batch=VIDEOS, steps=STEPS, epochs=0, device="cpu", threads=1,
+        precision="float32", clip=Clip(frames=4, stride=6, size=16), norm_leaves=way.norm_leaves,
+        network=replace(base.network, stem=4, stem_middle=4, widths=(4, 8), audio_stem=4, audio_widths=(4, 8),
+                        hidden=32, embedding=16, dropout=0.3),
+        augmentation=replace(base.augmentation, scale=(20, 28)), chunk_leaves=way.chunk_leaves,
+        optimization=Optimization("sgd", rate=1e-3, per_videos=0, warmup_epochs=0),
+    )  # fmt: skip
+
+
+Leaves = dict[str, tuple[torch.Tensor, ...]]
+"""By modality, what the leaves of a batch hold, in the order of the tree."""
+
+
+def loaded(shards: Path, preset: str) -> list[Leaves]:
+    """The leaves of every step."""
+    asked, index = settings(shards, preset, Way(0)), Index.open(shards)
+    found = []
+    with Loader(index, asked.tree(index).plans(0, STEPS), asked.clip, torch.device("cpu")) as loader:
+        for batch in loader:
+            pixels = batch.inputs["video"]
+            leaves = {"video": tuple(x.clone() for x in (pixels.crops, pixels.matrix, pixels.offset))}
+            if "audio" in batch.inputs:
+                leaves["audio"] = (batch.inputs["audio"].double(),)
+            found.append(leaves)
+    return found
+
+
+def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 0, world: int = 1) -> Curve:
+    """Loss and gradient of every step, and the running statistics at the end; in float64, where nothing is by chance.
+
+    In float32 a unit of a ReLU here and there falls on the other side of 0, and the gradient jumps by what it holds.
+    """
+    asked = settings(shards, preset, way)
+    tree = asked.tree(Index.open(shards))
+    trainer = Trainer(asked, tree, DATA, torch.device("cpu"), rank, world)
+    trainer.model.double()
+    trainer.model.video_network.base.recomputed = 2 if way.recompute else 0
+    found: dict[str, list[torch.Tensor]] = {"loss": [], "accuracy": [], "gradient": []}
+    for step, (plan, leaves) in enumerate(zip(tree.plans(0, STEPS), steps, strict=True)):
+        part, inputs = shared(plan, rank, world, way.norm_leaves), {}
+        for modality, held in leaves.items():
+            of_modality = np.flatnonzero(plan.leaves.modality == MODALITIES.index(modality))
+            chosen = np.searchsorted(of_modality, part.columns["leaf"][np.isin(part.columns["leaf"], of_modality)])
+            rows = tuple(values[chosen] for values in held)
+            inputs[modality] = Pixels(*rows) if modality == "video" else rows[0]
+        table, joined = (
+            {name: torch.from_numpy(values) for name, values in columns.items()}
+            for columns in (part.columns, part.joined or part.columns)
+        )
+        figures = trainer.step(step, Batch(inputs, table, joined, part, []))
+        found["loss"].append(figures.loss)
+        found["accuracy"].append(figures.accuracy)
+        found["gradient"].append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
+    state = trainer.model.state_dict()
+    running = torch.cat([value.flatten() for name, value in state.items() if "running" in name])
+    counted = torch.stack([value for name, value in state.items() if "tracked" in name])
+    return {name: torch.stack(values) for name, values in found.items()} | {"running": running, "counted": counted}
+
+
+def _rank(rank: int, folder: str) -> None:
+    """This process as one of 4 ranks, of 2, and alone, as far as it takes part; imports take longer than the runs."""
+    torch.set_num_threads(1)
+    steps = torch.load(f"{folder}/steps.pt", weights_only=True)
+    for world in sorted(WAYS, reverse=True):
+        if rank < world:
+            if world > 1:
+                dist.init_process_group("gloo", init_method=f"file://{folder}/{world}", rank=rank, world_size=world)
+            every = [(preset, way) for preset, way in product(PRESETS, WAYS[world])]
+            curves = [curve(Path(folder, "shards"), steps[preset], preset, way, rank, world) for preset, way in every]
+            torch.save(curves, f"{folder}/{world}-{rank}.pt")
+            if world > 1:
+                dist.barrier()
+                dist.destroy_process_group()
+    leave_without_teardown()
+
+
+@pytest.fixture(scope="module")
+def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, Way, int], Curve]:
+    """By preset, number of ranks, way, and rank."""
+    folder = tmp_path_factory.mktemp("drawn")
+    shards, _ = draw(folder, VIDEOS + 1)
+    torch.save({preset: loaded(shards, preset) for preset in PRESETS}, folder / "steps.pt")
+    found = {}
+    mp.spawn(_rank, (str(folder),), nprocs=max(WAYS))
+    for world in WAYS:
+        for rank in range(world):
+            every = product(PRESETS, WAYS[world])
+            several = torch.load(folder / f"{world}-{rank}.pt", weights_only=True)
+            for (preset, way), one in zip(every, several, strict=True):
+                found[preset, world, way, rank] = one
+    return found
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("norm_leaves", [0, 2])
+def test_ranks_and_chunks_change_no_number(
+    curves: dict[tuple[str, int, Way, int], Curve], preset: str, norm_leaves: int
+) -> None:
+    one = curves[preset, 1, Way(norm_leaves), 0]
+    compared = 0
+    for (name, world, way, rank), other in curves.items():
+        if name == preset and way.norm_leaves == norm_leaves:
+            compared += 1
+            difference = (other["loss"] - one["loss"]).abs().max(), (other["gradient"] - one["gradient"]).abs().max()
+            assert max(difference) < 1e-8, (world, way, rank, difference)
+            assert torch.allclose(other["running"], one["running"], rtol=1e-8, atol=1e-10), (world, way, rank)
+            assert torch.equal(other["counted"], torch.full_like(one["counted"], STEPS))
+            assert torch.equal(other["accuracy"], one["accuracy"])
+    assert compared == (2 + 2 * 2 + 4 if norm_leaves == 0 else 4 + 2 * 2 + 2 * 4)

@@ -1,0 +1,105 @@
+"""What a leaf costs in training: memory of activations and arithmetic, counted on tensors without content.
+
+Tensors on torch's meta device have shapes only, so what autograd keeps for the backward pass and what is multiplied can
+be counted for any size on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from pipeline.leaves import Clip
+from pipeline.sources.text import Words
+from train.models.gdt import GDT
+from train.models.network import Network
+from train.models.r2plus1d import R2Plus1D
+
+WIDE, WIDER = 2, 3
+"""Parts of the video trunk that are recomputed where memory is short: the stem and the first stage, or two stages."""
+_PEAKS = {
+    "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
+    "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
+}  # fmt: skip
+"""Dense TFLOP/s in bfloat16 (float16 where there is none) that makers state, by a part of the device's name."""
+
+
+def memory(
+    network: Network, clip: Clip, bands: int, modalities: Sequence[str], dtype: torch.dtype, recomputed: int = 0
+) -> dict[str, float]:
+    """Bytes that a leaf of each modality keeps for the backward pass at most; `recomputed` as in `R2Plus1D`."""
+    model = GDT(network, modalities).to("meta", dtype)
+    return _more(model, clip, bands, dtype, lambda name, given: _kept(model, name, given, recomputed))
+
+
+def arithmetic(network: Network, clip: Clip, bands: int, modalities: Sequence[str]) -> dict[str, float]:
+    """FLOPs of a leaf of each modality, forward and backward, without what is computed again."""
+    model = GDT(network, modalities).to("meta")
+    return _more(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
+
+
+def peak(device: torch.device) -> float | None:
+    """FLOP/s in bfloat16 that the device's maker states; None where that is not known here."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return next((1e12 * tera for part, tera in _PEAKS.items() if part in name), None)
+
+
+def _more(model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], int]) -> dict[str, float]:
+    """By modality, what a batch of one leaf more has more."""
+    found = {}
+    for modality in model.modalities:
+        few, many = (of(modality, _inputs(model, modality, clip, bands, dtype, n)) for n in (2, 4))
+        found[modality] = (many - few) / 2
+    return found
+
+
+def _inputs(model: GDT, modality: str, clip: Clip, bands: int, dtype: torch.dtype, n: int) -> Any:
+    if modality == "video":
+        return torch.empty(n, 3, clip.frames, clip.size, clip.size, device="meta", dtype=dtype)
+    if modality == "audio":
+        return torch.empty(n, 1, bands, clip.mel_frames, device="meta", dtype=dtype)
+    vectors = torch.empty(n, clip.words, model.text_network.fc1.in_features, device="meta", dtype=dtype)
+    return Words(vectors, vectors[..., 0] > 0, np.zeros((n, clip.words), np.int64))
+
+
+def _kept(model: GDT, modality: str, inputs: Any, recomputed: int) -> int:
+    """Bytes."""
+    kept: dict[int, int] = {}
+    held = []
+    parts: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if not isinstance(tensor, nn.Parameter):
+            held.append(storage)  # so that no other takes its number
+            kept[id(storage)] = storage.nbytes()
+        return tensor
+
+    def before(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        keep(given[0])  # what goes into a part is there in any case
+        parts.append(-sum(kept.values()))
+
+    def after(module: nn.Module, given: Any, made: Tensor) -> None:
+        parts[-1] += sum(kept.values())
+
+    trunk = getattr(model.get_submodule(f"{modality}_network"), "base", None)
+    blocks = [block for part in trunk.parts()[:recomputed] for block in part] if isinstance(trunk, R2Plus1D) else []
+    hooks = [block.register_forward_pre_hook(before) for block in blocks]
+    hooks += [block.register_forward_hook(after) for block in blocks]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.embed(modality, inputs)
+    for hook in hooks:
+        hook.remove()
+    # of the parts that are recomputed there is one at a time
+    return sum(kept.values()) - sum(parts) + max(parts, default=0)
+
+
+def _flops(model: GDT, modality: str, inputs: Any) -> int:
+    with FlopCounterMode(display=False) as counter:
+        model.embed(modality, inputs).sum().backward()
+    return counter.get_total_flops()
