@@ -23,6 +23,7 @@ from pipeline.tree import Tree, sampling_tree
 from pipeline.word2vec import WordVectors
 from train.models.network import Network
 
+CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """What a run writes beside its checkpoint: what it is, a line for every step, and one for every probe."""
 
