@@ -31,6 +31,10 @@ words = $(call flag,--word2vec,$(WORD2VEC))
 protocols = $(if $(PROTOCOLS),--protocols $(PROTOCOLS)) $(if $(FOLDS),--folds $(FOLDS)) --size $(SIZE) \
   $(call flag,--recipe,$(RECIPE)) $(if $(filter command,$(firstword $(origin GPUS))),--side-by-side $(GPUS)) \
   $(call flag,--label,$(LABEL)) $(words)
+# as a job, in several processes on this machine, or in one
+several = $(or $(filter-out 1,$(NODES)),$(SCHEDULER),$(SBATCH))
+job = --nodes $(or $(NODES),1) --gpus $(GPUS) $(call flag,--scheduler,$(SCHEDULER)) $(if $(SBATCH),--sbatch="$(SBATCH)")
+processes = $(if $(several),.submit $(job),$(if $(filter-out 1,$(GPUS)),.launch $(GPUS)))
 cluster = $(call flag,--scheduler,$(SCHEDULER)) $(call flag,--workers,$(WORKERS))
 
 # What each target heeds. A variable that is typed and heeded by none of the targets is refused before anything starts.
@@ -42,7 +46,7 @@ heeds.test :=
 heeds.clean :=
 heeds.preprocess := DATASET SOURCE DRY_RUN WORKERS SCHEDULER WORD2VEC ARGS
 heeds.verify := DATASET FULL WORKERS SCHEDULER ARGS
-heeds.pretrain := DATASET PRESET FACTORS FACTORS_FROM WORD2VEC INIT SIZE GPUS ARGS
+heeds.pretrain := DATASET PRESET FACTORS FACTORS_FROM WORD2VEC INIT SIZE GPUS NODES SCHEDULER SBATCH ARGS
 heeds.eval-ucf := CKPT PRESET PROTOCOLS FOLDS RECIPE LABEL WORD2VEC SIZE GPUS ARGS
 heeds.eval-hmdb := $(heeds.eval-ucf)
 heeds.eval := DATASET FACTORS $(heeds.eval-ucf)
@@ -69,8 +73,8 @@ endif
 
 .PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb embed report show-batch show-tree bench clean
 .SUFFIXES:
-# a check, not a command
-.PHONY: gpus
+# checks, not commands
+.PHONY: gpus nodes
 
 help: ## this list
 	@echo "make <target> [VARIABLE=value ...]"; echo
@@ -96,8 +100,8 @@ preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=
 verify: $(STAMP) ## checks every shard and says what is damaged: DATASET= [FULL=1: decodes every frame]
 	@$(PYTHON) -m preprocess.verify --dataset $(DATASET) $(cluster) $(if $(FULL),--full) $(ARGS)
 
-pretrain: $(STAMP) gpus ## shards to a checkpoint: [DATASET=] [PRESET=l|help | FACTORS="..."] [WORD2VEC=] [INIT=] [SIZE=paper|tiny] [GPUS=1]; again: resumes
-	@$(PYTHON) -m train$(if $(filter-out 1,$(GPUS)),.launch $(GPUS)) $(SIZE) --dataset $(DATASET) $(composition) \
+pretrain: $(STAMP) gpus nodes ## shards to a checkpoint: [DATASET=] [PRESET=l|help | FACTORS="..."] [WORD2VEC=] [INIT=] [SIZE=paper|tiny] [GPUS=1] [NODES=4 SCHEDULER=slurm [SBATCH="--partition=gpu ..."]]; again: resumes
+	@$(PYTHON) -m train$(processes) $(SIZE) --dataset $(DATASET) $(composition) \
 	  $(words) $(call flag,--init,$(INIT)) $(ARGS)
 
 eval: $(STAMP) gpus ## any data set by the paper's protocols: [CKPT=...] [DATASET=] [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
@@ -139,6 +143,9 @@ bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
 
 gpus:
 	@[[ "$(GPUS)" =~ ^[1-9][0-9]*$$ ]] || { echo "error: GPUS is '$(GPUS)'; it must be 1 or more" >&2; exit 2; }
+
+nodes:
+	@[[ "$(or $(NODES),1)" =~ ^[1-9][0-9]*$$ ]] || { echo "error: NODES is '$(NODES)'; it must be 1 or more" >&2; exit 2; }
 
 lint: $(STAMP) ## style and types
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy

@@ -128,8 +128,12 @@ def sampling_tree(
     split: str,
     seed: int,
     say: Callable[[str], None] = lambda _: None,
+    shuffle_shards: int = 0,
 ) -> Tree:
-    """The tree over the videos of a split that are long enough; how many those are is said. UserError if too few."""
+    """The tree over the videos of a split that are long enough; how many those are is said. UserError if too few.
+
+    With `shuffle_shards`, the videos of so many shards at a time are shuffled with each other.
+    """
     sound, text = (name in composition.modalities for name in ("audio", "text"))
     frames = _stretch((clip.frames - 1) * clip.stride, composition.reach)
     starts = index.start_counts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if sound else 0)
@@ -156,11 +160,14 @@ def sampling_tree(
                     f"none of the {int(inside.sum())} videos of {index.folder} ({split}) can be used: "
                     f"{', '.join(left_out)}; {remedy}"
                 )
+    shards = len(np.unique(index.shard[enough]))
     say(
         f"{int(enough.sum())} of {int(inside.sum())} videos of {index.folder} ({split}) used"
         + (f"; {', '.join(left_out)}" if left_out else "")
+        + (f"; shuffled within {shuffle_shards} of {shards} shards at a time" if 0 < shuffle_shards < shards else "")
     )
-    return Tree(composition, Source(np.flatnonzero(enough), starts, index.fps), clip, index.bands, seed)
+    source = Source(np.flatnonzero(enough), starts, index.fps, index.shard, shuffle_shards)
+    return Tree(composition, source, clip, index.bands, seed)
 
 
 def _stretch(last: int, reach: float) -> int:

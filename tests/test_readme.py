@@ -15,6 +15,7 @@ import pytest
 import eval.command
 import preprocess.command
 import train.command
+import train.submit
 from tests.conftest import ROOT, Run
 
 README = (ROOT / "README.md").read_text()
@@ -22,7 +23,8 @@ BLOCKS = [(kind, text) for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", RE
 ONLY_READ = {
     r"^make (demo|test)$": "all of this, and minutes",
     r"GPUS=": "needs GPUs",
-    r"SCHEDULER=|^dask ": "needs other machines; tests/preprocess/test_cluster.py has them",
+    r"SCHEDULER=|^dask ": "needs other machines; tests/preprocess/test_cluster.py, tests/train/test_submit.py",
+    r"^(torchrun|srun|mpirun) ": "needs other machines; tests/train/test_launchers.py has them",
     r"^make eval-": "needs UCF-101 or HMDB-51; tests/eval/test_downstream.py has them",
     r"DATASET=(kinetics|howto100m)": "needs the data set; tests/preprocess/test_datasets.py has them",
     r"fresh": "takes minutes",
@@ -44,6 +46,8 @@ def lines_of(text: str) -> list[str]:
 
 def python_commands(line: str, stamp: Path) -> list[list[str]]:
     """The `python -m` commands that a line starts: a make target's, or its own."""
+    if line.startswith(("torchrun ", "srun ", "mpirun ")):
+        return [shlex.split(line.split(" -m ", 1)[1])]
     if not line.startswith("make "):
         return [shlex.split(line.replace("python -m ", ""))] if line.startswith("python -m ") else []
     made = subprocess.run(
@@ -57,6 +61,8 @@ def python_commands(line: str, stamp: Path) -> list[list[str]]:
 def parsed(command: list[str]) -> None:
     """Settings, or an error about the options."""
     module, *arguments = command
+    if module == "train.submit":
+        module, arguments = "train", train.submit.parsed(arguments)[1]
     if module == "train.launch":
         arguments = arguments[1:]
     if module in ("train", "train.launch"):

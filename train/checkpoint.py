@@ -18,10 +18,10 @@ from pipeline.files import partial_of, publish, require_readable
 from pipeline.shards.index import Index, Statistics
 from train import portable
 from train.models.gdt import GDT, load_weights, modalities_of
-from train.settings import Pretrain, from_json
+from train.settings import CHECKPOINT, Pretrain, from_json
 from train.weights import Foreign, damaged_part, read_foreign
 
-NAME = "checkpoint.pt"
+NAME = CHECKPOINT
 PREVIOUS = "checkpoint.previous.pt"
 """The one before, for the case that the newest is damaged."""
 DAMAGED = "checkpoint.damaged.pt"

@@ -12,6 +12,7 @@ import tyro
 from pipeline import notation, presets
 from pipeline.commandline import Options
 from pipeline.errors import UserError, exit_with_message
+from train.launchers import ranks, require_meeting
 from train.local import told_once
 from train.settings import SIZES, Pretrain, require_one_name
 
@@ -33,8 +34,10 @@ def main() -> None:
 
 
 def _pretrain() -> None:
+    os.environ.update(ranks(os.environ))
     with told_once():
         settings = settings_of(sys.argv[1:])
+        require_meeting(os.environ)
     if settings is None:
         return
     try:

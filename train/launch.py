@@ -2,6 +2,8 @@
 
 They are what `torchrun --standalone --nproc-per-node N -m train` starts. Here they alone speak, and what is wrong with
 the command is said before any of them starts; the exit status is theirs.
+
+Started once on each of several machines, by srun or mpirun, it starts the ranks of its machine.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.errors import UserError, exit_with_message, quiet_until_ready
 from pipeline.supervise import DIES_WITH, WATCHED, from_terminal
+from train.launchers import ranks, require_meeting
 from train.local import require_gpus
 
 
@@ -34,45 +37,66 @@ def _launch() -> None:
     settings = settings_of(arguments)
     if settings is not None:
         require_gpus(int(number), settings.device)
-        sys.exit(run([sys.executable, "-m", "train", *arguments], int(number)))
+        sys.exit(run([sys.executable, "-m", "train", *arguments], int(number), machine=_machine(int(number))))
 
 
-def run(command: Sequence[str], world: int, patience: float = 10.0) -> int:
+def _machine(number: int) -> dict[str, str]:
+    """What this process is told as one of several machines; empty where there is only this one."""
+    found = ranks(os.environ)
+    require_meeting(found)
+    if found and int(found["LOCAL_WORLD_SIZE"]) > 1:
+        raise UserError(
+            f"this command was started {found['LOCAL_WORLD_SIZE']} times on one machine, to start {number} processes "
+            "each time; start it once on each (srun --ntasks-per-node=1), or python -m train once per GPU"
+        )
+    return found
+
+
+def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Mapping[str, str] | None = None) -> int:
     """Start a command in so many ranks, pass signals on to them, and wait; the status of the first that failed.
 
     `patience` is in seconds: the others know of its end where they have met, and are ended where they have not.
+    `machine` says which one this is of several that do so: RANK, WORLD_SIZE, and where all ranks meet.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    port = _free_port()
-    ranks = [_start(command, rank, world, port, before) for rank in range(world)]
+    started = [_start(command, environment, before) for environment in _environments(number, machine or {})]
     status, failed, ending = 0, 0.0, [signal.SIGTERM, signal.SIGKILL]
-    while running := [rank for rank in ranks if rank.poll() is None]:
+    while running := [rank for rank in started if rank.poll() is None]:
         told = signal.sigtimedwait(WATCHED, 1.0)
         if told is not None and told.si_signo != signal.SIGCHLD and not from_terminal(told):
             for rank in running:
                 rank.send_signal(told.si_signo)
         if not status:
-            status = next((rank.returncode for rank in ranks if rank.poll()), 0)
+            status = next((rank.returncode for rank in started if rank.poll()), 0)
             failed = time.monotonic()
         elif time.monotonic() > failed + patience:
             for rank in running:
                 rank.send_signal(ending[0])
             ending, failed = ending[-1:], time.monotonic()
-    status = status or next((rank.returncode for rank in ranks if rank.returncode), 0)
+    status = status or next((rank.returncode for rank in started if rank.returncode), 0)
     return status if status >= 0 else 128 - status
 
 
+def _environments(number: int, machine: Mapping[str, str]) -> list[dict[str, object]]:
+    """What the ranks of this machine are told."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    told = machine or alone
+    first, world = (int(told[name]) * number for name in ("RANK", "WORLD_SIZE"))
+    meeting = {name: told[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    return [
+        {"RANK": first + local, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": number, **meeting}
+        for local in range(number)
+    ]
+
+
 def _start(
-    command: Sequence[str], rank: int, world: int, port: int, mask: set[signal.Signals | int]
+    command: Sequence[str], environment: Mapping[str, object], mask: set[signal.Signals | int]
 ) -> subprocess.Popen[bytes]:
-    environment = {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, DIES_WITH: os.getpid(),
-    }  # fmt: skip
+    told = {name: str(value) for name, value in environment.items()} | {DIES_WITH: str(os.getpid())}
     return subprocess.Popen(
         command,
         # with all cores for each, they would be in each other's way
-        env={"OMP_NUM_THREADS": "1"} | os.environ | {name: str(value) for name, value in environment.items()},
+        env={"OMP_NUM_THREADS": "1"} | os.environ | told,
         preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
     )
 

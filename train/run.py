@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, first_line
 from pipeline.files import write_text
 from train.figures import Report
+from train.launchers import has_own_gpu
 from train.local import require_gpus, told_once
 from train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
 
@@ -34,23 +35,31 @@ def precision(settings: Pretrain, device: torch.device) -> Literal["float32", "b
 
 
 def place(settings: Pretrain) -> tuple[int, int, torch.device]:
-    """Rank, number of ranks, device; joins the process group when started by torchrun."""
+    """Rank, number of ranks, device; joins the process group where a launcher has started several ranks."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
     cuda = torch.cuda.is_available() and settings.device != "cpu"
     rank, world, local = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
-    if world > 1:
+    own_gpu = has_own_gpu(os.environ)
+    if world > 1 and not own_gpu:
         with told_once():
             require_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), settings.device)
-    device = torch.device("cuda", local) if cuda else torch.device("cpu")
+    device = torch.device("cuda", 0 if own_gpu else local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if world > 1 and not dist.is_initialized():
-        dist.init_process_group("nccl" if cuda else "gloo")
+        try:
+            dist.init_process_group("nccl" if cuda else "gloo")
+        except dist.DistError as error:
+            where = ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
+            raise UserError(
+                f"rank {rank} does not meet the others at {where} ({first_line(error)}); see that all {world} were "
+                "started and can reach it, or set MASTER_PORT to another port"
+            ) from error
     return rank, world, device
 
 

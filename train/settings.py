@@ -23,6 +23,7 @@ from pipeline.tree import Tree, sampling_tree
 from pipeline.word2vec import WordVectors
 from train.models.network import Network
 
+CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """What a run writes beside its checkpoint: what it is, a line for every step, and one for every probe."""
 
@@ -60,7 +61,7 @@ class Pretrain:
     """Pretrain on shards; run again with the same settings to go on where it stopped."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "data": ("dataset", "shards", "split", "word2vec"),
+        "data": ("dataset", "shards", "split", "shuffle_shards", "word2vec"),
         "composition": ("preset", "factors", "factors_from", "factors_digest"),
         "schedule": ("videos_per_batch", "norm_leaves", "epochs", "steps", "temperature", "seed"),
         "run": (
@@ -84,6 +85,10 @@ class Pretrain:
     """Folder of its shards; default data/shards/<dataset>."""
     split: str = "train"
     """Which videos to learn from."""
+    shuffle_shards: int = 0
+    """Shards N whose videos are shuffled with each other, for slow disks: an epoch then reads N shards at a time, in
+    random order, each in one stretch. Two videos of one of S shards meet in a batch S/N times as often as with 0, which
+    shuffles all videos; 1/N of the videos that one is compared with, and not 1/S, are of its own shard."""
     preset: str = "l"
     """Row of the paper's table 1, or another name of --preset help."""
     factors: str = ""
@@ -167,6 +172,8 @@ class Pretrain:
                 f"--epochs is {self.epochs} and --steps is {self.steps}; "
                 "set one of them to 1 or more and the other to 0"
             )
+        if self.shuffle_shards < 0:
+            raise UserError(f"--shuffle-shards is {self.shuffle_shards}; it must be 0, for all of them, or more")
         if self.probe_every < 0 or self.probe_videos < 2:
             raise UserError("--probe-every must be 0 or more, and --probe-videos 2 or more")
         if (self.norm_leaves or 0) < 0 or self.norm_leaves == 1:
@@ -217,7 +224,7 @@ class Pretrain:
 
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
         """The sampling tree over these shards; how many of their videos it uses is said. UserError if too few."""
-        return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say)
+        return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say, self.shuffle_shards)
 
     def words(self, index: Index) -> WordVectors | None:
         """The word vectors of these shards, where words are a modality. UserError where they are not to be had."""
@@ -290,7 +297,7 @@ BEFORE: dict[str, Any] = {
     "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
     "network.text_width": 2048, "loading.damaged": "stop",
     "probe_every": 0, "probe_videos": 256, "probe_split": "", "norm_leaves": 0, "chunk_leaves": 0,
-    "wandb": "", "profile": 0,
+    "wandb": "", "profile": 0, "shuffle_shards": 0,
 }  # fmt: skip
 """What runs did before there was a setting, for settings that the first checkpoints do not hold.
 

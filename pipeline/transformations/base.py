@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.leaves import Leaves
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
     """What there is to draw from."""
 
@@ -22,6 +22,10 @@ class Source:
     """How many start frames each video of the index offers, from frame 0 on: int64 [n_index]."""
     fps: int
     """Stored frames per second."""
+    shards: np.ndarray | None = None
+    """The shard of each video of the index: int64 [n_index]. Needed where `window` is above 0."""
+    window: int = 0
+    """Shards whose videos are shuffled with each other; 0 for all."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ FIRST = """
 
 OTHER = Pretrain(
     dataset="mine", shards=Path("/else where/é"), split="val", factors="video:d freeze:d:2", factors_from=Path("no.py"),
-    factors_digest="0123", word2vec=Path("no.bin"), init=Path("no.pt"),
+    factors_digest="0123", shuffle_shards=4, word2vec=Path("no.bin"), init=Path("no.pt"),
     out=Path("run"), videos_per_batch=6, epochs=0, steps=9, temperature=0.5, seed=7,
     clip=Clip(5, 6, 64, 98, 17, 2.5),
     augmentation=Augmentation((90, 99), True, 0.25, 0.1, 0.2, 0.3, 0.15, 0.05, 4, 5),

@@ -1,0 +1,266 @@
+"""Jobs of SLURM: submitted, stopped before their time is up, queued again, and gone on with.
+
+`sbatch`, `srun` and `scontrol` are stand-ins that start the job script and its tasks on this machine, with variables
+that SLURM sets: SLURM itself is what is not tested.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import Run
+from tests.test_mistakes import make, sentence, tiny
+
+SBATCH = """#!/bin/bash
+# Keeps the options and the script, and starts it once somebody has seen to that
+printf '%s\\n' "$@" >{state}/options
+[[ " $* " == *" --partition=nowhere "* ]] && {{ echo "sbatch: error: invalid partition: nowhere" >&2; exit 1; }}
+cat >{state}/script
+env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH" setsid {state}/bin/started >/dev/null 2>&1 &
+echo "7;cluster"
+"""
+STARTED = """#!/bin/bash
+# What a node does with the job
+export SLURM_JOB_ID=7 SLURM_JOB_NODELIST=localhost,other SLURM_NNODES=2 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0
+log=$(sed -n s/--output=//p {state}/options | sed 's/%%/%/g; s/%j/7/')
+bash {state}/script >>"$log" 2>&1
+echo $? >>{state}/ended
+"""
+SRUN = """#!/bin/bash
+# Two machines, which are this one
+echo "$@" >>{state}/steps
+while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && tasks=${{1#*=}}; shift; done
+for ((task = 0; task < tasks; task++)); do
+    SLURM_STEP_ID=0 SLURM_STEP_NUM_TASKS=$tasks SLURM_STEP_NODELIST=localhost,other \\
+        SLURM_STEP_TASKS_PER_NODE="1(x$tasks)" SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 "$@" &
+    pids+=($!)
+done
+echo "${{pids[@]}}" >{state}/tasks
+status=0
+for pid in "${{pids[@]}}"; do
+    wait "$pid"; code=$?
+    ((code > status)) && status=$code
+done
+exit $status
+"""
+SCONTROL = """#!/bin/bash
+echo "$@" >>{state}/requeued
+[ -e {state}/full ] && exit 1
+setsid {state}/bin/started >/dev/null 2>&1 &
+"""
+
+
+class Cluster:
+    """Two machines that are this one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "slurm"
+        (self.folder / "bin").mkdir(parents=True)
+        scripts = {"sbatch": SBATCH, "started": STARTED, "srun": SRUN, "scontrol": SCONTROL}
+        for name, text in scripts.items():
+            path = self.folder / "bin" / name
+            path.write_text(text.format(state=self.folder))
+            path.chmod(0o755)
+        self.path = f"{self.folder}/bin:{os.environ['PATH']}"
+
+    def lines(self, name: str) -> list[str]:
+        path = self.folder / name
+        return path.read_text().splitlines() if path.is_file() else []
+
+    def send(self, number: int) -> None:
+        """A signal to the tasks, as SLURM does it."""
+        for pid in self.lines("tasks")[-1].split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), number)
+
+    def wait(self, ends: int) -> list[str]:
+        """Until the job script has ended so often; the statuses."""
+        wait_until(lambda: len(self.lines("ended")) >= ends)
+        return self.lines("ended")
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    there = Cluster(tmp_path)
+    yield there
+    if there.lines("tasks"):
+        there.send(signal.SIGKILL)
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def submit(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
+    """A job of two machines with a rank each."""
+    name, *arguments = tiny(shards, run, "--device", "cpu", *more)
+    return (f"{name}.submit", "--nodes", 2, "--scheduler", "slurm", *arguments)
+
+
+def losses(run: Path) -> list[float]:
+    path = run / "metrics.jsonl"
+    return [json.loads(line)["loss"] for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def test_a_job_is_stopped_before_its_time_is_up_and_goes_on_with_the_same_losses(
+    command: Run, shards: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    run, straight, steps = tmp_path / "a run", tmp_path / "straight", 40
+    done = command(*submit(shards, run, "--steps", steps), PATH=cluster.path)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    said = done.stdout.splitlines()
+    assert said[0].startswith("job 7 is submitted: 2 processes, 1 on each machine; it is queued again where its time")
+    assert said[1:] == [f"  tail -F {shlex.quote(f'{run}/slurm-7.log')}", "  squeue --job 7", "  scancel 7"]
+    wait_until(lambda: len(losses(run)) > 2)
+    cluster.send(signal.SIGUSR1)
+    first, *_ = cluster.wait(1)
+    assert first == str(128 + signal.SIGUSR1) and cluster.lines("requeued") == ["requeue 7"]
+    assert cluster.wait(2)[1] == "0"
+    starts = [start["step"] for start in json.loads((run / "run.json").read_text())]
+    assert starts[0] == 0 and 2 < starts[1] < steps and len(starts) == 2
+    log = (run / "slurm-7.log").read_text()  # of both starts
+    assert f"stopped after step {starts[1]} of {steps}; the same command goes on from there" in log
+    assert "job 7 was told to stop; it is queued again, and goes on from its checkpoint" in log
+    assert f"the trained model is in {run}/checkpoint.pt" in log and "rror" not in log
+    assert len(cluster.lines("requeued")) == 1 and len(cluster.lines("steps")) == 2
+    once = tiny(shards, straight, "--device", "cpu", "--steps", steps)[1:]
+    done = command("train.launch", 2, *once)
+    assert done.returncode == 0, done.stderr
+    assert losses(run) == losses(straight) and len(losses(run)) == steps
+    assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == steps
+
+
+@pytest.mark.parametrize(
+    ("more", "stop", "status", "said"),
+    [
+        (("--optimization.rate", 1e9), False, "2", "error: the loss is nan at step"),  # it has failed
+        pytest.param(("--steps", 4000), signal.SIGTERM, "143", "stopped after step", marks=pytest.mark.slow),  # scancel
+    ],
+)
+def test_a_job_that_was_not_told_to_stop_is_not_queued_again(
+    command: Run, shards: Path, cluster: Cluster, tmp_path: Path, more: tuple[object, ...], stop: int, status: str,
+    said: str,
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    done = command(*submit(shards, run, "--steps", 4, *more), PATH=cluster.path)
+    assert done.returncode == 0, done.stderr
+    if stop:
+        wait_until(lambda: losses(run))
+        cluster.send(stop)
+    assert cluster.wait(1) == [status]
+    assert said in (run / "slurm-7.log").read_text()
+    assert not cluster.lines("requeued")
+
+
+def test_a_job_that_would_be_stopped_there_for_ever_is_not_queued_again(
+    command: Run, shards: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert command(*submit(shards, run, "--steps", 4000), PATH=cluster.path).returncode == 0
+    wait_until(lambda: cluster.lines("tasks"))
+    cluster.send(signal.SIGUSR1)  # while they start
+    assert cluster.wait(1) == ["138"]
+    assert "told to stop before the first checkpoint; give the job more time" in (run / "slurm-7.log").read_text()
+    assert not cluster.lines("requeued")
+
+
+def test_a_job_that_cannot_be_queued_again_says_so(
+    command: Run, shards: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    (cluster.folder / "full").touch()
+    assert command(*submit(shards, run, "--steps", 4000), PATH=cluster.path).returncode == 0
+    wait_until(lambda: losses(run))
+    cluster.send(signal.SIGUSR1)
+    assert cluster.wait(1) == ["138"]
+    said = (run / "slurm-7.log").read_text()
+    assert "error: job 7 is not queued again; the command that submitted it goes on from here" in said
+
+
+def test_what_sbatch_is_told(command: Run, shards: Path, cluster: Cluster, tmp_path: Path) -> None:
+    (cluster.folder / "bin" / "started").write_text("#!/bin/sh\n")
+
+    def options(*more: object, device: str = "auto", **environment: str) -> list[str]:
+        arguments = (*submit(shards, tmp_path / "100%", *more, "--device", device), "--gpus", 8)
+        done = command(*arguments, PATH=cluster.path, **environment)
+        assert done.returncode == 0, done.stderr
+        return cluster.lines("options")
+
+    plain = options()
+    assert plain[:6] == [
+        "--parsable", "--nodes=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--requeue", "--open-mode=append",
+    ]  # fmt: skip
+    assert plain[6] == f"--output={tmp_path}/100%%/slurm-%j.log"
+    name, *rest = plain[7:]
+    assert name.startswith("--job-name=100%-")
+    assert rest == ["--dependency=singleton", "--signal=USR1@300", "--gres=gpu:8"]
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in (script := (cluster.folder / "script").read_text())
+    assert " -m train.launch 8 tiny --shards " in script
+    assert options(device="cpu") == plain[:-1]
+    assert options(SBATCH_SIGNAL="USR1@60") == [*plain[:-2], plain[-1]]
+    assert options(SBATCH_GPUS_PER_NODE="h100:8") == plain[:-1]
+    typed = options("--sbatch=--partition=gpu --gpus-per-node=h100:8 --comment='a b'")
+    assert typed == [*plain[:-1], "--partition=gpu", "--gpus-per-node=h100:8", "--comment=a b"]
+
+
+def test_mistakes_are_said_before_anything_is_submitted(
+    command: Run, shards: Path, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    job = submit(shards, run)
+
+    def said(*arguments: object, path: str = cluster.path) -> str:
+        return sentence(command(*arguments, PATH=path))
+
+    assert said(*job, path="/usr/bin:/bin") == (
+        "SCHEDULER=slurm needs SLURM's commands, and there is no sbatch on this machine"
+    )
+    assert said(*job, "--sbatch=--partition=nowhere") == (
+        "sbatch refuses the job (invalid partition: nowhere); SBATCH= has its options"
+    )
+    assert said(*job, "--sbatch=--comment='a").startswith('SBATCH is "--comment=\'a", which are no words for a shell')
+    assert said(*submit(tmp_path / "nowhere", run)).startswith("there are no shards in")
+    assert "there is no preset 'z'" in said(*submit(shards, run, "--preset", "z"))
+    assert "takes 99 videos but only 24 can be used" in said(*submit(shards, run, "--videos-per-batch", 99))
+    assert said("train.submit", "--nodes", 0, "tiny") == "--nodes is 0; it must be 1 or more"
+    assert said("train.submit", "--scheduler", "pbs", "tiny").startswith(
+        "SCHEDULER is 'pbs'; pretraining is submitted to"
+    )
+    assert said("train.submit", "--sbatch=-p gpu", "tiny") == "SBATCH has no effect without SCHEDULER=slurm"
+    assert said("train.submit", "--nodes", 4, "--gpus", 8, "tiny", "--preset", "e", "--out", "a b") == (
+        "NODES=4 needs SCHEDULER=slurm, which submits a job; with no scheduler, type this on each machine, with "
+        "--node-rank 0 to 3, and the first one's name and a free port: torchrun --nnodes 4 --node-rank 0 "
+        "--rdzv-endpoint host:port --nproc-per-node 8 -m train tiny --preset e --out 'a b' (srun and mpirun start "
+        "python -m train as it is, once per GPU)"
+    )
+    assert not run.exists() and not cluster.lines("script")
+
+
+def test_what_make_submits(tmp_path: Path) -> None:
+    def made(*typed: str) -> str:
+        return make("pretrain", "SIZE=tiny", *typed, stamp=tmp_path / "stamp").stdout.strip()
+
+    rest = "tiny --dataset synthetic --preset l"
+    assert made() == made("NODES=1") == f"-m train {rest}"
+    slurm = made("NODES=4", "GPUS=8", "SCHEDULER=slurm", "SBATCH=--partition=gpu --mem=0", "ARGS=--seed 1")
+    assert (
+        slurm
+        == f"-m train.submit --nodes 4 --gpus 8 --scheduler slurm --sbatch=--partition=gpu --mem=0 {rest} --seed 1"
+    )
+    assert made("SCHEDULER=slurm") == f"-m train.submit --nodes 1 --gpus 1 --scheduler slurm {rest}"
+    assert made("NODES=2") == f"-m train.submit --nodes 2 --gpus 1 {rest}"
+    wrong = make("pretrain", "NODES=x", stamp=tmp_path / "stamp").stderr
+    assert wrong.startswith("error: NODES is 'x'; it must be 1 or more")
