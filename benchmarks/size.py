@@ -15,12 +15,10 @@ from math import prod
 import torch
 import tyro
 from tabulate import tabulate
-from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline import presets
-from train.models.gdt import GDT
-from train.settings import SIZES, Pretrain
+from train.cost import WIDE, WIDER, arithmetic, memory
+from train.settings import SIZES
 
 _GIB = 2**30
 
@@ -43,66 +41,22 @@ class Size:
     """Share of it that is reached; assumed."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of one leaf, forward and backward."""
-
-    bytes: float
-    """Kept for the backward pass, in bfloat16."""
-    flops: float
-
-
-def cost(network: nn.Module, leaf: Tensor, leaves: int = 4) -> Cost:
-    """Of one of some leaves of a batch: what a larger batch has more."""
-    kept: dict[int, int] = {}
-    held = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if not isinstance(tensor, nn.Parameter):
-            held.append(storage)  # so that no other takes its number
-            kept[id(storage)] = storage.nbytes()
-        return tensor
-
-    def total(n: int) -> tuple[int, int]:
-        kept.clear()
-        batch = leaf.expand(n, *leaf.shape[1:]).clone()
-        counter = FlopCounterMode(display=False)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), counter:
-            network(batch).sum().backward()
-        return sum(kept.values()), counter.get_total_flops()
-
-    (few, some), (many, more) = total(leaves), total(2 * leaves)
-    return Cost((many - few) / leaves, (more - some) / leaves)
-
-
-def costs(settings: Pretrain) -> dict[str, Cost]:
-    """By modality."""
-    model = GDT(settings.network).to("meta", torch.bfloat16)
-    clip = settings.clip
-    leaf = {
-        "video": torch.empty(1, 3, clip.frames, clip.size, clip.size, device="meta", dtype=torch.bfloat16),
-        "audio": torch.empty(1, 1, 40, clip.mel_frames, device="meta", dtype=torch.bfloat16),
-    }
-    return {
-        name: cost(nn.Sequential(model.get_submodule(f"{name}_network"), model.get_submodule(f"mlp_{name[0]}")), inputs)
-        for name, inputs in leaf.items()
-    }
-
-
 def table(settings: Size) -> str:
     """A row per preset."""
-    of = costs(SIZES["paper"][1])
+    paper = SIZES["paper"][1]
+    of = (paper.network, paper.clip, 40, ("video", "audio"))
+    kept = [memory(*of, torch.bfloat16, recomputed) for recomputed in (0, WIDE, WIDER)]
+    flops_of = arithmetic(*of)
     rows = []
     for name in settings.presets:
         composition = presets.composition(name, videos_per_batch=settings.videos_per_batch)
         clips = composition.clips_per_video
         leaves = {"video": clips, "audio": prod(factor.k for factor in composition.factors[1:]) - clips}
-        memory = sum(of[modality].bytes * n for modality, n in leaves.items()) * settings.videos_per_batch / _GIB
-        flops = sum(of[modality].flops * n for modality, n in leaves.items()) * settings.videos * settings.epochs
+        bytes_ = sum(kept[0][modality] * n for modality, n in leaves.items()) * settings.videos_per_batch / _GIB
+        flops = sum(flops_of[modality] * n for modality, n in leaves.items()) * settings.videos * settings.epochs
         days = flops / (settings.peak * 1e12 * settings.share) / 86_400
-        rows.append([name, clips * settings.videos_per_batch, f"{memory:.0f}", f"{memory / 8:.0f}",
-                     f"{memory / 64:.1f}", f"{flops:.1e}", f"{days:.1f}", f"{days / 8 * 24:.1f}"])  # fmt: skip
+        rows.append([name, clips * settings.videos_per_batch, f"{bytes_:.0f}", f"{bytes_ / 8:.0f}",
+                     f"{bytes_ / 64:.1f}", f"{flops:.1e}", f"{days:.1f}", f"{days / 8 * 24:.1f}"])  # fmt: skip
     heads = [
         "preset",
         "clips per step",
@@ -113,8 +67,12 @@ def table(settings: Size) -> str:
         "days on 1",
         "hours on 8",
     ]
-    each = ", ".join(f"{name} {c.bytes / 2**20:.0f} MiB and {c.flops / 1e9:.0f} GFLOPs" for name, c in of.items())
-    return f"per leaf, forward and backward: {each}\n\n{tabulate(rows, heads, disable_numparse=True)}"
+    each = ", ".join(f"{name} {kept[0][name] / 2**20:.0f} MiB and {f / 1e9:.0f} GFLOPs" for name, f in flops_of.items())
+    again = " and ".join(f"{of_leaf['video'] / 2**20:.0f}" for of_leaf in kept[1:])
+    return (
+        f"per leaf, forward and backward: {each}; video {again} MiB where one or two stages are computed twice\n\n"
+        f"{tabulate(rows, heads, disable_numparse=True)}"
+    )
 
 
 if __name__ == "__main__":

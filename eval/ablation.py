@@ -128,6 +128,8 @@ def _run(
         "train", settings.size, "--dataset", settings.dataset, "--shards", str(shards), "--preset", name,
         "--seed", str(seed), "--out", str(folder), "--videos-per-batch", str(pretraining.videos_per_batch),
     ]  # fmt: skip
+    if settings.norm_leaves is not None:
+        train += ["--norm-leaves", str(settings.norm_leaves)]
     if settings.steps:
         train += ["--steps", str(settings.steps)]
     if settings.word2vec and "text" in presets.modalities(name):
@@ -153,7 +155,10 @@ def _pretraining(settings: Ablation, shards: Path, name: str, seed: int) -> Pret
     base = SIZES[settings.size][1]
     videos = settings.clips_per_step // composition(name).clips_per_video
     base = replace(base, steps=settings.steps, epochs=0) if settings.steps else base
-    return replace(base, dataset=settings.dataset, shards=shards, preset=name, seed=seed, videos_per_batch=videos)
+    return replace(
+        base, dataset=settings.dataset, shards=shards, preset=name, seed=seed, videos_per_batch=videos,
+        norm_leaves=settings.norm_leaves,
+    )  # fmt: skip
 
 
 def _label(preset: str) -> str:

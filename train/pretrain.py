@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
 import sys
 import time
 import zlib
@@ -23,26 +21,27 @@ from tqdm import tqdm
 
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.files import is_full
-from pipeline.groups import require_groups, shared
+from pipeline.groups import shared
 from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index, fingerprint
 from pipeline.shards.reader import DamagedVideo
 from pipeline.tree import Tree
 from train import checkpoint
 from train.checkpoint import Data, load_model
-from train.cost import arithmetic, memory, peak
+from train.cost import arithmetic, peak
 from train.crossmodal import Probe
 from train.figures import Report, Reports
-from train.fitting import Fit, fit, room
+from train.kernels import Kernels
 from train.models.gdt import GDT, load_weights
 from train.norm import synchronised
+from train.preparing import prepared
 from train.provenance import Provenance, Start, record
 from train.ranks import require_alike, watched
 from train.resuming import require_same_run
 from train.run import Log, StopSignal, Trace, place, precision, what_next
 from train.saving import Saver
 from train.schedule import Schedule
-from train.settings import BEFORE, Pretrain, flags, to_json
+from train.settings import Pretrain, flags, to_json
 from train.step import Figures, Gradient, How
 from train.tensors import raw
 
@@ -85,8 +84,11 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         "start all of them with the same command, the same software and the same shards",
     )
     state, wrong = checkpoint.read_newest(settings.run_folder)
-    settings, way = fitted(settings, tree, state, device, world)
-    trainer = Trainer(settings, tree, Data(data, index.statistics, said), device, rank, world, way.recomputed)
+    plan = prepared(settings, tree.composition, tree.bands, state, device, world, say, trial=device.type != "cpu")
+    settings, way = plan.settings, plan.fit
+    trainer = Trainer(
+        settings, tree, Data(data, index.statistics, said), device, rank, world, plan.kernels, way.recomputed
+    )
     first = trainer.resume(state, wrong)
     if first == 0 and start is not None:
         fresh = start.foreign.fresh if start.foreign else ()
@@ -170,38 +172,12 @@ def _silent(text: str) -> None:
     """What the first rank says for all."""
 
 
-def fitted(
-    settings: Pretrain, tree: Tree, state: Mapping[str, Any] | None, device: torch.device, world: int
-) -> tuple[Pretrain, Fit]:
-    """The settings with the groups of the run, chosen where it begins and kept where it goes on, and how they fit.
-
-    Raises UserError where the ranks cannot have whole groups.
-    """
-    if settings.norm_leaves is None and state is not None:
-        begun = json.loads(state["settings"]).get("norm_leaves", BEFORE["norm_leaves"])
-        settings = replace(settings, norm_leaves=begun)
-    require_groups(settings.videos_per_batch, settings.norm_leaves or 0, world)
-    numbers = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
-    composition = tree.composition
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in GDT(settings.network, composition.modalities).parameters())
-    free = torch.tensor(room(device), dtype=torch.float64)
-    if device.type == "cpu":
-        free /= int(os.environ.get("LOCAL_WORLD_SIZE", world))
-    if world > 1:
-        free = free.to(device)
-        dist.all_reduce(free, dist.ReduceOp.MIN)
-    memory_of = partial(memory, settings.network, settings.clip, tree.bands, composition.modalities, numbers)
-    way = fit(settings, composition, world, parameters, free.item(), memory_of)
-    return replace(settings, norm_leaves=way.norm_leaves, chunk_leaves=way.chunk_leaves), way
-
-
 class Trainer:
     """Model, optimiser and schedule of one run."""
 
     def __init__(
         self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1,
-        recomputed: int = 0,
+        kernels: Kernels | None = None, recomputed: int = 0,
     ) -> None:  # fmt: skip
         """`recomputed` are parts of the video trunk, as in `R2Plus1D`."""
         self.settings, self.device, self.rank, self.world = settings, device, rank, world
@@ -214,26 +190,24 @@ class Trainer:
         self._damaged = False
         torch.manual_seed(settings.seed)
         model = GDT(settings.network, tree.composition.modalities).to(device)
-        for module in model.modules():
-            if isinstance(module, torch.nn.Conv3d):  # the layout of pixels, and the faster one
-                module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         if world > 1 and not settings.norm_leaves:
             synchronised(model, device)
         if "video" in model.modalities:
             model.video_network.base.recomputed = recomputed
-        self.model = model
         numbers = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+        (kernels or Kernels(numbers)).apply(model)
+        self.model = model
         how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.norm_leaves or 0,
                   settings.chunk_leaves)  # fmt: skip
         self.gradient = Gradient(model, how, world, tqdm.write)
-        o = settings.optimization
+        o, fused = settings.optimization, device.type == "cuda" or None
         if o.method == "sgd":
             self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                model.parameters(), o.rate, o.momentum, weight_decay=o.weight_decay
+                model.parameters(), o.rate, o.momentum, weight_decay=o.weight_decay, fused=fused
             )
         else:
             self.optimizer = torch.optim.AdamW(
-                model.parameters(), o.rate, (o.momentum, 0.999), weight_decay=o.weight_decay
+                model.parameters(), o.rate, (o.momentum, 0.999), weight_decay=o.weight_decay, fused=fused
             )
 
     def step(self, step: int, batch: Batch) -> Figures:

@@ -49,6 +49,7 @@ def place(settings: Pretrain) -> tuple[int, int, torch.device]:
     device = torch.device("cuda", 0 if own_gpu else local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+        torch.backends.cudnn.benchmark = True  # shapes stay the same from step to step
     if settings.threads:
         torch.set_num_threads(settings.threads)
     if world > 1 and not dist.is_initialized():

@@ -69,6 +69,7 @@ class Pretrain:
             "init",
             "device",
             "precision",
+            "compile",
             "threads",
             "chunk_leaves",
             "checkpoint_minutes",
@@ -137,6 +138,8 @@ class Pretrain:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the networks (the loss is always float32); auto takes bfloat16 on GPUs and float32 on CPUs, where
     torch 2.13's bfloat16 convolutions were seen to return NaN for finite inputs."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Whether torch.compile fuses what lies between the convolutions of the video network; auto does so on GPUs."""
     threads: int = 0
     """CPU threads of one process for the network; 0 leaves it to torch."""
     checkpoint_minutes: float = 10.0
@@ -297,7 +300,7 @@ BEFORE: dict[str, Any] = {
     "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
     "network.text_width": 2048, "loading.damaged": "stop",
     "probe_every": 0, "probe_videos": 256, "probe_split": "", "norm_leaves": 0, "chunk_leaves": 0,
-    "wandb": "", "profile": 0, "shuffle_shards": 0,
+    "wandb": "", "profile": 0, "compile": "auto", "shuffle_shards": 0,
 }  # fmt: skip
 """What runs did before there was a setting, for settings that the first checkpoints do not hold.
 

@@ -19,7 +19,7 @@ class Ablation:
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "shards", "word2vec"),
-        "pretraining": ("rows", "seeds", "size", "clips_per_step", "steps"),
+        "pretraining": ("rows", "seeds", "size", "clips_per_step", "norm_leaves", "steps"),
         "evaluation": ("query_split", "gallery_per_class", "clips"),
         "run": ("out", "side_by_side"),
     }
@@ -39,6 +39,8 @@ class Ablation:
     """Size of networks, clips and schedule."""
     clips_per_step: int = 64
     """Video clips in a batch, the same for every row: rows with more leaves per video take fewer videos."""
+    norm_leaves: int | None = None
+    """Leaves of one modality over which batch norm takes its statistics, as in pretraining; 0 is the whole batch."""
     steps: int = 0
     """Training steps of every run; 0 takes the size's own."""
     query_split: str = "test"

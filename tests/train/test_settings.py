@@ -41,7 +41,7 @@ OTHER = Pretrain(
     loading=Loading(3, 2, 7, 5, "skip"),
     device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, norm_leaves=3,
     chunk_leaves=6,
-    probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4,
+    probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4, compile="on",
 )  # fmt: skip
 """No value is a default. The file of factors and, on most machines, the GPU are not there."""
 

@@ -1,0 +1,254 @@
+"""How a batch is made to fit, which kernels compute it, and what happens where memory runs out all the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import train.kernels
+import train.preparing
+from pipeline.errors import UserError
+from pipeline.groups import shared
+from pipeline.loader import Loader
+from pipeline.shards.index import Index
+from tests.train.drawn import draw
+from tests.train.test_checkpoint import DATA
+from train.cost import WIDE, WIDER, arithmetic, memory
+from train.fitting import Fit, fit, room
+from train.kernels import Kernels, first_right, ways
+from train.models.gdt import GDT
+from train.preparing import prepared
+from train.pretrain import Trainer
+from train.settings import SIZES, Optimization, Pretrain, from_json, to_json
+
+PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
+GIB = 2**30
+CPU = torch.device("cpu")
+SMALL = replace(
+    TINY, preset="l", videos_per_batch=4, steps=3, device="cpu", precision="float32", threads=1,
+    network=replace(TINY.network, dropout=0.3),
+    optimization=Optimization("sgd", rate=1e-3, per_videos=0, warmup_epochs=0),
+)  # fmt: skip
+
+
+def kept(recomputed: int) -> dict[str, float]:
+    """About what a leaf of the paper's networks keeps in bfloat16."""
+    return {"video": {0: 450, WIDE: 261, WIDER: 179}[recomputed] * 2**20, "audio": 0.7 * 2**20}
+
+
+def fitted(world: int, gib: float, **changes: object) -> Fit:
+    settings = replace(PAPER, **changes)
+    return fit(settings, settings.composition, world, 47_000_000, gib * GIB, kept)
+
+
+def test_the_whole_batch_where_it_fits_else_groups_as_large_as_fit() -> None:
+    found = {
+        (preset, world, gib): (one.norm_leaves, one.chunk_leaves, one.recomputed)
+        for preset, world, gib in (("e", 8, 78), ("l", 8, 139), ("l", 8, 78), ("l", 1, 78), ("e", 1, 22))
+        for one in [fitted(world, gib, preset=preset)]
+    }
+    assert found == {
+        ("e", 8, 78): (0, 0, 0),
+        ("l", 8, 139): (0, 0, 0),
+        ("l", 8, 78): (0, 0, WIDER),
+        ("l", 1, 78): (256, 256, WIDER),
+        ("e", 1, 22): (64, 64, WIDER),
+    }
+    for world in (1, 2, 4, 8, 64):
+        for gib in (16, 24, 40, 80, 141):
+            for preset in "ael":
+                one = fitted(world, gib * 0.93, preset=preset)
+                assert one.needed <= 0.85 * one.room, (world, gib, preset)  # every GPU of today trains every row
+                assert (512 // world) % (one.norm_leaves or 1) == 0 and one.chunk_leaves % (one.norm_leaves or 1) == 0
+
+
+def test_what_is_asked_for_is_kept_to() -> None:
+    assert fitted(1, 78, norm_leaves=32).norm_leaves == 32
+    asked = fitted(1, 78, norm_leaves=32, chunk_leaves=64)
+    assert (asked.norm_leaves, asked.chunk_leaves) == (32, 64)
+    assert fitted(1, 78, chunk_leaves=96).norm_leaves == 32  # 512 videos have no group of 96 or 48
+    whole = fitted(1, 78, norm_leaves=0)
+    assert whole.norm_leaves == 0 and "expect to run out of it" in str(whole)
+    assert "batch norm over groups of 32 leaves, 64 leaves at a time, each embedded twice" in str(asked)
+    with pytest.raises(UserError, match="--chunk-leaves 3 is no multiple of a group"):
+        fitted(1, 78, chunk_leaves=3)
+    for changes, message in (
+        ({"norm_leaves": 1}, "--norm-leaves is 1; it must be 0, for the whole batch, or 2 or more"),
+        ({"norm_leaves": 0, "chunk_leaves": 8}, "--chunk-leaves is 8; it must be 0 or more, and 0 where batch norm"),
+        ({"norm_leaves": 8, "chunk_leaves": 12}, "--chunk-leaves is 12; it must be a multiple of --norm-leaves"),
+    ):
+        with pytest.raises(UserError, match=message):
+            replace(PAPER, **changes)
+
+
+def test_memory_and_arithmetic_are_those_of_the_real_network() -> None:
+    """What autograd really keeps on this machine for one leaf more, and the multiplications of the convolutions."""
+    network, clip = TINY.network, TINY.clip
+    found = memory(network, clip, 40, ("video",), torch.float32)["video"]
+    again = memory(network, clip, 40, ("video",), torch.float32, WIDE)["video"]
+    model = GDT(network, ("video",)).train()
+
+    def really(leaves: int, recomputed: int) -> int:
+        storages = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            if not isinstance(tensor, torch.nn.Parameter):
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        model.video_network.base.recomputed = recomputed
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = model.embed("video", torch.randn(leaves, 3, clip.frames, clip.size, clip.size))
+        assert out.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+    assert really(5, 0) - really(3, 0) == pytest.approx(2 * found, rel=0.02)
+    assert again < 0.8 * found
+    flops = arithmetic(network, clip, 40, ("video", "audio"))
+    stem = 2 * 3 * 49 * network.stem_middle * clip.frames * 16 * 16  # the first convolution, forward
+    assert 3 * stem < flops["video"] < 3 * 40 * stem and 0 < flops["audio"] < flops["video"]
+    assert 0 < room(CPU) < 2**50
+
+
+def test_kernels_that_are_wrong_slow_or_missing_are_not_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what a GPU would give replaced: features and times by the kernels that compute them."""
+    truth = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    bf16 = torch.bfloat16
+    results: dict[Kernels, object] = {
+        Kernels(bf16, compiled=True): RuntimeError("no compiler\nmore"),
+        Kernels(bf16): (truth * float("nan"), 0.1),
+        Kernels(bf16, channels_last=False): (truth * 1.01, 9.0),
+        Kernels(torch.float32): (truth, 1.0),
+    }
+
+    def measured(model: GDT, kernels: Kernels, batch: torch.Tensor, backward: bool = True) -> object:
+        result = results[kernels]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(train.kernels, "_measured", measured)
+    said: list[str] = []
+    candidates = ways(bf16, compiled=True)
+    assert first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(torch.float32)
+    reasons = ("compiled: no compiler (torch", "from float32 by nan of", "9.0 times as long as", "computing in float32")
+    for line, part in zip(said, reasons, strict=True):
+        assert part in line and "cuDNN" in line, said
+    results[Kernels(bf16)] = (truth * 1.02, 0.5)
+    assert first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(bf16)
+    assert "computing in bfloat16, channels last; cuDNN not there, features within 0.02 of float32" in said[-1]
+    results[Kernels(bf16, compiled=True)] = RuntimeError("CUDA out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append)
+
+
+def test_kernels_are_measured_on_the_network_itself() -> None:
+    network = replace(TINY.network, stem=4, stem_middle=4, widths=(4, 8))
+    clip = replace(TINY.clip, frames=4, size=16)
+    said: list[str] = []
+    plain = [Kernels(torch.float32, channels_last=False), Kernels(torch.float32)]
+    for candidates in (plain, plain[::-1]):
+        assert first_right(candidates, network, clip, 4, 2, CPU, said.append) == candidates[0]
+        assert float(said[-1].split("within ")[1].split()[0]) < 1e-4
+
+
+@pytest.mark.slow  # it compiles C++ for a minute or two
+def test_a_compiled_network_learns_the_same(tmp_path: Path) -> None:
+    shards, _ = draw(tmp_path, videos=6)
+    losses = [curve(shards, kernels=Kernels(torch.float32, compiled=compiled))[0] for compiled in (False, True)]
+    assert torch.allclose(losses[0], losses[1], atol=1e-4)
+
+
+def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def trial(candidates: list[Kernels], network: object, clip: object, leaves: int, *rest: object) -> Kernels:
+        tried.append(leaves)
+        if leaves > 8:
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+        return candidates[0]
+
+    monkeypatch.setattr(train.preparing, "first_right", trial)
+    monkeypatch.setattr(train.preparing, "room", lambda device: 0.4 * GIB)
+    said: list[str] = []
+    settings = replace(SMALL, preset="e", videos_per_batch=128)
+    plan = prepared(settings, settings.composition, 40, None, CPU, 1, said.append, trial=True)
+    assert tried == sorted(tried, reverse=True) and tried[-1] <= 8 < tried[-2]
+    assert plan.settings.norm_leaves == plan.fit.norm_leaves <= 8
+    assert all("out of memory where it needs about" in line for line in said) and len(said) == len(tried) - 1
+    # groups that were asked for are kept, whatever comes
+    plan = prepared(replace(settings, norm_leaves=16), settings.composition, 40, None, CPU, 1, said.append, trial=True)
+    assert plan.settings.norm_leaves == 16
+
+
+def test_a_run_keeps_the_groups_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = {"settings": to_json(replace(SMALL, norm_leaves=2))}
+    for memory_there in (0.001 * GIB, 100 * GIB):
+        monkeypatch.setattr(train.preparing, "room", lambda device, there=memory_there: there)
+        plan = prepared(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
+        assert plan.settings.norm_leaves == 2 and (plan.fit.chunk_leaves > 0) == (memory_there < GIB)
+    with pytest.raises(UserError, match="4 videos per batch do not make whole groups of --norm-leaves 2 for 4 GPUs"):
+        prepared(SMALL, SMALL.composition, 40, begun, CPU, 4, print, trial=False)
+    assert from_json(begun["settings"]).norm_leaves == 2
+
+
+def curve(
+    shards: Path, norm_leaves: int = 0, chunk_leaves: int = 0, greedy: int = 0, kernels: Kernels | None = None
+) -> tuple[torch.Tensor, Trainer]:
+    """Losses of a few steps; no more than `greedy` leaves can be embedded at a time with their graph, where given."""
+    settings: Pretrain = replace(SMALL, shards=shards, norm_leaves=norm_leaves, chunk_leaves=chunk_leaves)
+    index = Index.open(shards)
+    tree = settings.tree(index)
+    trainer = Trainer(settings, tree, DATA, CPU, kernels=kernels)
+    trainer.model.double()  # or what a ReLU rounds to decides, after a few steps
+    if greedy:
+        held = [0]
+        embed, backward = trainer.model.embed, torch.Tensor.backward
+
+        def limited(modality: str, inputs: object, keys: torch.Tensor) -> torch.Tensor:
+            held[0] += len(keys) * torch.is_grad_enabled()
+            if held[0] > greedy:
+                held[0] = 0
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return embed(modality, inputs, keys)
+
+        def freed(tensor: torch.Tensor, *arguments: object) -> None:
+            held[0] = 0
+            backward(tensor, *arguments)
+
+        trainer.model.embed = limited
+        torch.Tensor.backward = freed
+    plans = (shared(plan, 0, 1, norm_leaves) for plan in tree.plans(0, 3))
+    losses = []
+    try:
+        with Loader(index, plans, settings.clip, CPU) as loader:
+            for step, batch in enumerate(loader):
+                batch.inputs["audio"] = batch.inputs["audio"].double()
+                losses.append(trainer.step(step, batch).loss)
+    finally:
+        if greedy:
+            torch.Tensor.backward = backward
+    return torch.stack(losses), trainer
+
+
+def test_a_lack_of_memory_halves_the_chunks_says_so_and_changes_no_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shards, _ = draw(tmp_path, videos=6)
+    plain, one = curve(shards, norm_leaves=4)  # 16 leaves of each modality
+    assert "out of memory" not in capsys.readouterr().out
+    halved, other = curve(shards, norm_leaves=4, greedy=5)
+    said = capsys.readouterr().out
+    assert other.gradient.chunk_leaves == 4
+    assert "out of memory with chunks of 16 leaves; going on with --chunk-leaves 8, and the same numbers" in said
+    assert "out of memory with chunks of 8 leaves; going on with --chunk-leaves 4, and the same numbers" in said
+    assert torch.allclose(plain, halved, atol=1e-9)
+    state, same = one.model.state_dict(), other.model.state_dict()
+    assert all(torch.allclose(state[name], same[name], atol=1e-9) for name in state)
+    with pytest.raises(torch.OutOfMemoryError):  # where one group is too much, there is nothing to halve
+        curve(shards, norm_leaves=4, greedy=3)
+    with pytest.raises(torch.OutOfMemoryError):
+        curve(shards, greedy=3)

@@ -1,0 +1,109 @@
+"""Before the first step: which groups, chunks and kernels a run computes with on the memory and the GPUs there are."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.composition import Composition
+from pipeline.errors import is_out_of_memory
+from pipeline.groups import require_groups
+from train.cost import memory
+from train.fitting import Fit, fit, room
+from train.kernels import Kernels, first_right, ways
+from train.models.gdt import GDT
+from train.settings import BEFORE, Pretrain
+
+_LESS = 0.75
+"""Share of the memory that is planned with once a trial has run out of it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a rank computes; alike on all ranks."""
+
+    settings: Pretrain
+    """With what the run's numbers depend on: its groups, and the precision that was found right."""
+    fit: Fit
+    kernels: Kernels
+
+
+def prepared(
+    settings: Pretrain, composition: Composition, bands: int, state: Mapping[str, Any] | None, device: torch.device,
+    world: int, say: Callable[[str], None], trial: bool,
+) -> Plan:  # fmt: skip
+    """Groups are chosen where a run begins, and those of its checkpoint's `state` where it goes on.
+
+    `trial`: compute one chunk before the run relies on it, which finds a lack of memory and wrong or slow kernels.
+    Raises UserError where the ranks cannot have whole groups.
+    """
+    if settings.norm_leaves is None and state is not None:
+        begun = json.loads(state["settings"]).get("norm_leaves", BEFORE["norm_leaves"])
+        settings = replace(settings, norm_leaves=begun)
+    require_groups(settings.videos_per_batch, settings.norm_leaves or 0, world)
+    numbers = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in GDT(settings.network, composition.modalities).parameters())
+
+    @cache
+    def memory_of(recomputed: int) -> dict[str, float]:
+        return memory(settings.network, settings.clip, bands, composition.modalities, numbers, recomputed)
+
+    free = room(device) / (int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device.type == "cpu" else 1)
+    while True:
+        free = _least(free, device)
+        one = fit(settings, composition, world, parameters, free, memory_of)
+        try:
+            kernels = _kernels(settings, composition, one, numbers, device, world, say, trial)
+            short = False
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            kernels, short = Kernels(numbers), True
+        if _least(0.0 if short else 1.0, device) == 1:
+            break
+        gc.collect()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
+        smaller = fit(settings, composition, world, parameters, free * _LESS, memory_of)
+        if (smaller.norm_leaves, smaller.chunk_leaves, smaller.recomputed) == (
+            one.norm_leaves, one.chunk_leaves, one.recomputed
+        ):  # fmt: skip
+            break  # there is no smaller way; the run itself will say what to change
+        say(f"out of memory where it {one}; trying less")
+        free *= _LESS
+    exact: Any = "float32" if kernels.precision == torch.float32 else "bfloat16"
+    settings = replace(settings, norm_leaves=one.norm_leaves, chunk_leaves=one.chunk_leaves, precision=exact)
+    return Plan(settings, one, kernels)
+
+
+def _kernels(
+    settings: Pretrain, composition: Composition, one: Fit, numbers: torch.dtype, device: torch.device, world: int,
+    say: Callable[[str], None], trial: bool,
+) -> Kernels:  # fmt: skip
+    compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    candidates = ways(numbers, compiled)
+    if not trial or "video" not in composition.modalities:
+        return candidates[0]
+    share = settings.videos_per_batch // world * composition.clips_per_video
+    leaves = min(one.chunk_leaves or one.norm_leaves or share, share)
+    found = first_right(candidates, settings.network, settings.clip, leaves, one.recomputed, device, say)
+    # the most careful rank decides
+    return candidates[-1 - int(_least(len(candidates) - 1 - candidates.index(found), device))]
+
+
+def _least(value: float, device: torch.device) -> float:
+    """The smallest over all ranks."""
+    if not dist.is_initialized():
+        return value
+    everyone = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(everyone, dist.ReduceOp.MIN)
+    return everyone.item()
