@@ -1,0 +1,104 @@
+"""Ideas that training does not have, as functions on its model that leave what it computes as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.gpu.device import Processor
+from train.models.gdt import GDT
+
+
+def padded(model: GDT, multiple: int = 8) -> None:
+    """Give factorised convolutions inner widths that are a multiple of some number.
+
+    The channels that come on top are zero, and stay so: zero weights make them, batch norm leaves them zero without an
+    offset, zero weights take them in, and so nothing has a gradient.
+    """
+    for sequence in list(model.modules()):
+        if isinstance(sequence, nn.Sequential) and _is_factorised(sequence):
+            space, norm, time = sequence[0], sequence[1], sequence[3]
+            more = -space.out_channels % multiple
+            if more:
+                sequence[0] = _grown(space, 0, more)
+                sequence[1] = _grown_norm(norm, more)
+                sequence[3] = _grown(time, 1, more)
+
+
+def _is_factorised(sequence: nn.Sequential) -> bool:
+    kinds = (nn.Conv3d, nn.BatchNorm3d, nn.ReLU, nn.Conv3d)
+    return len(sequence) >= 4 and all(isinstance(part, kind) for part, kind in zip(sequence, kinds, strict=False))
+
+
+def _grown(conv: nn.Conv3d, axis: int, more: int) -> nn.Conv3d:
+    """With more outputs (axis 0) or inputs (axis 1), of zero weights."""
+    shape = list(conv.weight.shape)
+    shape[axis] = more
+    weight = torch.cat([conv.weight.detach(), conv.weight.new_zeros(shape)], axis)
+    made = type(conv)(
+        weight.shape[1], weight.shape[0], conv.kernel_size, conv.stride, conv.padding, bias=False, device="meta"  # type: ignore[arg-type]
+    )  # fmt: skip
+    made.weight = nn.Parameter(weight)
+    return made
+
+
+def _grown_norm(norm: nn.BatchNorm3d, more: int) -> nn.BatchNorm3d:
+    device, dtype = norm.weight.device, norm.weight.dtype
+    made = nn.BatchNorm3d(norm.num_features + more, norm.eps, norm.momentum, device=device, dtype=dtype)
+    with torch.no_grad():
+        for name in ("weight", "bias", "running_mean", "running_var"):
+            getattr(made, name)[: norm.num_features] = getattr(norm, name)
+    return made
+
+
+def folded(model: GDT) -> None:
+    """Compute convolutions over space as images of n·t frames, and those over time as images of t rows and h·w columns.
+
+    Where the channels of a pixel lie side by side, neither moves anything in memory. Parameters stay as they are.
+    """
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Conv3d and 1 in (child.kernel_size[0], child.kernel_size[1] * child.kernel_size[2]):
+                setattr(parent, name, _Folded.of(child))
+
+
+class _Folded(nn.Conv3d):
+    """Over space alone or time alone."""
+
+    @classmethod
+    def of(cls, conv: nn.Conv3d) -> _Folded:
+        made = cls(
+            conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, bias=False, device="meta"  # type: ignore[arg-type]
+        )  # fmt: skip
+        made.weight = conv.weight
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        (over_time, *over_space), (t, h, w) = self.padding, self.kernel_size
+        if h * w == 1 and t > 1:
+            rows = functional.conv2d(x.flatten(3), self.weight[..., 0], None, (self.stride[0], 1), (over_time, 0))
+            return rows.unflatten(3, x.shape[3:])
+        if self.stride[0] > 1:
+            x = x[:, :, :: self.stride[0]]
+        frames = x.transpose(1, 2).flatten(0, 1)
+        made = functional.conv2d(frames, self.weight[:, :, 0], None, self.stride[1:], tuple(over_space))
+        return made.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+
+
+def side_stream(model: GDT, device: Processor) -> None:
+    """Let sound be embedded on a stream of its own, beside the pictures that were begun before it."""
+    beside, embed = device.beside(), model.embed
+
+    def aside(modality: str, inputs: Any, keys: Tensor | None = None) -> Tensor:
+        if modality != "audio":
+            beside.begin()
+            return embed(modality, inputs, keys)
+        with beside.on():
+            made = embed(modality, inputs, keys)
+        beside.join(made)
+        return made
+
+    model.embed = aside  # type: ignore[method-assign]

@@ -1,0 +1,134 @@
+"""What the benchmark is told, in a module that needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks.gpu.ways import IDEAS
+from pipeline.errors import UserError
+from pipeline.leaves import Clip
+from pipeline.transformations.augmentation import Augmentation
+from train.models.network import Network
+
+SECTIONS = ("machine", "shards", "loading", "step", "training", "caching", "ranks", "ideas")
+"""What is measured, in this order: what matters most first, since time may end it."""
+_SMALL_NETWORK = Network(
+    stem=6, stem_middle=5, widths=(6, 10), depth=1, audio_stem=6, audio_widths=(6, 8), hidden=16, embedding=8
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Measure loading, training steps and whole training on a GPU, beside predictions and the plain way."""
+
+    out: Path = Path("runs/bench-gpu")
+    """Folder of the tables, the logs and the shards that are made."""
+    minutes: float = 40.0
+    """Time for all of it; what no longer fits is skipped, and the table says so."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Where to compute; a CPU gives no figures of use, and shows that everything runs."""
+    size: Literal["paper", "tiny"] = "paper"
+    """The paper's networks and clips, or such as a processor computes at once."""
+    sections: tuple[str, ...] = SECTIONS
+    """Which of them to measure; machine and shards are needed by others and take little."""
+    ideas: tuple[str, ...] = tuple(IDEAS)
+    """Which ideas to switch over, one at a time."""
+    leaves: tuple[int, ...] = (16, 32, 64, 128, 256)
+    """Video clips per step, in turn until memory ends; multiples of 4, as row l takes four of a video."""
+    leaves_of_ideas: int = 64
+    """Video clips per step of each idea, of the plain way and of gradient caching; a multiple of 16."""
+    steps: int = 10
+    """Steps over which a measurement goes."""
+    warm: int = 3
+    """Steps before them, in which kernels are chosen and compiled."""
+    rows: tuple[str, ...] = ("l", "e", "a")
+    """Rows of table 1 of which whole training is measured."""
+    videos: int = 512
+    """Videos that are drawn, and videos of a batch in whole training."""
+    frames: int = 48
+    """Frames of each of them."""
+    training_steps: int = 24
+    """Steps of whole training; the first third does not count."""
+    loading_seconds: float = 12.0
+    """Length of each measurement of loading."""
+    ranks_videos: int = 8
+    """Videos of a batch that one and two processes share."""
+    threads: int = 0
+    """CPU threads of a process for the network; 0 leaves it to torch."""
+    processes: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
+    """Processes that draw the videos."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("sections", SECTIONS), ("ideas", tuple(IDEAS))):
+            if unknown := sorted(set(getattr(self, name)) - set(known)):
+                raise UserError(f"--{name}: there is no {', '.join(unknown)}; choose of {', '.join(known)}")
+        if any(n % 4 or n < 8 for n in (*self.leaves, self.leaves_of_ideas)):
+            raise UserError("--leaves and --leaves-of-ideas must be multiples of 4, and 8 or more")
+        if min(self.steps, self.videos, self.processes) < 1 or self.minutes <= 0 or self.ranks_videos % 2:
+            raise UserError(
+                "--steps, --videos and --processes must be 1 or more, --minutes above 0, --ranks-videos even"
+            )
+
+    @property
+    def network(self) -> Network:
+        return Network() if self.size == "paper" else _SMALL_NETWORK
+
+    @property
+    def clip(self) -> Clip:
+        return Clip() if self.size == "paper" else Clip(frames=4, stride=2, size=16)
+
+    @property
+    def augmentation(self) -> Augmentation:
+        return Augmentation() if self.size == "paper" else Augmentation(scale=(18, 24))
+
+    @property
+    def shorter_side(self) -> int:
+        """Of the frames that are drawn, pixels."""
+        return 160 if self.size == "paper" else 32
+
+    @property
+    def shards(self) -> Path:
+        """Where the drawn videos are."""
+        return self.out / f"shards-{self.size}-{self.videos}x{self.frames}"
+
+
+def to_json(settings: Settings) -> str:
+    """As text, for the processes that measure."""
+    values = {one.name: getattr(settings, one.name) for one in fields(settings)}
+    return json.dumps(values, default=str)
+
+
+def from_json(text: str) -> Settings:
+    """What `to_json` wrote."""
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
+    return Settings(**values | {"out": Path(values["out"])})
+
+
+def parsed(arguments: Sequence[str]) -> Settings:
+    """The settings of a command line; where tyro is not installed, each option takes its values in the same way."""
+    try:
+        import tyro
+    except ModuleNotFoundError:
+        return _plainly(arguments)
+    return tyro.cli(Settings, args=arguments, prog="python -m benchmarks.gpu")
+
+
+def _plainly(arguments: Sequence[str]) -> Settings:
+    import argparse
+
+    default = Settings()
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=Settings.__doc__)
+    for one in fields(Settings):
+        value: Any = getattr(default, one.name)
+        several = isinstance(value, tuple)
+        parser.add_argument(
+            f"--{one.name.replace('_', '-')}", dest=one.name, default=value, nargs="*" if several else None,
+            type=type(value[0] if several else value),
+        )  # fmt: skip
+    given = vars(parser.parse_args(arguments))
+    return replace(default, **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
