@@ -135,9 +135,10 @@ class Pretrain:
     """Threads and buffers of the loader."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes a GPU if there is one."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the networks (the loss is always float32); auto takes bfloat16 on GPUs and float32 on CPUs, where
-    torch 2.13's bfloat16 convolutions were seen to return NaN for finite inputs."""
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Arithmetic of the networks (the loss is float32, or float64 with it); auto takes bfloat16 on GPUs and float32 on
+    CPUs, where torch 2.13's bfloat16 convolutions were seen to return NaN for finite inputs. float64 is for checks: two
+    ways to compute a run differ by rounding, which in float32 decides after some steps where training goes."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether torch.compile fuses what lies between the convolutions of the video network; auto does so on GPUs."""
     threads: int = 0
