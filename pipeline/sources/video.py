@@ -22,6 +22,7 @@ from pipeline.colour import Pixels, affine
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.graphs import Pipeline, dali_message, video_graph
 from pipeline.leaves import Clip, Leaves
+from pipeline.shards.index import Index
 from pipeline.shards.reader import DamagedVideo
 from pipeline.sources.base import InputSource, Memory, Part, Readings, chunks
 from pipeline.sources.loading import Loading
@@ -75,7 +76,7 @@ class VideoSource(InputSource):
 
     def _feed(self, works: Iterable[_Work], ahead: deque[tuple[_Work, np.ndarray]]) -> Iterator[dict[str, Any]]:
         for work in works:
-            begin, end = self._regions(work.leaves)
+            begin, end = regions(self.index, work.leaves, self.clip.size)
             for run in chunks(len(work.shared), self.loading.clips_at_once):
                 rows = work.shared[run]
                 inputs = self._inputs(work, rows, begin, end)
@@ -106,21 +107,6 @@ class VideoSource(InputSource):
         size = (int(self.index.width[video]), int(self.index.height[video]))
         Image.new("RGB", size, (128, 128, 128)).save(grey, "JPEG")
         return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames
-
-    def _regions(self, leaves: Leaves) -> tuple[np.ndarray, np.ndarray]:
-        """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x."""
-        video, draws = leaves.video, leaves.draws
-        size = np.stack([self.index.height[video], self.index.width[video]], 1).astype(np.float64)
-        if "height" in draws:
-            extent = np.stack([draws["height"], draws["width"]], 1) * size
-        else:
-            side = self.clip.size * size.min(1) / draws["scale"]
-            extent = np.minimum(side, size.min(1))[:, None]
-        begin = np.stack([draws["top"], draws["left"]], 1) * (size - extent)
-        end = begin + extent
-        flip = draws["flip"] > 0
-        begin[flip, 1], end[flip, 1] = end[flip, 1], begin[flip, 1]
-        return begin.astype(np.float32), end.astype(np.float32)
 
     def _next(
         self, outputs: Iterator[list[torch.Tensor]], ahead: deque[tuple[_Work, np.ndarray]]
@@ -162,6 +148,25 @@ class VideoSource(InputSource):
                 )
 
 
+def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x.
+
+    `size` is the side of the square that a crop is resized to.
+    """
+    video, draws = leaves.video, leaves.draws
+    shape = np.stack([index.height[video], index.width[video]], 1).astype(np.float64)
+    if "height" in draws:
+        extent = np.stack([draws["height"], draws["width"]], 1) * shape
+    else:
+        side = size * shape.min(1) / draws["scale"]
+        extent = np.minimum(side, shape.min(1))[:, None]
+    begin = np.stack([draws["top"], draws["left"]], 1) * (shape - extent)
+    end = begin + extent
+    flip = draws["flip"] > 0
+    begin[flip, 1], end[flip, 1] = end[flip, 1], begin[flip, 1]
+    return begin.astype(np.float32), end.astype(np.float32)
+
+
 def _turned(clips: torch.Tensor, turns: np.ndarray) -> torch.Tensor:
     """Clips [n, frames, size, size, 3], each turned so many quarters."""
     if not turns.any():
@@ -175,10 +180,10 @@ def _frames_of(leaves: Leaves) -> np.ndarray:
 
 
 def _work(leaves: Leaves) -> _Work:
-    return _Work(leaves, _share_decoding(leaves), np.ones(len(leaves), bool), [])
+    return _Work(leaves, share_decoding(leaves), np.ones(len(leaves), bool), [])
 
 
-def _share_decoding(leaves: Leaves) -> np.ndarray:
+def share_decoding(leaves: Leaves) -> np.ndarray:
     """Leaf rows by decoded clip, which is a video and a set of its frames: int64 [clips, branches]."""
     frames = np.sort(leaves.frames, 1)
     pattern = np.ascontiguousarray(frames - frames[:, :1])
