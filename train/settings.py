@@ -251,7 +251,8 @@ _NO_EFFECT_ON_NUMBERS = (
 BEFORE: dict[str, Any] = {
     "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None, "init": None,
     "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
-    "network.text_width": 2048, "loading.damaged": "stop",
+    "network.text_width": 2048, "loading.damaged": "stop", "loading.decoder": "auto", "loading.jpeg_hardware": True,
+    "loading.read_ahead": 128,
     "probe_every": 0, "probe_videos": 256, "probe_split": "",
 }  # fmt: skip
 """What runs did before there was a setting, for settings that the first checkpoints do not hold.
