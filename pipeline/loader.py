@@ -187,15 +187,25 @@ def _source(modality: str) -> type[InputSource]:
 
 
 def shared(items: Iterable[T], readers: int) -> list[Iterator[T]]:
-    """The items, for several threads: each gets all of them, in order, and none has to wait for another."""
+    """The items, for several threads: each gets all of them, in order, and none has to wait for another.
+
+    What is raised in place of an item reaches them all.
+    """
     source, lock = iter(items), threading.Lock()
+    raised: list[Exception] = []
     behind: list[deque[T]] = [deque() for _ in range(readers)]
 
     def read(own: deque[T]) -> Iterator[T]:
         while True:
             with lock:
                 if not own:
-                    found = list(itertools.islice(source, 1))
+                    if raised:
+                        raise raised[0]
+                    try:
+                        found = list(itertools.islice(source, 1))
+                    except Exception as error:
+                        raised.append(error)
+                        raise
                     if not found:
                         return
                     for other in behind:

@@ -22,7 +22,7 @@ from pipeline.errors import UserError
 from pipeline.graphs import video_graph
 from pipeline.jpeg import Undecodable
 from pipeline.leaves import Clip
-from pipeline.loader import Batch, Loader
+from pipeline.loader import Batch, Loader, shared
 from pipeline.notation import parse
 from pipeline.place import DaliDevice, Gpu
 from pipeline.shards.index import Index
@@ -245,6 +245,18 @@ def test_sound_does_not_wait_for_the_picture(index: Index, monkeypatch: pytest.M
     monkeypatch.setattr(ShardReader, "frames", waiting)
     monkeypatch.setattr(ShardReader, "logmel", hearing)
     assert len(load(index, [tree(index, "e").plan(0, 0)], readers=1)) == 1
+
+
+def test_what_is_wrong_with_a_plan_reaches_every_reader_of_the_plans() -> None:
+    def plans() -> Iterator[int]:
+        yield 1
+        raise ValueError("no plan")
+
+    readers = shared(plans(), 3)
+    assert [next(reader) for reader in readers] == [1, 1, 1]
+    for reader in readers:
+        with pytest.raises(ValueError, match="no plan"):
+            next(reader)
 
 
 def test_memory_is_flat_over_a_thousand_batches(index: Index) -> None:
