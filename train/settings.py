@@ -299,9 +299,9 @@ _NO_EFFECT_ON_NUMBERS = (
 BEFORE: dict[str, Any] = {
     "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None, "init": None,
     "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
-    "network.text_width": 2048, "loading.damaged": "stop",
-    "probe_every": 0, "probe_videos": 256, "probe_split": "", "norm_leaves": 0, "chunk_leaves": 0,
-    "wandb": "", "profile": 0, "compile": "auto", "shuffle_shards": 0,
+    "network.text_width": 2048, "loading.damaged": "stop", "loading.decoder": "auto", "loading.jpeg_hardware": True,
+    "loading.read_ahead": 128, "probe_every": 0, "probe_videos": 256, "probe_split": "", "norm_leaves": 0,
+    "chunk_leaves": 0, "wandb": "", "profile": 0, "compile": "auto", "shuffle_shards": 0,
 }  # fmt: skip
 """What runs did before there was a setting, for settings that the first checkpoints do not hold.
 
