@@ -46,6 +46,6 @@ if torch.version.cuda is None:
     for library in package.glob("lib/*.so"):
         library.unlink()
 PY
-"$python" -c 'import torch, torchaudio, librosa, h5py, dask.distributed, ffmpeg, nvidia.dali'
+"$python" -c 'import torch, torchaudio, librosa, h5py, dask.distributed, ffmpeg, nvidia.dali, simplejpeg, numba'
 mkdir -p "$(dirname "$stamp")"
 touch "$stamp"

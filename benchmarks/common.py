@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from pipeline.errors import UserError
 from preprocess.datasets.listing import video_files
 
@@ -49,6 +51,30 @@ def videos(source: Path | None, folder: Path, count: int = 64) -> list[Path]:
 def scratch() -> tempfile.TemporaryDirectory[str]:
     """A folder for what a benchmark writes, removed at its end."""
     return tempfile.TemporaryDirectory(prefix="gdt-benchmark-")
+
+
+def apart(measure: Callable[[], float]) -> float:
+    """What is measured in a process of its own, which has no threads and no memory of other measurements."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        with os.fdopen(write, "w") as pipe:
+            pipe.write(repr(measure()))
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        said = pipe.read()
+    if os.waitpid(child, 0)[1]:
+        sys.exit(1)
+    return float(said)
+
+
+def processor_seconds() -> float:
+    """Processor time that this process and its children have taken, all threads together."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(taken.user + taken.system for taken in times)
 
 
 def print_apart(measure: Callable[[], str]) -> None:

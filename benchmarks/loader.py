@@ -1,12 +1,13 @@
-"""Loading: decoded clips/s at the paper's clip size, beside decoding alone and DALI's own colour operators."""
+"""Loading at the paper's clip size: processor time beside a peer's; clips/s beside decoding alone and DALI's colour."""
 
 from __future__ import annotations
 
 import itertools
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 import tyro
 from nvidia.dali import pipeline_def
 
-from benchmarks.common import machine, scratch, videos
+from benchmarks import peer
+from benchmarks.common import apart, machine, processor_seconds, scratch, videos
 from pipeline import presets
 from pipeline.errors import exit_with_message
 from pipeline.leaves import Clip
@@ -43,7 +45,11 @@ class Benchmark:
     clips: int = 16
     """Decoded clips per batch."""
     seconds: float = 15.0
-    """Length of each measurement."""
+    """Length of each measurement of clips/s."""
+    rounds: int = 7
+    """Of measurements of processor time, the loader and its peer in turns; 0 for none."""
+    decoded: int = 480
+    """Clips per measurement of processor time, after a tenth as many to warm up."""
     device: str = "cuda" if torch.cuda.is_available() else "cpu"
     """cpu or cuda."""
     loading: Loading = field(default_factory=Loading)
@@ -77,6 +83,47 @@ def loader(index: Index, row: str, settings: Benchmark) -> Iterator[int]:
             if batch.inputs["video"].floats().is_cuda:  # what the encoder does first is part of the work
                 torch.cuda.synchronize()
             yield decoded
+
+
+def peer_loader(index: Index, row: str, settings: Benchmark) -> Iterator[int]:
+    """The same batches from the peer: decoded clips of every one."""
+    plans = tree(index, row, settings.clips)
+    decoded = plans.composition.videos_per_batch * plans.composition.decoded_per_video
+    for _ in peer.batches(index, lambda step: plans.plan(*divmod(step, plans.batches_per_epoch)), Clip()):
+        yield decoded
+
+
+def _processor_time(
+    make: Callable[[Index, str, Benchmark], Iterator[int]], index: Index, row: str, settings: Benchmark
+) -> float:
+    """Processor milliseconds per decoded clip, of this process and its children."""
+    batches, decoded = make(index, row, settings), settings.decoded
+
+    def take(wanted: int) -> int:
+        count = 0
+        while count < wanted:
+            count += next(batches)
+        return count
+
+    take(decoded // 10)
+    began = processor_seconds()
+    count = take(decoded)
+    return 1000 * (processor_seconds() - began) / count
+
+
+def against_peer(index: Index, row: str, settings: Benchmark) -> str:
+    """Both, in turns, each time in a process of its own: medians, and the lowest and highest."""
+    makers = {"peer": peer_loader, "loader": loader}
+    taken: dict[str, list[float]] = {name: [] for name in makers}
+    for _ in range(settings.rounds):
+        for name, make in makers.items():
+            taken[name].append(apart(partial(_processor_time, make, index, row, settings)))
+    ratios = np.divide(taken["peer"], taken["loader"])
+    told = [f"{name} {np.median(ms):.1f} ms ({min(ms):.1f}-{max(ms):.1f})" for name, ms in taken.items()]
+    return (
+        f"processor time per decoded clip, row {row}: {', '.join(told)}; the peer takes {np.median(ratios):.2f} times "
+        f"as long ({min(ratios):.2f}-{max(ratios):.2f} in {settings.rounds} rounds)"
+    )
 
 
 @pipeline_def
@@ -147,6 +194,8 @@ def main() -> None:
             run(Preprocess("folder", source or folder / "videos", folder / "shards", videos_per_shard=16))
         index = Index.open(settings.shards or folder / "shards")
         print(f"{machine()}, {settings.device}; {len(index)} videos, 30 frames of 112x112 per clip")
+        for row in settings.rows if settings.rounds else ():
+            print(against_peer(index, row, settings), flush=True)
         check = checking(index)
         decode = rate(dali_alone(index, 0, settings), settings.seconds)
         print(f"decoding alone                          {decode:6.0f} clips/s")

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from pipeline.kernels import affine_map
+
 _TO_YIQ = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
 _FROM_YIQ = np.linalg.inv(_TO_YIQ)
 _MID_GREY = 128.0
@@ -62,33 +64,51 @@ class Pixels:
         Computed in float32, a part at a time, and rounded to `dtype`. On a CPU they hold until the floats of the next
         batch of the same loader are made.
         """
-        n, device = len(self), self.crops.device
-        # a product with a block-diagonal matrix of several pixels keeps the processor's matrix units busy
-        pixels = self.crops.view(n, -1, 3)
-        group = next(size for size in (8, 4, 2, 1) if pixels.shape[1] % size == 0)
-        x = pixels.view(n, -1, 3 * group)
         out = self._memory(dtype)
-        y = out.view(x.shape)
-        # on a CPU as much at once as a cache holds, on a GPU so much that its kernels are long
-        most = 1 << 28 if self.crops.is_cuda else 1 << 18
-        some, rows = max(1, most // max(1, x[:1].numel())), max(1, most // (3 * group))
-        with torch.autocast(device.type, enabled=False):
-            blocks = torch.einsum("gh,nji->ngihj", torch.eye(group, device=device), self.matrix).reshape(
-                n, 3 * group, -1
-            )
-            shift = self.offset.repeat(1, group)[:, None]
-            for first, row in itertools.product(range(0, n, some), range(0, x.shape[1], rows)):
-                leaves, part = slice(first, first + some), slice(row, row + rows)
-                if dtype == torch.float32:
-                    torch.baddbmm(shift[leaves], x[leaves, part].float(), blocks[leaves], out=y[leaves, part])
-                else:
-                    y[leaves, part] = torch.baddbmm(shift[leaves], x[leaves, part].float(), blocks[leaves])
+        (_on_a_processor if self.crops.device.type == "cpu" else on_any_device)(self, out)
         return out.permute(0, 4, 1, 2, 3)
 
     def _memory(self, dtype: torch.dtype) -> torch.Tensor:
-        if self.crops.is_cuda:  # where torch keeps memory itself
+        if self.crops.device.type != "cpu":  # where torch keeps memory itself
             return torch.empty(self.crops.shape, dtype=dtype, device=self.crops.device)
         held = self.kept.get(dtype)
         if held is None or held.shape != self.crops.shape:
             held = self.kept[dtype] = torch.empty(self.crops.shape, dtype=dtype)
         return held
+
+
+_AT_ONCE = 1 << 28
+"""Values of which a GPU makes floats at a time: its kernels should be long, and what lies between them fit."""
+
+
+def _on_a_processor(pixels: Pixels, out: torch.Tensor) -> None:
+    """Frame by frame, which a cache holds."""
+    n, frames = pixels.crops.shape[:2]
+    crops, matrix, offset = pixels.crops.view(n, frames, -1).numpy(), pixels.matrix.numpy(), pixels.offset.numpy()
+    to = out.view(n, frames, -1)
+    if out.dtype == torch.float32:
+        floats = to.numpy()
+        for leaf, number in itertools.product(range(n), range(frames)):
+            affine_map(crops[leaf, number], matrix[leaf], offset[leaf], floats[leaf, number])
+        return
+    frame = torch.empty(to.shape[2:])
+    for leaf, number in itertools.product(range(n), range(frames)):
+        affine_map(crops[leaf, number], matrix[leaf], offset[leaf], frame.numpy())
+        to[leaf, number] = frame
+
+
+def on_any_device(pixels: Pixels, out: torch.Tensor) -> None:
+    """With torch's operations. A product with a block-diagonal matrix of several pixels keeps matrix units busy."""
+    n = len(pixels)
+    every = pixels.crops.view(n, -1, 3)
+    group = next(size for size in (8, 4, 2, 1) if every.shape[1] % size == 0)
+    x = every.view(n, -1, 3 * group)
+    y = out.view(x.shape)
+    some, rows = max(1, _AT_ONCE // max(1, x[:1].numel())), max(1, _AT_ONCE // (3 * group))
+    with torch.autocast(x.device.type, enabled=False):
+        diagonal = torch.eye(group, device=x.device)
+        blocks = torch.einsum("gh,nji->ngihj", diagonal, pixels.matrix).reshape(n, 3 * group, -1)
+        shift = pixels.offset.repeat(1, group)[:, None]
+        for first, row in itertools.product(range(0, n, some), range(0, x.shape[1], rows)):
+            leaves, part = slice(first, first + some), slice(row, row + rows)
+            y[leaves, part] = torch.baddbmm(shift[leaves], x[leaves, part].float(), blocks[leaves])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import nvidia.dali.fn as fn
@@ -10,14 +10,22 @@ import nvidia.dali.types as types
 import torch
 from nvidia.dali import pipeline_def
 
+from pipeline.place import DaliDevice, Place
 from pipeline.shards.layout import MEL_FLOOR
 
 
 @pipeline_def
-def video_graph(size: int, branches: int, device: str) -> Any:
-    """JPEG frames -> per branch, uint8 crops [size, size, 3] of every frame, in the order of its permutation."""
+def video_graph(size: int, branches: int, decoder: str, hardware: float) -> Any:
+    """JPEG frames -> per branch, uint8 crops [size, size, 3] of every frame, in the order of its permutation.
+
+    `hardware` is the share of the frames that a GPU's JPEG engine decodes: all or none, since which of its decoders a
+    frame gets decides its pixels, and would else depend on its place in the run. With chroma interpolated as it is on a
+    processor, these differ from a processor's by rounding.
+    """
     jpeg = fn.external_source(name="jpeg", batch=True)
-    frames = fn.decoders.image(jpeg, device="mixed" if device == "gpu" else "cpu", output_type=types.RGB)
+    frames = fn.decoders.image(
+        jpeg, device=decoder, output_type=types.RGB, hw_decoder_load=hardware, jpeg_fancy_upsampling=True
+    )
     outputs = []
     for branch in range(branches):
         begin, end, order = (
@@ -32,12 +40,12 @@ def video_graph(size: int, branches: int, device: str) -> Any:
 
 
 @pipeline_def
-def audio_graph(device: str) -> Any:
+def audio_graph(device: DaliDevice) -> Any:
     """Log-mel rows [frames, bands] -> made louder, normalised, masked: float32 [bands, frames]."""
 
     def source(name: str, dtype: Any, ndim: int) -> Any:
         node = fn.external_source(name=name, batch=True, dtype=dtype, ndim=ndim)
-        return node.gpu() if device == "gpu" and name in _AUDIO_DATA else node
+        return device.up(node) if name in _AUDIO_DATA else node
 
     rows, gain = source("rows", types.FLOAT, 2), source("gain", types.FLOAT, 0)
     mean, scale = source("mean", types.FLOAT, 0), source("scale", types.FLOAT, 0)
@@ -59,13 +67,22 @@ class Pipeline:
 
     AHEAD = 2
 
-    def __init__(self, graph: Any) -> None:
-        self._graph = graph
+    def __init__(self, graph: Any, place: Place) -> None:
+        self._graph, self._place = graph, place
         self._started = False
         graph.build()
 
+    @classmethod
+    def made(cls, place: Place, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any) -> Pipeline:
+        """One of the graphs above, where the operators of a place are."""
+        built = graph(
+            *arguments, batch_size=batch_size, num_threads=threads, device_id=place.dali.number,
+            prefetch_queue_depth=cls.AHEAD,
+        )  # fmt: skip
+        return cls(built, place)
+
     def run(self, feed: Iterable[dict[str, Any]]) -> Iterator[list[torch.Tensor]]:
-        """Outputs of every run, as tensors that hold until the next one is asked for."""
+        """Outputs of every run, as tensors of this thread's stream that hold until the next one is asked for."""
         scheduled = 0
         for inputs in feed:
             self._schedule(inputs)
@@ -89,10 +106,7 @@ class Pipeline:
             self._graph.release_outputs()
 
     def _outputs(self) -> Iterator[list[torch.Tensor]]:
-        tensors = [torch.from_dlpack(output.as_tensor()) for output in self._graph.share_outputs()]
-        yield tensors
-        if tensors[0].is_cuda:
-            torch.cuda.current_stream().synchronize()  # DALI may write over its outputs once they are released
+        yield [torch.from_dlpack(output.as_tensor()) for output in self._place.outputs(self._graph)]
         self._graph.release_outputs()
 
 

@@ -7,23 +7,27 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from pipeline.errors import UserError
 from pipeline.leaves import Clip, Leaves
+from pipeline.place import Place, place_of
 from pipeline.shards.index import Index
-from pipeline.sources.base import InputSource, Memory, Readings
+from pipeline.sources.base import InputSource, Memory, Part, Readings
 from pipeline.sources.loading import Loading
 from pipeline.sources.sound import SoundSource
 from pipeline.sources.text import TextSource
 from pipeline.sources.video import VideoSource
 from pipeline.tree import BatchPlan
 from pipeline.word2vec import WordVectors
+
+T = TypeVar("T")
 
 SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, SoundSource, TextSource)}
 
@@ -51,20 +55,20 @@ class Loader:
 
     All plans have leaves of the same modalities; `words` are needed where text is one of them. Raises UserError where
     nothing can load a modality of the first plan, and later if a shard turns out damaged. Close it, or use it as a
-    context manager, to end early.
+    context manager, to end early. `place` has the device's streams and memory, instead of its own.
     """
 
     def __init__(
         self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, loading: Loading = Loading(),
-        words: WordVectors | None = None,
+        words: WordVectors | None = None, place: Place | None = None,
     ) -> None:  # fmt: skip
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         self._plans = itertools.chain(first, stream)
         self._loading = loading
-        self._device = device
+        self._place = place or place_of(device)
         modalities = first[0].leaves.modalities if first else ()
-        self._executor = Executor(Readings(index, loading, words), clip, device, loading, modalities)
+        self._executor = Executor(Readings(index, loading, words), clip, self._place, loading, modalities)
         self._ready: queue.Queue[Any] = queue.Queue(loading.prefetch)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
@@ -78,11 +82,9 @@ class Loader:
             if isinstance(item, BaseException):
                 raise item
             batch, memory, done = item
-            if done is not None:
-                done.wait()  # the training stream waits for the copies, not the CPU
+            self._place.wait(done)  # the training stream waits for the batch, not the CPU
             yield batch
-            if done is not None:
-                memory.released = torch.cuda.current_stream(self._device).record_event()
+            memory.released = self._place.mark()
 
     def __enter__(self) -> Loader:
         return self
@@ -102,20 +104,17 @@ class Loader:
 
     def _produce(self) -> None:
         # as many as wait in the queue, one that is filled and one that the consumer holds; the one in use comes first
-        memories = deque(Memory(self._device) for _ in range(self._loading.prefetch + 2))
+        memories = deque(Memory(self._place.device) for _ in range(self._loading.prefetch + 2))
+
+        def next_memory() -> Memory:
+            memories.rotate(1)
+            self._place.wait(memories[0].released)
+            return memories[0]
+
         try:
-            stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
-
-            def next_memory() -> Memory:
-                memories.rotate(1)
-                if stream is not None and memories[0].released is not None:
-                    stream.wait_event(memories[0].released)
-                return memories[0]
-
-            with torch.cuda.stream(stream):
+            with self._place.aside():
                 for batch in self._executor.execute(self._plans, next_memory):
-                    done = stream.record_event() if stream is not None else None
-                    self._put((batch, memories[0], done))
+                    self._put((batch, memories[0], self._place.mark()))
                     if self._stop.is_set():
                         return
             self._put(None)
@@ -132,31 +131,35 @@ class Loader:
 
 
 class Executor:
-    """Turns a stream of plans into a stream of batches; sources run ahead across the plans' borders."""
+    """Turns a stream of plans into a stream of batches; sources work side by side, and run ahead of what is asked."""
 
     def __init__(
-        self, readings: Readings, clip: Clip, device: torch.device, loading: Loading, modalities: Sequence[str]
+        self, readings: Readings, clip: Clip, place: Place, loading: Loading, modalities: Sequence[str]
     ) -> None:
-        self._readings = readings
-        self._sources = {name: _source(name)(readings, clip, device, loading) for name in modalities}
+        self._place = place
+        self._sources = {name: _source(name)(readings, clip, place, loading) for name in modalities}
         self._all_usable = loading.damaged == "stop" and all(source.always_usable for source in self._sources.values())
+        self._pool = ThreadPoolExecutor(max(1, len(modalities)), thread_name_prefix="source")
 
     def close(self) -> None:
-        """Drop what is still to be read, and the DALI graphs."""
-        self._readings.close()
-        self._sources.clear()
+        """Drop what is still to be read, and what decodes."""
+        self._pool.shutdown()
+        for source in self._sources.values():
+            source.close()
 
     def execute(self, plans: Iterable[BatchPlan], memories: Callable[[], Memory]) -> Iterator[Batch]:
         """Make every leaf of every plan; `memories` gives the memory of the next batch."""
         current: Memory
-        sorted_plans, *copies = itertools.tee((self._sorted(plan) for plan in plans), 1 + len(self._sources))
+        sorted_plans, *copies = for_each((self._sorted(plan) for plan in plans), 1 + len(self._sources))
         parts = {
             name: source.parts(map(partial(_leaves, name), copy), lambda: current)
             for copy, (name, source) in zip(copies, self._sources.items(), strict=True)
         }
         for plan in sorted_plans:
             current = memories()
-            made = {name: next(stream) for name, stream in parts.items()}
+            making = {name: self._pool.submit(self._next, stream) for name, stream in parts.items()}
+            wait(making.values())
+            made = {name: part.result() for name, part in making.items()}
             table = {name: current.hold(f"table {name}", values) for name, values in plan.columns.items()}
             joined = dict(table)
             if plan.joined is not None:
@@ -166,6 +169,10 @@ class Executor:
                 table["usable"] = current.hold("table usable", usable)
             damaged = [what for part in made.values() for what in part.damaged]
             yield Batch({name: part.inputs for name, part in made.items()}, table, joined, plan, damaged)
+
+    def _next(self, parts: Iterator[Part]) -> Part:
+        with self._place.aside():
+            return next(parts)
 
     def _sorted(self, plan: BatchPlan) -> BatchPlan:
         """The leaves one modality after the other."""
@@ -182,3 +189,33 @@ def _source(modality: str) -> type[InputSource]:
     if modality not in SOURCES:
         raise UserError(f"nothing can load leaves of the modality '{modality}'; there are {', '.join(SOURCES)}")
     return SOURCES[modality]
+
+
+def for_each(items: Iterable[T], readers: int) -> list[Iterator[T]]:
+    """The items, for several threads: each gets all of them, in order, and none has to wait for another.
+
+    What is raised in place of an item reaches them all.
+    """
+    source, lock = iter(items), threading.Lock()
+    raised: list[Exception] = []
+    behind: list[deque[T]] = [deque() for _ in range(readers)]
+
+    def read(own: deque[T]) -> Iterator[T]:
+        while True:
+            with lock:
+                if not own:
+                    if raised:
+                        raise raised[0]
+                    try:
+                        found = list(itertools.islice(source, 1))
+                    except Exception as error:
+                        raised.append(error)
+                        raise
+                    if not found:
+                        return
+                    for other in behind:
+                        other.extend(found)
+                item = own.popleft()
+            yield item
+
+    return [read(own) for own in behind]

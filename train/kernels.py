@@ -40,6 +40,8 @@ class Kernels:
 
     def apply(self, model: GDT) -> None:
         """Lay out and compile the networks; names and values of their parameters stay."""
+        if self.precision == torch.float64:
+            model.double()
         for module in model.modules():
             if isinstance(module, nn.Conv3d) and self.channels_last:
                 module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
@@ -53,7 +55,7 @@ def ways(precision: torch.dtype, compiled: bool) -> list[Kernels]:
     found = [Kernels(precision), Kernels(precision, channels_last=False)]
     if compiled:
         found.insert(0, Kernels(precision, compiled=True))
-    return found if precision == torch.float32 else [*found, Kernels(torch.float32), Kernels(torch.float32, False)]
+    return [*found, Kernels(torch.float32), Kernels(torch.float32, False)] if precision == torch.bfloat16 else found
 
 
 def first_right(
@@ -84,7 +86,7 @@ def first_right(
             off = float((features - expected).norm() / expected.norm())
             if not off < TOLERANCE:  # also where it is not a number
                 why = f"its features differ from float32 by {off:.2g} of their length"
-            elif kernels.precision != torch.float32 and seconds > slowest:
+            elif kernels.precision == torch.bfloat16 and seconds > slowest:
                 why = f"it takes {seconds / slowest:.1f} times as long as float32"
         except Exception as error:  # whatever compilers and libraries raise
             if is_out_of_memory(error):
@@ -101,7 +103,7 @@ def _measured(model: GDT, kernels: Kernels, batch: Tensor, backward: bool = True
     """Features of a batch in float32, and the seconds that a forward pass takes; a backward pass has to succeed."""
     trunk = model.video_network
     inputs = batch.to(kernels.precision) if kernels.channels_last else batch.to(kernels.precision).contiguous()
-    with torch.autocast(batch.device.type, kernels.precision, enabled=kernels.precision != torch.float32):
+    with torch.autocast(batch.device.type, kernels.precision, enabled=kernels.precision == torch.bfloat16):
         if backward:
             trunk(inputs).float().square().mean().backward()
         with torch.no_grad():

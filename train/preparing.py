@@ -22,6 +22,7 @@ from train.kernels import Kernels, first_right, ways
 from train.models.gdt import GDT
 from train.settings import BEFORE, Pretrain
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _LESS = 0.75
 """Share of the memory that is planned with once a trial has run out of it."""
 
@@ -49,7 +50,7 @@ def prepared(
         begun = json.loads(state["settings"]).get("norm_leaves", BEFORE["norm_leaves"])
         settings = replace(settings, norm_leaves=begun)
     require_groups(settings.videos_per_batch, settings.norm_leaves or 0, world)
-    numbers = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+    numbers = PRECISIONS[settings.precision]
     with torch.device("meta"):
         parameters = sum(p.numel() for p in GDT(settings.network, composition.modalities).parameters())
 
@@ -80,7 +81,7 @@ def prepared(
             break  # there is no smaller way; the run itself will say what to change
         say(f"out of memory where it {one}; trying less")
         free *= _LESS
-    exact: Any = "float32" if kernels.precision == torch.float32 else "bfloat16"
+    exact: Any = str(kernels.precision).removeprefix("torch.")
     settings = replace(settings, norm_leaves=one.norm_leaves, chunk_leaves=one.chunk_leaves, precision=exact)
     return Plan(settings, one, kernels)
 

@@ -34,7 +34,7 @@ from train.figures import Report, Reports
 from train.kernels import Kernels
 from train.models.gdt import GDT, load_weights
 from train.norm import synchronised
-from train.preparing import prepared
+from train.preparing import PRECISIONS, prepared
 from train.provenance import Provenance, Start, record
 from train.ranks import require_alike, watched
 from train.resuming import require_same_run
@@ -194,7 +194,7 @@ class Trainer:
             synchronised(model, device)
         if "video" in model.modalities:
             model.video_network.base.recomputed = recomputed
-        numbers = torch.bfloat16 if settings.precision == "bfloat16" else torch.float32
+        numbers = PRECISIONS[settings.precision]
         (kernels or Kernels(numbers)).apply(model)
         self.model = model
         how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.norm_leaves or 0,

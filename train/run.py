@@ -28,7 +28,7 @@ from train.local import require_gpus, told_once
 from train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
 
 
-def precision(settings: Pretrain, device: torch.device) -> Literal["float32", "bfloat16"]:
+def precision(settings: Pretrain, device: torch.device) -> Literal["float32", "bfloat16", "float64"]:
     if settings.precision == "auto":
         return "bfloat16" if device.type == "cuda" else "float32"
     return settings.precision

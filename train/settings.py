@@ -135,9 +135,10 @@ class Pretrain:
     """Threads and buffers of the loader."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto takes a GPU if there is one."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the networks (the loss is always float32); auto takes bfloat16 on GPUs and float32 on CPUs, where
-    torch 2.13's bfloat16 convolutions were seen to return NaN for finite inputs."""
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
+    """Arithmetic of the networks (the loss is float32, or float64 with it); auto takes bfloat16 on GPUs and float32 on
+    CPUs, where torch 2.13's bfloat16 convolutions were seen to return NaN for finite inputs. float64 is for checks: two
+    ways to compute a run differ by rounding, which in float32 decides after some steps where training goes."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether torch.compile fuses what lies between the convolutions of the video network; auto does so on GPUs."""
     threads: int = 0
@@ -298,9 +299,9 @@ _NO_EFFECT_ON_NUMBERS = (
 BEFORE: dict[str, Any] = {
     "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None, "init": None,
     "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
-    "network.text_width": 2048, "loading.damaged": "stop",
-    "probe_every": 0, "probe_videos": 256, "probe_split": "", "norm_leaves": 0, "chunk_leaves": 0,
-    "wandb": "", "profile": 0, "compile": "auto", "shuffle_shards": 0,
+    "network.text_width": 2048, "loading.damaged": "stop", "loading.decoder": "auto", "loading.jpeg_hardware": True,
+    "loading.read_ahead": 128, "probe_every": 0, "probe_videos": 256, "probe_split": "", "norm_leaves": 0,
+    "chunk_leaves": 0, "wandb": "", "profile": 0, "compile": "auto", "shuffle_shards": 0,
 }  # fmt: skip
 """What runs did before there was a setting, for settings that the first checkpoints do not hold.
 

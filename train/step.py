@@ -127,7 +127,7 @@ class Gradient:
     def _autocast(self) -> torch.autocast:
         # not one for both passes: what it has cast without gradient it would not cast again with one
         device = next(self.model.parameters()).device.type
-        return torch.autocast(device, self.how.precision, enabled=self.how.precision != torch.float32)
+        return torch.autocast(device, self.how.precision, enabled=self.how.precision == torch.bfloat16)
 
     def _at_once(self, several: Sequence[_Group]) -> bool:
         return not self.chunk_leaves or self.chunk_leaves >= _most(several)

@@ -45,7 +45,9 @@ class ShardReader:
         self._pid = os.getpid()
 
     def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
-        """JPEG bytes of some frames of a video, given by their places in it, int64 [n] ascending: n uint8 arrays."""
+        """JPEG bytes of some frames of a video, given by their places in it, int64 [n] ascending: n uint8 arrays, the
+        same one where a place is there again.
+        """
         self._require_inside(video, "frames", positions[0], positions[-1], self.index.frame_count)
         shard = self._shard(video)
         wanted = np.asarray(positions) - positions[0]
@@ -56,11 +58,12 @@ class ShardReader:
             raise self._damaged(video, shard, f"the offsets of frames {positions[0]} to {positions[0] + run}")
         data = shard.read("frames/jpeg", int(offset[0]), int(offset[-1] - offset[0]), np.uint8)
         bounds = offset - offset[0]
-        frames = [data[bounds[k] : bounds[k + 1]] for k in wanted]
-        for position, frame, expected in zip(positions, frames, checksums[wanted], strict=True):
-            if zlib.crc32(frame.data) != expected:
-                raise self._damaged(video, shard, f"frame {position}")
-        return frames
+        frames = {}
+        for k in dict.fromkeys(wanted.tolist()):
+            frame = frames[k] = data[bounds[k] : bounds[k + 1]]
+            if zlib.crc32(frame.data) != checksums[k]:
+                raise self._damaged(video, shard, f"frame {positions[0] + k}")
+        return [frames[k] for k in wanted.tolist()]
 
     def logmel(self, video: int, start: int, count: int) -> np.ndarray:
         """Log-mel rows of a video from row `start`: float32 [count, bands]."""

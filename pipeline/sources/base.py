@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch
 
-from pipeline.graphs import Pipeline
 from pipeline.leaves import Clip, Leaves
+from pipeline.place import Place
 from pipeline.shards.index import Index
 from pipeline.shards.reader import DamagedVideo, ShardReader
 from pipeline.sources.loading import Loading
@@ -27,8 +28,8 @@ class Memory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._tensors: dict[str, torch.Tensor] = {}
-        self.released: torch.cuda.Event | None = None
-        """On a GPU, when the training stream has read the batch that lay here before."""
+        self.released: Any = None
+        """The point of the training stream at which it had read the batch that lay here before."""
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """A tensor of this name, with whatever is in it."""
@@ -55,32 +56,43 @@ class Part:
     """The video and the shard of every piece that could not."""
 
 
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """Clips that are being read."""
+
+    videos: np.ndarray
+    """Rows of the index: int64 [n]."""
+    _found: list[Future[tuple[T, bool]]]
+    _named: Callable[[int], str]
+
+    def result(self) -> tuple[list[T], np.ndarray, list[str]]:
+        """What was read of each, bool [n] whether it was intact, and the names of what was not. Waits for it."""
+        found = [future.result() for future in self._found]
+        intact = np.asarray([whole for _, whole in found], bool)
+        return [value for value, _ in found], intact, [self._named(video) for video in self.videos[~intact].tolist()]
+
+
 class Readings:
-    """What all sources read from, several clips at a time."""
+    """What all sources read from."""
 
     def __init__(self, index: Index, loading: Loading, words: WordVectors | None) -> None:
         self.index = index
         self.reader = ShardReader(index)
         self._words = words
         self._skip = loading.damaged == "skip"
-        self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
 
     @property
     def words(self) -> WordVectors:
         """Raises UserError where there are none."""
         return self._words or WordVectors.of(self.index, None)
 
-    def close(self) -> None:
-        """Drop what is still to be read."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def begin(
+        self, pool: ThreadPoolExecutor, videos: np.ndarray, read: Callable[..., T], instead: Callable[[int], T],
+        *arguments: Iterable[Any],
+    ) -> Reading[T]:  # fmt: skip
+        """Let a pool call `read(video, ...)` for every video [n].
 
-    def read(
-        self, videos: np.ndarray, read: Callable[..., T], instead: Callable[[int], T], *arguments: Iterable[Any]
-    ) -> tuple[list[T], np.ndarray, list[str]]:
-        """What `read(video, ...)` gives for every video [n], bool [n] whether it was intact, and the
-        names of what was not.
-
-        Where damage is skipped, what is damaged is `instead(video)`; else DamagedVideo is raised.
+        Where damage is skipped, what is damaged is `instead(video)`; else asking for the result raises DamagedVideo.
         """
 
         def one(video: int, *rest: Any) -> tuple[T, bool]:
@@ -91,12 +103,24 @@ class Readings:
                     raise
             return instead(video), False
 
-        found = list(self._pool.map(one, videos.tolist(), *arguments))
-        intact = np.asarray([whole for _, whole in found], bool)
-        return [value for value, _ in found], intact, [self._named(video) for video in videos[~intact].tolist()]
+        tasks = [pool.submit(one, *what) for what in zip(videos.tolist(), *arguments, strict=True)]
+        return Reading(videos, tasks, self._name)
 
-    def _named(self, video: int) -> str:
+    def _name(self, video: int) -> str:
         return f"'{self.index.id[video]}' in {self.index.folder / self.index.shard_names[self.index.shard[video]]}"
+
+
+def ahead(items: Iterable[T], most: int, clips: Callable[[T], int]) -> Iterator[T]:
+    """The items, taken before they are asked for: one at least, and as many as have up to `most` clips together."""
+    waiting: deque[T] = deque()
+    held = 0
+    for item in items:
+        waiting.append(item)
+        held += clips(item)
+        while len(waiting) > 1 and held > most:
+            held -= clips(waiting[0])
+            yield waiting.popleft()
+    yield from waiting
 
 
 class InputSource(ABC):
@@ -106,9 +130,21 @@ class InputSource(ABC):
     always_usable: ClassVar[bool] = True
     """Whether every leaf that could be read counts."""
 
-    def __init__(self, readings: Readings, clip: Clip, device: torch.device, loading: Loading) -> None:
+    def __init__(self, readings: Readings, clip: Clip, place: Place, loading: Loading) -> None:
         self.readings, self.index = readings, readings.index
-        self.clip, self.device, self.loading = clip, device, loading
+        self.clip, self.place, self.loading = clip, place, loading
+        # its own: one modality does not wait for the disk's answers to another
+        self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
+
+    def close(self) -> None:
+        """Drop what is still to be read."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def begin(
+        self, videos: np.ndarray, read: Callable[..., T], instead: Callable[[int], T], *arguments: Iterable[Any]
+    ) -> Reading[T]:
+        """See Readings."""
+        return self.readings.begin(self._pool, videos, read, instead, *arguments)
 
     @abstractmethod
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
@@ -116,16 +152,6 @@ class InputSource(ABC):
 
         `memory()` is that of the batch whose part is being asked for.
         """
-
-    def pipeline(self, graph: Callable[..., Any], batch_size: int, *arguments: Any) -> Pipeline:
-        """A DALI graph of pipeline/graphs.py, set up for this device."""
-        device = "gpu" if self.device.type == "cuda" else "cpu"
-        return Pipeline(
-            graph(
-                *arguments, device, batch_size=batch_size, num_threads=self.loading.threads,
-                device_id=(self.device.index or 0) if device == "gpu" else None, prefetch_queue_depth=Pipeline.AHEAD,
-            )
-        )  # fmt: skip
 
 
 def chunks(n: int, size: int) -> Sequence[slice]:

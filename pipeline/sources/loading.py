@@ -16,16 +16,24 @@ def _cores() -> int:
 
 @dataclass(frozen=True)
 class Loading:
-    """How loading is spread over threads and buffers, and what it does about damage; no value changes what is loaded
-    from undamaged shards.
+    """Where loading is done, how it is spread over threads and buffers, and what it does about damage; of undamaged
+    shards no value changes what is loaded, but for the rounding of a GPU's decoders.
     """
 
     threads: int = field(default_factory=_cores)
-    """DALI worker threads; by default this process's share of the cores."""
-    readers: int = 4
-    """Threads that read shards; more hide the latency of slow or remote disks."""
+    """Threads that decode on this machine's cores, and those of DALI; by default this process's share of the cores."""
+    decoder: Literal["auto", "cpu", "gpu"] = "auto"
+    """Where frames are decoded and cropped: on this machine's cores, from where a GPU gets bytes, or on the GPU; auto
+    takes the GPU where one trains. Cores are better where they are idle and the GPU is not."""
+    jpeg_hardware: bool = True
+    """Whether a GPU decodes on its JPEG engine, where it has one, and not on what trains; all frames or none, since the
+    two may differ by a grey level."""
+    readers: int = 16
+    """Threads that read shards, for each modality; more hide the latency of slow or remote disks."""
+    read_ahead: int = 128
+    """Clips whose bytes are read before they are needed, in as many batches as they take."""
     clips_at_once: int = 16
-    """Decoded clips per DALI run; larger ones suit a GPU, smaller ones a small cache."""
+    """Decoded clips per run of DALI, or per upload to a GPU; larger ones suit a GPU, smaller ones a small cache."""
     prefetch: int = 2
     """Batches made ahead of the training step."""
     damaged: Literal["stop", "skip"] = "stop"
@@ -33,4 +41,4 @@ class Loading:
     for nothing in the loss, and are counted, and named at the end."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "loading", "threads", "readers", "clips_at_once", "prefetch")
+        require_positive(self, "loading", "threads", "readers", "read_ahead", "clips_at_once", "prefetch")

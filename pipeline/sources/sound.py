@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph
 from pipeline.leaves import Leaves
-from pipeline.sources.base import InputSource, Memory, Part, chunks
+from pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Some audio leaves of a batch."""
+
+    leaves: Leaves
+    reading: Reading[np.ndarray]
+    run: slice
+    """Where in the batch they are."""
+    total: int
+    """Leaves of the batch."""
 
 
 class SoundSource(InputSource):
@@ -20,37 +34,52 @@ class SoundSource(InputSource):
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
         if self._graph is None:
-            self._graph = self.pipeline(audio_graph, AUDIO_CLIPS)
-        for leaves in batches:
-            n = len(leaves)
-            out = memory().get(self.modality, (n, self.index.bands, self.clip.mel_frames))
-            runs = chunks(n, AUDIO_CLIPS)
-            part = Part(out[:, None], np.ones(n, bool), [])
-            feed = (self._feed(leaves.take(run), run, part) for run in runs)
-            for run, (bank,) in zip(runs, self._graph.run(feed), strict=True):
-                out[run].copy_(bank)
-            yield part
+            self._graph = Pipeline.made(self.place, self.loading.threads, audio_graph, AUDIO_CLIPS, self.place.dali)
+        fed: deque[tuple[_Work, np.ndarray, list[str]]] = deque()
+        works = ahead(self._works(batches), self.loading.read_ahead, lambda work: len(work.leaves))
+        usable, damaged = [], []
+        for (bank,) in self._graph.run(self._feed(works, fed)):
+            work, intact, names = fed.popleft()
+            out = memory().get(self.modality, (work.total, self.index.bands, self.clip.mel_frames))
+            out[work.run].copy_(bank)
+            usable.append(intact)
+            damaged.extend(names)
+            if work.run.stop == work.total:
+                yield Part(out[:, None], np.concatenate(usable), damaged)
+                usable, damaged = [], []
 
-    def _feed(self, leaves: Leaves, run: slice, part: Part) -> dict[str, Any]:
-        """Inputs of one DALI run."""
-        first = self.index.mel_position(leaves.start)[:, None]
-        read, part.usable[run], damaged = self.readings.read(
-            leaves.video, self._read, self._average, first + leaves.mel_frames
-        )
-        part.damaged.extend(damaged)
-        statistics, draws = self.index.statistics, leaves.draws
-        masks = {
-            f"{axis}_{name}": draws[f"{axis}_{name}"][:, None]
-            for axis in ("frequency", "time")
-            for name in ("start", "width")
-        }
-        return masks | {
-            "rows": read,
-            # a gain a on the waveform is 2 ln a on the log power, exactly
-            "gain": (2 * np.log(draws["volume"])).astype(np.float32),
-            "mean": np.full(len(leaves), statistics.mel_mean, np.float32),
-            "scale": np.full(len(leaves), 1 / statistics.mel_std, np.float32),
-        }
+    def close(self) -> None:
+        super().close()
+        self._graph = None
+
+    def _works(self, batches: Iterator[Leaves]) -> Iterator[_Work]:
+        for batch in batches:
+            rows = self.index.mel_position(batch.start)[:, None] + batch.mel_frames
+            for run in chunks(len(batch), AUDIO_CLIPS):
+                reading = self.begin(batch.video[run], self._read, self._average, rows[run])
+                yield _Work(batch.take(run), reading, run, len(batch))
+
+    def _feed(
+        self, works: Iterable[_Work], fed: deque[tuple[_Work, np.ndarray, list[str]]]
+    ) -> Iterator[dict[str, Any]]:
+        """Inputs of every DALI run."""
+        statistics = self.index.statistics
+        for work in works:
+            read, intact, damaged = work.reading.result()
+            fed.append((work, intact, damaged))
+            n, draws = len(work.leaves), work.leaves.draws
+            masks = {
+                f"{axis}_{name}": draws[f"{axis}_{name}"][:, None]
+                for axis in ("frequency", "time")
+                for name in ("start", "width")
+            }
+            yield masks | {
+                "rows": read,
+                # a gain a on the waveform is 2 ln a on the log power, exactly
+                "gain": (2 * np.log(draws["volume"])).astype(np.float32),
+                "mean": np.full(n, statistics.mel_mean, np.float32),
+                "scale": np.full(n, 1 / statistics.mel_std, np.float32),
+            }
 
     def _read(self, video: int, rows: np.ndarray) -> np.ndarray:
         first, last = int(rows.min()), int(rows.max())

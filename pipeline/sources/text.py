@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from pipeline.leaves import Clip, Leaves
-from pipeline.sources.base import InputSource, Memory, Part, Readings
+from pipeline.place import Place
+from pipeline.sources.base import InputSource, Memory, Part, Reading, Readings, ahead
 from pipeline.sources.loading import Loading
 
 NOTHING = -1
@@ -35,43 +36,56 @@ class Words:
         return Words(self.vectors[chosen], self.said[chosen], self.tokens[chosen])
 
 
+@dataclass(frozen=True)
+class _Work:
+    """The text leaves of a batch."""
+
+    leaves: Leaves
+    which: np.ndarray
+    """Which of the clips that are read each of them holds: int64 [n]."""
+    reading: Reading[np.ndarray]
+
+    def tokens(self) -> tuple[np.ndarray, list[str]]:
+        """Tokens of each leaf in its order, int64 [n, words], and the names of what is damaged."""
+        read, _, damaged = self.reading.result()
+        spoken = np.full((len(read), self.leaves.words.shape[1] + 1), NOTHING, np.int64)
+        for row, tokens in zip(spoken, read, strict=True):
+            row[: len(tokens)] = tokens
+        ordered = np.take_along_axis(spoken[self.which], self.leaves.words, 1)
+        # those that are not said move behind the others
+        behind = np.argsort(ordered == NOTHING, axis=1, kind="stable")
+        return np.take_along_axis(ordered, behind, 1), damaged
+
+
 class TextSource(InputSource):
     """Words. A clip in which nothing is said has no weight in the loss, and so has one whose words are damaged."""
 
     modality = "text"
     always_usable = False
 
-    def __init__(self, readings: Readings, clip: Clip, device: torch.device, loading: Loading) -> None:
+    def __init__(self, readings: Readings, clip: Clip, place: Place, loading: Loading) -> None:
         """Raises UserError where there are no word vectors."""
-        super().__init__(readings, clip, device, loading)
         self._vectors = readings.words.vectors
+        super().__init__(readings, clip, place, loading)
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        for leaves in batches:
-            tokens, damaged = self._tokens(leaves)
+        works = (self._work(leaves) for leaves in batches)
+        for work in ahead(works, self.loading.read_ahead, lambda work: len(work.reading.videos)):
+            tokens, damaged = work.tokens()
             said = tokens != NOTHING
             vectors = np.where(said[..., None], self._vectors[tokens], np.float16(0))
             words = Words(memory().hold("vectors", vectors), memory().hold("said", said), tokens)
             yield Part(words, said.any(1), damaged)
 
-    def _tokens(self, leaves: Leaves) -> tuple[np.ndarray, list[str]]:
-        """Tokens of each leaf in its order, int64 [n, words], and the names of what is damaged."""
+    def _work(self, leaves: Leaves) -> _Work:
         # leaves of one clip differ only in the order of its words
         places = np.stack([leaves.video, leaves.start, leaves.words_seconds], 1)
         _, first, which = np.unique(places, axis=0, return_index=True, return_inverse=True)
         clips = leaves.take(first)
-        most = leaves.words.shape[1]
+        most = [leaves.words.shape[1]] * len(clips)
         seconds = clips.start / self.index.fps
-        read, _, damaged = self.readings.read(
-            clips.video, self._read, self._nothing, seconds, [most] * len(clips), clips.words_seconds
-        )
-        spoken = np.full((len(clips), most + 1), NOTHING, np.int64)
-        for row, tokens in zip(spoken, read, strict=True):
-            row[: len(tokens)] = tokens
-        ordered = np.take_along_axis(spoken[which.reshape(-1)], leaves.words, 1)
-        # those that are not said move behind the others
-        behind = np.argsort(ordered == NOTHING, axis=1, kind="stable")
-        return np.take_along_axis(ordered, behind, 1), damaged
+        reading = self.begin(clips.video, self._read, self._nothing, seconds, most, clips.words_seconds)
+        return _Work(leaves, which.reshape(-1), reading)
 
     def _read(self, video: int, start: float, words: int, seconds: float) -> np.ndarray:
         return self.readings.reader.tokens(video, start, words, seconds)

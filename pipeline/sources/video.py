@@ -2,28 +2,30 @@
 
 Per leaf, one resize of a region of interest is the scale jitter, the crop and the flip in one; the order of the frames
 is a permutation; colour jitter and normalisation together are one affine map of RGB, left to the encoder's device.
+Here it is decided what is decoded, for which leaves; an engine does it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
 from pipeline.colour import Pixels, affine
+from pipeline.engines import Run, engine
 from pipeline.errors import UserError, first_line, is_out_of_memory
-from pipeline.graphs import Pipeline, dali_message, video_graph
+from pipeline.graphs import dali_message
 from pipeline.leaves import Clip, Leaves
+from pipeline.place import Place
+from pipeline.shards.index import Index
 from pipeline.shards.reader import DamagedVideo
-from pipeline.sources.base import InputSource, Memory, Part, Readings, chunks
+from pipeline.sources.base import InputSource, Memory, Part, Reading, Readings, ahead, chunks
 from pipeline.sources.loading import Loading
 
 
@@ -34,9 +36,23 @@ class _Work:
     leaves: Leaves
     shared: np.ndarray
     """Leaf rows by decoded clip, int64 [clips, branches]."""
+    begin: np.ndarray
+    """Corner (y, x) of each leaf's crop in the stored frame, pixels: float32 [leaves, 2]."""
+    end: np.ndarray
+    """The opposite corner."""
     intact: np.ndarray
-    """Whether each leaf could be read, bool [leaves]; known once the whole batch is fed."""
+    """Whether each leaf could be read, bool [leaves]; known once the whole batch is decoded."""
     damaged: list[str]
+
+
+@dataclass(frozen=True)
+class _Clips:
+    """Some decoded clips of a batch, while they are read."""
+
+    work: _Work
+    rows: np.ndarray
+    """Their leaves: int64 [clips, branches]."""
+    reading: Reading[list[np.ndarray]]
 
 
 class VideoSource(InputSource):
@@ -44,62 +60,62 @@ class VideoSource(InputSource):
 
     modality = "video"
 
-    def __init__(self, readings: Readings, clip: Clip, device: torch.device, loading: Loading) -> None:
-        super().__init__(readings, clip, device, loading)
-        self._graphs: dict[int, Pipeline] = {}
+    def __init__(self, readings: Readings, clip: Clip, place: Place, loading: Loading) -> None:
+        super().__init__(readings, clip, place, loading)
+        self._engine = engine(clip, place, loading)
         self._floats: dict[torch.dtype, torch.Tensor] = {}
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
+        frames, size = self.clip.frames, self.clip.size
+
+        def crops(leaves: int) -> torch.Tensor:
+            return memory().get(self.modality, (leaves, frames, size, size, 3), torch.uint8)
+
+        taken: deque[_Clips] = deque()
+        clips = ahead(self._clips(batches), self.loading.read_ahead, lambda clips: len(clips.rows))
+        filled = self._engine.fill(self._runs(clips, taken), crops)
         statistics = self.index.statistics
-        works = (_work(leaves) for leaves in batches)
-        for branches, run in itertools.groupby(works, key=lambda work: work.shared.shape[1]):
-            ahead: deque[tuple[_Work, np.ndarray]] = deque()
-            outputs = self._graph(branches).run(self._feed(run, ahead))
-            while (branch_outputs := self._next(outputs, ahead)) is not None:
-                work, rows = ahead.popleft()
-                n, frames, size = len(work.leaves), self.clip.frames, self.clip.size
-                crops = memory().get(self.modality, (n, frames, size, size, 3), torch.uint8)
-                for decoded, leaves in zip(branch_outputs, rows.T, strict=True):
-                    clips = _turned(decoded.view(-1, frames, size, size, 3), work.leaves.turns[leaves])
-                    crops[torch.from_numpy(leaves).to(self.device)] = clips
-                if rows[-1, 0] == work.shared[-1, 0]:
-                    matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
-                    colours = (memory().hold("matrix", matrix), memory().hold("offset", offset))
-                    yield Part(Pixels(crops, *colours, self._floats), work.intact, work.damaged)
+        while self._next(filled, taken):
+            work = taken[0].work
+            while taken and taken[0].work is work:
+                taken.popleft()
+            held = crops(len(work.leaves))
+            for leaf in np.flatnonzero(work.leaves.turns):
+                held[leaf] = torch.rot90(held[leaf], int(work.leaves.turns[leaf]), (1, 2))
+            matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
+            colours = (memory().hold("matrix", matrix), memory().hold("offset", offset))
+            yield Part(Pixels(held, *colours, self._floats), work.intact, work.damaged)
 
-    def _graph(self, branches: int) -> Pipeline:
-        if branches not in self._graphs:
-            decoded = self.loading.clips_at_once * self.clip.frames
-            self._graphs[branches] = self.pipeline(video_graph, decoded, self.clip.size, branches)
-        return self._graphs[branches]
+    def close(self) -> None:
+        super().close()
+        self._engine.close()
 
-    def _feed(self, works: Iterable[_Work], ahead: deque[tuple[_Work, np.ndarray]]) -> Iterator[dict[str, Any]]:
-        for work in works:
-            begin, end = self._regions(work.leaves)
+    def _clips(self, batches: Iterator[Leaves]) -> Iterator[_Clips]:
+        for leaves in batches:
+            corners = regions(self.index, leaves, self.clip.size)
+            work = _Work(leaves, share_decoding(leaves), *corners, np.ones(len(leaves), bool), [])
             for run in chunks(len(work.shared), self.loading.clips_at_once):
                 rows = work.shared[run]
-                inputs = self._inputs(work, rows, begin, end)
-                ahead.append((work, rows))
-                yield inputs
+                decoded = leaves.take(rows[:, 0])
+                yield _Clips(
+                    work,
+                    rows,
+                    self.begin(decoded.video, self.readings.reader.frames, self._grey, _frames_of(decoded)),
+                )
 
-    def _inputs(self, work: _Work, rows: np.ndarray, begin: np.ndarray, end: np.ndarray) -> dict[str, Any]:
-        """Inputs of one DALI run over clips [n, branches] of leaf rows: the frames, then per branch its arguments."""
-        frames = self.clip.frames
-        decoded = work.leaves.take(rows[:, 0])
-        read, intact, damaged = self.readings.read(
-            decoded.video, self.readings.reader.frames, self._grey, _frames_of(decoded)
-        )
-        work.intact[rows] = intact[:, None]
-        work.damaged.extend(damaged)
-        inputs: dict[str, Any] = {"jpeg": [frame for clip in read for frame in clip]}
-        clips = np.arange(len(rows), dtype=np.int32)[:, None] * frames
-        for branch, leaves in enumerate(rows.T):
-            inputs[f"begin{branch}"] = np.repeat(begin[leaves], frames, 0)
-            inputs[f"end{branch}"] = np.repeat(end[leaves], frames, 0)
+    def _runs(self, clips: Iterable[_Clips], taken: deque[_Clips]) -> Iterator[Run]:
+        for some in clips:
+            work, rows = some.work, some.rows
+            jpegs, intact, damaged = some.reading.result()
+            work.intact[rows] = intact[:, None]
+            work.damaged.extend(damaged)
+            taken.append(some)
+            videos = some.reading.videos
+            sizes = np.stack([self.index.height[videos], self.index.width[videos]], 1).astype(np.int64)
             # where among the sorted frames, which are those decoded, each frame of a leaf is
-            places = work.leaves.frames[leaves].argsort(1, kind="stable").argsort(1).astype(np.int32)
-            inputs[f"places{branch}"] = (clips + places).reshape(-1)
-        return inputs
+            order = work.leaves.frames[rows].argsort(2, kind="stable").argsort(2)
+            last = bool(rows[-1, 0] == work.shared[-1, 0])
+            yield Run(rows, len(work.leaves), jpegs, sizes, work.begin[rows], work.end[rows], order, last)
 
     def _grey(self, video: int) -> list[np.ndarray]:
         grey = io.BytesIO()
@@ -107,40 +123,26 @@ class VideoSource(InputSource):
         Image.new("RGB", size, (128, 128, 128)).save(grey, "JPEG")
         return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames
 
-    def _regions(self, leaves: Leaves) -> tuple[np.ndarray, np.ndarray]:
-        """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x."""
-        video, draws = leaves.video, leaves.draws
-        size = np.stack([self.index.height[video], self.index.width[video]], 1).astype(np.float64)
-        if "height" in draws:
-            extent = np.stack([draws["height"], draws["width"]], 1) * size
-        else:
-            side = self.clip.size * size.min(1) / draws["scale"]
-            extent = np.minimum(side, size.min(1))[:, None]
-        begin = np.stack([draws["top"], draws["left"]], 1) * (size - extent)
-        end = begin + extent
-        flip = draws["flip"] > 0
-        begin[flip, 1], end[flip, 1] = end[flip, 1], begin[flip, 1]
-        return begin.astype(np.float32), end.astype(np.float32)
-
-    def _next(
-        self, outputs: Iterator[list[torch.Tensor]], ahead: deque[tuple[_Work, np.ndarray]]
-    ) -> list[torch.Tensor] | None:
-        """The next crops; what DALI cannot decode is told by the name of the video and its shard."""
+    def _next(self, filled: Iterator[None], taken: Iterable[_Clips]) -> bool:
+        """Whether there was another batch; what cannot be decoded is told by the name of the video and its shard."""
         try:
-            return next(outputs, None)
+            next(filled)
+        except StopIteration:
+            return False
         except RuntimeError as error:
             what = dali_message(error)
             if is_out_of_memory(RuntimeError(what)):
                 raise MemoryError(what) from error
-            for work, rows in ahead:
-                clips = work.leaves.take(rows[:, 0])
+            for some in taken:
+                clips = some.work.leaves.take(some.rows[:, 0])
                 for video, positions in zip(clips.video.tolist(), _frames_of(clips), strict=True):
                     with contextlib.suppress(DamagedVideo):  # skipped, or it would have ended the run when it was read
                         self._require_decodable(video, positions)
             raise UserError(
-                f"DALI failed, and not for the frames, which are in order: {what}; where it names "
+                f"decoding failed, and not for the frames, which are in order: {what}; where it names "
                 "CUDA or the driver, see nvidia-smi"
             ) from error
+        return True
 
     def _require_decodable(self, video: int, positions: np.ndarray) -> None:
         """Raise UserError where another library cannot decode a frame of a clip either."""
@@ -162,11 +164,23 @@ class VideoSource(InputSource):
                 )
 
 
-def _turned(clips: torch.Tensor, turns: np.ndarray) -> torch.Tensor:
-    """Clips [n, frames, size, size, 3], each turned so many quarters."""
-    if not turns.any():
-        return clips
-    return torch.stack([torch.rot90(clip, int(turn), (1, 2)) for clip, turn in zip(clips, turns, strict=True)])
+def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x.
+
+    `size` is the side of the square that a crop is resized to.
+    """
+    video, draws = leaves.video, leaves.draws
+    shape = np.stack([index.height[video], index.width[video]], 1).astype(np.float64)
+    if "height" in draws:
+        extent = np.stack([draws["height"], draws["width"]], 1) * shape
+    else:
+        side = size * shape.min(1) / draws["scale"]
+        extent = np.minimum(side, shape.min(1))[:, None]
+    begin = np.stack([draws["top"], draws["left"]], 1) * (shape - extent)
+    end = begin + extent
+    flip = draws["flip"] > 0
+    begin[flip, 1], end[flip, 1] = end[flip, 1], begin[flip, 1]
+    return begin.astype(np.float32), end.astype(np.float32)
 
 
 def _frames_of(leaves: Leaves) -> np.ndarray:
@@ -174,11 +188,7 @@ def _frames_of(leaves: Leaves) -> np.ndarray:
     return leaves.start[:, None] + np.sort(leaves.frames, 1)
 
 
-def _work(leaves: Leaves) -> _Work:
-    return _Work(leaves, _share_decoding(leaves), np.ones(len(leaves), bool), [])
-
-
-def _share_decoding(leaves: Leaves) -> np.ndarray:
+def share_decoding(leaves: Leaves) -> np.ndarray:
     """Leaf rows by decoded clip, which is a video and a set of its frames: int64 [clips, branches]."""
     frames = np.sort(leaves.frames, 1)
     pattern = np.ascontiguousarray(frames - frames[:, :1])

@@ -14,11 +14,9 @@ from pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
 from pipeline.leaves import MODALITIES, Clip
 from pipeline.shards.index import Index
 from pipeline.shards.reader import ShardReader
-from pipeline.sources.base import Readings
-from pipeline.sources.loading import Loading
-from pipeline.sources.video import VideoSource
+from pipeline.sources.video import regions
 from pipeline.transformations.augmentation import EVALUATION, Augmentation
-from tests.pipeline.test_loader import CLIP, CPU, NO_COLOUR, load
+from tests.pipeline.test_loader import CLIP, NO_COLOUR, load
 
 TRAINING = Training(clips=3, batch=4, augmentation=Augmentation(scale=(44, 60)))
 VIDEOS, TARGETS = np.array([3, 8, 20, 21, 30]), np.array([0, 1, 1, 0, 2])
@@ -51,8 +49,7 @@ def test_three_crops_lie_side_by_side_along_the_longer_side(index: Index) -> Non
     ):
         longish = replace(index, **{longer: 2 * getattr(index, longer)})
         plan = uniform_clips(longish, np.array([0]), 1, CLIP, replace(EVALUATION, scale=(CLIP.size,) * 2), 3)
-        source = VideoSource(Readings(longish, Loading(), None), CLIP, CPU, Loading())
-        begin, end = source._regions(plan.leaves)
+        begin, end = regions(longish, plan.leaves, CLIP.size)
         assert begin.tolist() == expected and (end - begin == side).all()
 
 

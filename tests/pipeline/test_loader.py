@@ -1,4 +1,4 @@
-"""The DALI loader against a slow NumPy oracle that is given the same plan."""
+"""The loader against a slow NumPy oracle that is given the same plan."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from PIL import Image
 from pipeline import presets
 from pipeline.clips import uniform_clips
 from pipeline.colour import Pixels, affine
+from pipeline.engines import CoresEngine, Crops, Run
 from pipeline.errors import UserError
-from pipeline.graphs import Pipeline
 from pipeline.groups import shared
 from pipeline.leaves import AUDIO, VIDEO, Clip
 from pipeline.loader import Batch, Loader
@@ -234,8 +234,8 @@ def test_volume_jitter_is_what_a_louder_waveform_gives() -> None:
 
 def test_batches_do_not_depend_on_threads_chunks_or_prefetching(index: Index) -> None:
     plans = [tree(index, "l").plan(0, batch) for batch in range(3)]
-    one = load(index, plans, threads=1, readers=1, clips_at_once=3, prefetch=1)
-    other = load(index, plans, threads=2, readers=4, clips_at_once=16, prefetch=3)
+    one = load(index, plans, threads=1, readers=1, clips_at_once=3, prefetch=1, read_ahead=1)
+    other = load(index, plans, threads=2, readers=4, clips_at_once=16, prefetch=3, read_ahead=50)
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.inputs["video"], b.inputs["video"]) and torch.equal(a.inputs["audio"], b.inputs["audio"])
         assert all(torch.equal(a.table[name], b.table[name]) for name in a.table)
@@ -369,21 +369,21 @@ def test_a_frame_that_was_written_undecodable_is_told_by_its_name(copy: Path, in
 @pytest.mark.parametrize(
     ("said", "kind", "message"),
     [
-        ("CUDA driver error 999", UserError, "DALI failed, and not for the frames, which are in order: CUDA driver"),
+        ("CUDA error 999", UserError, "decoding failed, and not for the frames, which are in order: CUDA error 999"),
         ("std::bad_alloc", MemoryError, "std::bad_alloc"),
     ],
 )
 def test_only_what_cannot_be_decoded_is_called_so(
     index: Index, monkeypatch: pytest.MonkeyPatch, said: str, kind: type[Exception], message: str
 ) -> None:
-    def failing(self: Pipeline, feed: Iterable[dict[str, Any]]) -> Iterator[list[torch.Tensor]]:
-        next(iter(feed))
+    def failing(self: CoresEngine, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
+        next(iter(runs))
         raise RuntimeError(
             f"Critical error in pipeline:\nError in CPU operator `x`\n\nencountered:\n\n{said}\nno longer valid"
         )
         yield
 
-    monkeypatch.setattr(Pipeline, "run", failing)
+    monkeypatch.setattr(CoresEngine, "fill", failing)
     with pytest.raises(kind, match=message):
         load(index, [uniform_clips(index, np.array([0]), 1, CLIP, AUGMENTATION)])
 

@@ -18,6 +18,7 @@ from pipeline.errors import UserError
 from pipeline.leaves import MODALITIES, TEXT, Clip, Leaves
 from pipeline.loader import Batch, Loader
 from pipeline.notation import parse
+from pipeline.place import Place
 from pipeline.shards.index import Index
 from pipeline.shards.reader import ShardReader
 from pipeline.sources.base import Memory, Readings
@@ -75,7 +76,7 @@ def of(index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves) -> tu
     """Tokens of each leaf, without what is behind the last, and whether the leaf is usable."""
     readings = Readings(index, Loading(), vectors)
     readings.reader = reader  # type: ignore[assignment]
-    (part,) = TextSource(readings, CLIP, CPU, Loading()).parts(iter([leaves]), lambda: Memory(CPU))
+    (part,) = TextSource(readings, CLIP, Place(CPU), Loading()).parts(iter([leaves]), lambda: Memory(CPU))
     words: Words = part.inputs
     assert np.array_equal(words.said.numpy(), words.tokens != NOTHING)
     for row in words.tokens.tolist():  # nothing comes before a word

@@ -38,10 +38,9 @@ OTHER = Pretrain(
     augmentation=Augmentation((90, 99), True, 0.25, 0.1, 0.2, 0.3, 0.15, 0.05, 4, 5),
     network=Network(8, 9, (1, 2, 3), 3, True, 4, (5, 6), 50, 12, 10, 11, 0.125),
     optimization=Optimization("adamw", 1e-7, 3, 0.8, 0.0, 0.5, 0.75),
-    loading=Loading(3, 2, 7, 5, "skip"),
+    loading=Loading(3, "cpu", False, 2, 9, 7, 5, "skip"),
     device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, norm_leaves=3,
-    chunk_leaves=6,
-    probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4, compile="on",
+    chunk_leaves=6, probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4, compile="on",
 )  # fmt: skip
 """No value is a default. The file of factors and, on most machines, the GPU are not there."""
 
@@ -71,6 +70,7 @@ def test_a_run_from_before_a_setting_did_what_was_done_then() -> None:
     assert settings == replace(
         tiny, dataset="kinetics", shards=Path("/data/shards"), preset="e", videos_per_batch=64, seed=3,
         network=replace(tiny.network, text_width=2048), device="cpu", precision="float32", threads=1, norm_leaves=0,
+        loading=replace(tiny.loading, readers=4),
     )  # fmt: skip
     changed = json.loads(FIRST)
     del changed["augmentation"]["hue"]  # always there, so a text without it is none of ours: its default has changed

@@ -53,7 +53,8 @@ class Trunk(nn.Module, Generic[Base]):
         self.base = base
 
     def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = self.base(x)
+        own = next(self.parameters()).dtype
+        features: Tensor = self.base(x.to(own) if own == torch.float64 else x)
         return features
 
 

@@ -19,6 +19,6 @@ class TextNetwork(nn.Module):
         self.fc1 = nn.Linear(dimensions, width)
 
     def forward(self, words: Words) -> Tensor:
-        x = functional.relu(self.fc1(words.vectors.float()))
+        x = functional.relu(self.fc1(words.vectors.to(self.fc1.weight.dtype)))
         # nothing is below 0, so that 0 is what a clip without words has
         return x.masked_fill(~words.said[..., None], 0).amax(1)

@@ -1,0 +1,76 @@
+"""The loader's inner loops on a processor, compiled when they are first run; they hold no lock of Python's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+
+def _compiled(function: Callable[..., None]) -> Any:
+    try:
+        return njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # there is no folder to keep it in: every process compiles it anew
+        return njit(nogil=True)(function)
+
+
+# Indices that cannot be negative are unsigned, or each would be compared with 0; loops over whole slices become vector
+# instructions. Sums and products are not contracted: their rounding is that of every processor.
+
+
+@_compiled
+def resize(
+    frame: np.ndarray, top: np.ndarray, bottom: np.ndarray, down: np.ndarray, left: np.ndarray, right: np.ndarray,
+    across: np.ndarray, out: np.ndarray,
+) -> None:  # fmt: skip
+    """Bilinear interpolation, rounded to bytes: uint8 [height, 3 * width] to `out`, uint8 [rows, 3 * columns].
+
+    Row r lies between the rows `top` [r] and `bottom` [r] of the frame, the share `down` [r] below the first; column c
+    between the bytes `left` [c] and `right` [c] of a row and the next two, the share `across` [c] to the right of the
+    first.
+    """
+    begin, end = min(left.min(), right.min()), max(left.max(), right.max()) + 3
+    line, made = np.empty(end - begin, np.float32), np.empty(out.shape[1], np.float32)
+    one, two, half = np.uint64(1), np.uint64(2), np.float32(0.5)
+    for r in range(len(out)):
+        above, below, share = frame[top[r], begin:end], frame[bottom[r], begin:end], down[r]
+        for k in range(len(line)):
+            first = np.float32(above[k])
+            line[k] = first + (np.float32(below[k]) - first) * share
+        for c in range(len(left)):
+            near, far, to, part = np.uint64(left[c] - begin), np.uint64(right[c] - begin), np.uint64(3 * c), across[c]
+            made[to] = line[near] + (line[far] - line[near]) * part
+            made[to + one] = line[near + one] + (line[far + one] - line[near + one]) * part
+            made[to + two] = line[near + two] + (line[far + two] - line[near + two]) * part
+        row = out[r]
+        for k in range(len(made)):
+            row[k] = np.uint8(np.int32(made[k] + half))
+
+
+@_compiled
+def affine_map(values: np.ndarray, matrix: np.ndarray, offset: np.ndarray, out: np.ndarray) -> None:
+    """`matrix` [3, 3] times every pixel plus `offset` [3]: uint8 [3 * n] to `out`, float32 [3 * n].
+
+    Value k is the sum of values k - 2 to k + 2, each times a factor that is 0 where it is of another pixel: so vectors
+    are multiplied as they lie, and none is rearranged.
+    """
+    tile = 192
+    factors = np.zeros((5, tile), np.float32)
+    shift = np.empty(tile, np.float32)
+    for k in range(tile):
+        channel = k % 3
+        shift[k] = offset[channel]
+        for other in range(3):
+            factors[2 + other - channel, k] = matrix[channel, other]
+    f0, f1, f2, f3, f4 = factors[0], factors[1], factors[2], factors[3], factors[4]
+    x = np.zeros(tile + 4, np.float32)
+    for first in range(0, len(values), tile):
+        n = min(tile, len(values) - first)
+        part, to = values[first : first + n], out[first : first + n]
+        x0, x1, x2, x3, x4 = x[:n], x[1 : n + 1], x[2 : n + 2], x[3 : n + 3], x[4 : n + 4]
+        for k in range(n):
+            x2[k] = part[k]
+        for k in range(n):
+            to[k] = f0[k] * x0[k] + f1[k] * x1[k] + f2[k] * x2[k] + f3[k] * x3[k] + f4[k] * x4[k] + shift[k]

@@ -1,0 +1,271 @@
+"""What decodes and crops: this machine's cores against DALI, and what differs on a GPU, with its parts replaced."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+import pipeline.sources.video
+from pipeline import engines, jpeg, presets
+from pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
+from pipeline.colour import Pixels, on_any_device
+from pipeline.engines import DaliEngine, taps
+from pipeline.errors import UserError
+from pipeline.graphs import video_graph
+from pipeline.jpeg import Undecodable
+from pipeline.leaves import Clip
+from pipeline.loader import Batch, Loader, shared
+from pipeline.notation import parse
+from pipeline.place import DaliDevice, Gpu
+from pipeline.shards.index import Index
+from pipeline.shards.reader import ShardReader
+from pipeline.sources.loading import Loading
+from pipeline.transformations.augmentation import Augmentation
+from pipeline.tree import BatchPlan, sampling_tree
+from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, copied, load, tree
+
+MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 rotation:i:3 augmentation:i:1"
+
+
+def compositions(index: Index) -> dict[str, list[BatchPlan]]:
+    """Plans of everything that makes engines do something else."""
+    shapes = Training(clips=2, batch=6, augmentation=Augmentation(scale=(44, 60)), resized=ResizedCrop())
+    videos = np.array([3, 8, 20])
+    short = replace(index, frame_count=np.minimum(index.frame_count, 10))  # their last frame is held
+    whole = replace(NO_COLOUR, scale=(CLIP.size,) * 2, center_crop=True)
+    more = sampling_tree(index, parse(MORE, 2, AUGMENTATION), CLIP, "train", 0)
+    return {
+        "e": [tree(index, "e").plan(0, k) for k in range(3)],
+        "l": [tree(index, "l").plan(0, k) for k in range(3)],
+        "more": [more.plan(0, 0)],
+        "free shapes": list(random_clips(index, videos, np.zeros(3, np.int64), CLIP, shapes, (0,))),
+        "whole frames": [uniform_clips(which, videos, 2, CLIP, whole, 3) for which in (index, short, index)],
+    }
+
+
+@pytest.mark.parametrize("name", ["e", "l", "more", "free shapes", "whole frames"])
+def test_cores_and_dali_make_the_same_crops_within_one_grey_level(
+    index: Index, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    plans = compositions(index)[name]
+    crops = []
+    for engine in (engines.engine, DaliEngine):
+        monkeypatch.setattr(pipeline.sources.video, "engine", engine)
+        with Loader(index, plans, CLIP, CPU, Loading(clips_at_once=4)) as loader:
+            crops.append([batch.inputs["video"].crops.numpy().astype(int) for batch in loader])
+    for cores, dali in zip(*crops, strict=True):
+        difference = np.abs(cores - dali)
+        # where a value lies on the edge of rounding, as many do where whole frames are resized
+        assert difference.max() <= 1 and difference.mean() < (0.02 if name == "whole frames" else 1e-3)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0.0, 9.0), (2.3, 7.9), (7.9, 2.3), (-0.4, 9.3), (4.0, 4.5)])
+def test_resizing_equals_interpolation_in_float64(begin: float, end: float) -> None:
+    frame = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
+    out = np.empty((5, 15), np.uint8)
+    engines.resize(frame.reshape(9, 27), *taps(1.25, 8.5, 5, 9), *taps(begin, end, 5, 9, step=3), out)
+    rows = np.clip(1.25 + (np.arange(5) + 0.5) * 7.25 / 5 - 0.5, 0, 8)
+    columns = np.clip(begin + (np.arange(5) + 0.5) * (end - begin) / 5 - 0.5, 0, 8)
+    tent = [np.maximum(0, 1 - np.abs(at[:, None] - np.arange(9))) for at in (rows, columns)]
+    expected = np.einsum("rh,cw,hwk->rck", tent[0], tent[1], frame.astype(float))
+    assert np.abs(out.reshape(5, 5, 3) - expected).max() <= 0.5 + 1e-3
+
+
+def test_a_machine_without_simplejpeg_decodes_the_same_pixels(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [tree(index, "l").plan(0, 0)]
+    (with_it,) = load(index, plans)
+    monkeypatch.setattr(jpeg, "simplejpeg", None)
+    (without,) = load(index, plans)
+    assert torch.equal(with_it.inputs["video"], without.inputs["video"])
+
+
+@pytest.mark.parametrize("without", [False, True])
+def test_what_is_no_frame_of_its_size_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch, without: bool) -> None:
+    if without:
+        monkeypatch.setattr(jpeg, "simplejpeg", None)
+    frame = ShardReader(index).frames(0, np.arange(1))[0]
+    size = (int(index.height[0]), int(index.width[0]), 3)
+    jpeg.decode(frame, np.empty(size, np.uint8))
+    for bad in (frame[:0], frame[: len(frame) // 2], np.zeros_like(frame)):
+        with pytest.raises(Undecodable):
+            jpeg.decode(bad, np.empty(size, np.uint8))
+    for other in ((size[0] + 1, *size[1:]), (size[0] - 1, *size[1:])):
+        with pytest.raises(Undecodable):
+            jpeg.decode(frame, np.empty(other, np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_floats_are_the_same_on_any_device(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    crops = torch.randint(0, 256, (5, 3, 9, 9, 3), dtype=torch.uint8, generator=generator)
+    pixels = Pixels(crops, *(torch.randn(5, *shape, generator=generator) for shape in ((3, 3), (3,))))
+    out = torch.empty(crops.shape, dtype=dtype)
+    on_any_device(pixels, out)
+    assert torch.allclose(out.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
+
+
+class Stream:
+    """A stream of the double below; what is done on it is done at once."""
+
+    def __init__(self, said: list[str], name: str) -> None:
+        self.said, self.name = said, name
+
+    def __cuda_stream__(self) -> tuple[int, None]:
+        return 0, None  # none, says DALI where it has no GPU
+
+    def record_event(self) -> Stream:
+        self.said.append(f"{self.name}: mark")
+        return Stream(self.said, f"mark of {self.name}")
+
+    def wait_event(self, event: Stream) -> None:
+        self.said.append(f"{self.name}: wait for {event.name}")
+
+    def synchronize(self) -> None:
+        self.said.append(f"host: wait for {self.name}")
+
+
+class Cuda:
+    """What the loader uses of torch.cuda, on a processor: it writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self._current = threading.local()
+
+    def Stream(self, device: torch.device, priority: int) -> Stream:  # noqa: N802
+        assert priority < 0  # which is a high one
+        return Stream(self.said, "loader")
+
+    def current_stream(self, device: torch.device) -> Stream:
+        return getattr(self._current, "stream", None) or Stream(self.said, "training")
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self._current.stream = getattr(self._current, "stream", None), stream
+        yield
+        self._current.stream = before
+
+
+def gpu() -> tuple[Gpu, Cuda]:
+    cuda = Cuda()
+    return Gpu(CPU, DaliDevice("cpu", "cpu", None), cuda, pinned=False), cuda
+
+
+@pytest.mark.parametrize("decoder", ["auto", "gpu", "cpu"])
+def test_the_gpus_path_makes_the_same_batches_with_its_parts_replaced(index: Index, decoder: Any) -> None:
+    plans = list(tree(index, "l").plans(0, 6))
+    expected = load(index, plans)
+    place, cuda = gpu()
+    loading = Loading(decoder=decoder, clips_at_once=3, prefetch=1)
+    got: list[Batch] = []
+    with Loader(index, plans, CLIP, CPU, loading, place=place) as loader:
+        for batch in loader:
+            # the last thing this thread asked for is that the training stream waits for the batch
+            assert [said for said in cuda.said if said.startswith("training")][
+                -1
+            ] == "training: wait for mark of loader"
+            got.append(copied(batch))
+    for one, other in zip(expected, got, strict=True):
+        assert torch.equal(one.inputs["audio"], other.inputs["audio"])
+        levels = (one.inputs["video"] - other.inputs["video"]).abs().max() * index.statistics.pixel_std.max()
+        assert levels < (1e-3 if decoder == "cpu" else 3)  # one level of a crop, enlarged by the colour jitter
+    assert cuda.said.count("training: mark") == cuda.said.count("training: wait for mark of loader") == 6
+    # of the three memories each is written again only after the training stream has read it
+    assert cuda.said.count("loader: wait for mark of training") == 3
+    uploads = 4 * 6 if decoder == "cpu" else 0  # ten clips in runs of three
+    assert cuda.said.count("loader: mark") == 6 + uploads
+    assert cuda.said.count("host: wait for mark of loader") == max(0, uploads - place.CANVASES)
+
+
+@pytest.mark.parametrize("hardware", [True, False])
+def test_all_frames_or_none_are_decoded_on_the_jpeg_engine(
+    index: Index, monkeypatch: pytest.MonkeyPatch, hardware: bool
+) -> None:
+    shares = []
+
+    def told(size: int, branches: int, decoder: str, share: float, **others: Any) -> Any:
+        shares.append(share)
+        return video_graph(size, branches, decoder, share, **others)
+
+    monkeypatch.setattr(engines, "video_graph", told)
+    with Loader(
+        index, [tree(index, "e").plan(0, 0)], CLIP, CPU, Loading(jpeg_hardware=hardware), place=gpu()[0]
+    ) as loader:
+        next(iter(loader))
+    assert shares == [1.0 if hardware else 0.0]
+
+
+def test_decoding_on_a_gpu_that_is_not_there_is_refused(index: Index) -> None:
+    with pytest.raises(UserError, match="--loading.decoder gpu needs --device cuda"):
+        Loader(index, [tree(index, "e").plan(0, 0)], CLIP, CPU, Loading(decoder="gpu"))
+
+
+def test_reading_runs_ahead_of_decoding_across_batches_and_no_further_than_asked(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first reads are answered only after those of three batches have begun."""
+    began, enough, read = [], threading.Event(), ShardReader.frames
+
+    def slow(self: ShardReader, video: int, positions: np.ndarray) -> list[np.ndarray]:
+        began.append(video)
+        if len(began) == 15:
+            enough.set()
+        assert enough.wait(20)
+        return read(self, video, positions)
+
+    monkeypatch.setattr(ShardReader, "frames", slow)
+    planned = tree(index, "e")
+    with Loader(index, planned.plans(0, 40), CLIP, CPU, Loading(readers=32, read_ahead=12, prefetch=1)) as loader:
+        batches = iter(loader)
+        next(batches)
+        for taken in range(2, 12):
+            next(batches)
+            # batches of five: those that were taken, wait, are made, and what is read ahead with the run it begins in
+            assert len(began) <= 5 * (taken + 3) + 12 + 5
+
+
+def test_sound_does_not_wait_for_the_picture(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, frames, logmel = threading.Event(), ShardReader.frames, ShardReader.logmel
+
+    def waiting(self: ShardReader, *arguments: Any) -> Any:
+        assert heard.wait(20)
+        return frames(self, *arguments)
+
+    def hearing(self: ShardReader, *arguments: Any) -> Any:
+        heard.set()
+        return logmel(self, *arguments)
+
+    monkeypatch.setattr(ShardReader, "frames", waiting)
+    monkeypatch.setattr(ShardReader, "logmel", hearing)
+    assert len(load(index, [tree(index, "e").plan(0, 0)], readers=1)) == 1
+
+
+def test_what_is_wrong_with_a_plan_reaches_every_reader_of_the_plans() -> None:
+    def plans() -> Iterator[int]:
+        yield 1
+        raise ValueError("no plan")
+
+    readers = shared(plans(), 3)
+    assert [next(reader) for reader in readers] == [1, 1, 1]
+    for reader in readers:
+        with pytest.raises(ValueError, match="no plan"):
+            next(reader)
+
+
+def test_memory_is_flat_over_a_thousand_batches(index: Index) -> None:
+    clip, own = Clip(frames=2, size=16, mel_frames=9), psutil.Process()
+    composition = presets.composition("e", 2, Augmentation(scale=(44, 60)))
+    planned, held = sampling_tree(index, composition, clip, "train", 0), []
+    with Loader(index, planned.plans(0, 1201), clip, CPU) as loader:
+        for number, batch in enumerate(loader):
+            batch.inputs["video"].floats()
+            if number in (200, 1200):
+                held.append(own.memory_info().rss)
+    assert held[1] - held[0] < 8 << 20

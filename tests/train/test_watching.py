@@ -1,0 +1,162 @@
+"""What a run tells while it trains, and that neither this nor saving makes it wait or changes it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.errors import UserError
+from tests.train.drawn import draw
+from train import checkpoint
+from train.figures import HostMark, Report, Reports
+from train.pretrain import pretrain
+from train.run import Log, Trace
+from train.saving import Saver
+from train.settings import SIZES, Pretrain
+from train.step import Figures
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
+    shards, _ = draw(tmp_path_factory.mktemp("drawn"), videos=8)
+    base = SIZES["tiny"][1]
+    return replace(base, preset="e", shards=shards, videos_per_batch=4, steps=8, device="cpu", threads=1)
+
+
+def figures(value: float) -> Figures:
+    return Figures(torch.tensor(value), torch.tensor(0.5), torch.tensor(2.0))
+
+
+def test_a_report_comes_a_step_late_and_the_last_one_when_it_is_asked_for() -> None:
+    reports = Reports(CPU)
+    reports.loaded()
+    assert reports.add(3, figures(1.5), 0) is None
+    reports.begin()
+    reports.loaded()
+    report = reports.add(4, figures(2.5), 10)
+    assert isinstance(report, Report) and (report.step, report.loss, report.signal) == (3, 1.5, 0)
+    report = reports.last()
+    assert report is not None and (report.step, report.loss, report.accuracy) == (4, 2.5, 0.5)
+    assert (report.gradient_norm, report.signal) == (2.0, 10) and 0 <= report.waiting <= report.seconds
+    assert report.memory > 0.01
+    assert reports.last() is None
+
+
+def test_time_between_steps_is_not_counted_and_waiting_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("train.figures.time.perf_counter", lambda: now[0])
+    reports = Reports(CPU)
+    for step, (between, waiting, computing) in enumerate([(0, 1, 2), (50, 3, 1)]):
+        now[0] += between
+        reports.begin()
+        now[0] += waiting
+        reports.loaded()
+        now[0] += computing
+        reports.add(step, figures(1), 0)
+        report = reports.last()
+        assert report is not None and (report.seconds, report.waiting) == (waiting + computing, waiting)
+    assert HostMark().elapsed_time(HostMark()) == 0
+
+
+def test_every_step_is_logged_with_all_that_is_known(settings: Pretrain, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    pretrain(replace(settings, out=run))
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(8))
+    for row in rows:
+        assert row.keys() == {
+            "step", "loss", "accuracy", "rate", "gradient_norm", "clips_per_second", "waiting", "memory_gib",
+        }  # fmt: skip
+        assert 0 <= row["accuracy"] <= 1 and row["gradient_norm"] > 0 and row["memory_gib"] > 0.05
+    (start,) = json.loads((run / "run.json").read_text())
+    assert start["ranks"] == 1
+
+
+def test_mfu_is_the_arithmetic_over_what_the_maker_states(settings: Pretrain, tmp_path: Path) -> None:
+    run = replace(settings, out=tmp_path / "run")
+    with Log(run, 0, 8, lambda step: 0.1, 0, (3e12, 6e12)) as log:
+        log.stepped(Report(0, 1.0, 0.5, 2.0, 0, seconds=2.0, waiting=0.5, memory=1.0), clips=10)
+    (row,) = [json.loads(line) for line in (run.run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert (row["mfu"], row["clips_per_second"], row["waiting"], row["rate"]) == (0.25, 5.0, 0.25, 0.1)
+
+
+def test_weights_and_biases_get_the_same_figures(
+    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: dict[int, dict[str, float]] = {}
+    started: list[dict] = []
+    ended: list[bool] = []
+
+    def init(**what: object) -> types.SimpleNamespace:
+        started.append(what)
+        return types.SimpleNamespace(
+            log=lambda figures, step: told.setdefault(step, {}).update(figures), finish=lambda: ended.append(True)
+        )
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
+    pretrain(replace(settings, out=tmp_path / "run", steps=3, wandb="mine"))
+    assert (started[0]["project"], started[0]["resume"], ended) == ("mine", "allow", [True])
+    assert started[0]["config"]["videos_per_batch"] == 4
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [{"step": step} | figures for step, figures in told.items()] == rows
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
+    with pytest.raises(UserError, match="--wandb needs a package that is not installed: pip install wandb"):
+        pretrain(replace(settings, out=tmp_path / "other", steps=3, wandb="mine"))
+
+
+def test_a_trace_of_some_steps_is_written(settings: Pretrain, tmp_path: Path) -> None:
+    pretrain(replace(settings, out=tmp_path, steps=Trace.SKIPPED + 3, profile=1))
+    trace = json.loads((tmp_path / Trace.NAME).read_text())
+    names = {event["name"] for event in trace["traceEvents"]}
+    assert any("convolution" in name for name in names)
+
+
+def test_a_checkpoint_is_written_beside_the_training_as_it_was_when_it_was_asked_for() -> None:
+    written: list[float] = []
+    go = threading.Event()
+    value = torch.ones(3)
+
+    def write(state: dict[str, torch.Tensor]) -> None:
+        go.wait(10)
+        written.append(float(state["value"].sum()))
+
+    with Saver() as saver:
+        saver.start(write, {"value": value})
+        value.mul_(2)  # the next step
+        assert written == []
+        go.set()
+        saver.start(write, {"value": value})
+    assert written == [3.0, 6.0]
+
+
+def test_a_disk_that_is_full_ends_the_run_and_keeps_the_checkpoint_before(
+    settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = torch.save
+    saved: list[int] = []
+
+    def full(state: dict, file: object) -> None:
+        saved.append(state["step"])
+        if state["step"] >= 4:
+            file.write(b"half of it")  # type: ignore[attr-defined]
+            raise OSError(28, "No space left on device")
+        save(state, file)
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(UserError, match="checkpoint of step 4 cannot be written .*No space left on device.* before"):
+        pretrain(replace(settings, out=tmp_path, checkpoint_steps=2))
+    assert saved == [2, 4]  # it did not go on for long
+    assert checkpoint.read(tmp_path / checkpoint.NAME)["step"] == 2
+    assert not list(tmp_path.glob("*.partial"))
+    monkeypatch.setattr(torch, "save", save)
+    pretrain(replace(settings, out=tmp_path, checkpoint_steps=2))
+    assert checkpoint.read(tmp_path / checkpoint.NAME)["step"] == 8
