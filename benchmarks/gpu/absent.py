@@ -1,7 +1,7 @@
 """Stand-ins for packages that are not installed and that most measurements do without.
 
-Modules that are measured import them at their top. A stand-in can be imported, and be called for what nobody looks at,
-such as a progress bar; DALI's says that it is not there when it is asked to do something.
+Modules that are measured import them at their top. A stand-in can be imported, and what is only seen, such as a progress
+bar, does nothing; one that would have to compute raises ModuleNotFoundError when it is asked to.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from collections.abc import Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
-SILENT = ("tqdm", "tensorboard", "tyro", "docstring_parser")
-NEEDED = ("nvidia.dali", "psutil", "sklearn", "safetensors", "gensim", "librosa", "ijson", "ffmpeg")
+SILENT = ("tqdm", "tensorboard", "tyro")
+"""Nobody looks at what they do here."""
+NEEDED = ("nvidia.dali", "numba", "psutil", "sklearn", "safetensors")
+"""What some measurement may ask something of."""
+MISSING: set[str] = set()
+"""Those that are stood in for."""
+_DECORATORS = ("numba.njit",)
+"""What takes its settings first, and then a function."""
 
 
 class _Nothing:
@@ -31,20 +37,22 @@ class _Nothing:
 
 
 class _Missing:
-    """Cannot do anything, and says so; it can decorate."""
+    """Cannot do anything, and says so; it can decorate what cannot, then, either."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, package: str, name: str) -> None:
+        self._package, self._name = package, name
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Missing(f"{self._name}.{name}")
+        return _Missing(self._package, f"{self._name}.{name}")
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         if len(arguments) == 1 and isinstance(arguments[0], FunctionType) and not named:
-            return _Missing(f"{arguments[0].__name__}, by {self._name}")
-        raise ModuleNotFoundError(f"{self._name} is needed here, and is not installed")
+            return _Missing(self._package, arguments[0].__name__)
+        if self._name in _DECORATORS and not arguments:
+            return self
+        raise ModuleNotFoundError(f"{self._package} is not installed, and {self._name} needs it")
 
 
 class _Module(ModuleType):
@@ -62,33 +70,27 @@ class _Module(ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the modules of packages that are not there."""
-
-    def __init__(self, silent: Sequence[str], needed: Sequence[str]) -> None:
-        self._silent, self._needed = silent, needed
+    """Finds the modules of packages that are not there, and what those packages are in."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        # the package, what is in it, and what it is in
-        near = any(_within(name, one) or _within(one, name) for one in (*self._silent, *self._needed))
+        near = any(_within(name, one) or _within(one, name) for one in MISSING)
         return importlib.util.spec_from_loader(name, self) if near else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        silent = any(_within(spec.name, one) for one in self._silent)
-        return _Module(spec.name, _Nothing() if silent else _Missing(spec.name))
+        package = next((one for one in MISSING if _within(spec.name, one)), spec.name)
+        return _Module(spec.name, _Nothing() if package in SILENT else _Missing(package, spec.name))
 
     def exec_module(self, module: ModuleType) -> None:
         return
 
 
-def stand_in(silent: Sequence[str] = SILENT, needed: Sequence[str] = NEEDED) -> list[str]:
-    """From now on those of these packages that are not installed are stood in for; returns which."""
-    silent, needed = ([name for name in several if not _is_there(name)] for several in (silent, needed))
-    finder = StandIns(silent, needed)
-    if "tensorboard" in silent:  # torch's own module is there, and fails without it
+def stand_in(packages: Sequence[str] = (*SILENT, *NEEDED)) -> None:
+    """From now on those of these packages that are not installed are stood in for."""
+    MISSING.update([name for name in packages if not _is_there(name)])
+    if "tensorboard" in MISSING:  # torch's own module is there, and fails without it
         board = "torch.utils.tensorboard"
         sys.modules[board] = _Module(board, _Nothing())
-    sys.meta_path.append(finder)
-    return [*silent, *needed]
+    sys.meta_path.append(StandIns())
 
 
 def _is_there(package: str) -> bool:

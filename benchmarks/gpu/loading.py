@@ -6,7 +6,6 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
 
 import torch
 
@@ -15,27 +14,28 @@ from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.table import Values
 from pipeline import presets
 from pipeline.errors import UserError
-from pipeline.leaves import Clip
 from pipeline.loader import Loader
 from pipeline.shards.index import Index
 from pipeline.sources.loading import Loading
-from pipeline.tree import Tree, sampling_tree
+from pipeline.tree import BatchPlan, Tree, sampling_tree
 
-TOLERANCE = 2.0
-"""Grey levels, mean over a leaf, that decoders of processors and GPUs may differ by (tests/test_gpu.py)."""
-CHOICES: dict[str, dict[str, object]] = {
-    "": {},
-    "without the JPEG engine": {"jpeg_hardware": False},
-    "decoded on the cores": {"decoder": "cpu"},
-    "64 clips at once": {"clips_at_once": 64},
-}
-"""Settings of the loader that are measured beside its own, of those that it has."""
+MEAN, NEARLY_ALL = 1.5, 8
+"""Grey levels by which decoders of processors and GPUs may differ: the mean over a leaf, and 99.9 % of its values.
+
+Both take the same bytes and interpolate chroma in the same way (jpeg_fancy_upsampling); then what is left is how they
+round. libjpeg-turbo's own two inverse transforms differ by 0.9 to 1.1 levels on average and 99.9 % of the values by at
+most 4, on drawn and on generated frames; with chroma repeated instead of interpolated it is 1.3 to 3.7, and 12 to 49.
+"""
 
 
-def choices() -> dict[str, Loading]:
-    """The loader's settings, by what differs."""
-    known = {one.name for one in fields(Loading)}
-    return {name: replace(Loading(), **changes) for name, changes in CHOICES.items() if known >= changes.keys()}  # type: ignore[arg-type]
+def choices(settings: Settings) -> dict[str, Loading]:
+    """The loader's settings, by what differs from its own."""
+    if settings.device == "cpu":
+        return {"": Loading()}
+    return {
+        "": Loading(), "without the JPEG engine": Loading(jpeg_hardware=False),
+        "decoded on the cores": Loading(decoder="cpu"), "64 clips at once": Loading(clips_at_once=64),
+    }  # fmt: skip
 
 
 def _tree(index: Index, settings: Settings, row: str, clips: int) -> Tree:
@@ -49,59 +49,52 @@ def _tree(index: Index, settings: Settings, row: str, clips: int) -> Tree:
     return of(min(max(2, clips // one.composition.decoded_per_video), len(one.source.videos)))
 
 
-def differences(settings: Settings, device: Processor, row: str = "l", batches: int = 2) -> Values:
-    """Grey levels between the crops of the device and those of a processor, of the same plans."""
-    index, clip = Index.open(settings.shards), settings.clip
+def differences(settings: Settings, device: Processor, loading: Loading, row: str = "a", batches: int = 2) -> Values:
+    """Grey levels between the crops of the device and those of a processor, of the same plans.
+
+    Raises UserError where they are more than `MEAN` or `NEARLY_ALL`.
+    """
+    index = Index.open(settings.shards)
     tree = _tree(index, settings, row, 32)
     plans = [tree.plan(0, number % tree.batches_per_epoch) for number in range(batches)]
-    found: list[list[torch.Tensor]] = []
-    sounds: list[list[torch.Tensor]] = []
-    for place in (torch.device("cpu"), device.device):
-        with Loader(index, plans, clip, place, Loading()) as loader:
-            made = [(batch.inputs["video"].crops.cpu().clone(), batch.inputs["audio"].cpu().clone()) for batch in loader]
-        found.append([crops for crops, _ in made])
-        sounds.append([sound for _, sound in made])
-    off = torch.cat([(a.short() - b.short()).abs().flatten(1) for a, b in zip(*found, strict=True)])
-    sound = max(float((a - b).abs().max()) for a, b in zip(*sounds, strict=True))
-    mean = off.float().mean(1)
-    values: dict[str, float | str] = {
-        "leaves": len(off), "mean level": float(mean.mean()), "worst leaf's mean": float(mean.max()),
-        "largest": float(off.max()), "worst leaf's 99.9 %": float(_quantile(off)), "sound": sound,
-    }  # fmt: skip
-    if not mean.max() < TOLERANCE:
-        raise UserError(f"a leaf is off by {mean.max():.2f} grey levels, more than {TOLERANCE}: {values}")
-    return values | {"is": f"within {TOLERANCE} grey levels in every leaf"}
+    made = []
+    for place, how in ((torch.device("cpu"), Loading()), (device.device, loading)):
+        with Loader(index, plans, settings.clip, place, how) as loader:
+            made.append(torch.cat([batch.inputs["video"].crops.cpu() for batch in loader]))
+    mean, nearly_all, most = levels(*made)
+    told = f"the worst leaf's mean is {mean:.2f} grey levels, 99.9 % of its values are within {nearly_all}, all in {most}"
+    if not (mean < MEAN and nearly_all <= NEARLY_ALL):
+        raise UserError(f"{told}; it should be below {MEAN}, and within {NEARLY_ALL}")
+    return {"is": f"{told}, over {len(made[0])} leaves; below {MEAN} and within {NEARLY_ALL} are as expected"}
 
 
-def _quantile(off: torch.Tensor) -> float:
-    """The level that one in a thousand values of the worst leaf is above."""
+def levels(one: torch.Tensor, other: torch.Tensor) -> tuple[float, int, int]:
+    """Of the leaf in which crops [n, ...] differ most, as bytes: the mean, what 99.9 % are within, and the most."""
+    off = (one.short() - other.short()).abs().flatten(1)
     few = max(1, off.shape[1] // 1000)
-    return float(off.topk(few, 1).values[:, -1].max())
+    return float(off.float().mean(1).max()), int(off.topk(few, 1).values[:, -1].max()), int(off.max())
 
 
 def rate(settings: Settings, device: Processor, row: str, loading: Loading) -> Values:
-    """Decoded clips/s, and processor seconds of each clip, all threads together."""
-    index, clip = Index.open(settings.shards), settings.clip
+    """Clips/s as a training step counts them, decoded ones, and what the cores have to do with it."""
+    index = Index.open(settings.shards)
     tree = _tree(index, settings, row, 64)
-    decoded = tree.composition.videos_per_batch * tree.composition.decoded_per_video
-    with Loader(index, _endless(tree), clip, device.device, loading) as loader:
+    videos, composition = tree.composition.videos_per_batch, tree.composition
+    with Loader(index, _endless(tree), settings.clip, device.device, loading) as loader:
         batches = iter(loader)
         for _ in range(2):
             _take(batches, device)
         began, busy, count = time.perf_counter(), _busy(), 0
         while time.perf_counter() - began < settings.loading_seconds:
             _take(batches, device)
-            count += decoded
+            count += videos
         seconds, used = time.perf_counter() - began, _busy() - busy
+    decoded = count * composition.decoded_per_video
     return {
-        "clips/s": count / seconds, "frames/s": count * _frames(clip) / seconds,
-        "leaves per clip": tree.composition.clips_per_video / tree.composition.decoded_per_video,
-        "CPU s/clip": used / count, "cores busy": used / seconds,
+        "clips/s": count * composition.clips_per_video / seconds, "decoded clips/s": decoded / seconds,
+        "frames/s": decoded * settings.clip.frames / seconds, "CPU ms/decoded clip": 1000 * used / decoded,
+        "cores busy": used / seconds,
     }  # fmt: skip
-
-
-def _frames(clip: Clip) -> int:
-    return clip.frames
 
 
 def _take(batches: Iterator[object], device: Processor) -> None:
@@ -109,10 +102,10 @@ def _take(batches: Iterator[object], device: Processor) -> None:
     device.synchronize()
 
 
-def _endless(tree: Tree) -> Iterator[object]:
+def _endless(tree: Tree) -> Iterator[BatchPlan]:
     return (tree.plan(*divmod(step, tree.batches_per_epoch)) for step in itertools.count())
 
 
 def _busy() -> float:
-    """Processor seconds of this process and of those that it waited for."""
-    return sum(os.times()[:4])
+    """Processor seconds of this process, all threads together."""
+    return sum(os.times()[:2])

@@ -86,6 +86,6 @@ def _losses(run: Pretrain, rank: int, world: int, device: torch.device) -> list[
     trainer = Trainer(run, tree, data, device, rank, world, Kernels(torch.float32))
     losses = []
     for step in range(STEPS):
-        plan = shared(tree.plan(0, step), rank, world, run.norm_leaves or 0)
+        plan = shared(tree.plan(step, 0), rank, world, run.norm_leaves or 0)  # an epoch has one batch
         losses.append(trainer.step(step, batch_of(plan, run, device)).loss.cpu())
     return losses

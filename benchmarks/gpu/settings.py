@@ -15,7 +15,7 @@ from pipeline.leaves import Clip
 from pipeline.transformations.augmentation import Augmentation
 from train.models.network import Network
 
-SECTIONS = ("machine", "shards", "loading", "step", "training", "caching", "ranks", "ideas")
+SECTIONS = ("machine", "shards", "kernels", "step", "training", "loading", "caching", "ranks", "ideas")
 """What is measured, in this order: what matters most first, since time may end it."""
 _SMALL_NETWORK = Network(
     stem=6, stem_middle=5, widths=(6, 10), depth=1, audio_stem=6, audio_widths=(6, 8), hidden=16, embedding=8
@@ -29,13 +29,13 @@ class Settings:
     out: Path = Path("runs/bench-gpu")
     """Folder of the tables, the logs and the shards that are made."""
     minutes: float = 40.0
-    """Time for all of it; what no longer fits is skipped, and the table says so."""
+    """Time for all of it; what would take longer than is left is skipped, and the table says so."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Where to compute; a CPU gives no figures of use, and shows that everything runs."""
     size: Literal["paper", "tiny"] = "paper"
     """The paper's networks and clips, or such as a processor computes at once."""
     sections: tuple[str, ...] = SECTIONS
-    """Which of them to measure; machine and shards are needed by others and take little."""
+    """Which of them to measure; those that they need come with them."""
     ideas: tuple[str, ...] = tuple(IDEAS)
     """Which ideas to switch over, one at a time."""
     leaves: tuple[int, ...] = (16, 32, 64, 128, 256)
@@ -64,15 +64,23 @@ class Settings:
     """Processes that draw the videos."""
 
     def __post_init__(self) -> None:
-        for name, known in (("sections", SECTIONS), ("ideas", tuple(IDEAS))):
-            if unknown := sorted(set(getattr(self, name)) - set(known)):
-                raise UserError(f"--{name}: there is no {', '.join(unknown)}; choose of {', '.join(known)}")
+        known = {"sections": SECTIONS, "ideas": tuple(IDEAS), "device": ("cuda", "cpu"), "size": ("paper", "tiny")}
+        for name, choices in known.items():
+            given = getattr(self, name)
+            if unknown := sorted(set([given] if isinstance(given, str) else given) - set(choices)):
+                raise UserError(f"--{name}: there is no {', '.join(unknown)}; choose of {', '.join(choices)}")
         if any(n % 4 or n < 8 for n in (*self.leaves, self.leaves_of_ideas)):
             raise UserError("--leaves and --leaves-of-ideas must be multiples of 4, and 8 or more")
-        if min(self.steps, self.videos, self.processes) < 1 or self.minutes <= 0 or self.ranks_videos % 2:
-            raise UserError(
-                "--steps, --videos and --processes must be 1 or more, --minutes above 0, --ranks-videos even"
-            )
+        if min(self.steps, self.processes) < 1 or self.videos < 2 or self.minutes <= 0:
+            raise UserError("--steps and --processes must be 1 or more, --videos 2 or more, --minutes above 0")
+        if self.ranks_videos < 4 or self.ranks_videos % 4:
+            raise UserError("--ranks-videos must be a multiple of 4: two ranks share them in two groups of two or more")
+
+    @property
+    def measured(self) -> list[str]:
+        """The sections, with what they need."""
+        needed = {"machine"} | ({"shards"} if {"loading", "training"} & set(self.sections) else set())
+        return [section for section in SECTIONS if section in needed.union(self.sections)]
 
     @property
     def network(self) -> Network:

@@ -19,7 +19,7 @@ from pipeline.groups import shared
 from pipeline.loader import Batch
 from pipeline.transformations.base import Source
 from pipeline.tree import BatchPlan, Tree
-from train.cost import arithmetic, peak
+from train.cost import arithmetic, memory, peak
 from train.kernels import Kernels
 from train.models.gdt import GDT
 from train.settings import Optimization, Pretrain
@@ -96,11 +96,11 @@ class Step:
         self.optimizer = torch.optim.SGD(
             model.parameters(), o.rate, o.momentum, weight_decay=o.weight_decay, fused=way.fused
         )
-        self._way, self._device = way, device
+        self.way, self._device = way, device
         self._compute: Callable[[], Figures] = lambda: self.gradient(0, self.batch)
 
     def __call__(self) -> Figures:
-        with self._device.numbers(self._way.cudnn_benchmark):
+        with self._device.numbers(self.way.cudnn_benchmark):
             figures = self._compute()
             self.optimizer.step()
         return figures
@@ -108,8 +108,8 @@ class Step:
     def settle(self, steps: int) -> float:
         """Take the steps in which kernels are chosen; returns the loss of the first."""
         losses = [self().loss.clone() for _ in range(max(1, steps))]
-        if self._way.graph:
-            with self._device.numbers(self._way.cudnn_benchmark):
+        if self.way.graph:
+            with self._device.numbers(self.way.cudnn_benchmark):
                 self._compute = self._device.graph(self._compute)
         return float(losses[0])
 
@@ -132,16 +132,25 @@ def model_of(way: Way, run: Pretrain, device: Processor) -> GDT:
 
 
 def measured(step: Step, run: Pretrain, device: Processor, settings: Settings) -> Values:
-    """Clips/s, share of the peak, memory, and the loss of the first step."""
+    """Clips/s, share of the peak, memory, and the losses of the first step and of the last.
+
+    `GiB counted` is what planning a run counts of activations alone, before anything is compiled.
+    """
     loss = step.settle(settings.warm)
-    seconds = device.seconds(step, settings.steps)
+    last: list[Figures] = []
+
+    def take() -> None:
+        last[:] = [step()]
+
+    seconds = device.seconds(take, settings.steps)
     clips = run.videos_per_batch * run.composition.clips_per_video
-    found: dict[str, float | str] = {"clips/s": clips / seconds, "ms": 1000 * seconds, "GiB": device.most()}
-    stated = peak(device.device)
+    found: dict[str, float | str] = {"clips/s": clips / seconds, "ms": 1000 * seconds}
+    stated, what = peak(device.device), (run.network, run.clip, BANDS, run.composition.modalities)
     if stated is not None:
-        of_leaf = arithmetic(run.network, run.clip, BANDS, run.composition.modalities)
-        found["MFU %"] = 100 * clips * sum(of_leaf.values()) / seconds / stated
-    return found | {"loss": loss}
+        found["MFU %"] = 100 * clips * sum(arithmetic(*what).values()) / seconds / stated
+    of_leaf = memory(*what, torch.bfloat16 if step.way.bfloat16 else torch.float32, step.way.recomputed)
+    found |= {"GiB": device.most(), "GiB counted": clips * sum(of_leaf.values()) / 2**30}
+    return found | {"loss": loss, "last loss": float(last[0].loss)}
 
 
 def disagreement(way: Way, run: Pretrain, device: Processor, leaves: int = 4) -> float:

@@ -15,7 +15,13 @@ from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.files import write_text
 
 Values = Mapping[str, float | str]
-ROWS, TEXT, JSON = "rows.jsonl", "table.txt", "table.json"
+ROWS, BEGUN, TEXT, JSON = "rows.jsonl", "begun.json", "table.txt", "table.json"
+AGAIN = "75"
+"""Status with which a section asks for another process, since the device may be in no state to go on with."""
+_PATIENCE, _LEAST = 5.0, 240.0
+"""A row may take so many times as long as expected, and so many seconds in any case."""
+_LONG = ("why", "is", "arithmetic")
+"""Values that are sentences; they come last, without a column."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +37,34 @@ class Row:
     """That it took."""
 
 
+@dataclass(frozen=True)
+class Begun:
+    """The row that is being measured."""
+
+    what: str
+    until: float
+    """When it hangs, as of time.time()."""
+
+    @staticmethod
+    def read(folder: Path) -> Begun | None:
+        """None where there is none."""
+        try:
+            return Begun(**json.loads((folder / BEGUN).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+
 class Rows:
     """Measurements of one process: each is written down when it is done, failed or skipped, and the next one goes on."""
 
-    def __init__(self, path: Path, deadline: float, clean: Callable[[], None] = lambda: None) -> None:
-        """`deadline` as of time.time(); `clean` gives memory back after a measurement."""
-        self._path, self._deadline, self._clean = path, deadline, clean
+    def __init__(
+        self, folder: Path, deadline: float, clean: Callable[[], None] = lambda: None,
+        shaken: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`deadline` as of time.time(); `clean` gives memory back after a measurement, `shaken` is called after one
+        that may have left the device in a bad state."""
+        self._folder, self._deadline, self._clean, self._shaken = folder, deadline, clean, shaken
+        self._known = {(row.section, row.what): row for row in read(folder / ROWS)}
         self._took: dict[str, float] = {}
 
     def __call__(
@@ -44,39 +72,56 @@ class Rows:
     ) -> Values | None:
         """What `measure` returns; None where it failed, or where what is left is less than the expected seconds.
 
-        Those of another measurement of the same kind are expected again.
+        Those of another measurement of the same kind are expected again. What a process before this one has written
+        down is not measured again.
         """
+        if (section, what) in self._known:
+            return self._known[section, what].values or None
         expected = self._took.get(kind, expected)
         left = self._deadline - time.time()
         began = time.perf_counter()
         if left < expected:
-            self._add(Row(section, what, failed=f"skipped: it needs about {expected:.0f} s, and {max(0, left):.0f} are left"))
+            why = f"skipped: it needs about {expected:.0f} s, and {max(0, left):.0f} are left"
+            self._add(Row(section, what, failed=why))
             return None
+        begun = Begun(what, time.time() + max(_LEAST, _PATIENCE * expected))
+        write_text(self._folder / BEGUN, json.dumps(asdict(begun)))
         values: Values | None = None
-        why = ""
+        why, shaken = "", False
         try:
             values = measure()
         except Exception as error:  # whatever compilers, drivers and libraries raise
-            kind_of_error = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            why = "out of memory: " * is_out_of_memory(error) + kind_of_error + first_line(error)[:300]
+            memory = is_out_of_memory(error)
+            why = "out of memory: " * memory + _named(error)
+            shaken = isinstance(error, RuntimeError) and not memory
             traceback.print_exc()
-            del error
         gc.collect()
-        self._clean()
+        if not shaken:
+            self._clean()
         seconds = time.perf_counter() - began
         if values is not None:
             self._took[kind or what] = seconds
         self._add(Row(section, what, values or {}, why, round(seconds, 1)))
+        (self._folder / BEGUN).unlink()
+        if shaken:
+            self._shaken()
         return values
 
     def note(self, section: str, what: str, values: Values) -> None:
         """What follows from measurements."""
-        self._add(Row(section, what, values))
+        if (section, what) not in self._known:
+            self._add(Row(section, what, values))
 
     def _add(self, row: Row) -> None:
-        append(self._path, row)
-        print(f"[{row.section}] {row.what}: {_told(row)}", flush=True)
+        append(self._folder / ROWS, row)
+        print(told(row), flush=True)
         sys.stderr.flush()
+
+
+def _named(error: Exception) -> str:
+    """What an error says; of one in another process, its last line, which tells what it was."""
+    said = str(error).strip().splitlines()[-1:] if "Traceback" in str(error) else [first_line(error)]
+    return ("" if isinstance(error, UserError) else f"{type(error).__name__}: ") + said[0][:300]
 
 
 def append(path: Path, row: Row) -> None:
@@ -113,21 +158,24 @@ def text(rows: Sequence[Row]) -> str:
     for section in dict.fromkeys(row.section for row in rows):
         own = [row for row in rows if row.section == section]
         names = list(dict.fromkeys(name for row in own for name in row.values if name not in _LONG))
-        lines = [["", *names]]
+        lines = [[section, *names]]
         lines += [[row.what, *(_shown(row.values.get(name, "")) for name in names)] for row in own]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        told = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        after = ["", *(row.failed or "; ".join(str(row.values[name]) for name in _LONG if name in row.values) for row in own)]
-        parts.append("\n".join([f"== {section}", *(f"{a}  {b}".rstrip() for a, b in zip(told, after, strict=True))]))
+        cells = [
+            "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+            for line in lines
+        ]
+        after = [row.failed or "; ".join(str(row.values[name]) for name in _LONG if name in row.values) for row in own]
+        rule = "  ".join("-" * width for width in widths)
+        made = [cells[0], rule, *(f"{a}  {b}".rstrip() for a, b in zip(cells[1:], after, strict=True))]
+        parts.append("\n".join(made))
     return "\n\n".join(parts)
 
 
-_LONG = ("why", "is", "arithmetic")
-"""Values that are sentences; they come last, without a column."""
-
-
-def _told(row: Row) -> str:
-    return row.failed or ", ".join(f"{name} {_shown(value)}" for name, value in row.values.items())
+def told(row: Row) -> str:
+    """A row in a line of its own."""
+    values = ", ".join(f"{name} {_shown(value)}" for name, value in row.values.items())
+    return f"[{row.section}] {row.what}: {row.failed or values}"
 
 
 def _shown(value: float | str) -> str:

@@ -56,8 +56,8 @@ IDEAS = {
     "eager": Idea({"compiled": False}, 0.85, "batch norm, ReLU and sums pass over memory one by one"),
     "no-cudnn-benchmark": Idea({"cudnn_benchmark": False}, 0.85, "heuristics are weak for (1,3,3) and (3,1,1)"),
     "optimiser-not-fused": Idea({"fused": False}, 0.995, "under 1 ms of a step of 130 ms"),
-    "recompute-2": Idea({"recomputed": 2}, 0.85, "stem and first stage twice: half of a forward pass"),
-    "recompute-3": Idea({"recomputed": 3}, 0.80, "and the second stage: three quarters of it"),
+    "recompute-2": Idea({"recomputed": 2}, 0.85, "stem and first stage twice: half of a forward pass; frees memory"),
+    "recompute-3": Idea({"recomputed": 3}, 0.80, "and the second stage: three quarters of it; frees more"),
     "side-stream": Idea({"side_stream": True}, 1.01, "sound has 0.2 % of the arithmetic; its launches hide"),
     "forward-per-branch": Idea({"one_forward": False}, 0.97, "a quarter of the clips per kernel, four times the "
                                "launches; batch norm over each branch", same=False),
@@ -69,3 +69,5 @@ IDEAS = {
 }  # fmt: skip
 PREDICTED = {"clips/s": 480.0, "caching": 0.75, "plain": 4.0}
 """Of the best way; with each leaf embedded twice (one forward more: 3 of 4); times the plain way's clips/s."""
+GOALS = {"H200": 350.0, "H100": 250.0}
+"""Clips/s of a training step, by a part of the device's name; and as many times the plain way's as predicted."""
