@@ -57,11 +57,13 @@ def _grown_norm(norm: nn.BatchNorm3d, more: int) -> nn.BatchNorm3d:
 def folded(model: GDT) -> None:
     """Compute convolutions over space as images of n·t frames, and those over time as images of t rows and h·w columns.
 
-    Where the channels of a pixel lie side by side, neither moves anything in memory. Parameters stay as they are.
+    Where the channels of a pixel lie side by side, neither moves anything in memory. Parameters stay as they are. Those
+    of one pixel alone, in shortcuts, are left: they are no part of a factorised one, and as two-dimensional ones with a
+    stride they have torch 2.13 write past its memory on a processor.
     """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
-            if type(child) is nn.Conv3d and 1 in (child.kernel_size[0], child.kernel_size[1] * child.kernel_size[2]):
+            if type(child) is nn.Conv3d and (child.kernel_size[0] > 1) != (child.kernel_size[1] > 1):
                 setattr(parent, name, _Folded.of(child))
 
 
@@ -77,12 +79,10 @@ class _Folded(nn.Conv3d):
         return made
 
     def forward(self, x: Tensor) -> Tensor:
-        (over_time, *over_space), (t, h, w) = self.padding, self.kernel_size
-        if h * w == 1 and t > 1:
+        (over_time, *over_space), t = self.padding, self.kernel_size[0]
+        if t > 1:
             rows = functional.conv2d(x.flatten(3), self.weight[..., 0], None, (self.stride[0], 1), (over_time, 0))
             return rows.unflatten(3, x.shape[3:])
-        if self.stride[0] > 1:
-            x = x[:, :, :: self.stride[0]]
         frames = x.transpose(1, 2).flatten(0, 1)
         made = functional.conv2d(frames, self.weight[:, :, 0], None, self.stride[1:], tuple(over_space))
         return made.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
