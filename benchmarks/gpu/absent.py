@@ -1,7 +1,7 @@
 """Stand-ins for packages that are not installed and that most measurements do without.
 
-Modules that are measured import them at their top. A stand-in can be imported, and what is only seen, such as a progress
-bar, does nothing; one that would have to compute raises ModuleNotFoundError when it is asked to.
+Modules that are measured import them at their top. A stand-in can be imported, and what is only seen, such as a
+progress bar, does nothing; one that would have to compute raises ModuleNotFoundError when it is asked to.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 SILENT = ("tqdm", "tensorboard", "tyro")
 """Nobody looks at what they do here."""
@@ -57,7 +57,7 @@ class _Missing:
 
 class _Module(ModuleType):
     __version__ = "not installed"
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []  # type: ignore[misc]
 
     def __init__(self, name: str, attribute: Any) -> None:
         super().__init__(name)

@@ -18,19 +18,14 @@ def padded(model: GDT, multiple: int = 8) -> None:
     The channels that come on top are zero, and stay so: zero weights make them, batch norm leaves them zero without an
     offset, zero weights take them in, and so nothing has a gradient.
     """
-    for sequence in list(model.modules()):
-        if isinstance(sequence, nn.Sequential) and _is_factorised(sequence):
-            space, norm, time = sequence[0], sequence[1], sequence[3]
-            more = -space.out_channels % multiple
-            if more:
-                sequence[0] = _grown(space, 0, more)
-                sequence[1] = _grown_norm(norm, more)
-                sequence[3] = _grown(time, 1, more)
-
-
-def _is_factorised(sequence: nn.Sequential) -> bool:
-    kinds = (nn.Conv3d, nn.BatchNorm3d, nn.ReLU, nn.Conv3d)
-    return len(sequence) >= 4 and all(isinstance(part, kind) for part, kind in zip(sequence, kinds, strict=False))
+    for sequence in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
+        match list(sequence):
+            case [nn.Conv3d() as space, nn.BatchNorm3d() as norm, nn.ReLU(), nn.Conv3d() as time, *_]:
+                more = -space.out_channels % multiple
+                if more:
+                    sequence[0] = _grown(space, 0, more)
+                    sequence[1] = _grown_norm(norm, more)
+                    sequence[3] = _grown(time, 1, more)
 
 
 def _grown(conv: nn.Conv3d, axis: int, more: int) -> nn.Conv3d:
@@ -38,9 +33,13 @@ def _grown(conv: nn.Conv3d, axis: int, more: int) -> nn.Conv3d:
     shape = list(conv.weight.shape)
     shape[axis] = more
     weight = torch.cat([conv.weight.detach(), conv.weight.new_zeros(shape)], axis)
-    made = type(conv)(
-        weight.shape[1], weight.shape[0], conv.kernel_size, conv.stride, conv.padding, bias=False, device="meta"  # type: ignore[arg-type]
-    )  # fmt: skip
+    return _with(weight, conv, type(conv))
+
+
+def _with(weight: Tensor, conv: nn.Conv3d, kind: type[nn.Conv3d]) -> nn.Conv3d:
+    """The convolution with another weight, as another kind."""
+    outputs, inputs = weight.shape[:2]
+    made = kind(inputs, outputs, conv.kernel_size, conv.stride, conv.padding, bias=False, device="meta")  # type: ignore[arg-type]
     made.weight = nn.Parameter(weight)
     return made
 
@@ -57,35 +56,26 @@ def _grown_norm(norm: nn.BatchNorm3d, more: int) -> nn.BatchNorm3d:
 def folded(model: GDT) -> None:
     """Compute convolutions over space as images of n·t frames, and those over time as images of t rows and h·w columns.
 
-    Where the channels of a pixel lie side by side, neither moves anything in memory. Parameters stay as they are. Those
-    of one pixel alone, in shortcuts, are left: they are no part of a factorised one, and as two-dimensional ones with a
+    Where the channels of a pixel lie side by side, neither moves anything in memory. Values stay as they are. Those of
+    one pixel alone, in shortcuts, are left: they are no part of a factorised one, and as two-dimensional ones with a
     stride they have torch 2.13 write past its memory on a processor.
     """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Conv3d and (child.kernel_size[0] > 1) != (child.kernel_size[1] > 1):
-                setattr(parent, name, _Folded.of(child))
+                setattr(parent, name, _with(child.weight, child, _Folded))
 
 
 class _Folded(nn.Conv3d):
     """Over space alone or time alone."""
 
-    @classmethod
-    def of(cls, conv: nn.Conv3d) -> _Folded:
-        made = cls(
-            conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, bias=False, device="meta"  # type: ignore[arg-type]
-        )  # fmt: skip
-        made.weight = conv.weight
-        return made
-
     def forward(self, x: Tensor) -> Tensor:
-        (over_time, *over_space), t = self.padding, self.kernel_size[0]
-        if t > 1:
-            rows = functional.conv2d(x.flatten(3), self.weight[..., 0], None, (self.stride[0], 1), (over_time, 0))
+        (by_t, *by), (pad_t, *pad) = self.stride, map(int, self.padding)
+        if self.kernel_size[0] > 1:
+            rows = functional.conv2d(x.flatten(3), self.weight[..., 0], None, (by_t, 1), (pad_t, 0))
             return rows.unflatten(3, x.shape[3:])
-        frames = x.transpose(1, 2).flatten(0, 1)
-        made = functional.conv2d(frames, self.weight[:, :, 0], None, self.stride[1:], tuple(over_space))
-        return made.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
+        frames = functional.conv2d(x.transpose(1, 2).flatten(0, 1), self.weight[:, :, 0], None, by, pad)
+        return frames.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
 
 
 def side_stream(model: GDT, device: Processor) -> None:

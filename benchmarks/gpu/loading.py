@@ -62,10 +62,10 @@ def differences(settings: Settings, device: Processor, loading: Loading, row: st
         with Loader(index, plans, settings.clip, place, how) as loader:
             made.append(torch.cat([batch.inputs["video"].crops.cpu() for batch in loader]))
     mean, nearly_all, most = levels(*made)
-    told = f"the worst leaf's mean is {mean:.2f} grey levels, 99.9 % of its values are within {nearly_all}, all in {most}"
+    told = f"worst leaf: {mean:.2f} grey levels on average, 99.9 % within {nearly_all}, all within {most}"
     if not (mean < MEAN and nearly_all <= NEARLY_ALL):
         raise UserError(f"{told}; it should be below {MEAN}, and within {NEARLY_ALL}")
-    return {"is": f"{told}, over {len(made[0])} leaves; below {MEAN} and within {NEARLY_ALL} are as expected"}
+    return {"is": f"{told}, of {len(made[0])} leaves (below {MEAN} and within {NEARLY_ALL} are as expected)"}
 
 
 def levels(one: torch.Tensor, other: torch.Tensor) -> tuple[float, int, int]:

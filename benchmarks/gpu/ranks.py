@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
 from dataclasses import replace
@@ -12,11 +13,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.gpu.device import device_of
-from benchmarks.gpu.settings import Settings, from_json, to_json
+from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.step import batch_of, run_settings, tree_of
 from benchmarks.gpu.table import Values
 from pipeline.errors import UserError
 from pipeline.groups import shared
+from pipeline.serialization import rebuilt, to_json
 from pipeline.shards.index import Statistics
 from train.checkpoint import Data
 from train.kernels import Kernels
@@ -57,7 +59,7 @@ def _run(world: int, arguments: tuple[object, ...], deadline: float) -> None:
 
 
 def _rank(rank: int, world: int, folder: str, told: str, norm_leaves: int, several: bool) -> None:
-    settings = from_json(told)
+    settings = rebuilt(Settings, json.loads(told))
     device = device_of(settings.device)
     own = torch.device("cuda", rank) if several and world > 1 else device.device
     if own.type == "cuda":

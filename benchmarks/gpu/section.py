@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections.abc import Mapping
@@ -10,9 +11,10 @@ from importlib import metadata
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu import absent
-from benchmarks.gpu.settings import Settings, from_json
+from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.table import AGAIN, ROWS, Rows, Values, read
 from benchmarks.gpu.ways import GOALS, IDEAS, PREDICTED, Way
+from pipeline.serialization import rebuilt
 
 if TYPE_CHECKING:
     from benchmarks.gpu.device import Processor
@@ -88,7 +90,7 @@ def best(settings: Settings) -> Way:
     for row in read(settings.out / ROWS):
         if row.section == "kernels" and row.values:
             names = ("bfloat16", "channels_last", "compiled")
-            return Way(**{name: row.values[name] == "yes" for name in names})  # type: ignore[arg-type]
+            return Way(**{name: row.values[name] == "yes" for name in names})
     return Way() if settings.device == "cuda" else Way(bfloat16=False, compiled=False)
 
 
@@ -102,9 +104,12 @@ def step(settings: Settings, rows: Rows) -> None:
     predicted = PREDICTED["clips/s"] if "H100" in name and settings.size == "paper" else None
     beside = {name: value for name, value in (("goal", goal), ("predicted", predicted)) if value is not None}
     found = {}
+
+    def best_way(leaves: int) -> Values:
+        return beside | _step(settings, device, way, leaves)
+
     for leaves in settings.leaves:
-        values = rows("step", f"best way, {leaves} clips",
-                      lambda leaves=leaves: beside | _step(settings, device, way, leaves), 90, "step")  # type: ignore[misc]  # fmt: skip
+        values = rows("step", f"best way, {leaves} clips", partial(best_way, leaves), 90, "step")
         if values:
             found[leaves] = float(values["clips/s"])
 
@@ -224,7 +229,7 @@ MEASURES = {one.__name__: one for one in (machine, shards, kernels, step, traini
 
 
 def measure(name: str, settings: Settings, deadline: float) -> None:
-    """The rows of a section, until the deadline as of time.time(); exits with AGAIN where another process should go on."""
+    """The rows of a section; `deadline` as of time.time(). Exits with AGAIN where another process should go on."""
     clean = (lambda: None) if name in ("machine", "shards") else _device(settings).fresh
     MEASURES[name](settings, Rows(settings.out, deadline, clean, partial(sys.exit, int(AGAIN))))
 
@@ -232,7 +237,7 @@ def measure(name: str, settings: Settings, deadline: float) -> None:
 def main() -> None:
     """section, deadline, settings as JSON."""
     name, deadline, told = sys.argv[1:]
-    measure(name, from_json(told), float(deadline))
+    measure(name, rebuilt(Settings, json.loads(told)), float(deadline))
 
 
 if __name__ == "__main__":

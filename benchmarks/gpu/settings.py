@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from benchmarks.gpu.ways import IDEAS
 from pipeline.errors import UserError
 from pipeline.leaves import Clip
+from pipeline.serialization import rebuilt, to_json
 from pipeline.transformations.augmentation import Augmentation
 from train.models.network import Network
 
@@ -64,11 +65,9 @@ class Settings:
     """Processes that draw the videos."""
 
     def __post_init__(self) -> None:
-        known = {"sections": SECTIONS, "ideas": tuple(IDEAS), "device": ("cuda", "cpu"), "size": ("paper", "tiny")}
-        for name, choices in known.items():
-            given = getattr(self, name)
-            if unknown := sorted(set([given] if isinstance(given, str) else given) - set(choices)):
-                raise UserError(f"--{name}: there is no {', '.join(unknown)}; choose of {', '.join(choices)}")
+        for name, known in (("sections", SECTIONS), ("ideas", tuple(IDEAS))):
+            if unknown := sorted(set(getattr(self, name)) - set(known)):
+                raise UserError(f"--{name}: there is no {', '.join(unknown)}; choose of {', '.join(known)}")
         if any(n % 4 or n < 8 for n in (*self.leaves, self.leaves_of_ideas)):
             raise UserError("--leaves and --leaves-of-ideas must be multiples of 4, and 8 or more")
         if min(self.steps, self.processes) < 1 or self.videos < 2 or self.minutes <= 0:
@@ -105,18 +104,6 @@ class Settings:
         return self.out / f"shards-{self.size}-{self.videos}x{self.frames}"
 
 
-def to_json(settings: Settings) -> str:
-    """As text, for the processes that measure."""
-    values = {one.name: getattr(settings, one.name) for one in fields(settings)}
-    return json.dumps(values, default=str)
-
-
-def from_json(text: str) -> Settings:
-    """What `to_json` wrote."""
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in json.loads(text).items()}
-    return Settings(**values | {"out": Path(values["out"])})
-
-
 def parsed(arguments: Sequence[str]) -> Settings:
     """The settings of a command line; where tyro is not installed, each option takes its values in the same way."""
     try:
@@ -129,14 +116,14 @@ def parsed(arguments: Sequence[str]) -> Settings:
 def _plainly(arguments: Sequence[str]) -> Settings:
     import argparse
 
-    default = Settings()
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=Settings.__doc__)
-    for one in fields(Settings):
-        value: Any = getattr(default, one.name)
-        several = isinstance(value, tuple)
+    for name, value in json.loads(to_json(Settings())).items():
+        several = isinstance(value, list)
         parser.add_argument(
-            f"--{one.name.replace('_', '-')}", dest=one.name, default=value, nargs="*" if several else None,
+            f"--{name.replace('_', '-')}", dest=name, default=value, nargs="*" if several else None,
             type=type(value[0] if several else value),
         )  # fmt: skip
-    given = vars(parser.parse_args(arguments))
-    return replace(default, **{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    try:
+        return rebuilt(Settings, vars(parser.parse_args(arguments)))
+    except ValueError as error:
+        raise UserError(f"{error}; see --help") from error

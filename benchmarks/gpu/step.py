@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,7 +51,7 @@ def tree_of(run: Pretrain) -> Tree:
 def batch_of(plan: BatchPlan, run: Pretrain, device: torch.device) -> Batch:
     """The batch of a plan with bytes instead of videos: those of a leaf are the same on any number of ranks."""
     clip, leaf = run.clip, plan.columns["leaf"]
-    inputs = {}
+    inputs: dict[str, Any] = {}
     for modality in plan.leaves.modalities:
         own = plan.leaves.of(modality)
         numbers = leaf[plan.leaves.modality == (0 if modality == "video" else 1)]

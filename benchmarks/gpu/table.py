@@ -55,14 +55,15 @@ class Begun:
 
 
 class Rows:
-    """Measurements of one process: each is written down when it is done, failed or skipped, and the next one goes on."""
+    """Measurements of one process: each is written down when it is done, failed or skipped, and others go on."""
 
     def __init__(
         self, folder: Path, deadline: float, clean: Callable[[], None] = lambda: None,
         shaken: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         """`deadline` as of time.time(); `clean` gives memory back after a measurement, `shaken` is called after one
-        that may have left the device in a bad state."""
+        that may have left the device in a bad state.
+        """
         self._folder, self._deadline, self._clean, self._shaken = folder, deadline, clean, shaken
         self._known = {(row.section, row.what): row for row in read(folder / ROWS)}
         self._took: dict[str, float] = {}

@@ -70,10 +70,9 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     path.unlink()
     counted = lines[len(lines) // 3 :]
+    names = {"clips/s": ("clips_per_second", 1), "waiting %": ("waiting", 100), "MFU %": ("mfu", 100)}
     values: dict[str, float | str] = {
-        name: scale * median(line[key] for line in counted)
-        for name, key, scale in (("clips/s", "clips_per_second", 1), ("waiting %", "waiting", 100), ("MFU %", "mfu", 100))
-        if key in lines[0]
+        name: scale * median(line[key] for line in counted) for name, (key, scale) in names.items() if key in lines[0]
     }
     values |= {"GiB": max(line["memory_gib"] for line in lines), "steps": len(lines), "loss": lines[-1]["loss"]}
     kept = json.loads((out / "settings.json").read_text())
