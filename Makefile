@@ -56,6 +56,7 @@ heeds.ablation := DATASET ROWS SEEDS SIZE WORD2VEC ARGS
 heeds.show-tree := PRESET FACTORS FACTORS_FROM ARGS
 heeds.show-batch := DATASET WORD2VEC SIZE $(heeds.show-tree)
 heeds.bench := SOURCE
+heeds.bench-gpu := ARGS
 # what make, Python and the libraries heed
 handed_on := PYTHON% STAMP CONDA_PREFIX VIRTUAL_ENV SHELL MAKE% PATH HOME TMPDIR LD_% PIP_% OMP_% CUDA_% NVIDIA_% NCCL_% \
   TORCH_% PYTORCH_% MKL_% DASK_% GDT_% %_proxy %_PROXY
@@ -71,7 +72,7 @@ $(error not heeded: $(unheeded); nothing was started)
 endif
 endif
 
-.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb embed report show-batch show-tree bench clean
+.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb embed report show-batch show-tree bench bench-gpu clean
 .SUFFIXES:
 # checks, not commands
 .PHONY: gpus nodes
@@ -140,6 +141,9 @@ bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.relabel
 	@$(PYTHON) -m benchmarks.features
 	@$(PYTHON) -m benchmarks.size
+
+bench-gpu: $(STAMP) ## what a GPU does, beside predictions and the plain way, on shards that it draws: [ARGS="--minutes 40"]
+	@$(PYTHON) -m benchmarks.gpu $(ARGS)
 
 gpus:
 	@[[ "$(GPUS)" =~ ^[1-9][0-9]*$$ ]] || { echo "error: GPUS is '$(GPUS)'; it must be 1 or more" >&2; exit 2; }

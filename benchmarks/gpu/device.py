@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import resource
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -38,7 +39,8 @@ class Processor:
 
     def fresh(self) -> None:
         """Give memory back, forget what was compiled, and count the most that is held from now on."""
-        torch.compiler.reset()
+        if "torch._dynamo" in sys.modules:  # else nothing was compiled, and to reset it would import it
+            torch.compiler.reset()
         gc.collect()
 
     def most(self) -> float:

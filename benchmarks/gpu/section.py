@@ -186,10 +186,7 @@ def caching(settings: Settings, rows: Rows) -> None:
 def ranks(settings: Settings, rows: Rows) -> None:
     from benchmarks.gpu.ranks import together
 
-    gpus = _device(settings).number()
-    for norm_leaves, what in ((settings.ranks_videos // 2, "groups"), (0, "the whole batch")):
-        rows("ranks", f"one and two ranks, batch norm over {what}",
-             partial(together, settings, gpus, norm_leaves), 60)  # fmt: skip
+    rows("ranks", "one rank and two", partial(together, settings, _device(settings).number()), 90)
 
 
 def ideas(settings: Settings, rows: Rows) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import sys
 import time
@@ -96,7 +95,6 @@ class Rows:
             why = "out of memory: " * memory + _named(error)
             shaken = isinstance(error, RuntimeError) and not memory
             traceback.print_exc()
-        gc.collect()
         if not shaken:
             self._clean()
         seconds = time.perf_counter() - began
