@@ -392,18 +392,14 @@ def _stop_after_two(whole: Path, half: Path) -> None:
     from pipeline.shards.index import Index, fingerprint
     from train.checkpoint import Data
     from train.pretrain import Trainer
-    from train.settings import SIZES, Pretrain
+    from train.settings import from_json
 
     half.mkdir()
     shutil.copy(whole / "settings.json", half)
     lines = (whole / "metrics.jsonl").read_text().splitlines(keepends=True)
     (half / "metrics.jsonl").write_text("".join(lines[:2]))
-    base = SIZES["tiny"][1]
-    network = dataclasses.replace(base.network, dropout=0.3)
-    settings: Pretrain = dataclasses.replace(
-        base, shards=whole.parent / "shards", out=half, videos_per_batch=4, threads=1, network=network, preset="l",
-        steps=4, device="cpu", precision="float32",
-    )  # fmt: skip
+    # what the run itself came to, or its checkpoint would be that of another run
+    settings = dataclasses.replace(from_json((whole / "settings.json").read_text()), out=half)
     index = Index.open(settings.shard_folder)
     tree = settings.tree(index)
     trainer = Trainer(settings, tree, Data(fingerprint(index), index.statistics), torch.device("cpu"))
