@@ -115,7 +115,7 @@ def test_losses_are_those_of_a_processor(shards: Path, tmp_path: Path, monkeypat
     """In float32, from the same pixels, over a few steps with dropout."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     base = SIZES["tiny"][1]
-    losses = {}
+    losses: dict[Path, list[float]] = {}
     for name in ("cpu", DEVICE):
         out = tmp_path / f"{name}-{len(losses)}"
         pretrain(

@@ -45,9 +45,16 @@ class Kernels:
         for module in model.modules():
             if isinstance(module, nn.Conv3d) and self.channels_last:
                 module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+        if not self.channels_last and "video" in model.modalities:
+            # a convolution goes by the layout of its input, too, and that of the loader's batches is channels last
+            model.video_network.base.register_forward_pre_hook(_contiguous)
         if self.compiled and "video" in model.modalities:
             # what changes between epochs, such as the mode, is compiled once each; shapes stay
             model.video_network.base.compile(dynamic=False)
+
+
+def _contiguous(trunk: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(x.contiguous() for x in inputs)
 
 
 def ways(precision: torch.dtype, compiled: bool) -> list[Kernels]:
@@ -102,7 +109,7 @@ def first_right(
 def _measured(model: GDT, kernels: Kernels, batch: Tensor, backward: bool = True) -> tuple[Tensor, float]:
     """Features of a batch in float32, and the seconds that a forward pass takes; a backward pass has to succeed."""
     trunk = model.video_network
-    inputs = batch.to(kernels.precision) if kernels.channels_last else batch.to(kernels.precision).contiguous()
+    inputs = batch.to(kernels.precision)
     with torch.autocast(batch.device.type, kernels.precision, enabled=kernels.precision == torch.bfloat16):
         if backward:
             trunk(inputs).float().square().mean().backward()

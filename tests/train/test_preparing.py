@@ -155,6 +155,19 @@ def test_kernels_are_measured_on_the_network_itself() -> None:
         assert float(said[-1].split("within ")[1].split()[0]) < 1e-4
 
 
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_convolutions_get_the_layout_that_was_chosen(channels_last: bool) -> None:
+    """Also of clips whose channels lie side by side, as they do in the loader's batches."""
+    model = GDT(replace(TINY.network, stem=4, stem_middle=4, widths=(4, 8)), ("video",))
+    Kernels(torch.float32, channels_last).apply(model)
+    seen = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv3d) and module.kernel_size != (1, 1, 1):
+            module.register_forward_hook(lambda module, given, made: seen.extend([given[0], made]))
+    model.embed("video", torch.randn(4, 8, 16, 16, 3).permute(0, 4, 1, 2, 3))
+    assert len(seen) > 8 and all(x.is_contiguous() != channels_last for x in seen)
+
+
 @pytest.mark.slow  # it compiles C++ for a minute or two
 def test_a_compiled_network_learns_the_same(tmp_path: Path) -> None:
     shards, _ = draw(tmp_path, videos=6)
