@@ -56,10 +56,10 @@ def shards(settings: Settings, rows: Rows) -> None:
     from benchmarks.gpu.drawn import draw
 
     def drawn() -> Values:
-        folder = draw(settings.shards, settings.videos, settings.frames, settings.shorter_side, settings.processes)
+        folder = draw(settings.shards, settings.batch, settings.frames, settings.shorter_side, settings.processes)
         size = sum(path.stat().st_size for path in folder.glob("shard-*.h5"))
-        return {"videos": settings.videos, "frames": settings.frames, "MB": size / 1e6,
-                "kB/frame": size / 1e3 / settings.videos / settings.frames}  # fmt: skip
+        return {"videos": settings.batch, "frames": settings.frames, "MB": size / 1e6,
+                "kB/frame": size / 1e3 / settings.batch / settings.frames}  # fmt: skip
 
     rows("shards", "drawn", drawn)
 
@@ -148,9 +148,9 @@ def training(settings: Settings, rows: Rows) -> None:
     from benchmarks.gpu.training import GPUS, whole
 
     for row in settings.rows:
-        rows("training", f"row {row}, {settings.videos} videos", partial(whole, settings, row, settings.videos),
+        rows("training", f"row {row}, {settings.batch} videos", partial(whole, settings, row, settings.batch),
              240 if row == "l" else 120)  # fmt: skip
-    share = settings.videos // GPUS
+    share = settings.batch // GPUS
     if share >= 2:
         rows("training", f"row l, {share} videos, as on each of {GPUS}", partial(whole, settings, "l", share), 90)
 
@@ -214,6 +214,8 @@ def ideas(settings: Settings, rows: Rows) -> None:
 
     for name in settings.ideas:
         rows("ideas", name, partial(measure, name), 90, "step" if IDEAS[name].of(base).compiled else "eager step")
+    # how far the first one can be relied on
+    rows("ideas", "best way, once more", partial(_step, settings, device, base, leaves), 90, "step")
 
 
 def _device(settings: Settings) -> Processor:

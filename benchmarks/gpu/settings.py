@@ -49,8 +49,8 @@ class Settings:
     """Steps before them, in which kernels are chosen and compiled."""
     rows: tuple[str, ...] = ("l", "e", "a")
     """Rows of table 1 of which whole training is measured."""
-    videos: int = 512
-    """Videos that are drawn, and videos of a batch in whole training."""
+    videos: int = 0
+    """Videos that are drawn, and videos of a batch in whole training; 0 for the paper's 512, or 64 of the tiny size."""
     frames: int = 48
     """Frames of each of them."""
     training_steps: int = 24
@@ -60,7 +60,7 @@ class Settings:
     ranks_videos: int = 8
     """Videos of a batch that one and two processes share."""
     threads: int = 0
-    """CPU threads of a process for the network; 0 leaves it to torch."""
+    """CPU threads of a process for the network; 0 leaves it to torch, or is one where a CPU computes."""
     processes: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Processes that draw the videos."""
 
@@ -70,7 +70,7 @@ class Settings:
                 raise UserError(f"--{name}: there is no {', '.join(unknown)}; choose of {', '.join(known)}")
         if any(n % 4 or n < 8 for n in (*self.leaves, self.leaves_of_ideas)):
             raise UserError("--leaves and --leaves-of-ideas must be multiples of 4, and 8 or more")
-        if min(self.steps, self.processes) < 1 or self.videos < 2 or self.minutes <= 0:
+        if min(self.steps, self.processes) < 1 or self.batch < 2 or self.minutes <= 0:
             raise UserError("--steps and --processes must be 1 or more, --videos 2 or more, --minutes above 0")
         if self.ranks_videos < 4 or self.ranks_videos % 4:
             raise UserError("--ranks-videos must be a multiple of 4: two ranks share them in two groups of two or more")
@@ -80,6 +80,11 @@ class Settings:
         """The sections, with what they need."""
         needed = {"machine"} | ({"shards"} if {"loading", "training"} & set(self.sections) else set())
         return [section for section in SECTIONS if section in needed.union(self.sections)]
+
+    @property
+    def batch(self) -> int:
+        """Videos that are drawn, and videos of a batch."""
+        return self.videos or (512 if self.size == "paper" else 64)
 
     @property
     def network(self) -> Network:
@@ -101,7 +106,7 @@ class Settings:
     @property
     def shards(self) -> Path:
         """Where the drawn videos are."""
-        return self.out / f"shards-{self.size}-{self.videos}x{self.frames}"
+        return self.out / f"shards-{self.size}-{self.batch}x{self.frames}"
 
 
 def parsed(arguments: Sequence[str]) -> Settings:

@@ -37,7 +37,7 @@ def run_settings(settings: Settings, row: str, leaves: int) -> Pretrain:
     base = Pretrain(
         preset=row, clip=settings.clip, augmentation=settings.augmentation, network=settings.network, epochs=0,
         steps=1000, device=settings.device, optimization=Optimization(rate=1e-3, per_videos=0, warmup_epochs=0),
-        threads=settings.threads,
+        threads=settings.threads or int(settings.device == "cpu"),
     )  # fmt: skip
     return replace(base, videos_per_batch=leaves // base.composition.clips_per_video)
 
