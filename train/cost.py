@@ -37,9 +37,13 @@ def memory(
     return _more(model, clip, bands, dtype, lambda name, given: _kept(model, name, given, recomputed))
 
 
-def arithmetic(network: Network, clip: Clip, bands: int, modalities: Sequence[str]) -> dict[str, float]:
-    """FLOPs of a leaf of each modality, forward and backward, without what is computed again."""
+def arithmetic(
+    network: Network, clip: Clip, bands: int, modalities: Sequence[str], recomputed: int = 0
+) -> dict[str, float]:
+    """FLOPs of a leaf of each modality, forward and backward, and of what is recomputed between the two."""
     model = GDT(network, modalities).to("meta")
+    if "video" in modalities:
+        model.video_network.base.recomputed = recomputed
     return _more(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
 
 
