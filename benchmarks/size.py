@@ -18,9 +18,8 @@ import tyro
 from tabulate import tabulate
 
 from pipeline import presets
-from train.cost import WIDE, WIDER, arithmetic, memory
+from train.cost import WIDE, WIDER, arithmetic, memory, parameters
 from train.fitting import Fit, fit
-from train.models.gdt import GDT
 from train.settings import SIZES
 
 _GIB = 2**30
@@ -61,14 +60,13 @@ def table(settings: Size) -> str:
     for name in settings.presets:
         composition = presets.composition(name, videos_per_batch=settings.videos_per_batch)
         modalities = composition.modalities
-        with torch.device("meta"):
-            parameters = sum(p.numel() for p in GDT(paper.network, modalities).parameters())
+        weights = parameters(paper.network, modalities)
         own = {recomputed: {m: kept[recomputed][m] for m in modalities} for recomputed in stages}
         clips = composition.clips_per_video
         leaves = {"video": clips, "audio": prod(factor.k for factor in composition.factors[1:]) - clips}
         for gpus in settings.gpus:
             for gib in settings.gib:
-                one = fit(paper, composition, gpus, parameters, 0.9 * gib * _GIB, own.__getitem__)
+                one = fit(paper, composition, gpus, weights, 0.9 * gib * _GIB, own.__getitem__)
                 total = settings.videos * settings.epochs * sum(_flops(one, flops, m) * n for m, n in leaves.items())
                 hours = total / (settings.peak * 1e12 * settings.share) / gpus / 3600
                 rows.append([
