@@ -20,7 +20,7 @@ from typing import Any
 _HEAVY = (
     "torch", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure", "preprocess.command",
     "train.command", "train.pretrain", "eval.command", "eval.ablation", "eval.downstream", "eval.embed", "eval.export",
-    "eval.nearest", "eval.show_batch", "eval.show_tree",
+    "eval.nearest", "eval.show_batch", "eval.show_tree", "eval.theorem.report",
 )  # fmt: skip
 
 
