@@ -164,8 +164,8 @@ def told(found: Findings) -> list[str]:
         *_agreement([*shared, *drawn], "the derived"),
         f"the paper's variance: {_within([*shared, *drawn])} within; simulated is "
         f"{_range([one.times(one.paper).value for one in (*shared, *drawn)])} times it",
-        f"with all strata in every batch it is {_range([*map(_equal_pairs, shared)])} times that of direct sampling with "
-        f"as many pairs, and {_range([*map(_equal_samples, shared)])} times with as many samples embedded",
+        f"with all strata in every batch it is {_range([*map(_equal_pairs, shared)])} times that of direct sampling "
+        f"with as many pairs, and {_range([*map(_equal_samples, shared)])} times with as many samples embedded",
         "", "Equation 1 with each batch's own denominator, strata drawn: the derived variance is its first order.",
         "", layout(own_table(own)), "",
         f"bias is percent of L; intervals are 95 % for all {2 * len(held)} comparisons together "
