@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 _HEAVY = (
-    "torch", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure", "preprocess.command",
-    "train.command", "train.pretrain", "eval.command", "eval.ablation", "eval.downstream", "eval.embed", "eval.export",
-    "eval.nearest", "eval.show_batch", "eval.show_tree",
+    "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
+    "preprocess.command", "train.command", "train.pretrain", "eval.command", "eval.ablation", "eval.downstream",
+    "eval.embed", "eval.export", "eval.nearest", "eval.show_batch", "eval.show_tree",
+    "eval.theorem.report",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A list of a million videos: planned, and scheduled on real workers as tasks that do nothing, in bounded memory."""
+"""A list of a million videos: planned and scheduled as tasks that do nothing, in bounded memory; batches of them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import tyro
 
 from benchmarks.common import machine, print_apart, scratch
+from pipeline import presets
 from pipeline.errors import exit_with_message
+from pipeline.groups import shared
+from pipeline.leaves import Clip
+from pipeline.transformations.base import Source
+from pipeline.tree import Tree
 from preprocess import cluster
 from preprocess.datasets.listing import Video
 from preprocess.ffmpeg import Extraction
@@ -70,11 +77,30 @@ def measure(count: int, videos_per_shard: int) -> str:
         )
 
 
+def batches(count: int, ranks: int = 8, steps: int = 20) -> str:
+    """Plans of batches of so many videos of a set, and a rank's share of each: time by the number of videos."""
+    tree = Tree(presets.composition("l", min(512, count // 2)), Source(np.arange(count), np.full(count, 250), 30),
+                Clip(), bands=40)  # fmt: skip
+    took = []
+    for step in range(steps + 1):
+        began = time.perf_counter()
+        shared(tree.plan(0, step % tree.batches_per_epoch), 0, ranks)
+        took.append(1000 * (time.perf_counter() - began))
+    first, usual = took[0], median(took[1:])
+    size = tree.composition.videos_per_batch
+    return (
+        f"{count:9d} videos, batches of {size} of row l for {ranks} ranks: {usual:.1f} ms each, {first:.0f} ms for the "
+        "first of an epoch"
+    )
+
+
 def main() -> None:
     settings = tyro.cli(Benchmark, prog="python -m benchmarks.planning")
     print(machine(), flush=True)
     for count in settings.videos:
         print_apart(partial(measure, count, settings.videos_per_shard))
+    for count in settings.videos:
+        print_apart(partial(batches, count))
 
 
 if __name__ == "__main__":

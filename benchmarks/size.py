@@ -1,15 +1,16 @@
-"""What a training step of the paper's networks needs, counted without a GPU: memory of activations, and arithmetic.
+"""What a training step of the paper's networks needs, counted without a GPU, and how a run would go about it.
 
     python -m benchmarks.size
 
 Tensors on torch's meta device have shapes and no content, so what autograd keeps for the backward pass and what is
-multiplied can be counted for any size. Memory of a GPU is that of the activations; weights, optimiser and workspace
-come to about 2 GiB more. Time is the arithmetic at a stated share of the GPU's peak: an estimate, not a measurement.
+multiplied can be counted for any size; `train.fitting` then chooses as it does where a run begins. Time is the
+arithmetic at a stated share of the GPU's peak: an estimate, not a measurement.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -17,18 +18,25 @@ import tyro
 from tabulate import tabulate
 
 from pipeline import presets
-from train.cost import WIDE, WIDER, arithmetic, memory
+from train.cost import WIDE, WIDER, arithmetic, memory, parameters
+from train.fitting import Fit, fit
 from train.settings import SIZES
 
 _GIB = 2**30
+_BANDS = 40
+_MODALITIES = ("video", "audio")
 
 
 @dataclass(frozen=True)
 class Size:
-    """Memory and arithmetic of pretraining, by preset and GPU."""
+    """Memory and arithmetic of pretraining, by preset and GPUs."""
 
-    presets: tuple[str, ...] = ("a", "e", "l")
+    presets: tuple[str, ...] = ("e", "a", "l")
     """Rows of the paper's table 1, or other names of --preset help."""
+    gpus: tuple[int, ...] = (1, 8)
+    """Numbers of GPUs."""
+    gib: tuple[float, ...] = (24, 80, 141)
+    """Memory of each; a tenth of it is taken as not free."""
     videos_per_batch: int = 512
     """K_i, over all GPUs."""
     videos: int = 240_000
@@ -36,43 +44,51 @@ class Size:
     epochs: int = 100
     """Passes over them."""
     peak: float = 989.0
-    """TFLOP/s in bfloat16 that a GPU's maker states; 989 is an H100 SXM, 312 an A100."""
+    """TFLOP/s in bfloat16 that a GPU's maker states; 989 is an H100 SXM or H200, 312 an A100."""
     share: float = 0.3
     """Share of it that is reached; assumed."""
 
 
 def table(settings: Size) -> str:
-    """A row per preset."""
-    paper = SIZES["paper"][1]
-    of = (paper.network, paper.clip, 40, ("video", "audio"))
-    kept = [memory(*of, torch.bfloat16, recomputed) for recomputed in (0, WIDE, WIDER)]
-    flops_of = arithmetic(*of)
+    """A row per preset and GPUs."""
+    paper = replace(SIZES["paper"][1], videos_per_batch=settings.videos_per_batch)
+    of = (paper.network, paper.clip, _BANDS, _MODALITIES)
+    stages = (0, WIDE, WIDER)
+    kept = {recomputed: memory(*of, torch.bfloat16, recomputed) for recomputed in stages}
+    flops = {recomputed: arithmetic(*of, recomputed) for recomputed in stages}
     rows = []
     for name in settings.presets:
         composition = presets.composition(name, videos_per_batch=settings.videos_per_batch)
+        modalities = composition.modalities
+        weights = parameters(paper.network, modalities)
+        own = {recomputed: {m: kept[recomputed][m] for m in modalities} for recomputed in stages}
         clips = composition.clips_per_video
         leaves = {"video": clips, "audio": prod(factor.k for factor in composition.factors[1:]) - clips}
-        bytes_ = sum(kept[0][modality] * n for modality, n in leaves.items()) * settings.videos_per_batch / _GIB
-        flops = sum(flops_of[modality] * n for modality, n in leaves.items()) * settings.videos * settings.epochs
-        days = flops / (settings.peak * 1e12 * settings.share) / 86_400
-        rows.append([name, clips * settings.videos_per_batch, f"{bytes_:.0f}", f"{bytes_ / 8:.0f}",
-                     f"{bytes_ / 64:.1f}", f"{flops:.1e}", f"{days:.1f}", f"{days / 8 * 24:.1f}"])  # fmt: skip
-    heads = [
-        "preset",
-        "clips per step",
-        "GiB on 1 GPU",
-        "on each of 8",
-        "of 64",
-        "FLOPs in all",
-        "days on 1",
-        "hours on 8",
-    ]
-    each = ", ".join(f"{name} {kept[0][name] / 2**20:.0f} MiB and {f / 1e9:.0f} GFLOPs" for name, f in flops_of.items())
-    again = " and ".join(f"{of_leaf['video'] / 2**20:.0f}" for of_leaf in kept[1:])
+        for gpus in settings.gpus:
+            for gib in settings.gib:
+                one = fit(paper, composition, gpus, weights, 0.9 * gib * _GIB, own.__getitem__)
+                total = settings.videos * settings.epochs * sum(_flops(one, flops, m) * n for m, n in leaves.items())
+                hours = total / (settings.peak * 1e12 * settings.share) / gpus / 3600
+                rows.append([
+                    name, clips * settings.videos_per_batch, f"{gpus} x {gib:g} GiB",
+                    one.norm_leaves or "the whole batch", one.chunk_leaves or "all",
+                    {0: "", WIDE: 1, WIDER: 2}[one.recomputed],
+                    f"{one.needed / _GIB:.0f}", f"{hours:.1f}",
+                ])  # fmt: skip
+    heads = ["preset", "clips per step", "GPUs", "batch norm over", "leaves at a time", "stages recomputed",
+             "GiB on each", "hours"]  # fmt: skip
+    each = ", ".join(f"{m} {kept[0][m] / 2**20:.0f} MiB and {f / 1e9:.0f} GFLOPs" for m, f in flops[0].items())
+    again = " or ".join(f"{kept[r]['video'] / 2**20:.0f} MiB and {flops[r]['video'] / 1e9:.0f}" for r in stages[1:])
     return (
-        f"per leaf, forward and backward: {each}; video {again} MiB where one or two stages are computed twice\n\n"
+        f"per leaf, forward and backward: {each}; video {again} GFLOPs where one or two stages are recomputed\n\n"
         f"{tabulate(rows, heads, disable_numparse=True)}"
     )
+
+
+def _flops(one: Fit, flops: Mapping[int, Mapping[str, float]], modality: str) -> float:
+    """Of a leaf, forward and backward, with the forward pass, a third, done once more where chunks are."""
+    again = flops[0][modality] / 3 if one.chunk_leaves else 0.0
+    return flops[one.recomputed][modality] + again
 
 
 if __name__ == "__main__":

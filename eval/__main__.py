@@ -1,4 +1,4 @@
-"""python -m eval {downstream,ablation,embed,nearest,export,report,show-batch,show-tree}: numbers, weights, pictures."""
+"""python -m eval {downstream,ablation,embed,nearest,export,report,show-batch,show-tree,theorem}: numbers, pictures."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from eval.settings.embed import Embed, Nearest
 from eval.settings.export import Export
 from eval.settings.pictures import ShowBatch, ShowTree
 from eval.settings.report import Report
+from eval.settings.theorem import Theorem
 from pipeline import notation, presets
 from pipeline.commandline import Options
 from train.settings import require_one_name
@@ -27,6 +28,7 @@ COMMANDS: dict[str, Options[Any]] = {
     "report": Options(Report),
     "show-batch": Options(ShowBatch),
     "show-tree": Options(ShowTree),
+    "theorem": Options(Theorem),
 }
 
 
@@ -81,6 +83,10 @@ def _run(command: Any) -> str:
         from eval.show_batch import show_batch
 
         return f"the picture is {show_batch(command)}"
+    if isinstance(command, Theorem):
+        from eval.theorem.report import theorem
+
+        return theorem(command)
     from eval.show_tree import show_tree
 
     text, path = show_tree(command)

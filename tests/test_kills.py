@@ -153,9 +153,9 @@ def test_kills_during_verify_change_nothing(synthetic: Path, tmp_path: Path) -> 
     assert run(settings).shards_made == 0 and digests(folder) == expected
 
 
+@pytest.mark.slow  # tests/train/test_pretrain.py has one kill
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("moments", few(PRETRAINING, 13))
-def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: Path, moments: list[str]) -> None:
+def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: Path) -> None:
     whole, folder = tmp_path / "whole", tmp_path / "killed"
 
     def command(run: Path) -> list[object]:
@@ -165,7 +165,7 @@ def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: P
     def losses(run: Path) -> list[float]:
         return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
-    for moment in moments:
+    for moment in PRETRAINING:
         kill(command(folder), tmp_path, moment)
     for folder_of_run in (folder, whole):
         environment = os.environ | {"PYTHONPATH": str(ROOT)}

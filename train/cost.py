@@ -7,6 +7,8 @@ be counted for any size on any machine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,14 +35,29 @@ def memory(
     network: Network, clip: Clip, bands: int, modalities: Sequence[str], dtype: torch.dtype, recomputed: int = 0
 ) -> dict[str, float]:
     """Bytes that a leaf of each modality keeps for the backward pass at most; `recomputed` as in `R2Plus1D`."""
-    model = GDT(network, modalities).to("meta", dtype)
+    model = deepcopy(_counted(network, tuple(modalities))).to(dtype)
     return _more(model, clip, bands, dtype, lambda name, given: _kept(model, name, given, recomputed))
 
 
-def arithmetic(network: Network, clip: Clip, bands: int, modalities: Sequence[str]) -> dict[str, float]:
-    """FLOPs of a leaf of each modality, forward and backward, without what is computed again."""
-    model = GDT(network, modalities).to("meta")
+def arithmetic(
+    network: Network, clip: Clip, bands: int, modalities: Sequence[str], recomputed: int = 0
+) -> dict[str, float]:
+    """FLOPs of a leaf of each modality, forward and backward, and of what is recomputed between the two."""
+    model = deepcopy(_counted(network, tuple(modalities)))
+    if "video" in modalities:
+        model.video_network.base.recomputed = recomputed
     return _more(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
+
+
+def parameters(network: Network, modalities: Sequence[str]) -> int:
+    """How many weights there are."""
+    return sum(weight.numel() for weight in _counted(network, tuple(modalities)).parameters())
+
+
+@cache
+def _counted(network: Network, modalities: tuple[str, ...]) -> GDT:
+    with torch.random.fork_rng(devices=()):  # counting does not change what is drawn later
+        return GDT(network, modalities).to("meta")
 
 
 def peak(device: torch.device) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,26 +58,30 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     """
     videos, clips = settings.videos_per_batch // world, composition.clips_per_video
     fixed = _fixed(settings, composition, world, parameters)
-    ways = [(recomputed, memory(recomputed)) for recomputed in (0, WIDE, WIDER)]
+    stages = (0, WIDE, WIDER)
 
-    def way(norm: int, chunk: int, recomputed: int, kept: dict[str, float]) -> Fit:
-        leaves = videos * clips
+    def way(norm: int, chunk: int, recomputed: int) -> Fit:
+        leaves, kept = videos * clips, memory(recomputed)
         needed = chunk * max(kept.values()) if chunk else leaves * sum(kept.values())
         return Fit(norm, chunk, recomputed, fixed + needed, room)
 
-    def best(candidates: list[Fit]) -> Fit:
-        fitting = (candidate for candidate in candidates if candidate.needed <= _USED * room)
-        return next(fitting, min(candidates, key=lambda candidate: candidate.needed))
+    def best(candidates: Iterator[Fit]) -> Fit:
+        others = []
+        for candidate in candidates:
+            if _fits(candidate):
+                return candidate
+            others.append(candidate)
+        return min(others, key=lambda candidate: candidate.needed)
 
     def grouped(norm: int) -> Fit:
         if settings.chunk_leaves:
-            return best([way(norm, settings.chunk_leaves, *each) for each in ways])
-        at_once = [way(norm, 0, *each) for each in ways]
+            return best(way(norm, settings.chunk_leaves, recomputed) for recomputed in stages)
         number = videos * clips // norm
         chunks = [norm * n for n in range(number - 1, 0, -1) if number % n == 0]
-        return best([*at_once, *(way(norm, chunk, *each) for each in ways for chunk in chunks)])
+        each = (way(norm, chunk, recomputed) for sizes in ((0,), chunks) for recomputed in stages for chunk in sizes)
+        return best(each)
 
-    whole = best([way(0, 0, *each) for each in ways])
+    whole = best(way(0, 0, recomputed) for recomputed in stages)
     if settings.norm_leaves == 0 or (settings.norm_leaves is None and not settings.chunk_leaves and _fits(whole)):
         return whole
     if settings.norm_leaves:

@@ -68,7 +68,7 @@ def outcome(
             dist.all_reduce(counts)
         value, pairs, met, rows = counts
         pairs, rows = pairs.clamp(min=1), rows.clamp(min=1)
-    # DDP divides the summed gradients by the world size; the loss of the joined batch asks for their plain sum
+    # gradients are averaged over the ranks, as DDP does, too; the loss of the joined batch asks for their plain sum
     share = total * world / pairs
     return Outcome(value / pairs + (share - share.detach()) if world > 1 else share, met / rows)
 

@@ -16,10 +16,9 @@ import torch.distributed as dist
 from pipeline.composition import Composition
 from pipeline.errors import is_out_of_memory
 from pipeline.groups import require_groups
-from train.cost import memory
+from train.cost import memory, parameters
 from train.fitting import Fit, fit, room
 from train.kernels import Kernels, first_right, ways
-from train.models.gdt import GDT
 from train.settings import BEFORE, Pretrain
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -51,8 +50,7 @@ def prepared(
         settings = replace(settings, norm_leaves=begun)
     require_groups(settings.videos_per_batch, settings.norm_leaves or 0, world)
     numbers = PRECISIONS[settings.precision]
-    with torch.device("meta"):
-        parameters = sum(p.numel() for p in GDT(settings.network, composition.modalities).parameters())
+    weights = parameters(settings.network, composition.modalities)
 
     @cache
     def memory_of(recomputed: int) -> dict[str, float]:
@@ -61,7 +59,7 @@ def prepared(
     free = room(device) / (int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device.type == "cpu" else 1)
     while True:
         free = _least(free, device)
-        one = fit(settings, composition, world, parameters, free, memory_of)
+        one = fit(settings, composition, world, weights, free, memory_of)
         try:
             kernels = _kernels(settings, composition, one, numbers, device, world, say, trial)
             short = False
@@ -74,7 +72,7 @@ def prepared(
         gc.collect()
         if torch.accelerator.is_available():
             torch.accelerator.empty_cache()
-        smaller = fit(settings, composition, world, parameters, free * _LESS, memory_of)
+        smaller = fit(settings, composition, world, weights, free * _LESS, memory_of)
         if (smaller.norm_leaves, smaller.chunk_leaves, smaller.recomputed) == (
             one.norm_leaves, one.chunk_leaves, one.recomputed
         ):  # fmt: skip

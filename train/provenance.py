@@ -86,12 +86,11 @@ def versions() -> dict[str, str]:
     """Of what numbers depend on; without this package's where it is not installed."""
     import numpy as np
     import nvidia.dali
-    import sklearn
     import torch
 
     found = {
         "python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__),
-        "nvidia-dali": nvidia.dali.__version__, "scikit-learn": sklearn.__version__,
+        "nvidia-dali": nvidia.dali.__version__, "scikit-learn": metadata.version("scikit-learn"),
     }  # fmt: skip
     with contextlib.suppress(metadata.PackageNotFoundError):
         found["gdt"] = metadata.version("gdt")

@@ -22,7 +22,7 @@ from pipeline.errors import UserError
 from pipeline.graphs import video_graph
 from pipeline.jpeg import Undecodable
 from pipeline.leaves import Clip
-from pipeline.loader import Batch, Loader, shared
+from pipeline.loader import Batch, Loader, for_each
 from pipeline.notation import parse
 from pipeline.place import DaliDevice, Gpu
 from pipeline.shards.index import Index
@@ -252,7 +252,7 @@ def test_what_is_wrong_with_a_plan_reaches_every_reader_of_the_plans() -> None:
         yield 1
         raise ValueError("no plan")
 
-    readers = shared(plans(), 3)
+    readers = for_each(plans(), 3)
     assert [next(reader) for reader in readers] == [1, 1, 1]
     for reader in readers:
         with pytest.raises(ValueError, match="no plan"):

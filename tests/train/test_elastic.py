@@ -35,7 +35,7 @@ def losses(run: Path) -> torch.Tensor:
     return torch.tensor([row["loss"] for row in rows], dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("first", "then", "norm_leaves"), [(2, 1, 0), (1, 2, 4)])
+@pytest.mark.parametrize(("first", "then", "norm_leaves"), [(2, 1, 4), pytest.param(1, 2, 0, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_ranks(
     command: Run, shards: Path, tmp_path: Path, first: int, then: int, norm_leaves: int
 ) -> None:

@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 from tests.tamper import changed
 from train import checkpoint
 
-STEPS = 24
+STEPS = 16
 Ranks = list["subprocess.Popen[str]"]
 Start = Callable[..., Ranks]
 
@@ -93,7 +93,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_they_go_on(star
     assert losses(straight) == losses(run)
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_is_killed_ends_the_other_with_a_reason(start: Start, tmp_path: Path, victim: int) -> None:
     ranks = start((), ())
     wait_for_steps(tmp_path / "run", 2)
@@ -127,6 +127,7 @@ def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_ranks_that_go_on_from_different_steps_refuse_to_start(start: Start, tmp_path: Path) -> None:
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     assert ended(start(("--steps", 4), ("--steps", 4)))[0] == [0, 0]

@@ -1,0 +1,141 @@
+"""What estimates have for mean and variance, from all pairs of a population: the formulas of docs/theorem.md.
+
+Everywhere `loss` is float64 [V, N, V, N], of strata j and samples a: l(x_ja, x_kb), where l(x_ja, x_ja) is ignored.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Strata(NamedTuple):
+    """Of every pair of strata, over the pairs of samples T != T' in it."""
+
+    mean: np.ndarray
+    """L_jj': float64 [V, V]."""
+    variance: np.ndarray
+    """sigma_jj'^2: float64 [V, V]."""
+
+
+def strata_of(loss: np.ndarray) -> Strata:
+    """L_jj' and sigma_jj'^2 of the theorem."""
+    values = np.moveaxis(loss, 2, 1)  # [V, V, N, N]
+    counted = _counted(loss)
+    n = counted.sum((2, 3))
+    mean = (values * counted).sum((2, 3)) / n
+    deviation = (values - mean[:, :, None, None]) * counted
+    return Strata(mean, (deviation**2).sum((2, 3)) / n)
+
+
+def expectation(strata: Strata, k_v: int) -> float:
+    """L: the mean over the K_V^2 pairs of K_V strata, over the draw of these where there are more."""
+    v = len(strata.mean)
+    diagonal = np.trace(strata.mean) / v
+    others = (strata.mean.sum() - np.trace(strata.mean)) / (v * (v - 1))
+    return float(diagonal / k_v + (1 - 1 / k_v) * others)
+
+
+def stratified(strata: Strata, k_v: int, k_i: int) -> float:
+    """The theorem's variance of the GDT estimate, sum sigma^2 / (K_V^4 K_I^2), the mean over draws of the strata."""
+    return expectation(Strata(strata.variance, strata.variance), k_v) / (k_v * k_i) ** 2
+
+
+def direct(strata: Strata, k_i: int) -> float:
+    """The variance of the direct estimate by the theorem's proof, over all strata."""
+    k_v, spread = len(strata.mean), strata.mean - strata.mean.mean()
+    return float((strata.variance + spread**2).sum() / (k_v**4 * k_i**2))
+
+
+def direct_as_stated(strata: Strata, k_i: int) -> float:
+    """The same as the statement of the theorem prints it."""
+    k_v, spread = len(strata.mean), strata.mean - strata.mean.mean()
+    return float(strata.variance.sum() / (k_v * k_i) ** 2 + (spread**2).sum() / k_v**2)
+
+
+def shared(loss: np.ndarray, k_v: int, k_i: int) -> float:
+    """The variance of the mean loss of a batch drawn by the tree, whose pairs share its samples.
+
+    K_V of V strata are drawn, and K_I of N samples in each of them anew, both without replacement; pairs of two
+    strata number K_I^2, and pairs within one K_I (K_I - 1), each group with the weight 1 / K_V^2. K_I < N.
+    """
+    strata, samples = loss.shape[:2]
+    symmetric = (loss + loss.transpose(2, 3, 0, 1)) / 2
+    means = strata_of(symmetric).mean
+    within = np.diag(means)
+    of_strata = (within[:, None] + within) / (2 * k_v) + (1 - 1 / k_v) * means
+    one, two, three = (inclusion(k_v, strata, m) for m in (1, 2, 3))
+
+    main, rest = _decomposed(symmetric, means)
+    own = np.einsum("jja->ja", main)  # g_jj
+    others = main.sum(1) - own  # of all strata but j
+    squares = _variance(main).sum(1) - _variance(own)  # [V]
+    linear = one * _variance(own) + 2 * two * _covariance(own, others)
+    linear += two * squares + three * (_variance(others) - squares)
+    linear *= (1 - k_i / samples) / k_i * (2 / k_v**2) ** 2
+
+    inside = np.trace(rest) * _remainder(k_i, samples)
+    across = (rest.sum() - np.trace(rest)) * ((1 - k_i / samples) / ((samples - 1) * k_i)) ** 2
+    remainder = (one * inside + 2 * two * across) / k_v**4
+    return float(u_statistic(of_strata, k_v) + linear.sum() + remainder)
+
+
+def u_statistic(kernel: np.ndarray, k: int) -> float:
+    """The variance of the mean of a symmetric kernel [n, n] over the pairs of k of n things, drawn without replacement.
+
+    Its diagonal is ignored. k >= 2.
+    """
+    n = len(kernel)
+    if k == n:
+        return 0.0
+    main, rest = _pairs(kernel)
+    return float(4 * (1 - k / n) / k * _variance(main) + _remainder(k, n) * rest)
+
+
+def inclusion(k: int, n: int, m: int) -> float:
+    """How probable it is that m given things are all among k of n."""
+    return float(np.prod([max(k - i, 0) / (n - i) for i in range(m)])) if n >= m else 0.0
+
+
+def _pairs(kernel: np.ndarray) -> tuple[np.ndarray, float]:
+    """The parts of kernel(a, b) = mean + g(a) + g(b) + r(a, b), a != b, whose sums over b are 0: g [n], sum of r^2."""
+    n = len(kernel)
+    off = kernel - np.diag(np.diag(kernel))
+    mean = off.sum() / (n * (n - 1))
+    main = (off.sum(1) / (n - 1) - mean) * (n - 1) / (n - 2)
+    rest = kernel - mean - main[:, None] - main
+    return main, float((rest**2).sum() - (np.diag(rest) ** 2).sum())
+
+
+def _remainder(k: int, n: int) -> float:
+    """What the sum of r^2 is multiplied by in the variance of a mean over the pairs of k of n."""
+    two, three, four = (inclusion(k, n, m) for m in (2, 3, 4))
+    return 2 * (two - 2 * three + four) / (k * (k - 1)) ** 2
+
+
+def _decomposed(symmetric: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of every pair of strata: g_jk(a) [V, V, N] and the sum of r_jk(a, b)^2 [V, V]."""
+    strata = len(symmetric)
+    values = np.moveaxis(symmetric, 2, 1)
+    main = values.mean(3) - means[:, :, None]
+    rest = values - means[:, :, None, None] - main[:, :, :, None] - main.transpose(1, 0, 2)[:, :, None, :]
+    squares = (rest**2).sum((2, 3))
+    for j in range(strata):
+        main[j, j], squares[j, j] = _pairs(values[j, j])
+    return main, squares
+
+
+def _variance(values: np.ndarray) -> np.ndarray:
+    """Over the last axis, with mean 0, divided by their number less one."""
+    return _covariance(values, values)
+
+
+def _covariance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.asarray((one * other).sum(-1) / (one.shape[-1] - 1))
+
+
+def _counted(loss: np.ndarray) -> np.ndarray:
+    """The pairs T != T': bool [V, V, N, N]."""
+    strata, samples = loss.shape[:2]
+    return ~(np.eye(strata, dtype=bool)[:, :, None, None] & np.eye(samples, dtype=bool))
