@@ -391,8 +391,8 @@ def _stop_after_two(whole: Path, half: Path) -> None:
     from pipeline.loader import Loader
     from pipeline.shards.index import Index, fingerprint
     from train.checkpoint import Data
-    from train.pretrain import Trainer
     from train.settings import from_json
+    from train.trainer import Trainer
 
     half.mkdir()
     shutil.copy(whole / "settings.json", half)

@@ -22,8 +22,8 @@ from pipeline.serialization import rebuilt, to_json
 from pipeline.shards.index import Statistics
 from train.checkpoint import Data
 from train.kernels import Kernels
-from train.pretrain import Trainer
 from train.run import leave_without_teardown
+from train.trainer import Trainer
 
 TOLERANCE = 1e-3
 """Of a loss, relative; float32 without TF32, sums in another order."""

@@ -21,8 +21,8 @@ from pipeline.tree import Tree
 from tests.tamper import flip
 from train import checkpoint
 from train.checkpoint import Data
-from train.pretrain import Trainer
 from train.settings import SIZES, to_json
+from train.trainer import Trainer
 
 DATA = Data("data", Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5))
 

@@ -21,8 +21,8 @@ from train.fitting import Fit, fit, room
 from train.kernels import Kernels, first_right, ways
 from train.models.gdt import GDT
 from train.preparing import prepared
-from train.pretrain import Trainer
 from train.settings import SIZES, Optimization, Pretrain, from_json, to_json
+from train.trainer import Trainer
 
 PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
 GIB = 2**30

@@ -20,9 +20,9 @@ from pipeline.loader import Batch, Loader
 from pipeline.shards.index import Index
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
-from train.pretrain import Trainer
 from train.run import leave_without_teardown
 from train.settings import SIZES, Optimization, Pretrain
+from train.trainer import Trainer
 
 VIDEOS, STEPS = 8, 5
 PRESETS = ("a", "e", "l", "m")

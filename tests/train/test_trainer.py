@@ -19,9 +19,10 @@ from pipeline.tree import Tree
 from tests.train.test_checkpoint import DATA
 from train.models.gdt import GDT
 from train.norm import SyncBatchNorm, synchronised
-from train.pretrain import Trainer, pretrain
+from train.pretrain import pretrain
 from train.run import StopSignal
 from train.settings import SIZES, Optimization, Pretrain
+from train.trainer import Trainer
 
 CPU = torch.device("cpu")
 PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]

@@ -23,8 +23,9 @@ from pipeline.shards.index import Index, fingerprint
 from train import checkpoint
 from train.checkpoint import load_model
 from train.models.gdt import GDT
-from train.pretrain import begin_with, pretrain
+from train.pretrain import pretrain
 from train.settings import SIZES, Optimization
+from train.trainer import begin_with
 from train.weights import KINETICS, RELEASE
 
 

@@ -1,0 +1,153 @@
+"""Model, optimiser and schedule of one run: its steps, and what goes into and comes out of its checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from pipeline.loader import Batch
+from pipeline.tree import Tree
+from train import checkpoint
+from train.checkpoint import Data
+from train.cost import arithmetic, peak
+from train.kernels import Kernels
+from train.models.gdt import GDT, load_weights
+from train.norm import synchronised
+from train.preparing import PRECISIONS
+from train.resuming import require_same_run
+from train.saving import Saver
+from train.schedule import Schedule
+from train.settings import Pretrain, to_json
+from train.step import Figures, Gradient, How
+from train.tensors import raw
+
+_MINUTE = 60.0
+
+
+class Trainer:
+    """Model, optimiser and schedule of one run."""
+
+    def __init__(
+        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1,
+        kernels: Kernels | None = None, recomputed: int = 0,
+    ) -> None:  # fmt: skip
+        """`recomputed` are parts of the video trunk, as in `R2Plus1D`."""
+        self.settings, self.device, self.rank, self.world = settings, device, rank, world
+        self.composition = tree.composition
+        self.schedule = Schedule(settings, tree.batches_per_epoch)
+        self.steps = self.schedule.steps
+        self.path = settings.run_folder / checkpoint.NAME
+        self._data = data
+        self._saved_at = time.monotonic()
+        self._damaged = False
+        torch.manual_seed(settings.seed)
+        model = GDT(settings.network, tree.composition.modalities).to(device)
+        if world > 1 and not settings.norm_leaves:
+            synchronised(model, device)
+        if "video" in model.modalities:
+            model.video_network.base.recomputed = recomputed
+        numbers = PRECISIONS[settings.precision]
+        (kernels or Kernels(numbers)).apply(model)
+        self.model = model
+        how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.norm_leaves or 0,
+                  settings.chunk_leaves)  # fmt: skip
+        self.gradient = Gradient(model, how, world, tqdm.write)
+        o, fused = settings.optimization, device.type == "cuda" or None
+        if o.method == "sgd":
+            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+                model.parameters(), o.rate, o.momentum, weight_decay=o.weight_decay, fused=fused
+            )
+        else:
+            self.optimizer = torch.optim.AdamW(
+                model.parameters(), o.rate, (o.momentum, 0.999), weight_decay=o.weight_decay, fused=fused
+            )
+
+    def step(self, step: int, batch: Batch) -> Figures:
+        """One update; its figures are not yet copied from the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.rate(step)
+        figures = self.gradient(step, batch)
+        self.optimizer.step()
+        return figures
+
+    def checkpoint_due(self, done: int) -> bool:
+        """Whether to save after `done` steps."""
+        every = self.settings.checkpoint_steps
+        late = time.monotonic() - self._saved_at > self.settings.checkpoint_minutes * _MINUTE
+        return late or done == self.steps or (every > 0 and done % every == 0)
+
+    def save(self, done: int, saver: Saver | None = None) -> None:
+        """Write the checkpoint after `done` steps, or have it written."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        state = checkpoint.state_of(self.model, self.optimizer, done, to_json(self.settings), self._data)
+        if saver is None:
+            checkpoint.write(self.path, state)
+        else:
+            saver.start(partial(checkpoint.write, self.path), state)
+        self._saved_at = time.monotonic()
+
+    def resume(self, state: Mapping[str, Any] | None, wrong: str = "") -> int:
+        """Go on from the state of the run's checkpoint, if there is one; returns the first step to do.
+
+        `wrong` is what is wrong with a newer one. Raises UserError if the run was made with other settings or other
+        data, or is longer than what is asked for.
+        """
+        if state is None:
+            return 0
+        self._damaged = bool(wrong)
+        if wrong and self.rank == 0:
+            print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
+        require_same_run(state, self.settings, self._data, self.schedule, self.path)
+        load_weights(self.model, state["model"], str(self.path))
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        return int(state["step"])
+
+    def flops(self, bands: int) -> tuple[float, float] | None:
+        """Of one step on each GPU, and per second that its maker states; None where that is not known."""
+        stated = peak(self.device)
+        if stated is None:
+            return None
+        settings, composition = self.settings, self.composition
+        of_leaf = arithmetic(settings.network, settings.clip, bands, composition.modalities)
+        leaves = settings.videos_per_batch * composition.clips_per_video / self.world
+        return leaves * sum(of_leaf.values()), stated
+
+    def settle(self) -> None:
+        """Once every rank has resumed: take a damaged checkpoint out of the way of those to come."""
+        if self._damaged and self.rank == 0:
+            checkpoint.set_aside(self.path.parent)
+
+    def digest(self) -> str:
+        """Hash of the weights and of the optimiser's state."""
+        value = hashlib.sha256()
+        for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
+            value.update(raw(tensor))
+        return value.hexdigest()
+
+
+def begin_with(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
+    """Give a model the weights of those parts that another one has too, but for its random ones; says which.
+
+    Raises UserError where they do not fit.
+    """
+    parts = {name: part for name, part in start.named_children() if name not in fresh}
+    taken = [name for name, _ in model.named_children() if name in parts]
+    for name in taken:
+        load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
+    left = [name for name, _ in model.named_children() if name not in parts]
+    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict | list):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _tensors(value)
