@@ -58,6 +58,7 @@ def test_every_section_runs_to_its_end(tmp_path: Path) -> None:
     assert "350 clips/s on an H200" in written and all(row.what in written for row in rows)
 
 
+@pytest.mark.slow
 def test_one_command_leaves_a_table(tmp_path: Path) -> None:
     """As a user types it, with those sections that start processes of their own."""
     arguments = ["--device", "cpu", "--size", "tiny", "--sections", "ranks", "--ranks-videos", "4", "--threads", "1"]
