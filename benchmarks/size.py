@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 import torch
 import tyro
@@ -25,6 +26,8 @@ from train.settings import SIZES
 _GIB = 2**30
 _BANDS = 40
 _MODALITIES = ("video", "audio")
+_GPUS = {"4090": (24, 165.0), "A100": (80, 312.0), "H100": (80, 989.0), "H200": (141, 989.0)}
+"""GiB, and TFLOP/s in bfloat16 that the maker states."""
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,16 @@ class Size:
     """Rows of the paper's table 1, or other names of --preset help."""
     gpus: tuple[int, ...] = (1, 8)
     """Numbers of GPUs."""
-    gib: tuple[float, ...] = (24, 80, 141)
-    """Memory of each; a tenth of it is taken as not free."""
+    kinds: tuple[Literal["4090", "A100", "H100", "H200"], ...] = ("4090", "H100", "H200")
+    """Which; a tenth of their memory is taken as not free."""
     videos_per_batch: int = 512
     """K_i, over all GPUs."""
     videos: int = 240_000
     """Videos of the data set (Kinetics-400 has about so many)."""
     epochs: int = 100
     """Passes over them."""
-    peak: float = 989.0
-    """TFLOP/s in bfloat16 that a GPU's maker states; 989 is an H100 SXM or H200, 312 an A100."""
-    share: float = 0.3
-    """Share of it that is reached; assumed."""
+    share: float = 0.22
+    """Share of the maker's TFLOP/s that is reached; what `benchmarks.gpu` predicts of an H100."""
 
 
 def table(settings: Size) -> str:
@@ -65,12 +66,13 @@ def table(settings: Size) -> str:
         clips = composition.clips_per_video
         leaves = {"video": clips, "audio": prod(factor.k for factor in composition.factors[1:]) - clips}
         for gpus in settings.gpus:
-            for gib in settings.gib:
+            for kind in settings.kinds:
+                gib, peak = _GPUS[kind]
                 one = fit(paper, composition, gpus, weights, 0.9 * gib * _GIB, own.__getitem__)
                 total = settings.videos * settings.epochs * sum(_flops(one, flops, m) * n for m, n in leaves.items())
-                hours = total / (settings.peak * 1e12 * settings.share) / gpus / 3600
+                hours = total / (peak * 1e12 * settings.share) / gpus / 3600
                 rows.append([
-                    name, clips * settings.videos_per_batch, f"{gpus} x {gib:g} GiB",
+                    name, clips * settings.videos_per_batch, f"{gpus} x {kind}",
                     one.norm_leaves or "the whole batch", one.chunk_leaves or "all",
                     {0: "", WIDE: 1, WIDER: 2}[one.recomputed],
                     f"{one.needed / _GIB:.0f}", f"{hours:.1f}",

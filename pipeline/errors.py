@@ -24,7 +24,8 @@ def require_positive(settings: object, group: str, *names: str) -> None:
             raise UserError(f"--{option} is {getattr(settings, name)}; it must be 1 or more")
 
 
-_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memory allocation")
+_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memory allocation",
+           "cudnn_status_alloc_failed", "cublas_status_alloc_failed")  # fmt: skip
 
 
 def is_out_of_memory(error: BaseException) -> bool:

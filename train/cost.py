@@ -26,7 +26,7 @@ WIDE, WIDER = 2, 3
 """Parts of the video trunk that are recomputed where memory is short: the stem and the first stage, or two stages."""
 _PEAKS = {
     "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
-    "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
+    "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
 }  # fmt: skip
 """Dense TFLOP/s in bfloat16 (float16 where there is none) that makers state, by a part of the device's name."""
 
@@ -63,7 +63,8 @@ def _counted(network: Network, modalities: tuple[str, ...]) -> GDT:
 def peak(device: torch.device) -> float | None:
     """FLOP/s in bfloat16 that the device's maker states; None where that is not known here."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    return next((1e12 * tera for part, tera in _PEAKS.items() if part in name), None)
+    longest_first = sorted(_PEAKS, key=len, reverse=True)  # an L40 is no L4
+    return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
 def _more(model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], int]) -> dict[str, float]:

@@ -39,6 +39,8 @@ class Reports:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        if device.type == "cuda":  # what was tried before the run is not its memory
+            torch.cuda.reset_peak_memory_stats(device)
         self._pending: tuple[int, torch.Tensor, list[Any]] | None = None
         self._marks = [mark(device)]
 

@@ -56,12 +56,12 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     What the settings say is kept to. Else batch norm is over the whole batch where that fits, and over the largest
     groups that do where it does not.
     """
-    videos, clips = settings.videos_per_batch // world, composition.clips_per_video
+    batch, leaves = settings.videos_per_batch, settings.videos_per_batch * composition.clips_per_video // world
     fixed = _fixed(settings, composition, world, parameters)
     stages = (0, WIDE, WIDER)
 
     def way(norm: int, chunk: int, recomputed: int) -> Fit:
-        leaves, kept = videos * clips, memory(recomputed)
+        kept = memory(recomputed)
         needed = chunk * max(kept.values()) if chunk else leaves * sum(kept.values())
         return Fit(norm, chunk, recomputed, fixed + needed, room)
 
@@ -76,7 +76,7 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     def grouped(norm: int) -> Fit:
         if settings.chunk_leaves:
             return best(way(norm, settings.chunk_leaves, recomputed) for recomputed in stages)
-        number = videos * clips // norm
+        number = leaves // norm
         chunks = [norm * n for n in range(number - 1, 0, -1) if number % n == 0]
         each = (way(norm, chunk, recomputed) for sizes in ((0,), chunks) for recomputed in stages for chunk in sizes)
         return best(each)
@@ -86,13 +86,13 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
         return whole
     if settings.norm_leaves:
         return grouped(settings.norm_leaves)
-    sizes = [n for n in range(videos, 1, -1) if videos % n == 0]
+    sizes = [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
     if settings.chunk_leaves:
         sizes = [n for n in sizes if settings.chunk_leaves % n == 0]
         if not sizes:
             raise UserError(
-                f"--chunk-leaves {settings.chunk_leaves} is no multiple of a group of leaves that divides the {videos} "
-                "videos of a GPU; set it to one"
+                f"--chunk-leaves {settings.chunk_leaves} is no multiple of a group of leaves that divides the {batch} "
+                "videos of a batch; set it to one"
             )
     several = [grouped(n) for n in sizes] or [whole]
     return next((one for one in several if _fits(one)), several[-1])

@@ -22,6 +22,8 @@ from train.kernels import Kernels, first_right, ways
 from train.settings import BEFORE, Pretrain
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_SHORT = float("inf")
+"""In the place of a way to compute: there was no memory for the trial."""
 _LESS = 0.75
 """Share of the memory that is planned with once a trial has run out of it."""
 
@@ -48,7 +50,8 @@ def prepared(
     if settings.norm_leaves is None and state is not None:
         begun = json.loads(state["settings"]).get("norm_leaves", BEFORE["norm_leaves"])
         settings = replace(settings, norm_leaves=begun)
-    require_groups(settings.videos_per_batch, settings.norm_leaves or 0, world)
+    clips = composition.clips_per_video
+    require_groups(settings.videos_per_batch, clips, settings.norm_leaves or 0, world)
     numbers = PRECISIONS[settings.precision]
     weights = parameters(settings.network, composition.modalities)
 
@@ -56,18 +59,29 @@ def prepared(
     def memory_of(recomputed: int) -> dict[str, float]:
         return memory(settings.network, settings.clip, bands, composition.modalities, numbers, recomputed)
 
+    compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    candidates = ways(numbers, compiled)
+    if state is not None:  # its numbers are of one precision
+        candidates = [kernels for kernels in candidates if kernels.precision == numbers]
+    trial = trial and "video" in composition.modalities
     free = room(device) / (int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device.type == "cpu" else 1)
     while True:
         free = _least(free, device)
         one = fit(settings, composition, world, weights, free, memory_of)
         try:
-            kernels = _kernels(settings, composition, one, numbers, device, world, say, trial)
-            short = False
+            found = _tried(settings, clips, one, candidates, device, world, say) if trial else candidates[0]
+            choice = float(candidates.index(found))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            kernels, short = Kernels(numbers), True
-        if _least(0.0 if short else 1.0, device) == 1:
+            choice = _SHORT
+        # one reduction whatever came of the trial, or ranks that differ would wait for each other; the most careful
+        # rank decides, and one that is short of memory above all
+        agreed = -_least(-choice, device)
+        if agreed < _SHORT:
+            kernels = candidates[int(agreed)]
+            if agreed > choice:
+                say(f"computing in {kernels}, as another GPU does")
             break
         gc.collect()
         if torch.accelerator.is_available():
@@ -76,6 +90,7 @@ def prepared(
         if (smaller.norm_leaves, smaller.chunk_leaves, smaller.recomputed) == (
             one.norm_leaves, one.chunk_leaves, one.recomputed
         ):  # fmt: skip
+            kernels = candidates[0]
             break  # there is no smaller way; the run itself will say what to change
         say(f"out of memory where it {one}; trying less")
         free *= _LESS
@@ -84,19 +99,13 @@ def prepared(
     return Plan(settings, one, kernels)
 
 
-def _kernels(
-    settings: Pretrain, composition: Composition, one: Fit, numbers: torch.dtype, device: torch.device, world: int,
-    say: Callable[[str], None], trial: bool,
+def _tried(
+    settings: Pretrain, clips: int, one: Fit, candidates: list[Kernels], device: torch.device, world: int,
+    say: Callable[[str], None],
 ) -> Kernels:  # fmt: skip
-    compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
-    candidates = ways(numbers, compiled)
-    if not trial or "video" not in composition.modalities:
-        return candidates[0]
-    share = settings.videos_per_batch // world * composition.clips_per_video
+    share = settings.videos_per_batch * clips // world
     leaves = min(one.chunk_leaves or one.norm_leaves or share, share)
-    found = first_right(candidates, settings.network, settings.clip, leaves, one.recomputed, device, say)
-    # the most careful rank decides
-    return candidates[-1 - int(_least(len(candidates) - 1 - candidates.index(found), device))]
+    return first_right(candidates, settings.network, settings.clip, leaves, one.recomputed, device, say)
 
 
 def _least(value: float, device: torch.device) -> float:

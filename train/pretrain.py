@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import zlib
 from collections import Counter
@@ -43,12 +44,13 @@ def pretrain(settings: Pretrain) -> Path:
     rank, world, device = place(settings)
     # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
     chosen: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
+    asked = settings.precision
     settings = replace(settings.resolved(), device=chosen, precision=precision(settings, device))
     with watched(device), shortage_told(settings):
-        return _pretrain(settings, rank, world, device)
+        return _pretrain(settings, asked == "auto", rank, world, device)
 
 
-def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -> Path:
+def _pretrain(settings: Pretrain, any_precision: bool, rank: int, world: int, device: torch.device) -> Path:
     provenance = Provenance.of(device)
     say = print if rank == 0 else _silent
     index = Index.open(settings.shard_folder)
@@ -70,6 +72,8 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
         "start all of them with the same command, the same software and the same shards",
     )
     state, wrong = checkpoint.read_newest(settings.run_folder)
+    if any_precision and state is not None:  # a run that found bfloat16 wrong goes on without it
+        settings = replace(settings, precision=json.loads(state["settings"])["precision"])
     plan = prepared(settings, tree.composition, tree.bands, state, device, world, say, trial=device.type != "cpu")
     settings, way = plan.settings, plan.fit
     trainer = Trainer(
@@ -119,17 +123,19 @@ def _pretrain(settings: Pretrain, rank: int, world: int, device: torch.device) -
                 raise UserError(f"the loss is {report.loss} at step {report.step}; lower --optimization.rate")
             return report.signal
 
+        heard = 0  # in the step before, by any rank: all act on it after the same step
         reports.begin()
         for step, batch in enumerate(saved_before_damage(loader, trainer, reports, told, first, rank), first):
             reports.loaded()
             skipped.update(batch.damaged)
-            signalled = told(reports.add(step, trainer.step(step, batch), stop.signal))
+            signalled = told(reports.add(step, trainer.step(step, batch), stop.signal)) or heard
             if world == 1:
                 signalled = stop.signal
             due = trainer.checkpoint_due(step + 1) or bool(signalled)
             probing = probe and ((step + 1) % settings.probe_every == 0 or step + 1 == trainer.steps)
+            heard = 0
             if due or probing:
-                told(reports.last())  # nothing is saved before it is known to be in order
+                heard = told(reports.last())  # nothing is saved before it is known to be in order
             if probe and probing:
                 log.probed(step + 1, probe(trainer.model))
             if due and rank == 0:
@@ -174,8 +180,8 @@ def shortage_told(settings: Pretrain) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"out of memory ({first_line(error)}); lower --chunk-leaves, --loading.prefetch or "
-            "--loading.clips-at-once, which change no number, begin anew with smaller --norm-leaves or "
+            f"out of memory ({first_line(error)}); lower --loading.prefetch, --loading.clips-at-once or, where batch "
+            "norm is over groups, --chunk-leaves, which change no number, begin anew with smaller --norm-leaves or "
             f"--videos-per-batch (now {settings.videos_per_batch}), which do, or use more GPUs"
         ) from error
 

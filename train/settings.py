@@ -285,6 +285,7 @@ _NO_EFFECT_ON_NUMBERS = (
     "word2vec",
     "factors_from",
     "loading",
+    "compile",
     "chunk_leaves",
     "checkpoint_minutes",
     "checkpoint_steps",

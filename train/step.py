@@ -20,6 +20,7 @@ from pipeline.errors import is_out_of_memory
 from pipeline.factors import Factor
 from pipeline.groups import groups
 from pipeline.loader import Batch
+from train.cost import WIDER
 from train.loss import outcome
 from train.models.dropout import leaf_keys
 from train.models.gdt import GDT
@@ -82,12 +83,12 @@ class Gradient:
         keys = leaf_keys(how.seed, step, batch.table["leaf"])
         several = list(_grouped(batch, keys, how.norm_leaves))
         with self._statistics.step(shared=how.norm_leaves > 0):
-            embeddings = self._embedded(several)
-            leaf = embeddings.detach().requires_grad_()
+            held = [self._embedded(several)]
+            leaf = held[0].detach().requires_grad_()
             found = outcome(leaf, batch.table, how.factors, how.temperature, batch.joined)
             found.loss.backward()
             assert leaf.grad is not None
-            self._take_back(several, embeddings, leaf.grad)
+            self._take_back(several, held, leaf.grad)
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self._world > 1:
             all_reduce_together(gradients)
@@ -108,21 +109,34 @@ class Gradient:
             parts.clear()
             self._halve(several, shortage)
 
-    def _take_back(self, several: Sequence[_Group], embeddings: Tensor, gradient: Tensor) -> None:
-        """From the gradient of the embeddings to that of the weights."""
-        while True:
+    def _take_back(self, several: Sequence[_Group], held: list[Tensor], gradient: Tensor) -> None:
+        """From the gradient of the embeddings to that of the weights.
+
+        `held` are the embeddings, and the only ones that hold their graph: what a failed backward pass leaves of it has
+        to be gone before there is memory for another.
+        """
+        with _shortage() as shortage:
+            self.model.zero_grad(set_to_none=True)
+            if held[0].requires_grad:
+                held.pop().backward(gradient)
+            else:
+                self._chunk_by_chunk(several, gradient)
+            return
+        while shortage:
+            self._halve(several, shortage)
             with _shortage() as shortage:
                 self.model.zero_grad(set_to_none=True)
-                if embeddings.requires_grad:
-                    embeddings.backward(gradient)
-                else:
-                    for chunk in self._chunks(several):
-                        with self._autocast():
-                            parts = [self.model.embed(group.modality, group.inputs, group.keys) for group in chunk]
-                        torch.cat(parts).backward(torch.cat([gradient[group.rows] for group in chunk]))
-                return
-            self._halve(several, shortage)
-            embeddings = embeddings.detach()  # what is left of its graph cannot be used
+                self._chunk_by_chunk(several, gradient)
+
+    def _chunk_by_chunk(self, several: Sequence[_Group], gradient: Tensor) -> None:
+        for chunk in self._chunks(several):
+            self._chunk(chunk, gradient)
+
+    def _chunk(self, chunk: Sequence[_Group], gradient: Tensor) -> None:
+        # a function of its own: its graph is gone before the next chunk is embedded
+        with self._autocast():
+            parts = [self.model.embed(group.modality, group.inputs, group.keys) for group in chunk]
+        torch.cat(parts).backward(torch.cat([gradient[group.rows] for group in chunk]))
 
     def _autocast(self) -> torch.autocast:
         # not one for both passes: what it has cast without gradient it would not cast again with one
@@ -134,25 +148,42 @@ class Gradient:
 
     def _chunks(self, several: Sequence[_Group]) -> Iterator[Sequence[_Group]]:
         """Runs of groups of one modality that together have as many leaves as a chunk."""
-        number = max(1, self.chunk_leaves // self.how.norm_leaves)
+        number = max(1, self.chunk_leaves // (self.how.norm_leaves or 1)) if self.chunk_leaves else 1
         for modality in dict.fromkeys(group.modality for group in several):
             own = [group for group in several if group.modality == modality]
             yield from (own[first : first + number] for first in range(0, len(own), number))
 
     def _halve(self, several: Sequence[_Group], shortage: list[Exception]) -> None:
-        """Go on with smaller chunks after a lack of memory, which is raised again where there are none."""
+        """Go on with less at a time after a lack of memory, which is raised again where that cannot be."""
         one = self.how.norm_leaves
+        if not one and self._world == 1 and self._recompute_more():
+            shortage.clear()
+            _emptied()
+            self._say("out of memory; going on with the first stages' activations computed twice, and the same numbers")
+            return
         before = min(self.chunk_leaves or _most(several), _most(several))
         if not one or before <= one:
             raise shortage[0]
         self.chunk_leaves = max(1, before // one // 2) * one
         shortage.clear()
-        gc.collect()
-        torch.accelerator.empty_cache() if torch.accelerator.is_available() else None
+        _emptied()
         self._say(
             f"out of memory with chunks of {before} leaves; going on with --chunk-leaves {self.chunk_leaves}, and the "
             "same numbers"
         )
+
+    def _recompute_more(self) -> bool:
+        """Whether parts of the video trunk can be computed twice that were not."""
+        if "video" not in self.model.modalities or self.model.video_network.base.recomputed >= WIDER:
+            return False
+        self.model.video_network.base.recomputed = WIDER
+        return True
+
+
+def _emptied() -> None:
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def _grouped(batch: Batch, keys: Tensor, norm_leaves: int) -> Iterator[_Group]:

@@ -78,9 +78,9 @@ class Trainer:
         return figures
 
     def checkpoint_due(self, done: int) -> bool:
-        """Whether to save after `done` steps."""
+        """Whether to save after `done` steps; the first rank, which saves, looks at the clock for all."""
         every = self.settings.checkpoint_steps
-        late = time.monotonic() - self._saved_at > self.settings.checkpoint_minutes * _MINUTE
+        late = self.rank == 0 and time.monotonic() - self._saved_at > self.settings.checkpoint_minutes * _MINUTE
         return late or done == self.steps or (every > 0 and done % every == 0)
 
     def save(self, done: int, saver: Saver | None = None) -> None:

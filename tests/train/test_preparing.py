@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +66,8 @@ def test_the_whole_batch_where_it_fits_else_groups_as_large_as_fit() -> None:
             for preset in "ael":
                 one = fitted(world, gib * 0.93, preset=preset)
                 assert one.needed <= 0.85 * one.room, (world, gib, preset)  # every GPU of today trains every row
-                assert (512 // world) % (one.norm_leaves or 1) == 0 and one.chunk_leaves % (one.norm_leaves or 1) == 0
+                assert 512 % (size := one.norm_leaves or 1) == 0 and one.chunk_leaves % size == 0
+                assert 512 * {"a": 2, "e": 1, "l": 4}[preset] // world % size == 0
 
 
 def test_what_is_asked_for_is_kept_to() -> None:
@@ -205,13 +210,95 @@ def test_a_run_keeps_the_groups_that_it_began_with(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(train.preparing, "room", lambda device, there=memory_there: there)
         plan = prepared(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
         assert plan.settings.norm_leaves == 2 and (plan.fit.chunk_leaves > 0) == (memory_there < GIB)
-    with pytest.raises(UserError, match="4 videos per batch do not make whole groups of --norm-leaves 2 for 4 GPUs"):
-        prepared(SMALL, SMALL.composition, 40, begun, CPU, 4, print, trial=False)
+    prepared(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # 2 groups of each of 4 leaves
+    with pytest.raises(UserError, match=r"4 videos .* groups of --norm-leaves 2 for 16 GPUs; take 1, 2, 4 or 8 GPUs"):
+        prepared(SMALL, SMALL.composition, 40, begun, CPU, 16, print, trial=False)
     assert from_json(begun["settings"]).norm_leaves == 2
 
 
+def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is not short: what the other says comes out of the same reduction."""
+    tried: list[int] = []
+    said: list[float] = []
+
+    def trial(candidates: Any, network: Any, clip: Any, leaves: int, *others: Any) -> Any:
+        tried.append(leaves)
+        return candidates[0]
+
+    def least(value: float, device: torch.device) -> float:
+        said.append(value)
+        return -math.inf if len(said) == 2 else value  # the other rank has had no memory for its first trial
+
+    monkeypatch.setattr(train.preparing, "first_right", trial)
+    monkeypatch.setattr(train.preparing, "_least", least)
+    monkeypatch.setattr(train.preparing, "room", lambda device: 0.1 * GIB)
+    settings = replace(SMALL, preset="e", videos_per_batch=128)
+    plan = prepared(settings, settings.composition, 40, None, CPU, 1, print, trial=True)
+    assert len(tried) == 2 and len(said) == 4  # two reductions each time, as on the rank that was short
+    assert said[2] == pytest.approx(0.75 * said[0]) and plan.fit.needed < 0.85 * said[2]
+
+
+class _Held(torch.autograd.Function):
+    """Nothing, with a graph that tells how long it lives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, alive: weakref.WeakSet[Any]) -> torch.Tensor:
+        ctx.token = _Token()
+        ctx.token.leaves = len(x)
+        alive.add(ctx.token)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class _Token:
+    leaves: int
+
+
+@pytest.mark.parametrize("chunk_leaves", [0, 8])
+def test_what_ran_out_of_memory_in_its_backward_pass_is_gone_before_the_next(tmp_path: Path, chunk_leaves: int) -> None:
+    shards, _ = draw(tmp_path, videos=6)
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most: list[int] = []
+    backward = torch.Tensor.backward
+
+    def begun(trainer: Trainer) -> None:
+        embed = trainer.model.embed
+
+        def embedded(modality: str, inputs: object, keys: torch.Tensor) -> torch.Tensor:
+            made = embed(modality, inputs, keys)
+            if torch.is_grad_enabled():
+                made = _Held.apply(made, alive)
+                most.append(sum(token.leaves for token in alive))
+            return made
+
+        def refused(tensor: torch.Tensor, *arguments: object) -> None:
+            if arguments and sum(token.leaves for token in alive) > 4:  # not that of the loss
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            backward(tensor, *arguments)
+
+        trainer.model.embed = embedded
+        torch.Tensor.backward = refused
+
+    try:
+        losses, trainer = curve(shards, norm_leaves=4, chunk_leaves=chunk_leaves, begun=begun)
+    finally:
+        torch.Tensor.backward = backward
+    plain, _ = curve(shards, norm_leaves=4)
+    assert torch.allclose(plain, losses, atol=1e-9)
+    assert trainer.gradient.chunk_leaves == 4
+    assert most[-8:] == [4] * 8  # 16 leaves of each of two modalities, four at a time
+
+
 def curve(
-    shards: Path, norm_leaves: int = 0, chunk_leaves: int = 0, greedy: int = 0, kernels: Kernels | None = None
+    shards: Path,
+    norm_leaves: int = 0,
+    chunk_leaves: int = 0,
+    greedy: int = 0,
+    kernels: Kernels | None = None,
+    begun: Callable[[Trainer], None] = lambda _: None,
 ) -> tuple[torch.Tensor, Trainer]:
     """Losses of a few steps; no more than `greedy` leaves can be embedded at a time with their graph, where given."""
     settings: Pretrain = replace(SMALL, shards=shards, norm_leaves=norm_leaves, chunk_leaves=chunk_leaves)
@@ -219,6 +306,7 @@ def curve(
     tree = settings.tree(index)
     trainer = Trainer(settings, tree, DATA, CPU, kernels=kernels)
     trainer.model.double()  # or what a ReLU rounds to decides, after a few steps
+    begun(trainer)
     if greedy:
         held = [0]
         embed, backward = trainer.model.embed, torch.Tensor.backward
@@ -265,5 +353,7 @@ def test_a_lack_of_memory_halves_the_chunks_says_so_and_changes_no_number(
     assert all(torch.allclose(state[name], same[name], atol=1e-9) for name in state)
     with pytest.raises(torch.OutOfMemoryError):  # where one group is too much, there is nothing to halve
         curve(shards, norm_leaves=4, greedy=3)
-    with pytest.raises(torch.OutOfMemoryError):
+    capsys.readouterr()
+    with pytest.raises(torch.OutOfMemoryError):  # over the whole batch more is computed twice, and then there is no way
         curve(shards, greedy=3)
+    assert "going on with the first stages' activations computed twice" in capsys.readouterr().out

@@ -78,7 +78,8 @@ def ended(ranks: Ranks) -> tuple[list[int], list[str]]:
 
 def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_they_go_on(start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    ranks = start((), ())
+    often = ("--checkpoint-minutes", 1e-6)  # which only the first rank looks at
+    ranks = start(often, often)
     wait_for_steps(run, 3)
     ranks[1].send_signal(signal.SIGUSR1)  # not the one that writes the checkpoint
     codes, _ = ended(ranks)
