@@ -15,6 +15,10 @@ from sklearn.preprocessing import StandardScaler
 
 from eval.measures import Measure
 from eval.retrieval import nearest, unit
+from pipeline.errors import UserError
+
+_SAME = 1e-6
+"""Distance of vectors of length 1 that only rounding sets apart."""
 
 
 class Interval(NamedTuple):
@@ -35,7 +39,7 @@ class Distances(NamedTuple):
 
 
 def distances(features: np.ndarray) -> Distances:
-    """Those that `moved` compares. Raises UserError where features are not finite."""
+    """Those that `moved` compares. Raises UserError where features are not finite, or the same for all videos."""
     n, s, k, d = features.shape
     x = unit(features.reshape(-1, d).astype(np.float64)).reshape(n, s, k, d)
     pairs = [np.linalg.norm(x[:, :, a] - x[:, :, b], axis=-1).mean(1) for a in range(k) for b in range(a)]
@@ -45,6 +49,8 @@ def distances(features: np.ndarray) -> Distances:
         cosine = np.clip(flat @ flat.T, -1, 1)
         others += np.sqrt(2 - 2 * cosine).reshape(n, s, n, s).mean((1, 3)) / k
     np.fill_diagonal(others, 0)
+    if others.max() < _SAME:
+        raise UserError("features of all videos are the same: the weights are damaged, or their training has collapsed")
     return Distances(np.mean(pairs, axis=0), others)
 
 

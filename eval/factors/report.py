@@ -14,7 +14,7 @@ from eval.factors.features import EMBEDDING, TRUNK, Made, features
 from eval.factors.measures import distances, moved, recognised, told
 from eval.factors.picture import matrix
 from eval.factors.promises import RULES, Promises, Seen, kept, promises
-from eval.factors.results import Result, Row, embedding_lines, to_json, trunk_lines
+from eval.factors.results import WORDS, Result, Row, embedding_lines, to_json, trunk_lines
 from eval.factors.trials import Planner, Trial
 from eval.settings.factors import Factors
 from eval.subjects import Model, held_out, name_of, opened
@@ -168,10 +168,10 @@ def _trials(planner: Planner, promised: Promises, networks: Sequence[str]) -> tu
             try:
                 trial = planner.trial(transformation, network)
             except UserError as error:
-                unfit.append(f"{transformation.name} of {network} is left out: {error}")
+                unfit.append(f"{transformation.name} of {WORDS[network]} is left out: {error}")
                 continue
             if trial is None:
-                unfit.append(f"{transformation.name} changes nothing for {network}, and has no row of it")
+                unfit.append(f"{transformation.name} changes nothing of {WORDS[network]}, and has no row of it")
             else:
                 trials.append(trial)
     return trials, unfit

@@ -17,6 +17,9 @@ from pipeline.errors import UserError
 from train.provenance import Provenance
 from train.settings import BEFORE, Pretrain
 
+WORDS = {"video": "picture", "audio": "sound"}
+"""Modalities by names that nobody takes for a factor's."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -42,8 +45,8 @@ class Row:
 
     @property
     def of(self) -> str:
-        """The network in words that nobody takes for a factor."""
-        return {"video": "picture", "audio": "sound"}.get(self.network, "both")
+        """The network in words."""
+        return WORDS.get(self.network, "both")
 
     @property
     def name(self) -> str:

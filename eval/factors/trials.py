@@ -28,8 +28,8 @@ _LEAVES = 64
 """Most of a plan, unless one clip has more values."""
 _FIELDS = {"video": ("start", "frames", "turns"), "audio": ("start", "mel_frames")}
 """What of a leaf a network gets to see, but for the draws."""
-_MASKS = ("frequency", "time")
-"""Of sound."""
+_HEARD = ("volume", "frequency_", "time_")
+"""How the draws begin that are of sound."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Planner:
         values = np.arange(len(leaves), dtype=np.int64) % len(self._values(transformation))
         rng = np.random.Generator(np.random.Philox(self.settings.seed))  # the same draws for every network
         leaves.modality[:] = MODALITIES.index(network)
-        leaves.draws = self.crop.draw(rng, len(leaves), (1, 1))
+        leaves.draws = {name: np.repeat(draw, len(leaves)) for name, draw in self.crop.draw(rng, 1, (1, 1)).items()}
         if isinstance(transformation, Augment):
             Augment(self.ranges).act(leaves, values, rng)
         elif not isinstance(transformation, Video | Modality | TimeShift):  # these are set where leaves are laid out
@@ -152,10 +152,6 @@ class Planner:
 
 def _acts(leaves: Leaves, network: str) -> bool:
     """Whether leaves of different values differ in what a network gets."""
-    draws = dict(leaves.draws)
-    for mask in _MASKS:  # where one of no width begins makes no difference
-        draws[f"{mask}_start"] = draws[f"{mask}_start"] * (draws[f"{mask}_width"] > 0)
-    heard = [name for name in draws if name.startswith(("volume", *_MASKS))]
     seen = [getattr(leaves, name) for name in _FIELDS[network]]
-    seen += [draws[name] for name in draws if (name in heard) == (network == "audio")]
+    seen += [draw for name, draw in leaves.draws.items() if name.startswith(_HEARD) == (network == "audio")]
     return any((values != values[:1]).any() for values in seen)
