@@ -21,7 +21,7 @@ from train.checkpoint import Trained
 
 Promise = Literal["distinctive", "invariant", "not varied", "not known"]
 _PLAIN = 90.0
-"""Percent from which on a value is told plainly, and random weights need not be beaten, which may tell it, too."""
+"""Percent from which on a value is told plainly, whatever random weights do, which may tell it, too."""
 _WITHIN = ("time_shift", "augmentation")
 """Factors whose values have no meaning across videos in training: a second, a running number."""
 RULES = (
@@ -29,7 +29,7 @@ RULES = (
     f"{_PLAIN:.0f} % and more; of {' and '.join(_WITHIN)}, whose values mean something within a video only, also where "
     "they move more than with random weights; of video, where time_shift is distinctive, above chance is enough",
     "invariant is kept where features move less than those of random weights, and less than between videos, and the "
-    "probe tells no more than from random weights",
+    f"probe tells no more than from random weights, and not in {_PLAIN:.0f} % and more",
     "a ! says that these videos do not show it kept, by the 95 % intervals of the numbers or of their difference",
 )  # fmt: skip
 
@@ -124,6 +124,8 @@ def kept(factor: str, contrasts: dict[str, Promise], seen: Seen) -> tuple[bool, 
                 against.append(f"it moves as far as to another video ({moves})")
         if more_low > 0:
             against.append(f"a probe tells it better than from random weights ({beside})")
+        elif low >= _PLAIN:
+            against.append(f"a probe tells it plainly ({beside})")
         return not against, " and ".join(against)
     if factor in _WITHIN and seen.moved_more is not None and seen.moved_more.low > 0:
         return True, ""

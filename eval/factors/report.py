@@ -115,7 +115,7 @@ def _rows(
         notes.append(f"the weights do not say how their inputs were normalised; those of {index.folder} are, instead")
     trials, unfit = _trials(planner, promised, networks)
     if not trials:
-        raise UserError(f"no factor can be looked at on {index.folder}: {'; '.join(dict.fromkeys(unfit))}")
+        raise UserError(f"no factor can be looked at on {index.folder}: {'; '.join(dict.fromkeys(unfit or notes))}")
     models = [trained.model, trained.untrained().model]
     made: dict[tuple[str, str], tuple[Trial, Made]] = {}
     for network in networks:

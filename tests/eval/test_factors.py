@@ -34,6 +34,7 @@ from preprocess.stage import run as preprocess
 from tests.conftest import Run
 from train.checkpoint import Trained, load_model
 from train.models.gdt import GDT
+from train.pretrain import pretrain
 from train.settings import SIZES, to_json
 
 TINY = SIZES["tiny"][1]
@@ -205,6 +206,7 @@ def seen(told: float, random: float, moves: float = 0.5, moves_random: float = 0
         ("time_reversal", "invariant", seen(80, 50, 0.1, 0.5), "a probe tells it better than from random weights"),
         ("time_reversal", "invariant", seen(52, 50, 0.5, 0.5), "does not move less than random weights do (moves 0.50"),
         ("modality", "invariant", seen(100, 100, 2.0, 4.0), "moves as far as to another video (moves 2.00, 4.00"),
+        ("modality", "invariant", seen(100, 100, 0.6, 4.0), "a probe tells it plainly (100.0 % told"),
         ("time_shift", "distinctive", seen(50, 50, 0.9, 0.5), ""),
         ("time_shift", "distinctive", seen(50, 50, 0.5, 0.9), "cannot be told"),
     ],
@@ -488,3 +490,44 @@ def test_features_that_are_all_the_same_are_told() -> None:
         distances(np.ones((6, 2, 2, 8)))
     with pytest.raises(UserError, match="features are not finite"):
         distances(np.full((6, 2, 2, 8), np.nan))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models that were trained to
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def ramps(folder: Path, videos: int, rise: float, flicker: float) -> None:
+    """Coloured squares that grow lighter for 3 s by `rise`, or up to three times as much, and flicker."""
+    rng = np.random.default_rng(videos)
+    folder.mkdir(parents=True)
+    for number in range(videos):
+        squares = np.kron(rng.uniform(40, 255, (4, 4, 3)), np.ones((16, 16, 1)))
+        light = rng.uniform(0.15, 0.4) + rise * rng.uniform(1, 3) * np.linspace(0, 1, 45)
+        light = light + flicker * rng.normal(size=45)
+        noise = rng.normal(scale=3, size=(45, 64, 64, 3))
+        frames = np.clip(squares * light[:, None, None, None] + noise, 0, 255).astype(np.uint8)
+        raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "64x64", "-r", "15", "-i", "-"]
+        out = ["-threads", "1", "-pix_fmt", "yuv420p", folder / f"{folder.name}{number}.mp4"]
+        subprocess.run(["ffmpeg", "-v", "error", *raw, *out], input=frames.tobytes(), check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_what_a_model_was_trained_to_tell_it_tells_and_what_it_was_trained_to_ignore_it_ignores(tmp_path: Path) -> None:
+    """Held-out videos grow lighter so faintly that random weights tell their direction badly."""
+    ramps(tmp_path / "videos" / "train", 80, rise=0.2, flicker=0.0)
+    ramps(tmp_path / "videos" / "test", 50, rise=0.08, flicker=0.005)
+    preprocess(Preprocess("folder", tmp_path / "videos", tmp_path / "shards", workers=1))
+    found = {}
+    for preset in ("arrow", "b"):  # time reversal distinctive, and invariant
+        run = replace(TINY, shards=tmp_path / "shards", out=tmp_path / preset, preset=preset, videos_per_batch=8,
+                      steps=400)  # fmt: skip
+        text, result = told_by(Factors((pretrain(run),), videos=50, starts=2, out=tmp_path / f"factors-{preset}"))
+        print(text)
+        found[preset] = next(row for row in result.rows if row.factor == "time_reversal")
+    distinctive, invariant = (found[preset].embedding for preset in ("arrow", "b"))
+    assert found["arrow"].kept and found["b"].kept
+    assert distinctive.told.value > 85 and distinctive.told_more[1] > 5
+    assert invariant.told.interval[1] < distinctive.told.interval[0] and invariant.told.value < 65
+    assert distinctive.moved.low > 4 * invariant.moved.high
