@@ -114,10 +114,12 @@ def kept(factor: str, contrasts: dict[str, Promise], seen: Seen) -> tuple[bool, 
     low, _ = seen.told.interval
     _, more_low, _ = seen.told_more
     beside = f"{seen.told.value:.1f} % told, {seen.told_random.value:.1f} % from random weights"
+    moves = ""
+    if seen.moved is not None and seen.moved_random is not None:
+        moves = f"moves {seen.moved.value:.2f}, {seen.moved_random.value:.2f} with random weights"
     if contrasts[factor] == "invariant":
         against = []
-        if seen.moved is not None and seen.moved_random is not None and seen.moved_more is not None:
-            moves = f"moves {seen.moved.value:.2f}, {seen.moved_random.value:.2f} with random weights"
+        if seen.moved is not None and seen.moved_more is not None:
             if seen.moved_more.high >= 0:
                 against.append(f"it does not move less than random weights do ({moves})")
             elif seen.moved.high >= 1:
@@ -127,8 +129,10 @@ def kept(factor: str, contrasts: dict[str, Promise], seen: Seen) -> tuple[bool, 
         elif low >= _PLAIN:
             against.append(f"a probe tells it plainly ({beside})")
         return not against, " and ".join(against)
-    if factor in _WITHIN and seen.moved_more is not None and seen.moved_more.low > 0:
-        return True, ""
+    if factor in _WITHIN and seen.moved_more is not None:
+        if seen.moved_more.low > 0:
+            return True, ""
+        beside += f", {moves}"
     if low <= seen.told.chance:
         return False, f"it cannot be told ({beside}, chance {seen.told.chance:.1f})"
     enough = factor == "video" and contrasts.get("time_shift") == "distinctive"  # other times of it are negatives

@@ -73,7 +73,9 @@ def evaluated(settings: Factors) -> list[Result]:
     provenance = Provenance.of(device)
     data = fingerprint(index)
     found = []
+    names = [name_of(path) for path in trained]
     for path, model in trained.items():
+        name, digest = name_of(path), Model(name_of(path), path, model, False).digest
         print(f"{path}: {model.name}", flush=True)
         promised = promises(model)
         rows, notes = _rows(model, index, order, promised, settings, device)
@@ -81,8 +83,8 @@ def evaluated(settings: Factors) -> list[Result]:
         seen = "unknown" if model.data != data else "these" if model.settings.split == split else "others"
         found.append(
             Result(
-                model=name_of(path),
-                weights=Model(name_of(path), path, model, False).digest,
+                model=name if names.count(name) == 1 else f"{name} ({digest[:8]})",
+                weights=digest,
                 checkpoint=path,
                 preset=model.name,
                 composition=promised.composition,
