@@ -50,6 +50,7 @@ heeds.pretrain := DATASET PRESET FACTORS FACTORS_FROM WORD2VEC INIT SIZE GPUS NO
 heeds.eval-ucf := CKPT PRESET PROTOCOLS FOLDS RECIPE LABEL WORD2VEC SIZE GPUS ARGS
 heeds.eval-hmdb := $(heeds.eval-ucf)
 heeds.eval := DATASET FACTORS $(heeds.eval-ucf)
+heeds.eval-factors := CKPT DATASET PRESET FACTORS ARGS
 heeds.embed := CKPT DATASET PRESET SOURCE ARGS
 heeds.report := RUNS ARGS
 heeds.ablation := DATASET ROWS SEEDS SIZE WORD2VEC ARGS
@@ -72,14 +73,14 @@ $(error not heeded: $(unheeded); nothing was started)
 endif
 endif
 
-.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb embed report show-batch show-tree bench bench-gpu clean
+.PHONY: help setup demo test lint preprocess verify pretrain ablation eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree bench bench-gpu clean
 .SUFFIXES:
 # checks, not commands
 .PHONY: gpus nodes
 
 help: ## this list
 	@echo "make <target> [VARIABLE=value ...]"; echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 	@echo; echo "python -m preprocess|train|eval --help shows every option; pass them as ARGS=\"--option value\"."
 
 setup: $(STAMP) ## install everything into .venv (or the active conda environment)
@@ -115,6 +116,10 @@ eval-ucf eval-hmdb: $(STAMP) gpus
 	@$(PYTHON) -m eval downstream --ckpt $(or $(CKPT),runs/kinetics-$(PRESET)/checkpoint.pt) \
 	  --dataset $(if $(filter eval-ucf,$@),ucf101,hmdb51) \
 	  $(if $(PROTOCOLS),,--protocols finetune retrieval few-shot linear) $(protocols) $(ARGS)
+
+eval-factors: $(STAMP) ## what features know of each factor, beside what the composition promises: [CKPT="a.pt ..."] [DATASET=]
+	@$(PYTHON) -m eval factors --ckpt $(or $(CKPT),runs/$(DATASET)-$(if $(FACTORS),own,$(PRESET))/checkpoint.pt) \
+	  $(if $(filter-out file,$(origin DATASET)),--dataset $(DATASET)) $(ARGS)
 
 embed: $(STAMP) ## features of your videos in a file: CKPT= SOURCE=/my/videos | DATASET= [ARGS="--out features.h5"]
 	@$(PYTHON) -m eval embed --ckpt $(or $(CKPT),runs/$(DATASET)-$(PRESET)/checkpoint.pt) $(call flag,--source,$(SOURCE)) \

@@ -12,6 +12,7 @@ from eval.settings.ablation import Ablation
 from eval.settings.downstream import Downstream
 from eval.settings.embed import Embed, Nearest
 from eval.settings.export import Export
+from eval.settings.factors import Factors
 from eval.settings.pictures import ShowBatch, ShowTree
 from eval.settings.report import Report
 from eval.settings.theorem import Theorem
@@ -25,6 +26,7 @@ COMMANDS: dict[str, Options[Any]] = {
     "embed": Options(Embed),
     "nearest": Options(Nearest),
     "export": Options(Export),
+    "factors": Options(Factors),
     "report": Options(Report),
     "show-batch": Options(ShowBatch),
     "show-tree": Options(ShowTree),
@@ -75,6 +77,10 @@ def _run(command: Any) -> str:
         from eval.export import export
 
         return export(command)
+    if isinstance(command, Factors):
+        from eval.factors.report import factors
+
+        return factors(command)
     if isinstance(command, Report):
         from eval.page.page import report
 

@@ -90,7 +90,7 @@ def models(settings: Downstream, first: Trained, index: Index) -> Iterator[Model
             print(f"{path} holds {trained.foreign}")
         if trained.statistics is None:
             print(f"{path} does not say how its inputs were normalised; those of {index.folder} are, instead")
-        yield Model(_name(path), path, trained, False)
+        yield Model(name_of(path), path, trained, False)
 
 
 def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
@@ -158,7 +158,7 @@ def _labelled(index: Index, split: str) -> np.ndarray:
     return videos
 
 
-def _name(path: Path) -> str:
+def name_of(path: Path) -> str:
     """What a checkpoint is called in tables: the folder of its run, of finetuning with its fold, or its own name."""
     if path.is_dir():
         return path.resolve().name

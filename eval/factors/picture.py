@@ -1,0 +1,77 @@
+"""One picture of many models: factors by invariance and decodability."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from eval.factors.promises import Seen
+from eval.factors.results import Result, Row
+
+RANDOM = "random"
+_SIGNS = {"distinctive": "d", "invariant": "i", "not varied": "·", "not known": ""}
+
+
+def matrix(results: Sequence[Result]) -> Figure:
+    """Factors down, models across: how far embeddings and trunks move with each, and how well they tell it.
+
+    The models may be of several calls, as the rows of an ablation. The first column of each panel is that of random
+    weights, those of the first model that has the row. Letters are promises, a ! one that is not kept.
+    """
+    names = list(dict.fromkeys(row.name for result in results for row in result.rows))
+    columns = 1 + len(results)
+    figure = Figure(figsize=(3.2 + 2 * (0.5 + 0.62 * columns), 2.4 + 2 * 0.27 * len(names)), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    for axes, place in zip(panels[0], ("embedding", "trunk"), strict=True):
+        axes.set_title(f"invariance: {place} moves", fontsize=9)
+        _draw(axes, results, names, place, told=False)
+    for axes, place in zip(panels[1], ("embedding", "trunk"), strict=True):
+        axes.set_title(f"decodability: told from the {place}, %", fontsize=9)
+        _draw(axes, results, names, place, told=True)
+        axes.set_xticks(range(columns), [RANDOM, *(result.model for result in results)], fontsize=7, rotation=90)
+    for axes in panels[:, 0]:
+        axes.set_yticks(range(len(names)), names, fontsize=7)
+    figure.suptitle(
+        "d distinctive, i invariant, · not varied, ! not kept\n"
+        "moves: 0 ignores the factor, 1 as far as another video; told: from chance (white) to 100 %", fontsize=8,
+    )  # fmt: skip
+    return figure
+
+
+def _draw(axes: Axes, results: Sequence[Result], names: Sequence[str], place: str, told: bool) -> None:
+    rows = [{row.name: row for row in result.rows} for result in results]
+    shade = np.full((len(names), 1 + len(results)), np.nan)
+    for y, name in enumerate(names):
+        having = [of[name] for of in rows if name in of]
+        cells: list[tuple[Row | None, bool]] = [(having[0], True), *((of.get(name), False) for of in rows)]
+        for x, (row, random) in enumerate(cells):
+            seen: Seen | None = getattr(row, place) if row is not None else None
+            found = _number(seen, told, random)
+            if row is None or found is None:
+                axes.text(x, y, "—", ha="center", va="center", fontsize=6, color="#999999")
+                continue
+            number, shade[y, x] = found
+            sign = _SIGNS[row.promise] if place == "embedding" and not random else ""
+            sign += "!" if sign and row.kept is False else ""
+            colour = "white" if shade[y, x] > 0.6 else "black"
+            weight = "bold" if "!" in sign else "normal"
+            axes.text(
+                x, y, f"{number} {sign}".strip(), ha="center", va="center", fontsize=6, color=colour, weight=weight
+            )
+    axes.imshow(shade, cmap="Greens" if told else "Blues", vmin=0, vmax=1.1, aspect="auto")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _number(seen: Seen | None, told: bool, random: bool) -> tuple[str, float] | None:
+    """What stands in a cell, and how dark it is, 0 to 1."""
+    if seen is None:
+        return None
+    if told:
+        measure = seen.told_random if random else seen.told
+        return f"{measure.value:.0f}", float(np.clip((measure.value - measure.chance) / (100 - measure.chance), 0, 1))
+    interval = seen.moved_random if random else seen.moved
+    return None if interval is None else (f"{interval.value:.2f}", min(1.0, interval.value))

@@ -1,0 +1,157 @@
+"""Plans in which one factor alone takes its values: the same video, time and crop, but for what the factor changes.
+
+They are made by the transformations themselves, and executed by the loader of the training. So a transformation of
+one's own takes part by itself where it is a `Choice`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from eval.settings.factors import Factors
+from pipeline.errors import UserError
+from pipeline.leaves import MODALITIES, Clip, Leaves
+from pipeline.notation import told_of_own
+from pipeline.shards.index import Index
+from pipeline.transformations.augmentation import Augment, Augmentation
+from pipeline.transformations.base import Choice, Transformation
+from pipeline.transformations.modality import Modality
+from pipeline.transformations.time_shift import TimeShift
+from pipeline.transformations.video import Video
+from pipeline.tree import BatchPlan
+
+THIRDS = ("first third", "second third", "last third")
+_LEAVES = 64
+"""Most of a plan, unless one clip has more values."""
+_FIELDS = {"video": ("start", "frames", "turns"), "audio": ("start", "mel_frames")}
+"""What of a leaf a network gets to see, but for the draws."""
+_HEARD = ("volume", "frequency_", "time_")
+"""How the draws begin that are of sound."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one network gets to see of one factor."""
+
+    transformation: Transformation
+    network: str
+    """The modality whose network it is."""
+    values: tuple[str, ...]
+    """The k values, in words; one where there is none to set, as of the video itself."""
+    videos: np.ndarray
+    """Rows of the index: int64 [n], ascending."""
+    clips: int
+    """Per video, s."""
+    leaves: Leaves
+    """n s k of them, the values of a clip side by side, and the clips of a video."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return len(self.videos), self.clips, len(self.values)
+
+    def plans(self) -> Iterator[BatchPlan]:
+        """The leaves in order, with all values of a clip in one plan."""
+        k = len(self.values)
+        size = max(1, _LEAVES // k) * k
+        for first in range(0, len(self.leaves), size):
+            part = self.leaves.take(slice(first, first + size))
+            yield BatchPlan(0, 0, {"leaf": np.arange(len(part), dtype=np.int64)}, part)
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Makes trials on held-out videos."""
+
+    index: Index
+    candidates: np.ndarray
+    """Held-out rows of the index in the order in which they are taken: int64 [n]."""
+    clip: Clip
+    crop: Augmentation
+    """Of the clips whose augmentation is not looked at; it draws nothing."""
+    ranges: Augmentation
+    """From which augmentations are drawn where they are."""
+    settings: Factors
+
+    def trial(self, transformation: Transformation, network: str) -> Trial | None:
+        """The trial of a factor for the network of a modality; None where the factor does nothing to what it gets.
+
+        Of the modality, k is 1: its values are what the networks differ in. Raises UserError that says why there is no
+        trial of this factor on these videos.
+        """
+        values = self._values(transformation)
+        probe = Leaves.plain(len(values), self.clip, self.index.bands)
+        self._act(transformation, probe, network)
+        if len(values) > 1 and not isinstance(transformation, TimeShift) and not _acts(probe, network):
+            return None
+        videos, counts = self._videos(transformation, network, probe)
+        starts = self._starts(transformation, counts, len(values))
+        _, clips, k = starts.shape
+        leaves = Leaves.plain(starts.size, self.clip, self.index.bands)
+        leaves.video = np.repeat(videos, clips * k)
+        leaves.start = starts.reshape(-1)
+        self._act(transformation, leaves, network)
+        named = (network,) if isinstance(transformation, Modality) else values
+        return Trial(transformation, network, named, videos, clips, leaves)
+
+    def _values(self, transformation: Transformation) -> tuple[str, ...]:
+        if isinstance(transformation, Video | Modality):
+            return ("",)
+        if isinstance(transformation, TimeShift):
+            return THIRDS
+        if isinstance(transformation, Augment):
+            return tuple(f"draw {number + 1}" for number in range(self.settings.draws))
+        if isinstance(transformation, Choice) and len(transformation.values) > 1:
+            return tuple(transformation.values)
+        raise UserError(
+            "its values are no Choice of two or more that could be set one after the other and told apart by a probe"
+        )
+
+    def _act(self, transformation: Transformation, leaves: Leaves, network: str) -> None:
+        """Let the factor take its values in turn, and nothing else happen to the leaves."""
+        values = np.arange(len(leaves), dtype=np.int64) % len(self._values(transformation))
+        rng = np.random.Generator(np.random.Philox(self.settings.seed))  # the same draws for every network
+        leaves.modality[:] = MODALITIES.index(network)
+        leaves.draws = {name: np.repeat(draw, len(leaves)) for name, draw in self.crop.draw(rng, 1, (1, 1)).items()}
+        if isinstance(transformation, Augment):
+            Augment(self.ranges).act(leaves, values, rng)
+        elif not isinstance(transformation, Video | Modality | TimeShift):  # these are set where leaves are laid out
+            with told_of_own(transformation):
+                transformation.act(leaves, values, rng)
+
+    def _videos(self, transformation: Transformation, network: str, probe: Leaves) -> tuple[np.ndarray, np.ndarray]:
+        """Videos that have room for every value, and how many start frames each offers: int64 [n] both."""
+        sound = network == "audio" or isinstance(transformation, Modality)
+        rows = int(probe.mel_frames.max()) + 1 if sound else 0
+        counts = self.index.start_counts(int(probe.frames.max()) + 1, 1, rows)
+        needed = {Video: 2, TimeShift: len(THIRDS)}.get(type(transformation), 1)
+        usable = self.candidates[counts[self.candidates] >= needed]
+        if len(usable) < self.settings.fewest:
+            heard = int((self.index.mel_count[self.candidates] > 0).sum())
+            lacking = f", and {heard} have sound" if sound else ""
+            raise UserError(
+                f"{len(usable)} of the {len(self.candidates)} videos are long enough for it{lacking}; it needs "
+                f"{self.settings.fewest}"
+            )
+        videos = np.sort(usable[: self.settings.videos])
+        return videos, counts[videos]
+
+    def _starts(self, transformation: Transformation, counts: np.ndarray, k: int) -> np.ndarray:
+        """Start frames of videos that offer so many: int64 [n, clips, k]."""
+        s = self.settings.starts
+        if isinstance(transformation, TimeShift):  # the middles of equal parts of each third
+            shares = (np.arange(k)[None] + (np.arange(s)[:, None] + 0.5) / s) / k
+            return np.floor(shares * counts[:, None, None]).astype(np.int64)
+        s = 2 if isinstance(transformation, Video) else s
+        shares = np.arange(s) / (s - 1) if s > 1 else np.array([0.5])
+        starts = np.floor(shares * (counts[:, None] - 1) + 0.5).astype(np.int64)
+        return np.repeat(starts[:, :, None], k, axis=2)
+
+
+def _acts(leaves: Leaves, network: str) -> bool:
+    """Whether leaves of different values differ in what a network gets."""
+    seen = [getattr(leaves, name) for name in _FIELDS[network]]
+    seen += [draw for name, draw in leaves.draws.items() if name.startswith(_HEARD) == (network == "audio")]
+    return any((values != values[:1]).any() for values in seen)

@@ -1,0 +1,533 @@
+"""What features know of each factor: right where the answer is known, on made-up features and on made-up videos."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from eval.command import settings_of
+from eval.factors import report
+from eval.factors.measures import Interval, clustered, distances, fold_of, moved, recognised, told
+from eval.factors.picture import matrix
+from eval.factors.promises import Seen, contrasts_of, kept, promises
+from eval.factors.results import Result, from_json
+from eval.factors.trials import Planner, Trial
+from eval.measures import Measure
+from eval.settings.factors import Factors
+from pipeline import presets
+from pipeline.errors import UserError
+from pipeline.loader import Loader
+from pipeline.notation import TRANSFORMATIONS, parse
+from pipeline.shards.index import Index
+from pipeline.transformations.augmentation import centred
+from pipeline.transformations.base import Transformation
+from pipeline.transformations.modality import Modality
+from preprocess.stage import Preprocess
+from preprocess.stage import run as preprocess
+from tests.conftest import Run
+from train.checkpoint import Trained, load_model
+from train.models.gdt import GDT
+from train.pretrain import pretrain
+from train.settings import SIZES, to_json
+
+TINY = SIZES["tiny"][1]
+PROBE = (5, 0.1, 0)
+"""Folds, C and seed."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Made-up features
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def made_up(n: int, s: int, k: int, strength: float, noise: float = 0.05, seed: int = 0) -> np.ndarray:
+    """Features [n, s, k, n + k + 20] that hold the video in n numbers, the factor in k others, and noise."""
+    rng = np.random.default_rng(seed)
+    parts = [np.broadcast_to(np.eye(n)[:, None, None], (n, s, k, n)),
+             np.broadcast_to(strength * np.eye(k), (n, s, k, k)), np.zeros((n, s, k, 20))]  # fmt: skip
+    features = np.concatenate(parts, -1)
+    return features + noise * rng.normal(size=(n, s, 1, features.shape[-1]))  # of a clip, whatever the value
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_what_holds_a_factor_tells_it_and_moves_as_far_as_it_was_made_to(k: int) -> None:
+    for strength in (0.5, 1.0):
+        found = made_up(40, 3, k, strength)
+        measure = told(found, *PROBE)
+        assert measure.value == 100.0 and measure.chance == 100 / k and measure.interval[0] > 80
+        # between videos lie sqrt(2), between values strength sqrt(2), but for the noise
+        exact = moved(distances(made_up(40, 3, k, strength, noise=0.0)))
+        assert exact.value == pytest.approx(strength) and exact.high - exact.low < 1e-6
+        assert moved(distances(found)).value == pytest.approx(strength, rel=0.2)
+
+
+def test_what_holds_no_factor_neither_tells_it_nor_moves() -> None:
+    found = made_up(40, 3, 2, strength=0.0)
+    assert moved(distances(found)) == (pytest.approx(0), 0, pytest.approx(0))
+    measure = told(found, *PROBE)
+    assert measure.interval[0] < 50 < measure.interval[1]
+
+
+def test_of_several_factors_each_is_told_by_itself() -> None:
+    """Features that hold two factors, one, or none beside the video: the table says which."""
+    n, s, first, second = 30, 2, 2, 3
+    rng = np.random.default_rng(0)
+    codes = rng.normal(size=(first, 16)), rng.normal(size=(second, 16))
+    video = rng.normal(size=(n, 16))
+    for holds in ((True, True), (True, False), (False, True), (False, False)):
+        base = np.repeat(video[:, None], s, 1) + 0.3 * rng.normal(size=(n, s, 16))
+        for number, code in enumerate(codes):
+            others = holds[1 - number] * codes[1 - number][0]  # the other factor at its first value
+            changed = base[:, :, None] + others + (code if holds[number] else 0 * code)
+            measure, ratio = told(changed, *PROBE), moved(distances(changed))
+            low, high = measure.interval
+            assert (low > 80) if holds[number] else (low <= measure.chance <= high), (holds, number)
+            assert (ratio.low > 0.3) if holds[number] else (ratio.high < 1e-6), (holds, number)
+
+
+def test_shuffled_values_are_chance() -> None:
+    found = made_up(40, 3, 4, strength=1.0)
+    shuffled = np.random.default_rng(1).permuted(found, axis=2)  # every number on its own: no value is left
+    places = np.argsort(np.random.default_rng(1).random((40, 3, 4)), 2)
+    for values in (shuffled, np.take_along_axis(found, places[..., None], 2)):
+        measure = told(values, *PROBE)
+        assert measure.interval[0] < 25 < measure.interval[1]
+
+
+def test_intervals_of_noise_hold_chance_as_often_as_they_say() -> None:
+    """Without taking cross-validated answers for half, they missed it in 27 of 200 draws."""
+    rng = np.random.default_rng(0)
+    missed = 0
+    for _ in range(60):
+        low, high = told(rng.normal(size=(100, 3, 2, 8)), *PROBE).interval
+        missed += not low <= 50 <= high
+    assert missed <= 5
+
+
+def test_no_video_is_both_learned_from_and_asked_about() -> None:
+    """Features that name video and value together are told by whoever has seen the video, and by nobody else."""
+    n, k = 20, 2
+    found = np.broadcast_to(np.eye(n * k).reshape(n, 1, k, n * k), (n, 3, k, n * k))
+    measure = told(found, *PROBE)
+    assert measure.interval[0] < 50 < measure.interval[1]
+    fold = fold_of(23, 5, 0)
+    assert fold.shape == (23,) and sorted(np.bincount(fold)) == [4, 4, 5, 5, 5]
+    assert (fold != fold_of(23, 5, 1)).any()
+
+
+def test_the_interval_of_what_moves_holds_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+
+    def drawn(n: int) -> np.ndarray:
+        """Videos that move by 0.2 to 0.8 of what lies between videos, on a circle of high dimension."""
+        strength = rng.uniform(0.2, 0.8, (n, 1))
+        first, second = rng.normal(size=(2, n, 200)) / np.sqrt(200)
+        both = np.stack([np.concatenate([first, 0 * second], 1), np.concatenate([first, strength * second], 1)], 1)
+        return both[:, None]
+
+    truth = np.mean([moved(distances(drawn(200))).value for _ in range(10)])
+    holds = [found.low <= truth <= found.high for found in (moved(distances(drawn(15))) for _ in range(200))]
+    assert 0.9 <= np.mean(holds) <= 0.99
+
+
+def test_a_difference_of_the_same_videos_is_narrower_than_its_parts() -> None:
+    one, other = made_up(30, 2, 2, 0.8, noise=0.3), made_up(30, 2, 2, 0.5, noise=0.3)
+    difference = moved(distances(one), distances(other))
+    assert difference.value == pytest.approx(moved(distances(one)).value - moved(distances(other)).value)
+    assert difference.low > 0 > moved(distances(other), distances(one)).high
+    assert moved(distances(one), distances(one)) == (0, 0, 0)
+
+
+def test_recognising_a_video_at_another_time() -> None:
+    found = made_up(25, 2, 1, 0.0)
+    assert recognised(found).value == 100.0 and recognised(found).chance == 4.0
+    noise = recognised(np.random.default_rng(0).normal(size=(25, 2, 1, 30)))
+    assert noise.interval[0] < 4 and noise.value < 20
+
+
+def test_answers_about_one_video_count_as_they_depend_on_each_other() -> None:
+    rng = np.random.default_rng(0)
+    together = np.repeat(rng.random((50, 1)) < 0.7, 12, axis=1)
+    apart = rng.random((50, 12)) < 0.7
+    assert clustered(together, 50, cross_validated=False).answers == pytest.approx(50, abs=2)
+    assert clustered(apart, 50, cross_validated=False).answers > 400
+    assert clustered(apart, 50, cross_validated=True).answers <= 300
+    assert clustered(np.ones((50, 12), bool), 50, cross_validated=True).interval[0] == pytest.approx(92.9, abs=0.1)
+    half = np.tile([True, False], (50, 6))  # whatever is said of a clip is right for one of its values
+    assert clustered(half, 50, cross_validated=False).answers == 600
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Promises
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_compositions_promise() -> None:
+    def short(factors: str) -> str:
+        found = contrasts_of(parse(factors, 16))
+        return " ".join(f"{name}:{contrast[0]}" for name, contrast in found.items())
+
+    of = {name: short(preset.factors) for name, preset in presets.PRESETS.items()}
+    assert of["a"] == of["simclr"] == "video:d augmentation:i"
+    assert of["b"] == "video:d time_reversal:i augmentation:i"
+    # with one augmentation for each leaf, leaves of two modalities attract each other across two of them
+    assert of["e"] == "video:d modality:i augmentation:i"
+    assert of["l"] == "video:d time_shift:d modality:i time_reversal:i augmentation:i"
+    assert of["m"] == "video:d time_shift:d modality:i time_reversal:d augmentation:i"
+    assert of["arrow"] == "video:d time_reversal:d augmentation:i"
+    assert short("video:d speed(1,2,4):i:2 rotation:d:4 augmentation:i:1") == (
+        "video:d speed:i rotation:d augmentation:i"
+    )
+
+
+def seen(told: float, random: float, moves: float = 0.5, moves_random: float = 0.5, n: int = 200) -> Seen:
+    def around(value: float) -> Interval:
+        return Interval(value, value - 0.05, value + 0.05)
+
+    return Seen(around(moves), around(moves_random), around(moves - moves_random), Measure(told, 50, n),
+                Measure(random, 50, n))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factor", "contrast", "found", "expected"),
+    [
+        ("time_reversal", "distinctive", seen(80, 52), ""),
+        ("time_reversal", "distinctive", seen(52, 50), "cannot be told (52.0 % told, 50.0 % from random weights"),
+        ("time_reversal", "distinctive", seen(70, 69), "no better than from random weights"),
+        ("rotation", "distinctive", seen(98, 99), ""),
+        ("time_reversal", "invariant", seen(52, 50, 0.1, 0.5), ""),
+        ("time_reversal", "invariant", seen(80, 50, 0.1, 0.5), "a probe tells it better than from random weights"),
+        ("time_reversal", "invariant", seen(52, 50, 0.5, 0.5), "does not move less than random weights do (moves 0.50"),
+        ("modality", "invariant", seen(100, 100, 2.0, 4.0), "moves as far as to another video (moves 2.00, 4.00"),
+        ("modality", "invariant", seen(100, 100, 0.6, 4.0), "a probe tells it plainly (100.0 % told"),
+        ("time_shift", "distinctive", seen(50, 50, 0.9, 0.5), ""),
+        ("time_shift", "distinctive", seen(50, 50, 0.5, 0.9), "cannot be told"),
+    ],
+)
+def test_whether_a_promise_is_kept(factor: str, contrast: str, found: Seen, expected: str) -> None:
+    holds, against = kept(factor, {factor: contrast}, found)
+    assert holds == (not expected) and expected in against
+
+
+def test_of_a_video_above_chance_is_enough_where_its_other_times_are_negatives() -> None:
+    found = replace(seen(70, 90), moved=None, moved_random=None, moved_more=None)
+    assert not kept("video", {"video": "distinctive"}, found)[0]
+    assert kept("video", {"video": "distinctive", "time_shift": "distinctive"}, found)[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Plans
+# ---------------------------------------------------------------------------------------------------------------------
+
+CHANGED = {
+    "video": {"start"}, "time_shift": {"start"}, "modality": set(), "time_reversal": {"frames", "mel_frames", "words"},
+    "speed": {"frames", "mel_frames", "words_seconds"}, "order": {"frames", "mel_frames", "words"},
+    "rotation": {"turns"}, "augmentation": {"draws"}, "freeze": {"frames"},
+}  # fmt: skip
+FREEZE = '''
+from pipeline.transformations.base import Choice, Transformation
+
+
+class Freeze(Choice):
+    """Moving, or every frame the middle one."""
+
+    name = "freeze"
+    values = ("moving", "frozen")
+
+    def act(self, leaves, values, rng):
+        frozen = values == 1
+        leaves.frames[frozen] = leaves.frames[frozen, leaves.frames.shape[1] // 2, None]
+'''
+
+
+@pytest.fixture
+def planner(index: Index) -> Planner:
+    ranges, settings = TINY.augmentation, Factors((Path("x"),), videos=5, starts=2, draws=3)
+    order = np.flatnonzero(index.split == "test")[::-1]
+    return Planner(index, order, TINY.clip, centred(ranges.scale[0]), ranges, settings)
+
+
+def own(tmp_path: Path, code: str = FREEZE) -> Trained:
+    path = tmp_path / "mine.py"
+    path.write_text(code)
+    factors = "video:d freeze:d:2 augmentation:i:2"
+    settings = replace(TINY, factors=factors, factors_from=path).resolved()
+    return Trained(GDT(settings.network, ["video"]).eval(), settings, 1, None)
+
+
+@pytest.mark.parametrize("network", ["video", "audio"])
+def test_only_the_factor_differs_between_its_values(planner: Planner, network: str, tmp_path: Path) -> None:
+    factors = promises(own(tmp_path)).factors
+    assert [factor.name for factor in factors] == [*TRANSFORMATIONS, "freeze"]
+    for factor in factors:
+        trial = planner.trial(factor, network)
+        if trial is None:
+            assert network == "audio" and factor.name in ("rotation", "freeze")
+            continue
+        n, s, k = trial.shape
+        assert n == 5 and len(trial.leaves) == n * s * k and (np.diff(trial.videos) > 0).all()
+        values = trial.leaves.arrays() | {f"draws {name}": x for name, x in trial.leaves.draws.items()}
+        axis = 1 if factor.name == "video" else 2  # which has no value but the video, at two times
+        differ = {name.split()[0] for name, x in values.items() if differs(x.reshape(n, s, k, -1), axis)}
+        assert differ == CHANGED[factor.name], factor.name
+        assert trial.leaves.modalities == (network,)
+        assert (trial.leaves.video.reshape(n, s * k) == trial.videos[:, None]).all()
+        if factor.name not in ("video", "time_shift", "modality"):
+            assert np.unique(trial.leaves.start.reshape(n, s, k), axis=1).shape[1] == 2
+
+
+def differs(values: np.ndarray, axis: int) -> bool:
+    return bool((values != np.take(values, [0], axis)).any())
+
+
+def test_thirds_are_thirds_and_clips_fit(planner: Planner) -> None:
+    trial = planner.trial(TRANSFORMATIONS["time_shift"](), "audio")
+    counts = planner.index.start_counts(TINY.clip.frames, TINY.clip.stride, TINY.clip.mel_frames)[trial.videos]
+    starts = trial.leaves.start.reshape(trial.shape)
+    assert (starts * 3 // counts[:, None, None] == np.arange(3)).all()
+    speed = planner.trial(TRANSFORMATIONS["speed"](), "video")
+    last = speed.leaves.start + speed.leaves.frames.max(1)
+    assert (last < planner.index.frame_count[speed.leaves.video]).all()
+    assert (last == planner.index.frame_count[speed.leaves.video] - 1).any()
+
+
+def loaded(planner: Planner, trial: Trial) -> np.ndarray:
+    """What a network gets: crops, or banks, with the axes of the trial first."""
+    found = []
+    with Loader(planner.index, trial.plans(), TINY.clip, torch.device("cpu")) as loader:
+        for batch in loader:
+            inputs = batch.inputs[trial.network]
+            found.append((inputs.floats() if trial.network == "video" else inputs).numpy().copy())
+    every = np.concatenate(found)
+    return every.reshape(*trial.shape, *every.shape[1:])
+
+
+def test_the_loader_gives_the_same_clip_but_for_the_factor(planner: Planner) -> None:
+    """[n, s, k, 3, frames, height, width] and [n, s, k, 1, bands, frames]."""
+
+    def of(name: str, network: str) -> np.ndarray:
+        return loaded(planner, planner.trial(TRANSFORMATIONS[name](), network))
+
+    reversal, rotation, speed, sound = (
+        of("time_reversal", "video"), of("rotation", "video"), of("speed", "video"), of("time_reversal", "audio")
+    )  # fmt: skip
+    assert np.array_equal(reversal[:, :, 1], reversal[:, :, 0, :, ::-1])
+    assert np.array_equal(sound[:, :, 1], sound[:, :, 0, ..., ::-1])
+    for turns in range(4):
+        assert np.array_equal(rotation[:, :, turns], np.rot90(rotation[:, :, 0], turns, (4, 5)))
+    assert np.array_equal(rotation[:, :, 0], reversal[:, :, 0])  # other values, the same clips
+    assert np.array_equal(speed[:, :, 1, :, :4], speed[:, :, 0, :, ::2])
+
+
+def test_what_has_no_trial_says_why(planner: Planner, index: Index) -> None:
+    def why(planner: Planner, factor: Transformation, network: str = "video") -> str:
+        with pytest.raises(UserError) as raised:
+            planner.trial(factor, network)
+        return str(raised.value)
+
+    long = replace(planner, clip=replace(TINY.clip, frames=16))  # more than half of a video
+    assert why(long, TRANSFORMATIONS["speed"]()) == "0 of the 12 videos are long enough for it; it needs 5"
+    silent = replace(planner, index=replace(index, mel_count=np.zeros_like(index.mel_count)))
+    assert "0 of the 12 videos are long enough for it, and 0 have sound; it needs 5" in why(silent, Modality())
+    few = replace(planner, clip=replace(TINY.clip, frames=2))
+    assert "order permutes 3 segments, and a clip has 2 frames" in why(few, TRANSFORMATIONS["order"]())
+    assert "no Choice of two or more" in why(planner, TRANSFORMATIONS["speed"]((1.0,)))
+
+
+def test_factors_of_ones_own_are_promised_as_long_as_their_file_is_what_it_was(tmp_path: Path) -> None:
+    trained = own(tmp_path)
+    assert promises(trained).of("freeze") == "distinctive" and promises(trained).of("speed") == "not varied"
+    (tmp_path / "mine.py").write_text(FREEZE + "\n")
+    found = promises(trained)
+    assert found.of("freeze") == found.of("video") == "not known" and "mine.py has changed" in found.why
+    (tmp_path / "mine.py").unlink()
+    assert "there is no file" in promises(trained).why
+    assert [factor.name for factor in found.factors] == [*TRANSFORMATIONS]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The command
+# ---------------------------------------------------------------------------------------------------------------------
+
+SMALL = {"videos": 6, "starts": 2, "folds": 2, "draws": 2}
+
+
+def told_by(settings: Factors) -> tuple[str, Result]:
+    """What the command says, and what it has written."""
+    text = report.factors(settings)
+    (found,) = from_json((settings.out / "factors.json").read_text())
+    return text, found
+
+
+@pytest.fixture(scope="module")
+def evaluated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Result, Path]:
+    """What the command says of the small model, its result, and where it has written it."""
+    out = tmp_path_factory.mktemp("factors") / "new" / "out"
+    return *told_by(Factors((checkpoint,), out=out, **SMALL)), out
+
+
+def test_tables_numbers_and_a_picture(evaluated: tuple[str, Result, Path]) -> None:
+    text, found, out = evaluated
+    names = [row.name for row in found.rows]
+    assert names[:5] == ["video, picture", "video, sound", "time_shift, picture", "time_shift, sound", "modality, both"]
+    assert {"time_reversal, sound", "rotation, picture", "augmentation, sound", "order, picture"} < {*names}
+    assert "rotation, sound" not in names and "rotation changes nothing of sound" in text
+    assert (found.composition, found.preset, found.step, found.split) == (
+        "video:d:4 time_shift:i:1 modality:i:2:differs time_reversal:i:1 augmentation:i:1", "e", 3, "test"
+    )  # fmt: skip
+    promised = {row.factor: row.promise for row in found.rows}
+    assert promised["video"] == "distinctive" and promised["modality"] == promised["augmentation"] == "invariant"
+    assert promised["time_reversal"] == promised["time_shift"] == "not varied"
+    for row in found.rows:
+        assert row.videos == 6 and (row.kept is None) == (row.promise == "not varied")
+        assert (row.trunk is None) == (row.factor == "modality")
+        measure = row.embedding.told
+        assert measure.chance == pytest.approx(100 / (6 if row.factor == "video" else len(row.values)))
+        assert (row.embedding.moved is None) == (row.factor == "video")
+        if row.kept is False:
+            assert f"not kept: {row.factor} of {row.of} is {row.promise}, but {row.against}" in text
+    assert "modality: the two trunks have no feature in common" in text
+    assert (out / "table.txt").read_text().strip() in text
+    assert (out / "table.tex").read_text().count(r"\toprule") == 2
+    assert Image.open(out / "factors.png").width > 600
+
+
+def test_a_data_set_without_sound_and_labels(synthetic: Path, checkpoint: Path, tmp_path: Path) -> None:
+    source = tmp_path / "videos"
+    source.mkdir()
+    for number, path in enumerate(sorted((synthetic / "train").rglob("*.mp4"))[:8]):
+        (source / "test").mkdir(exist_ok=True)
+        mute = ["ffmpeg", "-v", "error", "-i", path, "-an", "-c:v", "copy", source / "test" / f"{number}.mp4"]
+        subprocess.run(mute, check=True)
+    preprocess(Preprocess("folder", source, tmp_path / "shards", workers=1))
+    index = Index.open(tmp_path / "shards")
+    assert not index.mel_count.any() and set(index.label) == {""}
+    text, found = told_by(Factors((checkpoint,), "mine", tmp_path / "shards", out=tmp_path / "out", **SMALL))
+    assert {row.network for row in found.rows} == {"video"} and len(found.rows) == 7
+    assert text.count("the videos have no sound, so that nothing is said of sound and of modality") == 1
+    assert (found.split, found.trained_on) == ("test", "unknown")
+
+
+def test_a_trunk_alone_and_an_unknown_composition(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
+    trained = load_model(checkpoint)
+    weights = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
+    torch.save(weights | {"settings": to_json(trained.settings)}, tmp_path / "finetuned.pt")
+    given = Factors((tmp_path / "finetuned.pt",), shards=shards, out=tmp_path / "out", **SMALL)
+    text, found = told_by(given)
+    assert all(row.embedding is None and row.trunk is not None and row.kept is None for row in found.rows)
+    assert {row.promise for row in found.rows} == {"not known"} and found.composition == ""
+    for said in ("nothing is promised", "without a head, so that nothing is said of embeddings",
+                 "no network for sound, so that nothing is said of sound and of modality"):  # fmt: skip
+        assert said in text
+    assert "Embeddings, which" not in text and "not kept" not in text
+    assert (tmp_path / "out" / "table.tex").read_text().count(r"\toprule") == 1
+
+
+def test_many_models_in_one_picture(evaluated: tuple[str, Result, Path], tmp_path: Path) -> None:
+    found = evaluated[1]
+    silent = replace(found, rows=tuple(row for row in found.rows if row.network == "video"))
+    rows = [replace(silent if name in "abcd" else found, model=f"{name}-0") for name in "abcdefghijklm"]
+    figure = matrix(rows)
+    figure.savefig(tmp_path / "many.png", dpi=60)
+    texts = {text.get_text() for text in figure.axes[0].texts}
+    assert "—" in texts and any("i" in text for text in texts)
+    assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["random", *(row.model for row in rows)]
+
+
+def test_as_a_user_types_it(
+    command: Run, evaluated: tuple[str, Result, Path], checkpoint: Path, tmp_path: Path
+) -> None:
+    small = [str(part) for name, value in SMALL.items() for part in (f"--{name}", value)]
+    done = command("eval", "factors", "--ckpt", checkpoint, *small)
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "runs" / "factors-synthetic"
+    assert (out / "table.txt").read_text() in done.stdout
+    (again,) = from_json((out / "factors.json").read_text())
+    assert again.rows == evaluated[1].rows  # nothing is left to chance
+    done = command("eval", "factors", "--ckpt", "nowhere.pt")
+    assert done.returncode == 2 and re.fullmatch(r"error: there is no checkpoint nowhere.pt; .*\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--videos 4", "--videos is 4; it must be 5 or more, as there are --folds of them"),
+        ("--videos 2 --folds 2", "--videos is 2; it must be 3 or more"),
+        ("--folds 1", "--folds is 1; it must be 2 or more"),
+        ("--draws 1", "--draws is 1; it must be 2 or more"),
+        ("--starts 0", "--starts is 0; it must be 1 or more"),
+        ("--probe-c 0", "--probe-c is 0.0; it must be above 0"),
+        ("--seed -1", "--seed is -1; it must be 0 or more"),
+    ],
+)
+def test_mistakes_are_one_sentence(typed: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        settings_of(["factors", "--ckpt", "x.pt", *typed.split()])
+
+
+def test_what_cannot_be_used_is_told(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
+    for settings, message in (
+        (Factors((checkpoint,), split="nowhere"), "has no held-out videos (split 'nowhere')"),
+        (Factors((checkpoint,), shards=tmp_path), "there are no shards in"),
+        (Factors((checkpoint,), videos=20, folds=20), "no factor can be looked at on"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            report.factors(settings)
+    (tmp_path / "factors.json").write_text("[{}]")
+    with pytest.raises(UserError, match="holds no factors, or those of another version"):
+        from_json("[{}]", "factors.json")
+
+
+def test_features_that_are_all_the_same_are_told() -> None:
+    with pytest.raises(UserError, match="features of all videos are the same"):
+        distances(np.ones((6, 2, 2, 8)))
+    with pytest.raises(UserError, match="features are not finite"):
+        distances(np.full((6, 2, 2, 8), np.nan))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models that were trained to
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def ramps(folder: Path, videos: int, rise: float, flicker: float) -> None:
+    """Coloured squares that grow lighter for 3 s by `rise`, or up to three times as much, and flicker."""
+    rng = np.random.default_rng(videos)
+    folder.mkdir(parents=True)
+    for number in range(videos):
+        squares = np.kron(rng.uniform(40, 255, (4, 4, 3)), np.ones((16, 16, 1)))
+        light = rng.uniform(0.15, 0.4) + rise * rng.uniform(1, 3) * np.linspace(0, 1, 45)
+        light = light + flicker * rng.normal(size=45)
+        noise = rng.normal(scale=3, size=(45, 64, 64, 3))
+        frames = np.clip(squares * light[:, None, None, None] + noise, 0, 255).astype(np.uint8)
+        raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", "64x64", "-r", "15", "-i", "-"]
+        out = ["-threads", "1", "-pix_fmt", "yuv420p", folder / f"{folder.name}{number}.mp4"]
+        subprocess.run(["ffmpeg", "-v", "error", *raw, *out], input=frames.tobytes(), check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_what_a_model_was_trained_to_tell_it_tells_and_what_it_was_trained_to_ignore_it_ignores(tmp_path: Path) -> None:
+    """Held-out videos grow lighter so faintly that random weights tell their direction badly."""
+    ramps(tmp_path / "videos" / "train", 80, rise=0.2, flicker=0.0)
+    ramps(tmp_path / "videos" / "test", 50, rise=0.08, flicker=0.005)
+    preprocess(Preprocess("folder", tmp_path / "videos", tmp_path / "shards", workers=1))
+    found = {}
+    for preset in ("arrow", "b"):  # time reversal distinctive, and invariant
+        run = replace(TINY, shards=tmp_path / "shards", out=tmp_path / preset, preset=preset, videos_per_batch=8,
+                      steps=400)  # fmt: skip
+        text, result = told_by(Factors((pretrain(run),), videos=50, starts=2, out=tmp_path / f"factors-{preset}"))
+        print(text)
+        found[preset] = next(row for row in result.rows if row.factor == "time_reversal")
+    distinctive, invariant = (found[preset].embedding for preset in ("arrow", "b"))
+    assert found["arrow"].kept and found["b"].kept
+    assert distinctive.told.value > 85 and distinctive.told_more[1] > 5
+    assert invariant.told.interval[1] < distinctive.told.interval[0] and invariant.told.value < 65
+    assert distinctive.moved.low > 4 * invariant.moved.high
