@@ -1,4 +1,4 @@
-"""python -m eval {downstream,ablation,embed,nearest,export,report,show-batch,show-tree,theorem}: numbers, pictures."""
+"""python -m eval {downstream,ablation,search,embed,nearest,export,report,show-batch,show-tree,theorem}: tables."""
 
 from __future__ import annotations
 
