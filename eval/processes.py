@@ -31,9 +31,12 @@ def places(side_by_side: int) -> int:
 
 
 def side_by_side(
-    jobs: Sequence[T], run: Callable[[T, str], None], at_once: int, watch: Callable[[], None] = lambda: None
-) -> Iterator[T]:
+    jobs: Sequence[T], run: Callable[[T, str], None], at_once: int, watch: Callable[[], None] = lambda: None,
+    end: Callable[[], None] = lambda: None,
+) -> Iterator[T]:  # fmt: skip
     """`run(job, gpu)` for every job; yields each as it is done. `watch` is called every second meanwhile.
+
+    `end` is called last, also where an interrupt comes first, before the jobs that still run are waited for.
 
     What a job raises is printed at once and raised when those that run have ended; none of the others begins.
     """
@@ -62,6 +65,7 @@ def side_by_side(
                 watch()
                 wait(waiting, 1.0, FIRST_COMPLETED)
         finally:
+            end()
             pool.shutdown(wait=False, cancel_futures=True)
 
 

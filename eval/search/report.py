@@ -87,8 +87,8 @@ def finish(settings: Search, found: Found, trainer: Trainer) -> str:
     important = importances(found)
     lines = table(settings, found)
     said = [*_said(settings, found), _important(important, found)]
-    write_text(out / "results.json", serialization.to_json(found.ranked, indent=2) + "\n")
-    write_text(out / "results.csv", to_csv(found.ranked))
+    write_text(out / "trials.json", serialization.to_json(found.ranked, indent=2) + "\n")
+    write_text(out / "trials.csv", to_csv(found.ranked))
     picture(found, important, _measure(settings)).savefig(out / "importance.png", dpi=150)
     tested = _tested(settings, found, trainer)
     write_text(out / "table.txt", "\n".join([layout(lines), "", *said, "", tested]) + "\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import optuna
+import torch
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -57,6 +58,8 @@ def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
     """
     index = opened(settings.dataset, shard_folder(settings.dataset, settings.shards)).labelled(settings.label)
     space, at_once = Space(settings, index), places(settings.side_by_side)
+    if not torch.cuda.is_available():
+        torch.set_num_threads(1)  # trials have the other cores, and measures the same digits wherever there are more
     train = trainer(space)  # or it says what is wrong, before hours of training
     baseline = space.of_preset(settings.baseline)
     try:
@@ -216,13 +219,8 @@ class Running:
         )  # fmt: skip
         with bar:
             self._bar = bar
-            try:
-                for _ in side_by_side(jobs, self._one, at_once, self._look):
-                    pass
-            finally:
-                self._stop.set()
-                while self._logs:
-                    time.sleep(0.05)
+            for _ in side_by_side(jobs, self._one, at_once, self._look, self._stop.set):
+                pass
 
     def _one(self, trial: Trial | None, gpu: str) -> None:
         trial = trial or self._drawing.next()
