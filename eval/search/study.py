@@ -87,7 +87,7 @@ class Drawing:
             path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # half a line, as where the machine went down
         self.study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path), _Held(str(path)))), study_name="search",
-            direction="maximize", pruner=optuna.pruners.MedianPruner(n_startup_trials=_ENDED), load_if_exists=True,
+            direction="maximize", load_if_exists=True,
         )  # fmt: skip
         if self._baseline not in self._known() and not self.study.get_trials(states=(TrialState.WAITING,)):
             self.study.enqueue_trial(dict(baseline))
@@ -152,9 +152,18 @@ class Drawing:
                 measures[str(step)] = measure
                 trial.set_user_attr(_MEASURES, measures)
                 trial.report(measure.value, step)
-                return step < run.steps and run.factors != self._baseline and trial.should_prune()
+                return step < run.steps and run.factors != self._baseline and self._is_poor(step, measure)
 
         return Reports({*every, run.steps} - {int(step) for step in measures}, tell)
+
+    def _is_poor(self, step: int, measure: Measure) -> bool:
+        """Whether even the upper end of the interval lies below the median of the trials that came to their end.
+
+        Optuna's own pruners compare the values alone, and would stop every other trial while all are at chance.
+        """
+        ended = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        others = [trial.intermediate_values[step] for trial in ended if step in trial.intermediate_values]
+        return len(others) >= _ENDED and measure.interval[1] < float(np.median(others))
 
     def tell(self, trial: Trial, diverged: bool) -> Tried:
         """A trial is over."""

@@ -67,8 +67,8 @@ class Search:
     clips: int = 3
     """Uniform clips per video that is evaluated, over which features are averaged."""
     looks: int = 4
-    """Times that a trial is measured, evenly over its steps; it is stopped where it is below the median of the trials
-    that came to their end."""
+    """Times that a trial is measured, evenly over its steps; it is stopped where even the upper end of its 95 %
+    interval is below the median of at least five trials that came to their end."""
     side_by_side: int = 0
     """Trials at a time; 0 for one per GPU, or one single-threaded one per core."""
     out: Path | None = None

@@ -47,7 +47,7 @@ def worth(text: str) -> float:
     return 20 + 30 * ("time_reversal:d" in text) + 20 * ("differs" in text) - 10 * ("speed:d" in text)
 
 
-def stand_in(fail_after: int = -1, diverge: str = "none") -> type[Trainer]:
+def stand_in(fail_after: int = -1, diverge: str = "none", answers: int = 20_000) -> type[Trainer]:
     """Measures in place of trainings, in the order in which they were asked for; a kill after so many of them."""
 
     class Cheap(Trainer):
@@ -61,7 +61,7 @@ def stand_in(fail_after: int = -1, diverge: str = "none") -> type[Trainer]:
                 if len(Cheap.asked) == fail_after:
                     raise SystemError("killed")
                 Cheap.asked.append((run.factors, step))
-                if report(step, Measure(worth(run.factors) * step / run.steps, 1.0, 200)):
+                if report(step, Measure(worth(run.factors) * step / run.steps, 1.0, answers)):
                     return
 
         def test(self, runs):
@@ -105,6 +105,12 @@ def test_poor_compositions_are_stopped_early_and_cost_no_further_steps(finished)
         steps = [step for text, step in cheap.asked if text == row["composition"]]
         assert steps == [10] and row["steps"] == 10
         assert worth(row["composition"]) < np.median([worth(one["composition"]) for one in done])
+
+
+def test_none_is_stopped_for_what_may_be_chance(finished, tmp_path: Path) -> None:
+    made = replace(finished[0], out=tmp_path / "s")
+    search(made, stand_in(answers=20))
+    assert {row["state"] for row in rows(made)} == {DONE}
 
 
 def test_the_test_split_is_looked_at_once(finished) -> None:
