@@ -129,6 +129,8 @@ def _said(settings: Search, found: Found) -> list[str]:
         + f"; {len(found.refused)} more drawings cannot be trained, {found.known} were known",
     ]
     lines += [f"  {count} x {why}" for why, count in Counter(found.refused).most_common(3)]
+    if best.measure.interval[0] <= best.measure.chance:
+        lines.append("the best is not to be told from chance, so nothing here is to be believed; set --steps to more")
     if len(found.tried) < settings.trials:
         lines.append("there are no more compositions of these factors, or they are too rare to be drawn")
     points, low, high = difference([best.measure], [base.measure])

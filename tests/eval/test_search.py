@@ -83,6 +83,7 @@ def rows(made: Search) -> list[dict]:
 
 def test_compositions_are_tried_once_each_and_the_baseline_first(finished) -> None:
     made, cheap, said = finished
+    assert "not to be told from chance" not in said
     order = list(dict.fromkeys(text for text, _ in cheap.asked))
     assert len(order) == len(rows(made)) == 12 and {row["composition"] for row in rows(made)} == {*order}
     assert order[0] == (
@@ -248,6 +249,7 @@ def test_videos_without_labels_are_searched_on_by_recall(command: Run, shards: P
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "trials.json").read_text())
     assert [row["state"] for row in found] == [DONE, DONE] and found[0]["measure"][2] == 6
+    assert "the best is not to be told from chance" in done.stdout
     measures = json.loads((tmp_path / "out" / "test.json").read_text())["measures"]
     assert [answers for *_, answers, _ in measures.values()] == [12] * len(measures)
     assert re_done(command(*arguments).stdout) == re_done(done.stdout)
