@@ -1,4 +1,4 @@
-"""python -m eval {downstream,ablation,embed,nearest,export,factors,report,show-batch,show-tree,theorem}."""
+"""python -m eval {downstream,ablation,search,embed,nearest,export,factors,report,show-batch,show-tree,theorem}."""
 
 from __future__ import annotations
 

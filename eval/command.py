@@ -15,6 +15,7 @@ from eval.settings.export import Export
 from eval.settings.factors import Factors
 from eval.settings.pictures import ShowBatch, ShowTree
 from eval.settings.report import Report
+from eval.settings.search import Search
 from eval.settings.theorem import Theorem
 from pipeline import notation, presets
 from pipeline.commandline import Options
@@ -23,6 +24,7 @@ from train.settings import require_one_name
 COMMANDS: dict[str, Options[Any]] = {
     "downstream": Options(Downstream),
     "ablation": Options(Ablation),
+    "search": Options(Search),
     "embed": Options(Embed),
     "nearest": Options(Nearest),
     "export": Options(Export),
@@ -64,6 +66,11 @@ def _run(command: Any) -> str:
         from eval.ablation import ablation
 
         return ablation(command)
+    if isinstance(command, Search):
+        from eval.search.study import search
+
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that trials leave checkpoints
+        return search(command)
     if isinstance(command, Embed):
         from eval.embed import embed
 

@@ -31,9 +31,12 @@ def places(side_by_side: int) -> int:
 
 
 def side_by_side(
-    jobs: Sequence[T], run: Callable[[T, str], None], at_once: int, watch: Callable[[], None] = lambda: None
-) -> Iterator[T]:
+    jobs: Sequence[T], run: Callable[[T, str], None], at_once: int, watch: Callable[[], None] = lambda: None,
+    end: Callable[[], None] = lambda: None,
+) -> Iterator[T]:  # fmt: skip
     """`run(job, gpu)` for every job; yields each as it is done. `watch` is called every second meanwhile.
+
+    `end` is called last, also where an interrupt comes first, before the jobs that still run are waited for.
 
     What a job raises is printed at once and raised when those that run have ended; none of the others begins.
     """
@@ -62,6 +65,7 @@ def side_by_side(
                 watch()
                 wait(waiting, 1.0, FIRST_COMPLETED)
         finally:
+            end()
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -75,15 +79,24 @@ def visible_gpus() -> list[str]:
 
 def run_alone(command: Sequence[str], log: Path, gpu: str, what: str) -> None:
     """`python -m command` with one GPU, or one thread. Raises UserError, naming `what` and its log, where it fails."""
+    if status := start(command, log, gpu).wait():
+        raise failed(what, log, status)
+
+
+def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:
+    """`python -m command` with one GPU, or one thread; it ends where this process does, or the thread that calls."""
     environment = os.environ | {DIES_WITH: str(os.getpid())}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     else:
         environment["OMP_NUM_THREADS"] = "1"
     with log.open("a") as file:
-        done = subprocess.run(
-            [sys.executable, "-m", *command], stdout=file, stderr=subprocess.STDOUT, env=environment, check=False
+        return subprocess.Popen(
+            [sys.executable, "-m", *command], stdout=file, stderr=subprocess.STDOUT, env=environment
         )
-    if done.returncode:
-        lines = log.read_text(errors="replace").strip().splitlines()
-        raise UserError(f"{what} failed ({lines[-1] if lines else f'status {done.returncode}'}); see {log}")
+
+
+def failed(what: str, log: Path, status: int) -> UserError:
+    """What to raise where a command that was started has ended so: its last line, and where its log is."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return UserError(f"{what} failed ({lines[-1] if lines else f'status {status}'}); see {log}")

@@ -44,11 +44,7 @@ class Composition:
         check(self.factors)
 
     def __str__(self) -> str:
-        return " ".join(
-            f"{factor.transformation}:{factor.contrast.value[0]}:{factor.k}"
-            + (f":{factor.weight.value}" if factor.weight is not Weight.ANY else "")
-            for factor in self.factors
-        )
+        return " ".join(map(str, self.factors))
 
     @property
     def videos_per_batch(self) -> int:

@@ -31,6 +31,11 @@ class Factor:
     contrast: Contrast
     weight: Weight = Weight.ANY
 
+    def __str__(self) -> str:
+        """As on the command line."""
+        weight = f":{self.weight.value}" if self.weight is not Weight.ANY else ""
+        return f"{self.transformation}:{self.contrast.value[0]}:{self.k}{weight}"
+
     @property
     def name(self) -> str:
         """The transformation's, which is also that of the column in the factor table."""

@@ -1,0 +1,1 @@
+"""A search over compositions of given factors."""

@@ -1,0 +1,230 @@
+"""What a search has found: the table of the best, the importance of each choice, and, once, the figure on test."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import optuna
+from matplotlib.figure import Figure
+from optuna.distributions import BaseDistribution
+from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+
+from eval.measures import Measure, difference
+from eval.results import RANDOM, layout
+from eval.search.space import PLACE
+from eval.search.trial import Trainer
+from eval.settings.search import Search
+from pipeline import serialization
+from pipeline.errors import UserError
+from pipeline.files import write_text
+from train.models.gdt import any_device
+from train.provenance import Provenance
+
+TEST = "test.json"
+DONE, STOPPED, DIVERGED = "done", "stopped early", "diverged"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial that is over."""
+
+    number: int
+    """Of the drawing."""
+    composition: str
+    """As FACTORS= takes it."""
+    shown: str
+    """Without what is not varied."""
+    folder: Path
+    """Of its run."""
+    state: str
+    """DONE, STOPPED or DIVERGED."""
+    steps: int
+    """After which it was measured last."""
+    measure: Measure | None
+    """What it then was; None where it diverged before."""
+    parameters: dict[str, str | int]
+
+    def __str__(self) -> str:
+        return f"{self.shown}: {self.value or 'no measure'} after {self.steps} steps, {self.state}"
+
+    @property
+    def value(self) -> str:
+        """With its 95 % interval, percent; empty where it was not measured."""
+        return _with_interval(self.measure) if self.measure else ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """All that a search has tried."""
+
+    tried: list[Tried]
+    baseline: Tried
+    refused: list[str]
+    """Of every drawing that cannot be trained, why."""
+    known: int
+    """Drawings of compositions that had been tried."""
+    parameters: Mapping[str, BaseDistribution]
+
+    @property
+    def ranked(self) -> list[Tried]:
+        """The best first; those that came to their end before the others, whatever these had come to."""
+        return sorted(
+            self.tried, key=lambda one: (-one.steps, -(one.measure.value if one.measure else -1.0), one.number)
+        )
+
+
+def finish(settings: Search, found: Found, trainer: Trainer) -> str:
+    """Write tables and plot, test the best and the baseline unless that was done, and say it all."""
+    out = settings.folder
+    if found.baseline.state != DONE:
+        raise UserError(f"the training of the baseline {settings.baseline} has diverged; see {found.baseline.folder}")
+    important = importances(found)
+    lines = table(settings, found)
+    said = [*_said(settings, found), _important(important, found)]
+    write_text(out / "trials.json", serialization.to_json(found.ranked, indent=2) + "\n")
+    write_text(out / "trials.csv", to_csv(found.ranked))
+    picture(found, important, _measure(settings)).savefig(out / "importance.png", dpi=150)
+    tested = _tested(settings, found, trainer)
+    write_text(out / "table.txt", "\n".join([layout(lines), "", *said, "", tested]) + "\n")
+    text = "\n".join([layout(lines[: settings.best + 1]), "", *said, "", tested])
+    return f"\n{text}\n\ntable (txt, csv, json), plot (importance.png), figure on test ({TEST}) and runs: {out}/"
+
+
+def _measure(settings: Search) -> str:
+    return f"R@{settings.k} {f'of {settings.label}' if settings.label else 'across modalities'}, %"
+
+
+def _with_interval(measure: Measure) -> str:
+    low, high = measure.interval
+    return f"{measure.value:.1f} ({low:.1f}-{high:.1f})"
+
+
+def table(settings: Search, found: Found) -> list[list[str]]:
+    """A line for each trial, the best first, below the heads."""
+    lines = [
+        ["", "composition, what is not varied left out", f"{_measure(settings)} on {settings.query_split}", "steps", ""]
+    ]
+    for place, one in enumerate(found.ranked, 1):
+        name = f"{one.shown}  [{settings.baseline}]" if one == found.baseline else one.shown
+        lines.append([str(place), name, one.value, str(one.steps), one.state])
+    return lines
+
+
+def _said(settings: Search, found: Found) -> list[str]:
+    """What a reader needs to trust the table."""
+    states, best, base = Counter(one.state for one in found.tried), found.ranked[0], found.baseline
+    assert best.measure and base.measure
+    lines = [
+        f"{best.measure.answers} queries, chance {best.measure.chance:.1f} %; {settings.clips_per_step} video clips "
+        f"per step, seed {settings.seed}; in brackets 95 % intervals, of the choice of queries and not of training",
+        "the best of many is flattered by being chosen; what it is worth is the figure on test",
+        f"{len(found.tried)} of {settings.trials} compositions: "
+        + ", ".join(f"{count} {state}" for state, count in states.items())
+        + f"; {len(found.refused)} more drawings cannot be trained, {found.known} were known",
+    ]
+    lines += [f"  {count} x {why}" for why, count in Counter(found.refused).most_common(3)]
+    if best.measure.interval[0] <= best.measure.chance:
+        lines.append("the best is not to be told from chance, so nothing here is to be believed; set --steps to more")
+    if len(found.tried) < settings.trials:
+        lines.append("there are no more compositions of these factors, or they are too rare to be drawn")
+    points, low, high = difference([best.measure], [base.measure])
+    lines.append(
+        f"the best is {points:+.1f} points from {settings.baseline} on {settings.query_split}; "
+        f"95 %: {low:+.1f} to {high:+.1f}"
+    )
+    return [*lines, f'the best: make pretrain DATASET={settings.dataset} FACTORS="{best.composition}"']
+
+
+def importances(found: Found) -> dict[str, float]:
+    """The share of the variance of the last measure that each choice explains (fANOVA), the highest first.
+
+    Empty where there are too few trials to tell.
+    """
+    study = optuna.create_study(direction="maximize")
+    measured = [(one, one.measure) for one in found.tried if one.measure]
+    for one, measure in measured:
+        study.add_trial(
+            optuna.create_trial(params=one.parameters, distributions=dict(found.parameters), value=measure.value)
+        )
+    if len({measure.value for _, measure in measured}) < 2 or len(measured) < 4:
+        return {}
+    return get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
+
+
+def _important(important: Mapping[str, float], found: Found) -> str:
+    if not important:
+        return "too few trials to tell which choice matters"
+    shares = ", ".join(f"{name} {share:.0%}" for name, share in list(important.items())[:4])
+    return f"what matters most, by fANOVA: {shares}; from {len(found.tried)} trials this is rough"
+
+
+def picture(found: Found, important: Mapping[str, float], measure: str) -> Figure:
+    """The importance of each choice as a bar, and beside it every trial by what it has chosen of each factor."""
+    ways = [(name, str(way)) for name, distribution in found.parameters.items() if not name.startswith(PLACE)
+            for way in getattr(distribution, "choices", ())]  # fmt: skip
+    figure = Figure(figsize=(11, 1.2 + 0.24 * max(len(ways), len(found.parameters))), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = list(important)[::-1]
+    left.barh(names, [important[name] for name in names], color="#8fb8de")
+    left.set_xlabel(f"importance (fANOVA, rough: {len(found.tried)} trials)")
+    for state, marker in ((DONE, "o"), (STOPPED, "x")):
+        some = [one for one in found.tried if one.state == state and one.measure]
+        points = [(one.measure.value, -row) for one in some if one.measure for row, (name, way) in enumerate(ways)
+                  if one.parameters[name] == way]  # fmt: skip
+        right.plot([x for x, _ in points], [y for _, y in points], marker, color="#1f4e79", markersize=4, label=state)
+    right.set_yticks([-row for row in range(len(ways))], [way for _, way in ways])
+    right.set_xlabel(f"{measure}, last measure of every trial")
+    right.legend(fontsize=8)
+    for axes in (left, right):
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _tested(settings: Search, found: Found, trainer: Trainer) -> str:
+    """The best, the baseline and random weights on videos that have decided nothing, or why that cannot be."""
+    best, path = found.ranked[0], settings.folder / TEST
+    if path.is_file():  # a second look would be a second choice
+        measures = {name: Measure(*values) for name, values in json.loads(path.read_text())["measures"].items()}
+    else:
+        some = {f"the best: {best.shown}": best, f"{settings.baseline}: {found.baseline.shown}": found.baseline}
+        try:
+            values = trainer.test([one.folder for one in some.values()])
+        except UserError as error:
+            return f"no figure on test: {error}"
+        measures = dict(zip([*some, RANDOM], values, strict=True))
+        made = {"compositions": [best.composition, found.baseline.composition], "measures": measures,
+                "provenance": asdict(Provenance.of(any_device()))}  # fmt: skip
+        write_text(path, json.dumps(made, indent=2) + "\n")
+    first, other, _ = measures.values()
+    points, low, high = difference([first], [other])
+    lines = [["", f"{_measure(settings)} on test, once"]]
+    lines += [[name, _with_interval(measure)] for name, measure in measures.items()]
+    lines.append(["chance", f"{first.chance:.1f}"])
+    verdict = "not to be told from it" if low <= 0 <= high else "a difference"
+    return (
+        f"{layout(lines)}\n\non test, {first.answers} queries, the best is {points:+.1f} points from "
+        f"{settings.baseline} ({verdict}); 95 %: {low:+.1f} to {high:+.1f}"
+    )
+
+
+def to_csv(tried: Sequence[Tried]) -> str:
+    """One line per trial."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "composition", "state", "steps", "percent", "low", "high", "chance", "queries", "run"])
+    for one in tried:
+        figures = (
+            [f"{x:.4f}" for x in (one.measure.value, *one.measure.interval, one.measure.chance)]
+            if one.measure
+            else [""] * 4
+        )
+        writer.writerow([one.number, one.composition, one.state, one.steps, *figures,
+                         one.measure.answers if one.measure else "", one.folder])  # fmt: skip
+    return text.getvalue()
