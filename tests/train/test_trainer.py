@@ -135,5 +135,7 @@ def test_a_lack_of_memory_is_one_sentence_with_what_to_change(
         torch.empty(1 << 50)  # what torch really says where there is no memory
 
     monkeypatch.setattr(where, greedy)
-    with pytest.raises(UserError, match=r"out of memory \(.*\); lower --loading.prefetch, .*--videos-per-batch \(now 4\)"):
+    with pytest.raises(
+        UserError, match=r"out of memory \(.*\); lower --loading.prefetch, .*--videos-per-batch \(now 4\)"
+    ):
         pretrain(replace(batch_settings, out=tmp_path))
