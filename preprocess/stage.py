@@ -51,10 +51,10 @@ class Preprocess(cluster.Workers):
     """Of `--help`, and the settings below them."""
 
     dataset: str = "folder"
-    """Which layout the videos have: folder, ig65m, kinetics, ucf101, hmdb51, howto100m, vggsound, audioset or
-    synthetic."""
+    """Which layout the videos have: folder, ig65m, kinetics, ucf101, hmdb51, howto100m, vggsound, audioset, synthetic
+    or synthetic-hard."""
     source: Path | None = None
-    """Folder of the videos. The synthetic set is generated there (default data/videos/synthetic)."""
+    """Folder of the videos. The synthetic sets are generated there (default data/videos/<dataset>)."""
     destination: Path | None = None
     """Folder of the shards; default data/shards/<dataset>."""
     extraction: Extraction = field(default_factory=Extraction)

@@ -28,8 +28,8 @@ REJECTED = "rejected.jsonl"
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of an energy of exactly zero, as in digital silence."""
 
-GENERATED = "synthetic"
-DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "ig65m", "kinetics", GENERATED, "ucf101", "vggsound")
+GENERATED = ("synthetic", "synthetic-hard")
+DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "ig65m", "kinetics", *GENERATED, "ucf101", "vggsound")
 """What can be preprocessed; preprocess/datasets says how."""
 
 SHARD = {
@@ -77,7 +77,7 @@ def making(folder: Path) -> str:
     if folder == shard_folder("demo"):
         return "make demo"
     dataset = folder.name if folder.name in DATASETS else "folder"
-    source = "" if dataset == GENERATED else " SOURCE=<your videos>"
+    source = "" if dataset in GENERATED else " SOURCE=<your videos>"
     elsewhere = "" if folder == shard_folder(dataset) else f' ARGS="--destination {shlex.quote(str(folder))}"'
     return f"make preprocess DATASET={dataset}{source}{elsewhere}"
 

@@ -33,6 +33,7 @@ DATASETS = {
     "ig65m": DataSet(folder.listing, folder.TREE),
     "kinetics": DataSet(kinetics.listing, kinetics.TREE),
     "synthetic": DataSet(synthetic.listing, folder.TREE, make=synthetic.make),
+    "synthetic-hard": DataSet(synthetic.listing_hard, folder.TREE, make=synthetic.make_hard),
     "ucf101": DataSet(ucf101.listing, ucf101.TREE),
     "vggsound": DataSet(vggsound.listing, vggsound.TREE),
 }

@@ -1,6 +1,7 @@
-"""The generated data set, made where it is not there yet (see preprocess/synthetic for what it holds).
+"""The generated data sets, made where they are not there yet (see preprocess/synthetic for what they hold).
 
-source/train/bounce/*.mp4, source/val/..., source/test/..., source/captions.json, source/synthetic.json
+synthetic:       source/train/bounce/*.mp4, source/val/..., source/test/..., source/captions.json, source/synthetic.json
+synthetic-hard:  source/train/rise/*.mp4, source/val/..., source/test/..., source/labels.csv, source/synthetic-hard.json
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from preprocess.datasets import folder
 from preprocess.datasets.listing import Missing, Video
-from preprocess.synthetic import generate
+from preprocess.synthetic import generate, hard
 
 
 def make(source: Path) -> None:
@@ -23,4 +24,16 @@ def make(source: Path) -> None:
 def listing(source: Path) -> Iterator[Video | Missing]:
     """One video per file; ids are file stems, as in captions."""
     for item in folder.tree(source):
+        yield replace(item, id=item.path.stem) if isinstance(item, Video) else item
+
+
+def make_hard(source: Path) -> None:
+    """Generate the default harder set into `source` unless a complete one is there."""
+    if not (source / "synthetic-hard.json").is_file():
+        hard.generate(source)
+
+
+def listing_hard(source: Path) -> Iterator[Video | Missing]:
+    """One video per file, by its stem, with the columns of labels.csv."""
+    for item in folder.listing(source):
         yield replace(item, id=item.path.stem) if isinstance(item, Video) else item

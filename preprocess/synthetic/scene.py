@@ -203,19 +203,19 @@ def paint(frames: Frames, thing: Thing, motion: Motion) -> None:
     pixels[where] = np.round(mixed).astype(np.uint8).T
 
 
-def backdrop(scene: Scene, x: Array, y: Array, size: int, rng: np.random.Generator) -> Frames:
-    """Textured background seen by a camera at x, y [T]; uint8 [T, size, size, 3]."""
+def backdrop(texture: float, colours: Array, x: Array, y: Array, size: int, rng: np.random.Generator) -> Frames:
+    """Background of two colours [2, 3], coarse (0) to fine (1), seen from x, y [T]; uint8 [T, size, size, 3]."""
     steps = np.round(np.stack([x, y], 1) * (size / 2 * SUPERSAMPLING)).astype(int)
     steps -= steps.min(axis=0)
     span = SUPERSAMPLING * size
     width, height = steps.max(axis=0) + span
-    fineness = (2 + 10 * scene.background) / (size / 2 * SUPERSAMPLING)
+    fineness = (2 + 10 * texture) / (size / 2 * SUPERSAMPLING)
     along, down = (np.arange(n)[:, None] * rng.normal(scale=fineness, size=6) for n in (width, height))
     down += rng.uniform(0, 2 * np.pi, 6)
     # The sum of six plane waves sin(along + down), by the addition theorem two small matrix products.
-    texture = (np.sin(down) @ np.cos(along).T + np.cos(down) @ np.sin(along).T).astype(np.float32)[..., None]
-    blend = np.clip(0.5 + texture / 5, 0, 1)
-    canvas = scene.background_colours[0] + blend * (scene.background_colours[1] - scene.background_colours[0])
+    waves = (np.sin(down) @ np.cos(along).T + np.cos(down) @ np.sin(along).T).astype(np.float32)[..., None]
+    blend = np.clip(0.5 + waves / 5, 0, 1)
+    canvas = colours[0] + blend * (colours[1] - colours[0])
     canvas = np.round(canvas).astype(np.uint8)
     return np.stack([canvas[j : j + span : SUPERSAMPLING, i : i + span : SUPERSAMPLING] for i, j in steps])
 
@@ -226,7 +226,8 @@ def picture(scene: Scene, settings: Synthetic) -> Frames:
     times = np.arange(round(settings.seconds * settings.fps)) / settings.fps
     shake_x, shake_y = rng.normal(scale=0.005, size=(2, len(times))).astype(np.float32)
     pan_x, pan_y = (times * speed for speed in rng.uniform(-0.1, 0.1, 2))
-    frames = backdrop(scene, pan_x + shake_x, pan_y + shake_y, settings.size, rng)
+    camera = pan_x + shake_x, pan_y + shake_y
+    frames = backdrop(scene.background, scene.background_colours, *camera, settings.size, rng)
     for thing in scene.distractors:
         x, y = (place + times * speed for place, speed in zip(thing.place, thing.drift, strict=True))
         paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))

@@ -14,9 +14,10 @@ import pytest
 
 from pipeline.errors import UserError
 from preprocess.synthetic import ACTIONS, Synthetic, generate
-from preprocess.synthetic.files import GROUP, MARKER, UNFINISHED, run_ffmpeg
+from preprocess.synthetic.files import GROUP, UNFINISHED, run_ffmpeg
 from preprocess.synthetic.scene import SAMPLE_RATE, SPLITS, Video, draw_scene, render
 
+MARKER = "synthetic.json"
 # More videos than one ffmpeg process takes, so that two workers share them.
 SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0, size=32)
 
