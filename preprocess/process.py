@@ -13,6 +13,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from pipeline.errors import UserError
@@ -27,6 +28,10 @@ _GRACE = 60.0
 """Seconds that ffmpeg may take before its time is set against the length of what it wrote."""
 _COMPLAINT = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
 """How a line of ffmpeg's log begins that tells of an error, and no line that quotes the file does."""
+_REST = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame=|size=|video:)")
+"""How the rest of a line begins that another thread of ffmpeg spoke into: the words before it lost their own beginning,
+and with it what would tell that they are an error.
+"""
 _HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
 _FULL = re.compile(r": (No space left on device|Disk quota exceeded)$")
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
@@ -42,8 +47,8 @@ class _TooSlow(Rejected):
     """ffmpeg took too long."""
 
 
-class _RoomAgain(Exception):
-    """ffmpeg says that the disk is full, and it is not, or not any more."""
+class _OnceMore(Exception):
+    """ffmpeg says that the disk is full, and it is not, or not any more; or two of its threads spoke at once."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,8 @@ class Log:
 
 
 def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
-    """Run ffmpeg; once more where it was too slow without working: a machine that slept or a disk that stalled.
+    """Run ffmpeg; once more where it was too slow without working (a machine that slept, a disk that stalled), or where
+    its words are of no use.
 
     Raises Rejected where the file is to blame, and UserError where the machine is.
     """
@@ -87,7 +93,7 @@ def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
         except _TooSlow:
             if last or _children_seconds() - busy > (time.monotonic() - began) / 2:
                 raise
-        except _RoomAgain:
+        except _OnceMore:
             pass
     raise AssertionError("unreachable")
 
@@ -128,8 +134,10 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     says_full = any(map(_FULL.search, complaints))
     if (says_full or (process.returncode and not complaints)) and _is_full(log.parent):  # maybe too full to say so
         raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
-    if says_full and not last:
-        raise _RoomAgain
+    broken = [line for line, rest in pairwise(lines) if _REST.match(rest)]
+    if (says_full or broken) and not last:
+        raise _OnceMore
+    complaints += [_without_prefix(line) for line in broken]  # better a strange note than none
     if process.returncode < 0:
         raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
     if process.returncode and not complaints:

@@ -970,6 +970,18 @@ def test_the_note_of_a_cut_file_goes_to_no_other_of_its_group(ticking: Path, tmp
     assert len(taken[0].sizes) == 120 and 30 <= len(taken[1].sizes) < 120
 
 
+MIXED = "printf '[info]     encoder : File ended prematurely\\n[info] Lavf59\\n' >&2"
+"""What two threads of ffmpeg write when one reports an error while the other is in the middle of a line."""
+
+
+def test_an_error_spoken_into_another_line_is_heard(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+    fake(f'[ -e {tmp_path}/once ] || {MIXED}; touch {tmp_path}/once; exec $real "$@"')
+    assert kept(ticking, tmp_path).note == ""
+    fake(f'{MIXED}; exec $real "$@"')
+    (tmp_path / "always").mkdir()
+    assert "File ended prematurely" in kept(ticking, tmp_path / "always").note
+
+
 @pytest.mark.parametrize(
     "name",
     ['it\'s a "name".mp4', "-rf.mp4", "ünï cödé 映画.mp4", "http:x.mp4", "a%03d[0].mp4", "a\nb\\.mp4", "$(x);`y`.mp4"],
