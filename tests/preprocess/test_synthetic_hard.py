@@ -151,7 +151,9 @@ def test_actors_and_others_look_alike(scenes: list[Scene]) -> None:
     assert {a.shape for a in actors} == {o.shape for o in others} == set(SHAPES)
     sizes = np.mean([a.radius for a in actors]), np.mean([o.radius for o in others])
     assert sizes[0] == pytest.approx(sizes[1], abs=0.003)
-    assert {len(scene.idle) for scene in scenes} == {1, 2, 3}
+    assert {len(scene.idle) for scene in scenes} == {1}
+    more = replace(DEFAULT, distractors=3)
+    assert {len(draw_scene(more, "train", "rise", n).idle) for n in range(30)} == {1, 2, 3}
 
 
 def test_others_move_slowly_and_are_of_every_kind(scenes: list[Scene]) -> None:
@@ -162,7 +164,7 @@ def test_others_move_slowly_and_are_of_every_kind(scenes: list[Scene]) -> None:
         speed = np.hypot(*(np.diff(np.broadcast_to(v, times.shape)) for v in (motion.x, motion.y))).max() / 0.01
         fastest[other.kind] = max(fastest.get(other.kind, 0), speed)
     assert set(fastest) == {"drift", "circle", "wobble", "walk"} and min(fastest.values()) > 0.05
-    assert max(fastest.values()) < 1.2  # the slowest action crosses 0.9 in 0.76 s, and back in 0.19 s
+    assert max(fastest.values()) < 1.2  # an action of the first kind comes back over 0.9 in 0.13 s
 
 
 def test_every_label_occurs(scenes: list[Scene]) -> None:

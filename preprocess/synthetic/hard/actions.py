@@ -13,10 +13,12 @@ import numpy as np
 
 from preprocess.synthetic.actions import Array, Beat, Motion, Sound, decay
 
-RAMP = 0.8
+RAMP = 0.9
 """The share of a cycle that a slow ramp takes; the quick return takes the rest: about one frame of a small clip."""
-GAP = 1 / 3
-"""Of a cycle, from the first event to the second; the way back to the first is twice as long."""
+GAP = 0.3
+"""Of a cycle, from the first event to the second; the way back to the first is more than twice as long."""
+FADE = 0.16
+"""Seconds in which what is seen of an event falls to a third."""
 
 Motions = Callable[[Beat], Motion]
 Sounds = Callable[[Beat], tuple[Sound, ...]]
@@ -37,7 +39,7 @@ def glide(beat: Beat) -> tuple[Sound, ...]:
 
 
 def approach(beat: Beat) -> Motion:
-    scale = np.exp(0.55 * saw(beat))
+    scale = np.exp(0.75 * saw(beat))
     return Motion(width=scale, height=scale)
 
 
@@ -51,8 +53,10 @@ def turns(beat: Beat) -> Array:
 
 
 def circle(beat: Beat) -> Motion:
-    angle = 2 * np.pi * turns(beat)
-    return Motion(x=0.38 * np.cos(angle), y=0.38 * np.sin(angle), angle=angle)
+    # the faster, the further out and the hotter: acceleration alone is hard to see in 8 small pictures
+    angle, fast = 2 * np.pi * turns(beat), 0.5 + 0.5 * saw(beat)
+    radius = 0.1 + 0.4 * fast
+    return Motion(x=radius * np.cos(angle), y=radius * np.sin(angle), angle=angle, glow=0.8 * fast)
 
 
 def tick(beat: Beat) -> tuple[Sound, ...]:
@@ -60,7 +64,7 @@ def tick(beat: Beat) -> tuple[Sound, ...]:
 
 
 def flash(beat: Beat) -> Motion:
-    return Motion(glow=0.9 * decay(beat.since(), 0.09))
+    return Motion(glow=0.9 * decay(beat.since(), FADE))
 
 
 def click(beat: Beat) -> Sound:
@@ -68,7 +72,7 @@ def click(beat: Beat) -> Sound:
 
 
 def hop(beat: Beat) -> Motion:
-    return Motion(y=-0.5 * decay(beat.since(), 0.09))
+    return Motion(y=-0.5 * decay(beat.since(), FADE))
 
 
 def thud(beat: Beat) -> Sound:
@@ -76,8 +80,8 @@ def thud(beat: Beat) -> Sound:
 
 
 def turn(beat: Beat) -> Motion:
-    kick = decay(beat.since(), 0.09)
-    return Motion(x=0.5 * kick, angle=1.8 * kick)
+    kick = decay(beat.since(), FADE)
+    return Motion(x=0.5 * kick, angle=1.8 * kick, glow=0.7 * kick)
 
 
 def whirr(beat: Beat) -> Sound:
@@ -85,8 +89,8 @@ def whirr(beat: Beat) -> Sound:
 
 
 def squash(beat: Beat) -> Motion:
-    flat = decay(beat.since(), 0.09)
-    return Motion(width=1 + 0.6 * flat, height=1 - 0.6 * flat)
+    flat = decay(beat.since(), FADE)
+    return Motion(y=0.5 * flat, width=1 + 0.8 * flat, height=1 - 0.6 * flat)
 
 
 def boing(beat: Beat) -> Sound:

@@ -14,7 +14,7 @@ from preprocess.synthetic.hard.rendering import render
 from preprocess.synthetic.hard.scene import SyntheticHard, draw_scene
 
 NAME = "synthetic-hard"
-FORMAT = 1
+FORMAT = 2
 
 
 def generate(

@@ -15,7 +15,7 @@ from preprocess.synthetic.actions import Array, Beat, Tempo
 from preprocess.synthetic.hard.actions import ACTIONS
 from preprocess.synthetic.scene import SHAPES, SPLITS, Thing, colour
 
-TEMPI = {"slow": 0.95, "medium": 0.8, "fast": 0.65}
+TEMPI = {"slow": 1.3, "medium": 1.1, "fast": 0.9}
 """Seconds of a cycle, which fits into a clip of 0.97 s."""
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "purple")
 """Hues, evenly spaced."""
@@ -49,13 +49,13 @@ class SyntheticHard:
     """Frames per second: twice as many as the small clips see."""
     size: int = 64
     """Height and width in pixels; even, as 4:2:0 chroma needs."""
-    distractors: int = 3
+    distractors: int = 1
     """The most other things that move, and never sound: each video has one to so many; 0 for none."""
-    late: float = 0.1
+    late: float = 0.05
     """Share of videos whose sound comes 0.1 to 0.3 s after the picture."""
-    missing: float = 0.1
+    missing: float = 0.05
     """Share of videos in which only the room is heard."""
-    offscreen: float = 0.2
+    offscreen: float = 0.1
     """Share of videos in which another action is heard, too: of another class, unseen, quieter or as loud."""
     noise: float = 0.01
     """The loudest that the room is, as a deviation; the action's sound peaks at 0.35 to 0.7."""
