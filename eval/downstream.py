@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -19,7 +20,7 @@ from tqdm import tqdm
 
 from eval.finetune import METRICS, STATE
 from eval.processes import places, run_alone, side_by_side
-from eval.protocols import FORMAT, Protocols, comparable, matters, recipe, short
+from eval.protocols import FORMAT, Extracted, Protocols, comparable, matters, recipe, short
 from eval.reports import report
 from eval.results import RANDOM, Result, from_json, to_csv, to_json
 from eval.settings.downstream import LABELLED, PROTOCOLS, Downstream, Protocol
@@ -41,9 +42,11 @@ def downstream(settings: Downstream) -> str:
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    evaluation = Evaluation(settings)
+    extracted: Extracted = {}
+    evaluations = [Evaluation(replace(settings, label=label), extracted) for label in settings.labels]
     try:
-        evaluation.run()
+        for evaluation in evaluations:
+            evaluation.run()
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -51,13 +54,24 @@ def downstream(settings: Downstream) -> str:
             f"out of memory ({first_line(error)}); see what else runs there, or take a smaller network; what is "
             "finished is kept"
         ) from error
-    return evaluation.report() if settings.tables else ""
+    return _reported(evaluations) if settings.tables else ""
+
+
+def _reported(evaluations: Sequence[Evaluation]) -> str:
+    """Tables of all models that were evaluated in these ways, also by earlier calls."""
+    out = evaluations[0].out
+    # recall across modalities asks no labels, and is the same for all of them
+    first, others = list(evaluations[0].found()), [evaluation.found() for evaluation in evaluations[1:]]
+    text = report([first, *([row for row in found if row.protocol in LABELLED] for found in others)], out)
+    every = [result for path in sorted(out.glob("*/*.json")) for result in read(path)]
+    write_text(out / "all.csv", to_csv(every))
+    return f"{text}\n\ntables (txt, tex, csv) and numbers (json; all.csv has those of other calls, too): {out}/"
 
 
 class Evaluation:
-    """One call of the command."""
+    """Models by the labels of one column. `extracted` are features that other columns needed, too."""
 
-    def __init__(self, settings: Downstream) -> None:
+    def __init__(self, settings: Downstream, extracted: Extracted | None = None) -> None:
         first = load_model(settings.ckpt[0])
         if first.foreign is not None and not (settings.dataset or settings.shards):
             raise UserError(
@@ -66,6 +80,7 @@ class Evaluation:
         self.dataset = settings.dataset or first.settings.dataset
         stored_shards = None if settings.dataset else first.settings.shards
         self.settings = settings
+        self.extracted = {} if extracted is None else extracted
         self.out = settings.out or Path("runs") / f"eval-{self.dataset}"
         self.index = opened(self.dataset, shard_folder(self.dataset, settings.shards or stored_shards))
         if settings.label:
@@ -99,15 +114,6 @@ class Evaluation:
                         self._once(model, protocol, fold)
         if "finetune" in self.protocols:
             self._finetune_all()
-
-    def report(self) -> str:
-        """Tables of all models that were evaluated in this way, also by earlier calls."""
-        text = report(list(self._found()), self.out)
-        every = [result for path in sorted(self.out.glob("*/*.json")) for result in read(path)]
-        write_text(self.out / "all.csv", to_csv(every))
-        return (
-            f"{text}\n\ntables (txt, tex, csv) and numbers (json; all.csv has those of other calls, too): {self.out}/"
-        )
 
     def _protocols(self) -> tuple[Protocol, ...]:
         if asked := self.settings.protocols:
@@ -144,8 +150,9 @@ class Evaluation:
     @cached_property
     def _protocol(self) -> Protocols:
         return Protocols(
-            self.settings, self.index, self.data, self.folds, self.query_split, self.device, self.out, self.words
-        )
+            self.settings, self.index, self.data, self.folds, self.query_split, self.device, self.out, self.words,
+            self.extracted,
+        )  # fmt: skip
 
     def _once(self, model: Model, protocol: Protocol, fold: Fold) -> None:
         """Evaluate, unless the result is there."""
@@ -245,7 +252,7 @@ class Evaluation:
         what = short([FORMAT, self.data, fold.digest, self.query_split, details])
         return self.out / model.folder / f"{protocol}{f'-fold{fold.number}' if fold.number else ''}-{what}.json"
 
-    def _found(self) -> Iterator[Result]:
+    def found(self) -> Iterator[Result]:
         """Results of all models, of the protocols and folds of this call, that were got in the same way."""
         any_model = self.models[0]
         for protocol in self.protocols:

@@ -72,16 +72,27 @@ def read(path: Path, videos: np.ndarray) -> Features | None:
     return found if np.array_equal(found.videos, videos) else None
 
 
+def _taken(videos: np.ndarray, path: Path, of: np.ndarray) -> Features | None:
+    """The features of some videos out of a file with those of others, too; None where it lacks some."""
+    if not np.isin(videos, of).all() or (all_of := read(path, of)) is None:
+        return None
+    places = all_of.places(videos)
+    return Features(videos, all_of.average[places], all_of.maximum[places])
+
+
 def stored(
-    path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device
-) -> Features:
+    path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
+    whole: tuple[Path, np.ndarray] | None = None,
+) -> Features:  # fmt: skip
     """The features in a file, if they are those of these videos; else they are extracted, and the file is written.
 
-    What model, data and clips the file is of is for its name to say.
+    What model, data and clips the file is of is for its name to say. They are taken out of `whole`, another file and
+    its videos, instead of extracted where it has them all.
     """
     if (found := read(path, videos)) is not None:
         return found
-    features = extract(trained, index, videos, clips, device)
+    features = _taken(videos, *whole) if whole else None
+    features = features or extract(trained, index, videos, clips, device)
     write_with(
         path,
         lambda file: np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum),

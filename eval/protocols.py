@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,6 +30,10 @@ _DRAWS = 20
 """Choices of shots over which few-shot accuracies are averaged."""
 FORMAT = 1
 """Raise it when the same settings give other numbers."""
+
+
+Extracted = dict[str, tuple[Path, np.ndarray]]
+"""By the folder of a model: features that this call has stored, of which those of fewer videos may be taken."""
 
 
 class Evaluated(NamedTuple):
@@ -57,6 +61,7 @@ class Protocols:
     out: Path
     """Folder of results, where features are kept, too."""
     words: WordVectors | None
+    extracted: Extracted = field(default_factory=dict)
     _latest: tuple[Path, Features] | None = None
 
     def evaluate(self, model: Model, protocol: Protocol, fold: Fold, folder: Path) -> Evaluated:
@@ -107,7 +112,9 @@ class Protocols:
         path = self.out / model.folder / name
         if self._latest is None or self._latest[0] != path:  # those of one model at a time are held
             path.parent.mkdir(parents=True, exist_ok=True)
-            features = stored(path, model.trained, self.index, videos, self.settings.clips, self.device)
+            whole = self.extracted.get(model.folder)
+            features = stored(path, model.trained, self.index, videos, self.settings.clips, self.device, whole)
+            self.extracted.setdefault(model.folder, (path, videos))
             self._latest = (path, features)
         return self._latest[1]
 

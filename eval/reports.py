@@ -15,10 +15,10 @@ _TABLES: tuple[tuple[Protocol, ...], ...] = (("cross-modal",), ("retrieval", "fe
 """Which protocols share a table."""
 
 
-def report(found: Sequence[Result], out: Path) -> str:
-    """Tables of results that were got in the same way, as text; in `out` also as LaTeX, CSV and JSON."""
-    found = _in_order(found)
-    found_tables = tables_of(found)
+def report(labels: Sequence[Sequence[Result]], out: Path) -> str:
+    """Tables of results, each sequence of which was got in the same way, as text; in `out` also as LaTeX, CSV, JSON."""
+    found_tables = [table for found in labels for table in tables_of(found)]
+    found = [result for found in labels for result in _in_order(found)]
     parts = ["\n".join([tables.layout(table.lines), "", *table.said]) for table in found_tables]
     latex = [tables.to_latex(table.lines) for table in found_tables]
     text = "\n\n".join(parts)

@@ -64,7 +64,8 @@ class Downstream:
     word2vec: Path | None = None
     """For recall with words: the file of word vectors with which the shards were made."""
     label: str = ""
-    """Column of the labels that count; default the classes of the data set."""
+    """Column of the labels that count; default `label`, the classes of the data set. Several, as label,weather, each in
+    a table of its own."""
     gallery_split: str = "train"
     """Videos that are searched, from which shots are drawn, and with which classifiers are trained."""
     query_split: str = ""
@@ -125,6 +126,11 @@ class Downstream:
                     f"--{given[0].replace('_', '-')} has no effect on {', '.join(self.protocols)}; it is of "
                     f"{' and '.join(protocols)}"
                 )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of `label`, in order; empty for the classes of the data set."""
+        return tuple("" if name == "label" else name for name in dict.fromkeys(self.label.split(",")))
 
     @property
     def asks_labels(self) -> bool:

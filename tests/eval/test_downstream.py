@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from eval import features
 from eval.downstream import Evaluation, downstream
 from eval.results import from_json
 from eval.settings.downstream import Downstream
@@ -325,6 +326,30 @@ def test_labels_of_another_column_are_learned(checkpoint: Path, shards: Path, tm
     results = [from_json(path.read_text())[0] for path in tmp_path.glob("*/retrieval-*.json")]
     assert sorted(result.classes for result in results) == [2, 3]
     assert len({result.labels for result in results}) == 2
+
+
+def test_several_labels_make_a_table_each_of_features_that_are_extracted_once(
+    checkpoint: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index.open(shards)
+    parity = np.array(["even", "odd", ""], object)[np.arange(len(index)) % 3]
+    monkeypatch.setattr("eval.downstream.opened", lambda *_: replace(index, columns={"parity": parity}))
+    calls: list[int] = []
+    extract = features.extract
+    monkeypatch.setattr(features, "extract", lambda *a, **k: calls.append(len(a[2])) or extract(*a, **k))
+    settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random="no", label="label,parity")
+    said = downstream(settings)
+    assert said.count("first in ") == 1 and said.count("1-shot") == 2 and "labels of the column parity" in said
+    results = from_json((tmp_path / "o" / "results.json").read_text())
+    assert [(row.protocol, row.evaluation.label, row.classes) for row in results] == [
+        ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("retrieval", "parity", 2),
+        ("few-shot", "parity", 2),
+    ]  # fmt: skip
+    assert calls == [36]
+    downstream(replace(settings, label="parity", out=tmp_path / "alone"))
+    alone = from_json((tmp_path / "alone" / "results.json").read_text())
+    assert [row.measures for row in alone if row.protocol != "cross-modal"] == [row.measures for row in results[3:]]
+    assert calls == [36, 24]
 
 
 def test_a_checkpoint_without_sound_has_no_recall_across_modalities(command: Run, shards: Path, tmp_path: Path) -> None:
