@@ -19,7 +19,7 @@ from typing import Any
 
 _HEAVY = (
     "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
-    "preprocess.command", "train.command", "train.pretrain", "eval.command", "eval.ablation", "eval.downstream",
+    "preprocess.command", "train.command", "train.pretrain", "eval.command", "eval.ablation.runs", "eval.downstream",
     "eval.embed", "eval.export", "eval.nearest", "eval.show_batch", "eval.show_tree",
     "eval.factors.report", "eval.search.study", "eval.theorem.report",
 )  # fmt: skip

@@ -63,7 +63,7 @@ def _run(command: Any) -> str:
 
         return downstream(command)
     if isinstance(command, Ablation):
-        from eval.ablation import ablation
+        from eval.ablation.runs import ablation
 
         return ablation(command)
     if isinstance(command, Search):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from eval.ablation import table_of
+from eval.ablation.tables import table_of
 from eval.page.collect import Data, Evaluation, Run
 from eval.page.curves import smooth
 from eval.reports import tables_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.ablation import with_earlier
+from eval.ablation.tables import with_earlier
 from eval.measures import Measure
 from eval.results import RANDOM, Result, compared, from_json, layout, rows, to_csv, to_json, to_latex
 from eval.settings.downstream import Downstream

@@ -6,12 +6,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from eval import results as tables
+from eval.ablation.picture import plot
+from eval.ablation.tables import label, table_of, with_earlier
 from eval.processes import places, run_alone, side_by_side
 from eval.progress import Progress
-from eval.results import RANDOM, Result, Table, from_json, measured, to_json
+from eval.results import RANDOM, Result, from_json, measured, to_json
 from eval.settings.ablation import Ablation, composition
 from pipeline import presets
 from pipeline.files import write_text
@@ -44,7 +44,7 @@ def ablation(settings: Ablation) -> str:
         for name, seed in side_by_side(jobs, run, at_once, bar.look):
             (r1,) = measured([result for result in found[name, seed] if result.preset != RANDOM], "R@1")
             seconds = time.monotonic() - began
-            said = f"[{seconds:4.0f} s] {_label(name)}, seed {seed}: R@1 {r1.value:.1f} %"
+            said = f"[{seconds:4.0f} s] {label(name)}, seed {seed}: R@1 {r1.value:.1f} %"
             bar.finished(out / f"{name}-{seed}", said)
     results = [result for job in jobs for result in found[job]]
     results, others = with_earlier(results, out / "results.json")
@@ -56,67 +56,6 @@ def ablation(settings: Ablation) -> str:
     write_text(out / "results.csv", tables.to_csv(results))
     plot(results, out / "table.png")
     return f"\n{text}\n\ntable (txt, tex, csv), plot, numbers and checkpoints: {out}/"
-
-
-def table_of(results: list[Result]) -> Table:
-    """A row for every preset, over its seeds, of results that are of the same videos; with what is to be said of it."""
-    groups = {_label(preset): group for preset, group in _by_preset(results).items()}
-    lines = tables.rows(groups, f"% on {results[0].query_split}")
-    return Table(groups, lines, _caption(groups) + tables.compared(groups))
-
-
-def _caption(groups: tables.Groups) -> list[str]:
-    """Who was asked and searched, what the runs were, and what the brackets are."""
-    every = [result for results in groups.values() for result in results]
-    seeds = sorted({result.seed for result in every})
-    brackets = "lowest and highest seed" if len(seeds) > 1 else "95 % intervals"
-    return [
-        f"{every[0].queries} queries against {every[0].gallery} videos, {every[0].classes} classes; "
-        f"{_clips(every)} video clips per step, {_steps(every)} steps, seeds {', '.join(map(str, seeds))}; "
-        f"in brackets {brackets}"
-    ]
-
-
-def with_earlier(results: list[Result], path: Path) -> tuple[list[Result], list[Result]]:
-    """New results with those of the same videos that an earlier call left in a file and that were not made anew, and
-    apart from them the results of other videos that it left.
-    """
-    if not path.is_file():
-        return results, []
-    made = {(_made(result), _compared_on(result)) for result in results}
-    alike = {_compared_on(result) for result in results}
-    earlier = [r for r in from_json(path.read_text(), str(path)) if (_made(r), _compared_on(r)) not in made]
-    others = [result for result in earlier if _compared_on(result) not in alike]
-    if others:
-        print(
-            f"{len(others)} earlier results in {path} are of other videos or clips; they stay there, and are not in "
-            "the table"
-        )
-    return [result for result in earlier if _compared_on(result) in alike] + results, others
-
-
-def _made(result: Result) -> tuple[object, ...]:
-    return (result.preset, result.seed, result.protocol)
-
-
-def _compared_on(result: Result) -> tuple[object, ...]:
-    return (result.protocol, result.data, result.labels, tables.sentence(result.how))
-
-
-def _steps(results: list[Result]) -> str:
-    """How many steps the runs took; a range where they differ."""
-    return tables.span([result.step for result in results if result.preset != RANDOM])
-
-
-def _clips(results: list[Result]) -> str:
-    """Video clips in a batch; a range where runs differ."""
-    return tables.span(
-        [
-            result.pretraining.videos_per_batch * result.pretraining.composition.clips_per_video
-            for result in results
-            if result.preset != RANDOM
-        ]
-    )
 
 
 def _run(
@@ -159,40 +98,3 @@ def _pretraining(settings: Ablation, shards: Path, name: str, seed: int) -> Pret
         base, dataset=settings.dataset, shards=shards, preset=name, seed=seed, videos_per_batch=videos,
         norm_leaves=settings.norm_leaves,
     )  # fmt: skip
-
-
-def _label(preset: str) -> str:
-    if preset == RANDOM:
-        return preset
-    return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
-
-
-def _by_preset(results: list[Result]) -> dict[str, list[Result]]:
-    groups: dict[str, list[Result]] = {}
-    for result in sorted(results, key=lambda result: (result.preset != RANDOM, result.preset)):
-        groups.setdefault(result.preset, []).append(result)
-    return groups
-
-
-def plot(results: list[Result], path: Path) -> None:
-    """R@1 of every run as a dot, their mean as a bar, chance as a line."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    groups = _by_preset(results)
-    figure, axes = pyplot.subplots(figsize=(1.5 + 1.2 * len(groups), 3.2), layout="constrained")
-    for x, group in enumerate(groups.values()):
-        values = [measure.value for measure in measured(group, "R@1")]
-        axes.bar(x, np.mean(values), 0.6, color="#8fb8de")
-        axes.plot([x] * len(values), values, "o", color="#1f4e79", markersize=4)
-    axes.axhline(measured(results, "R@1")[0].chance, color="grey", linestyle="--", linewidth=1)
-    axes.set_xticks(
-        range(len(groups)), [_label(preset).replace(": ", "\n").replace(", ", " ") for preset in groups], fontsize=7
-    )
-    axes.set_ylabel("retrieval R@1, %")
-    axes.set_ylim(0, 100)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)

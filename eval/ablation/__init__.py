@@ -1,0 +1,1 @@
+"""Rows of the paper's table 1 side by side."""
