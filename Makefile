@@ -91,8 +91,8 @@ $(STAMP): pyproject.toml constraints.txt setup.sh
 demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in five minutes
 	@$(PYTHON) -m preprocess.synthetic --destination data/videos/demo --train 40 --val 1 --test 20
 	@$(PYTHON) -m preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
-	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 --side-by-side 3 \
-	  --out runs/demo
+	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 \
+	  --side-by-side 3 --factors no --out runs/demo
 	@$(PYTHON) -m eval report --runs runs/demo --out runs/demo/report.html
 
 preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]; again: resumes
@@ -128,7 +128,7 @@ embed: $(STAMP) ## features of your videos in a file: CKPT= SOURCE=/my/videos | 
 report: $(STAMP) ## one HTML page of all runs below a folder: [RUNS=runs] [ARGS="--out page.html --figures-of NAME"]
 	@$(PYTHON) -m eval report $(call flag,--runs,$(RUNS)) $(ARGS)
 
-ablation: $(STAMP) ## rows of table 1, several seeds, one table and one plot: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
+ablation: $(STAMP) ## rows of table 1 compared, several seeds, on every label, and by factors: [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
 	@$(PYTHON) -m eval ablation --dataset $(DATASET) --size $(SIZE) --rows $(ROWS) --seeds $(SEEDS) \
 	  $(words) $(ARGS)
 

@@ -134,7 +134,7 @@ def rows(
     names = columns(groups)
     lines = [[corner, *(_headed(name) for name in names)]]
     for name, results in groups.items():
-        lines.append([name, *(_cell(measured(results, column)) for column in names)])
+        lines.append([name, *(cell(measured(results, column)) for column in names)])
     every = [result for results in groups.values() for result in results]
     lines.append(["chance", *(f"{np.mean([m.chance for m in measured(every, column)]):.1f}" for column in names)])
     for name, values in (reported or {}).items():
@@ -150,7 +150,8 @@ def _headed(column: str) -> str:
     return column.replace(" to ", "→")
 
 
-def _cell(measures: Sequence[Measure]) -> str:
+def cell(measures: Sequence[Measure]) -> str:
+    """The one value with its 95 % interval, or the mean of several with lowest and highest; empty without any."""
     if not measures:
         return ""
     low, high = (

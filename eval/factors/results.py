@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from eval.factors.measures import Interval
 from eval.factors.promises import Promise, Seen
@@ -99,6 +101,54 @@ def from_json(text: str, source: str = "this text") -> list[Result]:
             f"{source} holds no factors, or those of another version of this program ({error}); make them again with "
             "python -m eval factors"
         ) from error
+
+
+def over_seeds(results: Sequence[Result]) -> list[Result]:
+    """One result per model's name, of the same factors: means over seeds, between the lowest and the highest bound.
+
+    A promise is kept where every seed keeps it. What else is of one seed is of the first.
+    """
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(result.model, []).append(result)
+    found = []
+    for group in groups.values():
+        rows: dict[str, list[Row]] = {}
+        for row in (row for result in group for row in result.rows):
+            rows.setdefault(row.name, []).append(row)
+        found.append(replace(group[0], rows=tuple(_mean_row(alike) for alike in rows.values())))
+    return found
+
+
+def _mean_row(rows: Sequence[Row]) -> Row:
+    kept = None if rows[0].kept is None else all(row.kept for row in rows)
+    trunk, embedding = (
+        _mean_seen([seen for row in rows if (seen := getattr(row, place)) is not None])
+        for place in ("trunk", "embedding")
+    )
+    return replace(rows[0], trunk=trunk, embedding=embedding, kept=kept)
+
+
+def _mean_seen(seen: Sequence[Seen]) -> Seen | None:
+    if not seen:
+        return None
+    moved, moved_random, moved_more = (
+        _mean_interval([each for one in seen if (each := getattr(one, name)) is not None])
+        for name in ("moved", "moved_random", "moved_more")
+    )
+    told, told_random = (_mean_measure([getattr(one, name) for one in seen]) for name in ("told", "told_random"))
+    return Seen(moved, moved_random, moved_more, told, told_random)
+
+
+def _mean_interval(intervals: Sequence[Interval]) -> Interval | None:
+    if not intervals:
+        return None
+    values, lows, highs = zip(*intervals, strict=True)
+    return Interval(float(np.mean(values)), min(lows), max(highs))
+
+
+def _mean_measure(measures: Sequence[Measure]) -> Measure:
+    return Measure(float(np.mean([m.value for m in measures])), measures[0].chance, measures[0].answers)
 
 
 def embedding_lines(result: Result) -> list[list[str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from eval.settings.downstream import require_places
-from pipeline import presets
+from pipeline import notation, presets
 from pipeline.composition import Composition
 from pipeline.errors import UserError, require_positive
 
@@ -19,18 +19,20 @@ class Ablation:
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "shards", "word2vec"),
-        "pretraining": ("rows", "seeds", "size", "clips_per_step", "norm_leaves", "steps"),
-        "evaluation": ("query_split", "gallery_per_class", "clips"),
+        "pretraining": ("rows", "factors_from", "seeds", "size", "clips_per_step", "norm_leaves", "steps"),
+        "evaluation": ("labels", "query_split", "gallery_per_class", "clips", "factors"),
         "run": ("out", "side_by_side"),
     }
     """Of `--help`, and the settings below them."""
 
     dataset: str = "synthetic"
-    """Preprocessed data set with labels, a train and a test split."""
+    """Preprocessed data set with a train and a test split; without labels, recall across modalities is compared."""
     shards: Path | None = None
     """Folder of its shards; default data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
-    """Rows of the paper's table 1, or other names of --preset help."""
+    """Rows of the paper's table 1, other names of --preset help, or compositions in quotes, as for --factors."""
+    factors_from: Path | None = None
+    """Python file with transformations of your own, for compositions in quotes."""
     word2vec: Path | None = None
     """For rows with words: the file of word vectors with which the shards were made."""
     seeds: tuple[int, ...] = (0,)
@@ -43,12 +45,18 @@ class Ablation:
     """Leaves of one modality over which batch norm takes its statistics, as in pretraining; 0 is the whole batch."""
     steps: int = 0
     """Training steps of every run; 0 takes the size's own."""
+    labels: tuple[str, ...] = ()
+    """Columns of labels that count, `label` for the classes; default the classes and all columns that part the videos
+    in another way."""
     query_split: str = "test"
     """Videos that are evaluated; use val while choosing settings."""
     gallery_per_class: int = 0
     """Search only so many training videos of each class, drawn at random; 0 for all."""
     clips: int = 10
     """Uniform clips per video that is evaluated, over which features are averaged."""
+    factors: Literal["first", "all", "no"] = "first"
+    """Also see what features know of each factor, as `python -m eval factors` does, of the first seed or of all:
+    minutes per small model on one core."""
     side_by_side: int = 0
     """Runs at a time; 0 for one per GPU, or one single-threaded run per core."""
     out: Path | None = None
@@ -56,18 +64,28 @@ class Ablation:
 
     def __post_init__(self) -> None:
         require_places(self.side_by_side)
-        if self.word2vec and not any("text" in presets.modalities(name) for name in self.rows):
-            raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
         require_positive(self, "", "clips")
-        for name in self.rows:
-            clips = composition(name).clips_per_video
+        if self.factors_from and not any(map(is_written_out, self.rows)):
+            raise UserError("--factors-from has no effect: no row is a composition in quotes")
+        of_rows = {name: self.composition(name) for name in self.rows}
+        if self.word2vec and not any("text" in each.modalities for each in of_rows.values()):
+            raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
+        for name, composition in of_rows.items():
+            clips = composition.clips_per_video
             if self.clips_per_step % clips:
                 raise UserError(
                     f"--clips-per-step {self.clips_per_step} is no multiple of the {clips} clips that row {name} takes "
                     "of a video"
                 )
 
+    def composition(self, row: str) -> Composition:
+        """Of a row: what holds for any number of videos per batch. Raises UserError where there is no such row."""
+        if not is_written_out(row):
+            return presets.composition(row, videos_per_batch=2)
+        known = notation.with_own(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
+        return notation.parse(row, 2, known=known)
 
-def composition(preset: str) -> Composition:
-    """What holds for any number of videos per batch."""
-    return presets.composition(preset, videos_per_batch=2)
+
+def is_written_out(row: str) -> bool:
+    """Whether a row is a composition, and no name of one."""
+    return ":" in row

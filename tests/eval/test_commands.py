@@ -86,28 +86,6 @@ def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Pa
     assert np.array_equal(stored(path, trained, index, videos[:2], 2, CPU).average, other.average)
 
 
-def test_ablation_gives_a_table_a_plot_and_numbers(command: Run, shards: Path, tmp_path: Path) -> None:
-    arguments = ("eval", "ablation", "--shards", shards, "--rows", "a", "l", "--seeds", "1", "--steps", 2,
-                 "--clips-per-step", 8, "--out", tmp_path / "out")  # fmt: skip
-    done = command(*arguments)
-    assert done.returncode == 0, done.stderr
-    for name in ("random weights", "row a: V, TR ., TS .", "row l: AV, TR i, TS d", "chance"):
-        assert name in done.stdout
-    results = json.loads((tmp_path / "out" / "results.json").read_text())
-    assert [(row["preset"], row["seed"]) for row in results] == [
-        (preset, seed) for seed in (1,) for preset in ("random weights", "a", "l") for _ in ("retrieval", "few-shot")
-    ]  # fmt: skip
-    assert [row["pretraining"]["preset"] for row in results] == ["a"] * 4 + ["l"] * 2
-    settings = [json.loads((tmp_path / "out" / f"{row}-1" / "settings.json").read_text()) for row in "al"]
-    assert [s["videos_per_batch"] for s in settings] == [
-        4,
-        2,
-    ]  # equal clips: 4 x 2 augmentations, 2 x 2 shifts x 2 directions
-    assert Image.open(tmp_path / "out" / "table.png").width > 200
-    assert (tmp_path / "out" / "a-1" / "log.txt").read_text()
-    assert "8 video clips per step, 2 steps, seeds 1" in done.stdout
-
-
 def test_a_failing_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
     done = command(
         "eval", "ablation", "--shards", shards, "--rows", "e", "--clips-per-step", 400, "--out", tmp_path / "o"

@@ -1,0 +1,192 @@
+"""Rows side by side: what is run and what is not run again, tables over labels, and row against row."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from eval import command as evaluation
+from eval.ablation import runs
+from eval.ablation.runs import ablation, telling
+from eval.ablation.tables import compared_rows
+from eval.factors.measures import Interval
+from eval.factors.results import from_json as factors_from_json
+from eval.factors.results import over_seeds as factors_over_seeds
+from eval.measures import Measure, over_seeds
+from eval.results import RANDOM, from_json
+from eval.settings.ablation import Ablation
+from pipeline.errors import UserError
+from pipeline.shards.index import Index
+from tests.eval.test_results import ROW
+from train import command as training
+from train.pretrain import pretrain
+
+OWN = "video:d modality:i:2:differs augmentation:i:1"
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the runs of an ablation were told to do; it is done in this process, which has everything imported."""
+    told: list[list[str]] = []
+
+    def run(arguments: Sequence[str], log: Path, gpu: str, what: str) -> None:
+        told.append(list(arguments))
+        log.touch()
+        if arguments[0] == "train":
+            settings = training.settings_of([*arguments[1:]])
+            assert settings is not None
+            pretrain(settings)
+        else:
+            evaluation._run(evaluation.settings_of([*arguments[1:]]))
+
+    monkeypatch.setattr(runs, "run_alone", run)
+    return told
+
+
+def settings(shards: Path, out: Path, **values: object) -> Ablation:
+    small = {"rows": ("a", "l"), "seeds": (1,), "steps": 2, "clips_per_step": 8, "clips": 2, "side_by_side": 1}
+    return Ablation(shards=shards, out=out, **small | {"factors": "no"} | values)  # type: ignore[arg-type]
+
+
+def kinds(told: Sequence[Sequence[str]]) -> list[str]:
+    return [each[1] if each[0] == "eval" else each[0] for each in told]
+
+
+def columns(index: Index) -> Index:
+    """With labels in columns."""
+    count = np.arange(len(index))
+    own = {
+        "parity": np.array(["even", "odd"], object)[count % 2], "file": index.id, "sort": index.label,
+        "set": np.array(["all"] * len(index), object),
+    }  # fmt: skip
+    return replace(index, columns=own)
+
+
+def test_a_row_that_is_done_is_not_run_again(
+    done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = settings(shards, tmp_path)
+    said = ablation(first)
+    assert kinds(done) == ["train", "downstream"] * 2
+    for name in ("random weights", "row a: V, TR ., TS .", "row l: AV, TR i, TS d", "chance", "paper R@1", "27.1"):
+        assert name in said
+    results = from_json((tmp_path / "results.json").read_text())
+    assert [(row.preset, row.protocol) for row in results] == [
+        (preset, protocol) for preset in (RANDOM, "a", "l") for protocol in ("retrieval", "few-shot")
+    ]
+    # equal clips: 4 videos x 2 augmentations, 2 x 2 shifts x 2 directions
+    assert [row.pretraining.videos_per_batch for row in results] == [4] * 4 + [2] * 2
+    assert "8 video clips per step, 2 steps, seeds 1" in said and Image.open(tmp_path / "table.png").width > 200
+    done.clear()
+    capsys.readouterr()
+    assert ablation(first) == said and not done
+    assert "2 runs, 2 of them are there" in capsys.readouterr().out
+    # another row: the others stay; another evaluation: nothing is trained again
+    assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["train", "downstream"]
+    done.clear()
+    ablation(replace(first, clips=3))
+    assert kinds(done) == ["downstream"] * 2
+    done.clear()
+    ablation(replace(first, steps=3))
+    assert kinds(done) == ["train", "downstream"] * 2
+
+
+def test_every_column_of_labels_counts(
+    done: list[list[str]], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labelled = columns(Index.open(shards))
+    monkeypatch.setattr(runs.Index, "open", lambda *_: labelled)
+    monkeypatch.setattr("eval.downstream.opened", lambda *_: labelled)
+    both = settings(shards, tmp_path, rows=("e", OWN), seeds=(0, 1))
+    said = ablation(both)
+    assert kinds(done) == ["train", "downstream"] * 4
+    assert done[0][done[0].index("--preset") + 1] == "e" and done[2][done[2].index("--factors") + 1] == OWN
+    assert all(each[each.index("--label") + 1] == "label,parity" for each in done if each[1] == "downstream")
+    (heads,) = (line for line in said.splitlines() if line.startswith("R@1, % on test"))
+    assert heads.split()[-2:] == ["class", "parity"] and OWN in said
+    with (tmp_path / "differences.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["label"], row["row"], row["seeds"]) for row in rows} == {
+        (label, row, "2") for label in ("label", "parity") for row in ("e", OWN)
+    }
+
+
+def test_columns_that_tell_are_found(index: Index) -> None:
+    assert telling(columns(index), "test") == ("label", "parity")  # an id, one value, or the classes again tell nothing
+    assert telling(replace(index, label=np.full(len(index), "", object)), "test") == ()
+
+
+def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_are_named(
+    done: list[list[str]], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Index.open(shards)
+    plain = replace(plain, label=np.full(len(plain), "", object), columns={})
+    monkeypatch.setattr(runs.Index, "open", lambda *_: plain)
+    monkeypatch.setattr("eval.downstream.opened", lambda *_: plain)
+    said = ablation(settings(shards, tmp_path, rows=("a", "e")))
+    assert kinds(done) == ["train", "train", "downstream"] and "V→A R@1" in said and "row a" not in said
+    with pytest.raises(UserError, match="has no labels with a train and a test split, and none of the rows a has two"):
+        ablation(settings(shards, tmp_path, rows=("a",)))
+    silent = replace(plain, mel_count=np.zeros_like(plain.mel_count))
+    monkeypatch.setattr(runs.Index, "open", lambda *_: silent)
+    with pytest.raises(UserError, match="have no sound, which these rows learn from: e l; take --rows a$"):
+        ablation(settings(shards, tmp_path, rows=("a", "e", "l")))
+
+
+def test_mistakes_in_the_settings(tmp_path: Path, shards: Path) -> None:
+    with pytest.raises(UserError, match="there is no preset 'z'"):
+        Ablation(rows=("z",))
+    with pytest.raises(UserError, match="--factors-from has no effect"):
+        Ablation(factors_from=tmp_path)
+    with pytest.raises(UserError, match="has no column 'colour'"):
+        ablation(settings(shards, tmp_path, labels=("colour",)))
+
+
+def measure(value: float) -> Measure:
+    return Measure(value, 10.0, 200)
+
+
+def test_differences_over_seeds_are_welchs() -> None:
+    one, other = [measure(v) for v in (60.0, 62.0, 64.0)], [measure(v) for v in (50.0, 50.0, 53.0)]
+    points, low, high = over_seeds(one, other)
+    # by hand: variances 4 and 3, standard error sqrt(7 / 3), 3.92 degrees of freedom, t = 2.799
+    assert points == pytest.approx(11.0) and (high - low) / 2 == pytest.approx(4.275, abs=0.01)
+    assert (low + high) / 2 == pytest.approx(points)
+
+
+def test_a_matrix_marks_what_is_sure() -> None:
+    rows = [
+        replace(ROW, preset=preset, seed=seed, measures={"R@1": measure(value + seed)})
+        for preset, value in (("a", 20.0), ("e", 60.0), ("l", 60.5))
+        for seed in range(3)
+    ]
+    compared = compared_rows(rows, ("label",))
+    assert "+40.0*" in compared.text and "+0.5" in compared.text and "2 of 3 pairs" in compared.text
+    assert [each.is_sure for each in compared.differences if each.row == "l"] == [True, False]
+    assert json.dumps(compared.differences[0].points) == "-40.0"
+
+
+def test_factors_are_looked_at_and_those_of_several_seeds_averaged(
+    done: list[list[str]], shards: Path, tmp_path: Path
+) -> None:
+    said = ablation(settings(shards, tmp_path, rows=("a",), factors="first"))
+    assert kinds(done) == ["train", "downstream", "factors"] and Image.open(tmp_path / "factors.png").width > 400
+    assert "romise" in said
+    (one,) = factors_from_json((tmp_path / "factors.json").read_text())
+    seen = one.rows[1].trunk
+    assert seen is not None and seen.moved is not None
+    moved = Interval(*(x + 1 for x in seen.moved))
+    told = seen.told._replace(value=seen.told.value + 4)
+    rows = (one.rows[0], replace(one.rows[1], trunk=replace(seen, moved=moved, told=told), kept=False), *one.rows[2:])
+    (mean,) = factors_over_seeds([one, replace(one, seed=5, rows=rows)])
+    assert mean.rows[0] == one.rows[0] and mean.rows[1].kept is (None if one.rows[1].kept is None else False)
+    found = mean.rows[1].trunk
+    assert found is not None and found.moved is not None and found.told.value == pytest.approx(seen.told.value + 2)
+    assert found.moved == pytest.approx((seen.moved.value + 0.5, seen.moved.low, seen.moved.high + 1))
