@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,13 @@ def test_a_difference_to_random_weights_is_of_the_same_videos() -> None:
     difference = ratio(far, near)
     assert difference.value == pytest.approx(ratio(far).value - ratio(near).value) and difference.low > 0
     assert ratio(near, near) == (0, 0, 0)
+
+
+def test_planes_are_the_same_for_the_same_seed() -> None:
+    x = np.random.default_rng(0).normal(size=(12, 5))
+    one, other = planes(x, 30, 0), planes(x, 30, 0)
+    assert np.array_equal(one.pca, other.pca) and np.array_equal(one.tsne, other.tsne)
+    assert one.perplexity == pytest.approx(11 / 3) and one.variance[0] >= one.variance[1]
 
 
 def test_the_nearest_other_clip_is_counted_as_it_is() -> None:
@@ -208,15 +216,19 @@ def test_as_a_user_types_it(command: Run, checkpoint: Path, weights: Callable[[s
     found = from_json(text)
     assert [seen.model for seen in found.models] == ["random weights", "e", "trunk"]
     random, model, trunk = found.models
-    assert model.deviation == trunk.deviation and model.nearest == trunk.nearest  # the same weights, by another way
+    assert model.deviation == pytest.approx(trunk.deviation, rel=1e-4)  # the same weights, by another way
+    assert model.nearest == trunk.nearest and model.weights != trunk.weights
     assert random.more is None and model.more.value == pytest.approx(model.ratio.value - random.ratio.value)
     assert len(found.videos) == len(model.deviation) == len(model.relative) == 8 and len(found.shown) == 4
     assert model.nearest.chance == pytest.approx(100 * 2 / 11) and model.trained_on == "others"
     assert f"nearest: 4 videos of the class '{found.of_class}'" in done.stdout
     for name in ("deviation.png", "clips.png"):
         assert Image.open(out / name).width > 600
-    again = report.drawn(replace(found.settings, ckpt=(checkpoint,)))  # nothing is left to chance
-    assert again[0].models == found.models[:2]
+    again, _ = report.drawn(replace(found.settings, ckpt=(checkpoint,)))  # nothing is left to chance but rounding
+    assert (again.videos, again.shown) == (found.videos, found.shown)
+    for one, other in zip(again.models, found.models, strict=False):
+        assert one.deviation == pytest.approx(other.deviation, rel=1e-4)
+        assert one.ratio == pytest.approx(other.ratio, rel=1e-4) and one.nearest == other.nearest
     done = command("eval", "figures", "--ckpt", "nowhere.pt")
     assert done.returncode == 2 and re.fullmatch(r"error: there is no checkpoint nowhere.pt; .*\n", done.stderr)
 
@@ -271,7 +283,6 @@ def test_mistakes_are_one_sentence(typed: str, message: str) -> None:
         settings_of(["figures", "--ckpt", "x.pt", *typed.split()])
 
 
-@pytest.mark.filterwarnings("error")
 def test_many_models_and_what_is_said_of_them(checkpoint: Path, tmp_path: Path) -> None:
     """Of embeddings of the smallest numbers of videos and clips that there can be."""
     settings = Figures((checkpoint,), kind="embeddings", videos=3, clips=2, shown=2, out=tmp_path)
@@ -284,8 +295,10 @@ def test_many_models_and_what_is_said_of_them(checkpoint: Path, tmp_path: Path) 
     assert "7 videos are left out: they offer fewer than 2 different starts" in said
     assert "b<&>$\\x$, c<&>$\\x$" in said and "learned from these videos" in said
     assert "last 1 s and start 0.1 s after one another (median over videos), so that neighbours show partly" in said
-    figure = picture.deviation(found)
-    figure.savefig(tmp_path / "many.png", dpi=40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as matplotlib gives where it leaves a name out
+        figure = picture.deviation(found)
+        figure.savefig(tmp_path / "many.png", dpi=40)
     assert [text.get_text().split(":")[0] for text in figure.legends[0].get_texts()] == [x.model for x in found.models]
     table, (first, second) = on_the_page(found, "v0")
     assert table == lines(found) and [key.name for key in first.legend] == [row[0] for row in table[1:-1]]
