@@ -21,7 +21,7 @@ _HEAVY = (
     "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
     "preprocess.command", "train.command", "train.pretrain", "eval.command", "eval.ablation.runs", "eval.downstream",
     "eval.embed", "eval.export", "eval.nearest", "eval.show_batch", "eval.show_tree",
-    "eval.factors.report", "eval.search.study", "eval.theorem.report",
+    "eval.factors.report", "eval.figures.report", "eval.search.study", "eval.theorem.report",
 )  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""python -m eval {downstream,ablation,search,embed,nearest,export,factors,report,show-batch,show-tree,theorem}."""
+"""python -m eval {downstream,ablation,search,embed,nearest,export}, pictures and tables of models
+{factors,figures,report}, and what needs none {show-batch,show-tree,theorem}.
+"""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from eval.settings.downstream import Downstream
 from eval.settings.embed import Embed, Nearest
 from eval.settings.export import Export
 from eval.settings.factors import Factors
+from eval.settings.figures import Figures
 from eval.settings.pictures import ShowBatch, ShowTree
 from eval.settings.report import Report
 from eval.settings.search import Search
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Options[Any]] = {
     "nearest": Options(Nearest),
     "export": Options(Export),
     "factors": Options(Factors),
+    "figures": Options(Figures),
     "report": Options(Report),
     "show-batch": Options(ShowBatch),
     "show-tree": Options(ShowTree),
@@ -88,6 +90,10 @@ def _run(command: Any) -> str:
         from eval.factors.report import factors
 
         return factors(command)
+    if isinstance(command, Figures):
+        from eval.figures.report import figures
+
+        return figures(command)
     if isinstance(command, Report):
         from eval.page.page import report
 

@@ -24,11 +24,10 @@ from eval.protocols import FORMAT, Extracted, Protocols, comparable, matters, re
 from eval.reports import report
 from eval.results import RANDOM, Result, from_json, to_csv, to_json
 from eval.settings.downstream import LABELLED, PROTOCOLS, Downstream, Protocol
-from eval.subjects import Fold, Model, folds, held_out, models, of, opened
+from eval.subjects import Fold, Model, asked_for, folds, held_out, models, of
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.files import write_text
 from pipeline.shards.index import fingerprint
-from pipeline.shards.layout import shard_folder
 from pipeline.word2vec import WordVectors
 from train.checkpoint import Trained, load_model
 from train.models.gdt import any_device, modalities_of
@@ -73,16 +72,10 @@ class Evaluation:
 
     def __init__(self, settings: Downstream, extracted: Extracted | None = None) -> None:
         first = load_model(settings.ckpt[0])
-        if first.foreign is not None and not (settings.dataset or settings.shards):
-            raise UserError(
-                f"{settings.ckpt[0]} is of no run of this program; say with --dataset what to evaluate it on"
-            )
-        self.dataset = settings.dataset or first.settings.dataset
-        stored_shards = None if settings.dataset else first.settings.shards
+        self.dataset, self.index = asked_for(settings.ckpt[0], first, settings.dataset, settings.shards)
         self.settings = settings
         self.extracted = {} if extracted is None else extracted
         self.out = settings.out or Path("runs") / f"eval-{self.dataset}"
-        self.index = opened(self.dataset, shard_folder(self.dataset, settings.shards or stored_shards))
         if settings.label:
             self.index = self.index.labelled(settings.label)
         self.data = fingerprint(self.index)

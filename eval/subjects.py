@@ -16,6 +16,7 @@ from eval.results import RANDOM
 from eval.settings.downstream import Downstream
 from pipeline.errors import UserError
 from pipeline.shards.index import Index
+from pipeline.shards.layout import shard_folder
 from train.checkpoint import NAME, Trained, load_model
 from train.tensors import raw
 
@@ -146,6 +147,17 @@ def opened(dataset: str, folder: Path) -> Index:
             f"with --shards, or make them with 'make preprocess DATASET={dataset} SOURCE=<your videos>'"
         )
     return index
+
+
+def asked_for(path: Path, first: Trained, dataset: str, shards: Path | None) -> tuple[str, Index]:
+    """Name and shards of the data set that is named, or that the first checkpoint, at `path`, was pretrained on.
+
+    Raises UserError where neither is known, or the shards cannot be used.
+    """
+    if first.foreign is not None and not (dataset or shards):
+        raise UserError(f"{path} is of no run of this program; say with --dataset what to evaluate it on")
+    name = dataset or first.settings.dataset
+    return name, opened(name, shard_folder(name, shards or (None if dataset else first.settings.shards)))
 
 
 def _labelled(index: Index, split: str) -> np.ndarray:

@@ -61,15 +61,22 @@ def moved(found: Distances, beside: Distances | None = None) -> Interval:
     what the paper's histogram of the deviations of time-shifted clips shows. With `beside`, of the same videos, the
     difference to it. The interval is the jackknife's over the n videos, by Student's t with n - 1.
     """
-    n = len(found.own)
     whole, without = _ratio(found)
     if beside is not None:
         other, other_without = _ratio(beside)
         whole, without = whole - other, without - other_without
+    return jackknife(whole, without, least=-np.inf if beside is not None else 0.0)
+
+
+def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Interval:
+    """A number of n videos, from what it is with each of them left out [n], by Student's t with n - 1.
+
+    `least` is the lowest that it can be.
+    """
+    n = len(without)
     error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
     half = float(stats.t.ppf(0.975, n - 1) * error)
-    low = whole - half if beside is not None else max(0.0, whole - half)
-    return Interval(whole, low, whole + half)
+    return Interval(whole, max(least, whole - half), whole + half)
 
 
 def _ratio(found: Distances) -> tuple[float, np.ndarray]:

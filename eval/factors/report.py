@@ -17,11 +17,10 @@ from eval.factors.promises import RULES, Promises, Seen, kept, promises
 from eval.factors.results import WORDS, Result, Row, embedding_lines, to_json, trunk_lines
 from eval.factors.trials import Planner, Trial
 from eval.settings.factors import Factors
-from eval.subjects import Model, held_out, name_of, opened
+from eval.subjects import Model, asked_for, held_out, name_of
 from pipeline.errors import UserError, first_line, is_out_of_memory
 from pipeline.files import write_text
 from pipeline.shards.index import Index, fingerprint
-from pipeline.shards.layout import shard_folder
 from pipeline.transformations.augmentation import centred
 from pipeline.transformations.modality import Modality
 from pipeline.transformations.video import Video
@@ -61,11 +60,7 @@ def evaluated(settings: Factors) -> list[Result]:
     """The results of all checkpoints, in their order."""
     trained = {path: load_model(path) for path in dict.fromkeys(settings.ckpt)}
     first = next(iter(trained.values()))
-    if first.foreign is not None and not (settings.dataset or settings.shards):
-        raise UserError(f"{settings.ckpt[0]} is of no run of this program; say with --dataset what to evaluate it on")
-    dataset = settings.dataset or first.settings.dataset
-    stored = None if settings.dataset else first.settings.shards
-    index = opened(dataset, shard_folder(dataset, settings.shards or stored))
+    dataset, index = asked_for(settings.ckpt[0], first, settings.dataset, settings.shards)
     split = settings.split or ("test" if (index.split == "test").any() else "val")
     videos = held_out(index, split).queries
     order = np.random.default_rng(settings.seed).permutation(videos)

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from eval.figures.results import NAME as FIGURES
+from eval.figures.results import Findings
+from eval.figures.results import from_json as figures
 from eval.results import RANDOM, Result, from_json, to_json
 from eval.settings.downstream import PROTOCOLS
 from eval.subjects import folder_name
@@ -115,6 +118,8 @@ class Collected:
     runs: list[Run]
     evaluations: list[Evaluation]
     data: list[Data]
+    figures: list[tuple[Path, Findings]] = field(default_factory=list)
+    """What `python -m eval figures` found, and where."""
     unread: list[Unread] = field(default_factory=list)
 
 
@@ -130,6 +135,9 @@ def collect(folder: Path) -> Collected:
             f"{folder} holds no runs and no evaluations{broken}; make one with 'make pretrain', or set --runs to the "
             "folder of yours"
         )
+    for path in _files(folder, FIGURES):
+        if (drawn := _attempt(path, found.unread, lambda text, path=path: figures(text, str(path)))) is not None:  # type: ignore[misc]
+            found.figures.append((path.parent, drawn))
     named = {(run.dataset, run.settings.shard_folder) for run in found.runs if run.settings}
     named |= {(row.result.dataset, shards_of(row.result)) for e in found.evaluations for row in e.found}
     for dataset, shards in sorted(named, key=str):

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from sklearn.decomposition import PCA
-from sklearn.manifold import TSNE
-from threadpoolctl import threadpool_limits
 
 from eval import features as stored_features
 from eval.page.collect import Found
 from eval.page.gallery import Pictures, Query, by_class, spread
 from eval.page.svg import MOST, Key, keys, svg
+from eval.planes import planes
 from eval.protocols import features_name, videos_of
 from eval.retrieval import nearest
 from eval.settings.report import Report
@@ -113,7 +111,7 @@ def confusion(fold: Fold, first: np.ndarray) -> Confusion:
 def maps(values: np.ndarray, label: np.ndarray, settings: Report, key: str) -> list[Plot]:
     """PCA and t-SNE of features [n, d], a colour and shape for each label [n], for the most frequent ones."""
     chosen = np.sort(np.random.Generator(np.random.Philox(settings.seed)).permutation(len(values))[: settings.points])
-    values, label = values[chosen].astype(np.float64), label[chosen]
+    values, label = values[chosen], label[chosen]
     n = len(values)
     if n < 5:
         return []
@@ -121,18 +119,15 @@ def maps(values: np.ndarray, label: np.ndarray, settings: Report, key: str) -> l
     legend = keys(sorted(common))
     some = f", {len(set(label)) - len(common)} classes with fewer videos as small grey points"
     said = f"{n} points" + (some if len(set(label)) > len(common) else "")
-    if not np.isfinite(values).all() or np.ptp(values, 0).max() == 0:
-        raise UserError(f"the features of all {n} videos are the same, or no numbers: the model has collapsed")
-    pca = PCA(2, svd_solver="full").fit(values)
-    share = pca.explained_variance_ratio_
-    perplexity = min(settings.perplexity, (n - 1) / 3)
-    with threadpool_limits(1):  # several threads wait for each other, a hundred times as long where cores are busy
-        flat = TSNE(2, perplexity=perplexity, random_state=settings.seed, init="pca").fit_transform(values)
+    found = planes(values, settings.perplexity, settings.seed)
+    share = found.variance
     told = f"{said}; {100 * share[0]:.0f} % and {100 * share[1]:.0f} % of the variance"
-    neighbours = f"{said}; perplexity {perplexity:.3g}, seed {settings.seed}; distances between groups mean nothing"
+    neighbours = (
+        f"{said}; perplexity {found.perplexity:.3g}, seed {settings.seed}; distances between groups mean nothing"
+    )
     return [
-        Plot("PCA", _scatter(f"{key}-pca", "PCA", pca.transform(values), label, legend), told, legend),
-        Plot("t-SNE", _scatter(f"{key}-tsne", "t-SNE", flat, label, legend), neighbours, legend),
+        Plot("PCA", _scatter(f"{key}-pca", "PCA", found.pca, label, legend), told, legend),
+        Plot("t-SNE", _scatter(f"{key}-tsne", "t-SNE", found.tsne, label, legend), neighbours, legend),
     ]
 
 

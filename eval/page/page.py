@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from tqdm import tqdm
 
 from eval.page.collect import Collected, Found, Run, Unread, collect
 from eval.page.curves import curves
+from eval.page.deviations import deviations
 from eval.page.features import Looked, look
 from eval.page.models import Heard, Leaves, batch_of, listen, loaded, told
 from eval.page.subjects import Subject, chosen, subjects
@@ -63,6 +65,11 @@ def report(settings: Report) -> Path:
             for k, name in enumerate(groups)
         ],
         models=[_drawn(subject, settings, f"m{k}") for k, subject in enumerate(tqdm(drawn, "report", unit="model"))],
+        figures=[
+            (folder, *shown)
+            for k, (folder, found) in enumerate(collected.figures)
+            if (shown := _attempt(str(folder), collected.unread, partial(deviations, found, f"v{k}"))) is not None
+        ],
         data=[(data, *data_tables(data)) for data in collected.data],
         unread=collected.unread,
         missing=_missing(settings, collected, everyone, drawn),

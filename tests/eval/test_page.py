@@ -19,12 +19,16 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from eval.downstream import downstream
+from eval.figures.report import figures
+from eval.figures.results import from_json as figures_of
+from eval.figures.results import lines
 from eval.page.collect import collect
 from eval.page.curves import smooth
 from eval.page.features import maps
 from eval.page.page import report
 from eval.page.subjects import chosen, subjects
 from eval.settings.downstream import Downstream
+from eval.settings.figures import Figures
 from eval.settings.report import Report
 from pipeline.errors import UserError
 from pipeline.shards.index import Index, read_said, rewrite_index
@@ -101,6 +105,7 @@ def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     pretrain(settings)
     downstream(Downstream((out,), "mine", labelled, clips=2, out=root / "runs" / "eval"))
+    figures(Figures((out,), "mine", labelled, clips=2, videos=6, shown=3, out=root / "runs" / "figures"))
     other = root / "runs" / "unlabelled"
     shutil.copytree(out, other)
     values = json.loads((out / "settings.json").read_text())
@@ -210,6 +215,15 @@ def test_without_labels_sounds_are_asked_for_their_pictures(page: Page, text: st
     assert "positive pairs (12)" in page.text and "negative pairs (60)" in page.text  # 6 videos of 2 leaves each
 
 
+def test_how_far_clips_lie_apart_is_that_of_the_json(page: Page, text: str, runs: Path) -> None:
+    found = figures_of((runs / "figures" / "figures.json").read_text())
+    (table,) = (
+        table for table, said in zip(page.tables, page.captions, strict=True) if said.startswith("How far they")
+    )
+    assert [table[0][1:], *table[1:]] == [lines(found)[0][1:], *lines(found)[1:]]
+    assert "6 videos, 2 clips each; dotted: medians" in page.text and 'id="v0-deviation-' in text
+
+
 def test_names_and_labels_are_text(page: Page, text: str) -> None:
     assert not any(tag in ("script", "b") and attrs for tag, attrs in page.tags)
     assert "script" not in {tag for tag, _ in page.tags}
@@ -255,7 +269,12 @@ def test_what_is_broken_is_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pa
     rows = (folder / "eval" / "results.json").read_text()
     (folder / "older").mkdir()
     (folder / "older" / "results.json").write_text(rows[: len(rows) // 2])
+    (folder / "figures" / "figures.json").write_text(
+        re.sub(r'"models": \[.*\],\n "settings"', '"models": [],\n "settings"',
+               (folder / "figures" / "figures.json").read_text(), flags=re.S)
+    )  # fmt: skip
     (folder / "newer").mkdir()
+    (folder / "newer" / "figures.json").write_text("{}")
     (folder / "newer" / "results.json").write_text(rows.replace('"step"', '"steps"'))
     run = folder / "unlabelled"
     log = (run / "metrics.jsonl").read_text()
@@ -275,6 +294,7 @@ def test_what_is_broken_is_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pa
                        if "Percent, in" in page.text else page.text.rindex("Models")]  # fmt: skip
     for name, why in (
         ("older/results.json", "holds results of another version"), ("newer/results.json", "unknown: steps"),
+        ("newer/figures.json", "holds no figures"), ("runs/figures", "IndexError|ValueError"),
         ("unlabelled/metrics.jsonl", "1 of its 5 lines are not whole, line 5 first"),
         ("unlabelled/run.json", "not what this program writes"), ("cut/settings.json", "not what this program writes"),
         ("shards/summary.json", "not what this program writes"),
@@ -420,5 +440,5 @@ def test_a_browser_shows_it_on_a_phone_in_light_and_dark(browser: Browser, text:
 @pytest.mark.parametrize("values", [np.zeros((20, 8)), np.ones((20, 8)), np.full((20, 8), np.nan)])
 def test_collapsed_features_are_told_instead_of_mapped(values: np.ndarray) -> None:
     """t-SNE would end the process without a word."""
-    with pytest.raises(UserError, match="features of all 20 videos are the same, or no numbers: the model has collaps"):
+    with pytest.raises(UserError, match="features of all 20 points are the same, or no numbers: the model has collaps"):
         maps(values, np.full(20, "a"), Report(), "k")
