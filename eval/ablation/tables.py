@@ -181,8 +181,8 @@ def with_earlier(results: list[Result], path: Path) -> tuple[list[Result], list[
     others = [result for result in earlier if _compared_on(result) not in alike]
     if others:
         print(
-            f"{len(others)} earlier results in {path} are of other videos, labels or clips; they stay there, and are not in "
-            "the table"
+            f"{len(others)} earlier results in {path} are of other videos, labels or clips; they stay there, and are "
+            "not in the table"
         )
     return [result for result in earlier if _compared_on(result) in alike] + results, others
 
