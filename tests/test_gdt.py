@@ -21,6 +21,7 @@ from train.pretrain import pretrain
 from train.settings import SIZES
 
 
+@pytest.mark.slow  # that of the README is run, too
 def test_a_script_without_a_main_guard_embeds_and_searches(
     checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ ONLY_READ = {
     r"^make eval-": "needs UCF-101 or HMDB-51; tests/eval/test_downstream.py has them",
     r"DATASET=(kinetics|howto100m)": "needs the data set; tests/preprocess/test_datasets.py has them",
     r"fresh": "takes minutes",
+    r"^make ablation |^python -m eval ablation ": "trains many times; tests/eval/test_ablation.py",
     r"^python -m eval figures": "names models of Kinetics; tests/eval/test_figures.py",
     r"^python -m eval search": "trains 30 times; tests/eval/test_search.py",
     r"DATASET=mine CKPT=\.\.\.": "names no file",

@@ -103,7 +103,7 @@ def test_every_column_of_labels_counts(
 ) -> None:
     labelled = columns(Index.open(shards))
     monkeypatch.setattr(runs.Index, "open", lambda *_: labelled)
-    monkeypatch.setattr("eval.downstream.opened", lambda *_: labelled)
+    monkeypatch.setattr("eval.subjects.opened", lambda *_: labelled)
     both = settings(shards, tmp_path, rows=("e", OWN), seeds=(0, 1))
     said = ablation(both)
     assert kinds(done) == ["train", "downstream"] * 4
@@ -129,7 +129,7 @@ def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_a
     plain = Index.open(shards)
     plain = replace(plain, label=np.full(len(plain), "", object), columns={})
     monkeypatch.setattr(runs.Index, "open", lambda *_: plain)
-    monkeypatch.setattr("eval.downstream.opened", lambda *_: plain)
+    monkeypatch.setattr("eval.subjects.opened", lambda *_: plain)
     said = ablation(settings(shards, tmp_path, rows=("a", "e")))
     assert kinds(done) == ["train", "train", "downstream"] and "V→A R@1" in said and "row a" not in said
     with pytest.raises(UserError, match="has no labels with a train and a test split, and none of the rows a has two"):

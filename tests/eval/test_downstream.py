@@ -18,6 +18,7 @@ import torch
 
 from eval import features
 from eval.downstream import Evaluation, downstream
+from eval.reports import report
 from eval.results import from_json
 from eval.settings.downstream import Downstream
 from eval.subjects import folds
@@ -245,7 +246,7 @@ def test_short_videos_take_part(checkpoint: Path, shards: Path, tmp_path: Path) 
     evaluation.run()
     (result,) = from_json((next(tmp_path.glob("*/retrieval-*.json"))).read_text())
     assert (result.queries, result.held) == (12, 1)
-    assert "1 shorter than a clip, last frame held" in evaluation.report()
+    assert "1 shorter than a clip, last frame held" in report([list(evaluation.found())], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +334,7 @@ def test_several_labels_make_a_table_each_of_features_that_are_extracted_once(
 ) -> None:
     index = Index.open(shards)
     parity = np.array(["even", "odd", ""], object)[np.arange(len(index)) % 3]
-    monkeypatch.setattr("eval.downstream.opened", lambda *_: replace(index, columns={"parity": parity}))
+    monkeypatch.setattr("eval.subjects.opened", lambda *_: replace(index, columns={"parity": parity}))
     calls: list[int] = []
     extract = features.extract
     monkeypatch.setattr(features, "extract", lambda *a, **k: calls.append(len(a[2])) or extract(*a, **k))

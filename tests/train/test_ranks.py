@@ -117,7 +117,6 @@ def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path:
         split[split.asstr()[:].tolist().index("train")] = "test"
     for difference, words in (
         (("--temperature", 0.2), "another --temperature than rank 0 (0.2, not 0.07)"),
-        (("--loading.damaged", "skip"), "another --loading.damaged than rank 0 (skip, not stop)"),
         (("--shards", other), "another set of shards than rank 0"),
     ):
         codes, said = ended(start((), difference))
