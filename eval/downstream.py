@@ -25,7 +25,7 @@ from eval.reports import report
 from eval.results import RANDOM, Result, from_json, to_csv, to_json
 from eval.settings.downstream import LABELLED, PROTOCOLS, Downstream, Protocol
 from eval.subjects import Fold, Model, asked_for, folds, held_out, models, of
-from pipeline.errors import UserError, first_line, is_out_of_memory
+from pipeline.errors import UserError, memory_told
 from pipeline.files import write_text
 from pipeline.shards.index import fingerprint
 from pipeline.word2vec import WordVectors
@@ -43,16 +43,9 @@ def downstream(settings: Downstream) -> str:
         torch.set_num_threads(settings.threads)
     extracted: Extracted = {}
     evaluations = [Evaluation(replace(settings, label=label), extracted) for label in settings.labels]
-    try:
+    with memory_told("take a smaller network; what is finished is kept"):
         for evaluation in evaluations:
             evaluation.run()
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"out of memory ({first_line(error)}); see what else runs there, or take a smaller network; what is "
-            "finished is kept"
-        ) from error
     return _reported(evaluations) if settings.tables else ""
 
 

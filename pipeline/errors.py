@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 
@@ -33,6 +34,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or (
         isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _MEMORY)
     )
+
+
+@contextmanager
+def memory_told(advice: str) -> Iterator[None]:
+    """Raise UserError, with an advice, where memory runs out within."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(f"out of memory ({first_line(error)}); see what else runs there, or {advice}") from error
 
 
 def first_line(error: BaseException) -> str:

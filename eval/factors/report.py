@@ -18,7 +18,7 @@ from eval.factors.results import WORDS, Result, Row, embedding_lines, to_json, t
 from eval.factors.trials import Planner, Trial
 from eval.settings.factors import Factors
 from eval.subjects import Model, asked_for, held_out, name_of
-from pipeline.errors import UserError, first_line, is_out_of_memory
+from pipeline.errors import UserError, memory_told
 from pipeline.files import write_text
 from pipeline.shards.index import Index, fingerprint
 from pipeline.transformations.augmentation import centred
@@ -37,14 +37,8 @@ def factors(settings: Factors) -> str:
 
     Raises UserError where a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    try:
+    with memory_told("set --videos lower"):
         results = evaluated(settings)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"out of memory ({first_line(error)}); see what else runs there, or set --videos lower"
-        ) from error
     out = settings.out or Path("runs") / f"factors-{results[0].dataset}"
     out.mkdir(parents=True, exist_ok=True)
     text = "\n\n".join("\n".join(told_of(result)) for result in results)

@@ -20,7 +20,7 @@ from eval.results import RANDOM
 from eval.retrieval import unit
 from eval.settings.figures import Figures
 from eval.subjects import Model, asked_for, name_of
-from pipeline.errors import UserError, first_line, is_out_of_memory
+from pipeline.errors import UserError, memory_told
 from pipeline.files import write_text
 from pipeline.shards.index import Index, fingerprint
 from train.checkpoint import Trained, load_model
@@ -44,14 +44,8 @@ def figures(settings: Figures) -> str:
 
     Raises UserError where a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    try:
+    with memory_told("set --videos lower"):
         found, places = drawn(settings)
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"out of memory ({first_line(error)}); see what else runs there, or set --videos lower"
-        ) from error
     out = settings.out or Path("runs") / f"figures-{found.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     text = "\n".join(told(found))
