@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import UserError
+from pipeline.errors import UserError, memory_told
 from pipeline.shards.index import Statistics
 from pipeline.shards.layout import DATASETS, making
 from preprocess import datasets
@@ -241,3 +241,12 @@ def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards:
     (tmp_path / "data" / "shards" / "mine").symlink_to(shards)
     said = sentence(command("train", "tiny", "--dataset", "mien"))
     assert said.startswith("there are no shards in data/shards/mien (no index.h5) (there are those of mine); make them")
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
+def test_a_lack_of_memory_is_a_sentence_with_an_advice_and_other_errors_are_not(error: Exception) -> None:
+    with pytest.raises(UserError, match=r"^out of memory \(.+\); see what else runs there, or set --videos lower$"):
+        with memory_told("set --videos lower"):
+            raise error
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), memory_told("set --videos lower"):
+        raise RuntimeError("shapes differ")
