@@ -245,8 +245,8 @@ def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards:
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
 def test_a_lack_of_memory_is_a_sentence_with_an_advice_and_other_errors_are_not(error: Exception) -> None:
-    with pytest.raises(UserError, match=r"^out of memory \(.+\); see what else runs there, or set --videos lower$"):
-        with memory_told("set --videos lower"):
-            raise error
+    sentence = r"^out of memory \(.+\); see what else runs there, or set --videos lower$"
+    with pytest.raises(UserError, match=sentence), memory_told("set --videos lower"):
+        raise error
     with pytest.raises(RuntimeError, match=r"^shapes differ$"), memory_told("set --videos lower"):
         raise RuntimeError("shapes differ")
