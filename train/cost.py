@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.leaves import Clip
@@ -57,7 +58,23 @@ def parameters(network: Network, modalities: Sequence[str]) -> int:
 @cache
 def _counted(network: Network, modalities: tuple[str, ...]) -> GDT:
     with torch.random.fork_rng(devices=()):  # counting does not change what is drawn later
-        return GDT(network, modalities).to("meta")
+        model = GDT(network, modalities).to("meta")
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm):
+                setattr(parent, name, _Scale(child))
+    return model
+
+
+class _Scale(nn.Module):
+    """Keeps per leaf what batch norm keeps, its input; torch has that on the meta device in slow Python alone."""
+
+    def __init__(self, norm: _BatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight.view(1, -1, *[1] * (x.dim() - 2))
 
 
 def peak(device: torch.device) -> float | None:
