@@ -47,10 +47,14 @@ class Progress:
                 evaluated = step >= self._steps[folder]
                 what = "being evaluated" if evaluated else f"loss {log.last['loss']:.2f}"
                 self._running[folder] = f"{folder.name}: {what}"
-        self._bar.set_postfix_str(", ".join(self._running.values()), refresh=False)
+        self._bar.set_postfix_str(", ".join(list(self._running.values())), refresh=False)
         self._bar.update(self._done() - self._bar.n)
         if sys.stderr.isatty():
             self._bar.refresh()  # the time goes on even where no step is done
+
+    def doing(self, folder: Path, what: str) -> None:
+        """What a run has begun to do, until its log says more; may be called from any thread."""
+        self._running[folder] = f"{folder.name}: {what}"
 
     def finished(self, folder: Path, text: str) -> None:
         """A run is trained and evaluated, which is said in a line above the bar."""

@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -91,17 +91,18 @@ class _Ablation:
         )
         began = time.monotonic()
         with Progress({run.folder: self._pretraining(run) for run in self.runs}) as bar:
-            for run in side_by_side(todo, self._run, at_once, bar.look):
+            for run in side_by_side(todo, partial(self._run, bar), at_once, bar.look):
                 seconds = time.monotonic() - began
                 bar.finished(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.seed}{self._said(run)}")
         return self._reported()
 
-    def _run(self, run: Run, gpu: str) -> None:
+    def _run(self, bar: Progress, run: Run, gpu: str) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         commands, done = self._commands(run), self._done(run)
         for command in commands:
             if command in done:
                 continue
+            bar.doing(run.folder, command[1] if command[0] == "eval" else "train")
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
             run_alone([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
             done = [other for other in done if other[:2] != command[:2]] + [command]  # whose results lie there now

@@ -37,6 +37,9 @@ def test_steps_losses_and_evaluations_are_told(
         written(tmp_path / "e-0", range(6))
         bar.look()
         assert (bar._bar.n, bar._bar.postfix) == (8, "e-0: being evaluated")
+        bar.doing(tmp_path / "e-0", "factors")
+        bar.look()
+        assert bar._bar.postfix == "e-0: factors"
     assert "R@1 50.0 %" in capsys.readouterr().out
 
 
