@@ -15,7 +15,7 @@ import torch
 
 from tests.conftest import ROOT, Run
 
-STEPS, KILLED_AFTER = 14, 5
+STEPS, KILLED_AFTER = 10, 3
 
 
 def arguments(shards: Path, run: Path, ranks: int, *more: object) -> list[str]:

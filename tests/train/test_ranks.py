@@ -22,7 +22,7 @@ from tests.conftest import ROOT
 from tests.tamper import changed
 from train import checkpoint
 
-STEPS = 16
+STEPS = 10
 Ranks = list["subprocess.Popen[str]"]
 Start = Callable[..., Ranks]
 

@@ -118,7 +118,7 @@ def losses(run: Path) -> list[float]:
 def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
     command: Run, shards: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
-    run, steps = tmp_path / "a run", 40
+    run, steps = tmp_path / "a run", 20
     done = command(*submit(shards, run, "--steps", steps), PATH=cluster.path)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     said = done.stdout.splitlines()
