@@ -31,6 +31,7 @@ ONLY_READ = {
     r"^make ablation |^python -m eval ablation ": "trains many times; tests/eval/test_ablation.py",
     r"^python -m eval figures": "names models of Kinetics; tests/eval/test_figures.py",
     r"^python -m eval search": "trains 30 times; tests/eval/test_search.py",
+    r"DATASET=synthetic-hard|benchmarks\.predictions": "takes hours; tests/preprocess/test_synthetic_hard.py",
     r"DATASET=mine CKPT=\.\.\.": "names no file",
 }
 """What is not run, and why; all of it is parsed."""

@@ -138,7 +138,17 @@ def _said(settings: Search, found: Found) -> list[str]:
         f"the best is {points:+.1f} points from {settings.baseline} on {settings.query_split}; "
         f"95 %: {low:+.1f} to {high:+.1f}"
     )
-    return [*lines, f'the best: make pretrain DATASET={settings.dataset} FACTORS="{best.composition}"']
+    lines.append(f'the best: make pretrain DATASET={settings.dataset} FACTORS="{best.composition}"')
+    if best.composition != base.composition:
+        seeds = " ".join(str(settings.seed + more) for more in (1, 2, 3))
+        given = {"--shards": settings.shards, "--factors-from": settings.factors_from}
+        lines.append(
+            "from one seed each; compare it over others before you believe it: python -m eval ablation --dataset "
+            f'{settings.dataset} --rows {settings.baseline} "{best.composition}" --seeds {seeds} --clips-per-step '
+            f"{settings.clips_per_step} --steps {settings.steps} --size {settings.size}"
+            + "".join(f" {name} {path}" for name, path in given.items() if path)
+        )
+    return lines
 
 
 def importances(found: Found) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import csv
 import json
+import shlex
 import shutil
 import subprocess
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tyro
 from PIL import Image
 
 import eval.search.study
@@ -24,6 +26,7 @@ from eval.search.report import DIVERGED, DONE, STOPPED
 from eval.search.space import PLACE, Space
 from eval.search.study import search
 from eval.search.trial import DivergedError, EndedError, Reports, Trainer
+from eval.settings.ablation import Ablation
 from eval.settings.search import Search
 from pipeline import presets
 from pipeline.errors import UserError
@@ -131,6 +134,10 @@ def test_tables_and_plot_hold_every_trial(finished) -> None:
     assert Image.open(made.folder / "importance.png").width > 1000
     assert "what matters most, by fANOVA: " in said and "rough" in said
     assert len((made.folder / "table.txt").read_text().split("\n\n")[0].splitlines()) == 14
+    typed = next(line for line in said.splitlines() if line.startswith("from one seed each; "))
+    asked = tyro.cli(Ablation, args=shlex.split(typed.split(" -m eval ablation ")[1]))
+    best = max(rows(made), key=lambda row: row["measure"][0])["composition"]
+    assert (asked.rows, asked.seeds, asked.steps, asked.shards) == (("e", best), (1, 2, 3), 40, made.shards)
     shorter = search(replace(made, best=3), stand_in())
     assert len(shorter.strip().split("\n\n")[0].splitlines()) == 5
 
