@@ -40,25 +40,35 @@ def words(name: str) -> dict[str, str]:
 def labelled(source: Path, destination: Path) -> int:
     """Links to the clips in `source`, and labels.csv, in `destination`; returns how many.
 
-    Raises UserError where there are none, one has another name, or `destination` holds something else.
+    Raises UserError where there are none, one has another name or two have the same, one cannot be used, or
+    `destination` holds something else.
     """
-    clips = [path for path in video_files(source.resolve()) if isinstance(path, Path)]
+    clips = []
+    for found in video_files(source.resolve()):
+        if not isinstance(found, Path):
+            raise UserError(f"{source}/{found.id} is no clip of GRID: {found.reason}")
+        clips.append(found)
     if not clips:
         raise UserError(f"there are no videos in {source}; set --source to the folder with the clips of GRID")
     rows = {path.name: words(path.stem) for path in clips}
+    if len(rows) < len(clips):
+        raise UserError(f"several clips in {source} have one name, as those of several speakers do; take one speaker")
+    table = io.StringIO()
+    lines = csv.writer(table, lineterminator="\n")
+    lines.writerow(["file", *SPOKEN])
+    lines.writerows([name, *said.values()] for name, said in rows.items())
     destination.mkdir(parents=True, exist_ok=True)
     links = {path.name for path in destination.iterdir() if path.is_symlink() and path.name in rows}
+    made = destination / LABELS
+    if made.is_file() and made.read_text() != table.getvalue():
+        raise UserError(f"{made} is of other clips, or was written by somebody; set --destination to a new folder")
     if other := sorted({path.name for path in destination.iterdir()} - links - {LABELS}):
         raise UserError(f"{destination} holds something else ({other[0]}); set --destination to a new folder")
     for path in clips:
         link = destination / path.name
         link.unlink(missing_ok=True)
         link.symlink_to(path)
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["file", *SPOKEN])
-    table.writerows([name, *said.values()] for name, said in rows.items())
-    write_text(destination / LABELS, text.getvalue())
+    write_text(destination / LABELS, table.getvalue())
     return len(clips)
 
 

@@ -37,3 +37,14 @@ def test_other_folders_are_refused_and_left_as_they_are(real: Path, tmp_path: Pa
     with pytest.raises(UserError, match=r"holds something else \(bbaf2n.mpg\)"):
         labelled(own.parent, own.parent)
     assert own.read_bytes() == b"a video of one's own"
+    other = tmp_path / "s2" / own.name
+    other.parent.mkdir()
+    other.write_bytes(b"of another speaker")
+    with pytest.raises(UserError, match="several clips in .* have one name"):
+        labelled(tmp_path, tmp_path / "new")
+    written = tmp_path / "written" / "labels.csv"
+    written.parent.mkdir()
+    written.write_text("file,mood\n")
+    with pytest.raises(UserError, match="is of other clips, or was written by somebody"):
+        labelled(own.parent, written.parent)
+    assert written.read_text() == "file,mood\n" and not (tmp_path / "new").exists()

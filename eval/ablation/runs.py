@@ -25,6 +25,7 @@ from eval.protocols import FORMAT, short
 from eval.results import RANDOM, Result, from_json, to_json
 from eval.results import to_csv as results_to_csv
 from eval.settings.ablation import Ablation, is_written_out
+from eval.settings.search import RECALL
 from pipeline.errors import UserError
 from pipeline.files import write_text
 from pipeline.shards.index import Index, fingerprint
@@ -33,6 +34,8 @@ from train.settings import SIZES, Pretrain
 
 _DONE = "done.json"
 """In the folder of a run: what it was asked to do."""
+_PROTOCOLS = ("retrieval", "few-shot")
+"""By labels."""
 _FACTORS = Path("factors", "factors.json")
 
 
@@ -64,17 +67,20 @@ class _Ablation:
         ]
         self._require_sound()
         if not self.labels and settings.factors == "no" and not any(map(self._is_cross_modal, settings.rows)):
+            none = f"{self.shards} has no labels with a train and a {settings.query_split} split"
             raise UserError(
-                f"{self.shards} has no labels with a train and a {settings.query_split} split, and none of the rows "
+                f"{'recall takes two modalities' if settings.labels else none}, and none of the rows "
                 f"{' '.join(settings.rows)} has two modalities: nothing is left to compare but what they know of each "
                 "factor; leave --factors no out"
             )
 
     @cached_property
     def labels(self) -> tuple[str, ...]:
-        """Columns of labels that are asked for, `label` for the classes; empty where there are none."""
+        """Columns of labels that are asked for, `label` for the classes; empty for recall across modalities."""
         if not self.settings.labels:
             return telling(self.index, self.settings.query_split)
+        if self.settings.labels == (RECALL,):
+            return ()
         for name in self.settings.labels:
             self.index.labelled(name)  # or it says which there are
         return tuple(dict.fromkeys(self.settings.labels))
@@ -143,7 +149,7 @@ class _Ablation:
             "--random", "also" if run.row == settings.rows[0] else "no", "--out", str(run.folder / "eval"),
         ]  # fmt: skip
         if self.labels:
-            evaluate += ["--protocols", "retrieval", "few-shot", "--label", ",".join(self.labels)]
+            evaluate += ["--protocols", *_PROTOCOLS, "--label", ",".join(self.labels)]
             evaluate += ["--gallery-per-class", str(settings.gallery_per_class)]
         else:
             evaluate += ["--protocols", "cross-modal", *words]
@@ -193,7 +199,9 @@ class _Ablation:
         path = run.folder / "eval" / "results.json"
         if not path.is_file():
             return []  # a row of one modality, without labels
-        found = sorted(from_json(path.read_text(), str(path)), key=lambda result: result.provenance.started)
+        asked = _PROTOCOLS if self.labels else ("cross-modal",)  # an earlier call may have compared otherwise
+        found = [result for result in from_json(path.read_text(), str(path)) if result.protocol in asked]
+        found.sort(key=lambda result: result.provenance.started)
         # where the run was made anew, its earlier weights are there, too
         return list({(result.preset, result.protocol, result.evaluation.label): result for result in found}.values())
 

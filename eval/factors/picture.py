@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from eval.factors.promises import Seen
-from eval.factors.results import Result, Row
+from eval.factors.results import Result
 
 RANDOM = "random"
 _SIGNS = {"distinctive": "d", "invariant": "i", "not varied": "·", "not known": ""}
@@ -19,7 +19,8 @@ def matrix(results: Sequence[Result]) -> Figure:
     """Factors down, models across: how far embeddings and trunks move with each, and how well they tell it.
 
     The models may be of several calls, as the rows of an ablation. The first column of each panel is that of random
-    weights, those of the first model that has the row. Letters are promises, a ! one that is not kept.
+    weights, the mean over those that the models with this row began with. Letters are promises, a ! one that is not
+    kept.
     """
     names = list(dict.fromkeys(row.name for result in results for row in result.rows))
     columns = 1 + len(results)
@@ -46,16 +47,17 @@ def _draw(axes: Axes, results: Sequence[Result], names: Sequence[str], place: st
     shade = np.full((len(names), 1 + len(results)), np.nan)
     for y, name in enumerate(names):
         having = [of[name] for of in rows if name in of]
-        cells: list[tuple[Row | None, bool]] = [(having[0], True), *((of.get(name), False) for of in rows)]
-        for x, (row, random) in enumerate(cells):
-            seen: Seen | None = getattr(row, place) if row is not None else None
-            found = _number(seen, told, random)
-            if row is None or found is None:
+        random = [found for row in having if (found := _number(getattr(row, place), told, random=True)) is not None]
+        cells = [(tuple(np.mean(random, axis=0)) if random else None, "")]
+        for row in (of.get(name) for of in rows):
+            sign = _SIGNS[row.promise] + "!" * (row.kept is False) if row and place == "embedding" else ""
+            cells.append((_number(getattr(row, place), told) if row else None, sign))
+        for x, (found, sign) in enumerate(cells):
+            if found is None:
                 axes.text(x, y, "—", ha="center", va="center", fontsize=6, color="#999999")
                 continue
-            number, shade[y, x] = found
-            sign = _SIGNS[row.promise] if place == "embedding" and not random else ""
-            sign += "!" if sign and row.kept is False else ""
+            value, shade[y, x] = found
+            number = f"{value:.0f}" if told else f"{value:.2f}"
             colour = "white" if shade[y, x] > 0.6 else "black"
             weight = "bold" if "!" in sign else "normal"
             axes.text(
@@ -66,12 +68,12 @@ def _draw(axes: Axes, results: Sequence[Result], names: Sequence[str], place: st
     axes.spines[:].set_visible(False)
 
 
-def _number(seen: Seen | None, told: bool, random: bool) -> tuple[str, float] | None:
+def _number(seen: Seen | None, told: bool, random: bool = False) -> tuple[float, float] | None:
     """What stands in a cell, and how dark it is, 0 to 1."""
     if seen is None:
         return None
     if told:
         measure = seen.told_random if random else seen.told
-        return f"{measure.value:.0f}", float(np.clip((measure.value - measure.chance) / (100 - measure.chance), 0, 1))
+        return measure.value, float(np.clip((measure.value - measure.chance) / (100 - measure.chance), 0, 1))
     interval = seen.moved_random if random else seen.moved
-    return None if interval is None else (f"{interval.value:.2f}", min(1.0, interval.value))
+    return None if interval is None else (interval.value, min(1.0, interval.value))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +20,7 @@ from eval.measures import Measure, difference
 from eval.results import RANDOM, layout
 from eval.search.space import PLACE
 from eval.search.trial import Trainer
-from eval.settings.search import Search
+from eval.settings.search import RECALL, Search
 from pipeline import serialization
 from pipeline.errors import UserError
 from pipeline.files import write_text
@@ -140,15 +141,27 @@ def _said(settings: Search, found: Found) -> list[str]:
     )
     lines.append(f'the best: make pretrain DATASET={settings.dataset} FACTORS="{best.composition}"')
     if best.composition != base.composition:
-        seeds = " ".join(str(settings.seed + more) for more in (1, 2, 3))
-        given = {"--shards": settings.shards, "--factors-from": settings.factors_from}
         lines.append(
-            "from one seed each; compare it over others before you believe it: python -m eval ablation --dataset "
-            f'{settings.dataset} --rows {settings.baseline} "{best.composition}" --seeds {seeds} --clips-per-step '
-            f"{settings.clips_per_step} --steps {settings.steps} --size {settings.size}"
-            + "".join(f" {name} {path}" for name, path in given.items() if path)
+            "that is from one seed each; compare it over others before you believe it: python -m "
+            + shlex.join(over_seeds(settings, best.composition))
         )
     return lines
+
+
+def over_seeds(settings: Search, composition: str) -> list[str]:
+    """Arguments of `python -m` that train and test a composition and the baseline with seeds that nobody has seen."""
+    paths = {"--shards": settings.shards, "--word2vec": settings.word2vec, "--factors-from": settings.factors_from}
+    command = ["eval", "ablation", "--dataset", settings.dataset, "--rows", settings.baseline, composition]
+    command += ["--seeds", *(str(settings.seed + more) for more in (1, 2, 3)), "--size", settings.size]
+    command += ["--clips-per-step", str(settings.clips_per_step), "--steps", str(settings.steps)]
+    command += ["--labels", settings.measure, "--clips", str(settings.clips), "--factors", "no"]
+    for name, path in paths.items():
+        command += [name, str(path)] if path else []
+    if settings.norm_leaves is not None:
+        command += ["--norm-leaves", str(settings.norm_leaves)]
+    if settings.measure != RECALL:
+        command += ["--gallery-per-class", str(settings.gallery_per_class)]
+    return [*command, "--out", str(settings.folder / "seeds")]
 
 
 def importances(found: Found) -> dict[str, float]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from eval.settings.downstream import require_places
+from eval.settings.search import RECALL
 from pipeline import notation, presets
 from pipeline.composition import Composition
 from pipeline.errors import UserError, require_positive
@@ -47,7 +48,7 @@ class Ablation:
     """Training steps of every run; 0 takes the size's own."""
     labels: tuple[str, ...] = ()
     """Columns of labels that count, `label` for the classes; default the classes and all columns that part the videos
-    in another way."""
+    in another way. The word recall alone compares recall across modalities instead, as where there are no labels."""
     query_split: str = "test"
     """Videos that are evaluated; use val while choosing settings."""
     gallery_per_class: int = 0
@@ -65,6 +66,8 @@ class Ablation:
     def __post_init__(self) -> None:
         require_places(self.side_by_side)
         require_positive(self, "", "clips")
+        if RECALL in self.labels and len(self.labels) > 1:
+            raise UserError("--labels recall stands alone: recall across modalities takes no labels")
         if self.factors_from and not any(map(is_written_out, self.rows)):
             raise UserError("--factors-from has no effect: no row is a composition in quotes")
         of_rows = {name: self.composition(name) for name in self.rows}

@@ -88,6 +88,13 @@ def test_a_row_that_is_done_is_not_run_again(
     capsys.readouterr()
     assert ablation(first) == said and not done
     assert "2 runs, 2 of them are there" in capsys.readouterr().out
+    # of the same runs, without labels
+    recall = ablation(replace(first, labels=("recall",)))
+    assert kinds(done) == ["downstream"] and "V→A R@1" in recall and "R@20" not in recall
+    with pytest.raises(UserError, match="recall takes two modalities, and none of the rows a has two"):
+        ablation(replace(first, rows=("a",), labels=("recall",)))
+    ablation(first)
+    done.clear()
     # another row: the others stay; another evaluation: nothing is trained again
     assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["train", "downstream"]
     done.clear()
@@ -145,6 +152,8 @@ def test_mistakes_in_the_settings(tmp_path: Path, shards: Path) -> None:
         Ablation(rows=("z",))
     with pytest.raises(UserError, match="--factors-from has no effect"):
         Ablation(factors_from=tmp_path)
+    with pytest.raises(UserError, match="--labels recall stands alone"):
+        Ablation(labels=("recall", "label"))
     with pytest.raises(UserError, match="has no column 'colour'"):
         ablation(settings(shards, tmp_path, labels=("colour",)))
 

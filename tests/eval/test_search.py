@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tyro
 from PIL import Image
 
 import eval.search.study
@@ -22,11 +21,10 @@ import eval.search.trial
 from eval.command import settings_of
 from eval.measures import Measure
 from eval.search.measuring import Measuring
-from eval.search.report import DIVERGED, DONE, STOPPED
+from eval.search.report import DIVERGED, DONE, STOPPED, over_seeds
 from eval.search.space import PLACE, Space
 from eval.search.study import search
 from eval.search.trial import DivergedError, EndedError, Reports, Trainer
-from eval.settings.ablation import Ablation
 from eval.settings.search import Search
 from pipeline import presets
 from pipeline.errors import UserError
@@ -126,7 +124,7 @@ def test_the_test_split_is_looked_at_once(finished) -> None:
     assert search(made, again) == said and not again.asked and not again.tested
 
 
-def test_tables_and_plot_hold_every_trial(finished) -> None:
+def test_tables_and_plot_hold_every_trial(finished, tmp_path: Path) -> None:
     made, _, said = finished
     lines = list(csv.DictReader((made.folder / "trials.csv").open()))
     assert len(lines) == 12 and {line["state"] for line in lines} == {DONE, STOPPED}
@@ -134,10 +132,17 @@ def test_tables_and_plot_hold_every_trial(finished) -> None:
     assert Image.open(made.folder / "importance.png").width > 1000
     assert "what matters most, by fANOVA: " in said and "rough" in said
     assert len((made.folder / "table.txt").read_text().split("\n\n")[0].splitlines()) == 14
-    typed = next(line for line in said.splitlines() if line.startswith("from one seed each; "))
-    asked = tyro.cli(Ablation, args=shlex.split(typed.split(" -m eval ablation ")[1]))
+    (typed,) = (line for line in said.splitlines() if line.startswith("that is from one seed each; "))
+    asked = settings_of(shlex.split(typed.split(" -m eval ")[1]))
     best = max(rows(made), key=lambda row: row["measure"][0])["composition"]
     assert (asked.rows, asked.seeds, asked.steps, asked.shards) == (("e", best), (1, 2, 3), 40, made.shards)
+    assert (asked.labels, asked.clips, asked.clips_per_step) == (("recall",), made.clips, 16)
+    own = tmp_path / "own file.py"
+    other = replace(made, measure="colour", norm_leaves=4, size="paper")
+    assert str(own) in over_seeds(replace(other, factors_from=own), best)
+    labelled = settings_of(over_seeds(other, best)[1:])
+    assert (labelled.labels, labelled.gallery_per_class, labelled.norm_leaves) == (("colour",), 50, 4)
+    assert labelled.size == "paper"
     shorter = search(replace(made, best=3), stand_in())
     assert len(shorter.strip().split("\n\n")[0].splitlines()) == 5
 
