@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from pipeline.errors import UserError
-from preprocess.datasets.listing import video_files
+from gdt.common.errors import UserError
+from gdt.preprocess.datasets.listing import video_files
 
 
 def machine() -> str:

@@ -31,8 +31,8 @@ from tqdm import tqdm
 
 from benchmarks.common import machine, scratch
 from benchmarks.forked import Fork
-from eval.results import layout
-from pipeline.errors import exit_with_message
+from gdt.common.errors import exit_with_message
+from gdt.eval.results import layout
 
 ROOT = str(Path(__file__).parents[1])
 _LIMIT = 120.0
@@ -151,7 +151,7 @@ def _train(world: World, folder: Path, shards: Path, *more: str) -> tuple[list[s
             return ""
         return "other losses without a word"
 
-    command = ["train", "tiny", "--shards", str(shards), "--out", str(run), *_SIZES, "--steps", "4", *more]
+    command = ["pretrain", "tiny", "--shards", str(shards), "--out", str(run), *_SIZES, "--steps", "4", *more]
     return command, judge
 
 
@@ -209,7 +209,7 @@ def _verify(world: World, folder: Path, draw: random.Random, name: str) -> Made:
             return "" if not fault else "not found"
         return "" if one_sentence(code, said) and f"{path}: " in said else f"ended with {code}"
 
-    return ["preprocess.verify", "--shards", str(shards), "--workers", "1"], judge, fault
+    return ["verify", "--shards", str(shards), "--workers", "1"], judge, fault
 
 
 def shard_to_verify(world: World, folder: Path, draw: random.Random) -> Made:
@@ -233,7 +233,7 @@ def _remade(world: World, folder: Path, draw: random.Random, names: list[str]) -
     def judge(code: int, said: str) -> str:
         if code:
             return "" if one_sentence(code, said) else f"ended with {code}"
-        from preprocess.verify import check_shard
+        from gdt.preprocess.verify import check_shard
 
         now = digests(shards)
         other = [name for name in world.digests if now.get(name) != world.digests[name]]
@@ -316,8 +316,8 @@ def sources_to_preprocess(world: World, folder: Path, draw: random.Random) -> Ma
             return "" if one_sentence(code, said) else f"ended with {code}"
         if dry:
             return "" if "videos decoded" in said and not shards.exists() else "no estimate"
-        from pipeline.shards.index import Index
-        from pipeline.shards.layout import read_rejected
+        from gdt.pipeline.shards.index import Index
+        from gdt.pipeline.shards.layout import read_rejected
 
         inside = set(Index.open(shards).id)
         named = {row["id"] for row in read_rejected(shards)}
@@ -363,10 +363,10 @@ def make(folder: Path) -> None:
     """Videos, shards, a run of four steps, one that was stopped after two, and frozen features."""
     import torch
 
-    from eval.downstream import downstream
-    from eval.settings.downstream import Downstream
-    from preprocess.stage import Preprocess, run
-    from preprocess.synthetic import Synthetic, generate
+    from gdt.eval.downstream import downstream
+    from gdt.eval.settings.downstream import Downstream
+    from gdt.preprocess.stage import Preprocess, run
+    from gdt.preprocess.synthetic import Synthetic, generate
 
     torch.set_num_threads(1)
     videos, shards = folder / "videos", folder / "shards"
@@ -374,7 +374,7 @@ def make(folder: Path) -> None:
     (videos / "broken.mp4").write_bytes(b"nonsense")
     run(Preprocess("folder", videos, shards, videos_per_shard=8, workers=1))
     command, _ = _train(World(folder, [], [], {}), folder, shards)
-    subprocess.run([sys.executable, "-m", *command], check=True)
+    subprocess.run([sys.executable, "-m", "gdt", *command], check=True)
     _stop_after_two(folder / "run", folder / "half")
     downstream(Downstream((folder / "run",), "x", shards, ("retrieval",), clips=2, out=folder / "eval", threads=1))
 
@@ -388,11 +388,11 @@ def _stop_after_two(whole: Path, half: Path) -> None:
     """A copy of a run as it was after two steps, with the checkpoints of both."""
     import torch
 
-    from pipeline.loader import Loader
-    from pipeline.shards.index import Index, fingerprint
-    from train.checkpoint import Data
-    from train.settings import from_json
-    from train.trainer import Trainer
+    from gdt.pipeline.loader import Loader
+    from gdt.pipeline.shards.index import Index, fingerprint
+    from gdt.train.checkpoint import Data
+    from gdt.train.settings import from_json
+    from gdt.train.trainer import Trainer
 
     half.mkdir()
     shutil.copy(whole / "settings.json", half)
@@ -414,7 +414,7 @@ def _start(command: list[str], folder: Path, real: bool) -> Fork | subprocess.Po
         return Fork(command, folder, folder / "said")
     with (folder / "said").open("wb") as said:
         return subprocess.Popen(
-            [sys.executable, "-m", *command], cwd=folder, stdout=said, stderr=said, start_new_session=True,
+            [sys.executable, "-m", "gdt", *command], cwd=folder, stdout=said, stderr=said, start_new_session=True,
             env=os.environ | {"PYTHONPATH": ROOT},
         )  # fmt: skip
 

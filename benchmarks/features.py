@@ -13,9 +13,9 @@ import torch
 import tyro
 
 from benchmarks.common import machine, print_apart
-from eval.retrieval import few_shot, recall
-from pipeline.errors import exit_with_message
-from train.crossmodal import hits
+from gdt.common.errors import exit_with_message
+from gdt.eval.retrieval import few_shot, recall
+from gdt.train.crossmodal import hits
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Commands in forks of a process that has imported everything: what `python -m` does, but for its seconds of start.
+"""Commands in forks of a process that has imported everything: what `gdt` does, but for its seconds of start.
 
 This process must stay without work of its own: what uses threads cannot be forked safely.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import runpy
 import sys
 import tempfile
 import time
@@ -17,11 +16,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gdt.command import console
+from gdt.eval.command import COMMANDS as EVAL
+from gdt.studies.command import COMMANDS as STUDIES
+
 _HEAVY = (
     "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
-    "preprocess.command", "train.command", "train.pretrain", "eval.command", "eval.ablation.runs", "eval.downstream",
-    "eval.embed", "eval.export", "eval.nearest", "eval.show_batch", "eval.show_tree",
-    "eval.factors.report", "eval.figures.report", "eval.search.study", "eval.theorem.report",
+    "gdt.preprocess.command", "gdt.preprocess.verify", "gdt.train.command", "gdt.train.pretrain", "gdt.eval.command",
+    "gdt.studies.command",
+    *(one.run.partition(":")[0] for commands in (EVAL, STUDIES) for one in commands.values()),
 )  # fmt: skip
 
 
@@ -32,7 +35,7 @@ class Fork:
         self, command: Sequence[str], folder: Path, said: Path, errors: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        """Run `python -m command` in a folder; its outputs go into the files `said` and `errors`, or both into one."""
+        """Run `gdt command` in a folder; its outputs go into the files `said` and `errors`, or both into one."""
         for name in _HEAVY:
             importlib.import_module(name)
         sys.stdout.flush()
@@ -50,10 +53,9 @@ class Fork:
                 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
                 os.dup2(file, number)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            sys.argv = list(command)
-            sys.orig_argv = [sys.executable, "-m", *command]
+            sys.argv = ["gdt", *command]
             sys.path.insert(0, str(folder))
-            runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+            console()
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)

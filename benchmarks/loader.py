@@ -20,16 +20,16 @@ from nvidia.dali import pipeline_def
 
 from benchmarks import peer
 from benchmarks.common import apart, machine, processor_seconds, scratch, videos
-from pipeline import presets
-from pipeline.errors import exit_with_message
-from pipeline.leaves import Clip
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.shards.layout import ROWS
-from pipeline.shards.reader import ShardReader
-from pipeline.sources.loading import Loading
-from pipeline.tree import Tree, sampling_tree
-from preprocess.stage import Preprocess, run
+from gdt.common.errors import exit_with_message
+from gdt.pipeline import presets
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import ROWS
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.tree import Tree, sampling_tree
+from gdt.preprocess.stage import Preprocess, run
 
 
 @dataclass(frozen=True)

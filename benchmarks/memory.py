@@ -13,12 +13,12 @@ from pathlib import Path
 import tyro
 
 from benchmarks.common import machine, scratch, videos
-from pipeline.errors import exit_with_message
-from pipeline.shards.layout import shard_rejected
-from preprocess.datasets.listing import Video
-from preprocess.ffmpeg import Extraction
-from preprocess.plan import ShardTask
-from preprocess.worker import make_shard
+from gdt.common.errors import exit_with_message
+from gdt.pipeline.shards.layout import shard_rejected
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.ffmpeg import Extraction
+from gdt.preprocess.plan import ShardTask
+from gdt.preprocess.worker import make_shard
 
 
 @dataclass(frozen=True)

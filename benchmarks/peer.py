@@ -15,12 +15,12 @@ import simplejpeg
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from pipeline.colour import affine
-from pipeline.leaves import Clip
-from pipeline.shards.index import Index
-from pipeline.shards.reader import ShardReader
-from pipeline.sources.video import regions, share_decoding
-from pipeline.tree import BatchPlan
+from gdt.pipeline.colour import affine
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.sources.video import regions, share_decoding
+from gdt.pipeline.tree import BatchPlan
 
 
 class Batches(Dataset[torch.Tensor]):

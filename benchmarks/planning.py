@@ -15,17 +15,17 @@ import numpy as np
 import tyro
 
 from benchmarks.common import machine, print_apart, scratch
-from pipeline import presets
-from pipeline.errors import exit_with_message
-from pipeline.groups import shared
-from pipeline.leaves import Clip
-from pipeline.transformations.base import Source
-from pipeline.tree import Tree
-from preprocess import cluster
-from preprocess.datasets.listing import Video
-from preprocess.ffmpeg import Extraction
-from preprocess.plan import Plan, ShardTask
-from preprocess.videos import VideoList
+from gdt.common.errors import exit_with_message
+from gdt.pipeline import presets
+from gdt.pipeline.groups import shared
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.tree import Tree
+from gdt.preprocess import cluster
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.ffmpeg import Extraction
+from gdt.preprocess.plan import Plan, ShardTask
+from gdt.preprocess.videos import VideoList
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ import tyro
 from PIL import Image
 
 from benchmarks.common import machine, scratch, videos
-from pipeline.errors import UserError, exit_with_message
-from preprocess.datasets.listing import Video
-from preprocess.ffmpeg import Extraction, Target, command
-from preprocess.stage import Preprocess, run
+from gdt.common.errors import UserError, exit_with_message
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.ffmpeg import Extraction, Target, command
+from gdt.preprocess.stage import Preprocess, run
 
 
 @dataclass(frozen=True)

@@ -15,15 +15,15 @@ import tyro
 
 from benchmarks.common import machine, print_apart, scratch
 from benchmarks.planning import entries
-from pipeline.errors import exit_with_message
-from pipeline.shards.index import Index, read_said, rewrite_index
-from pipeline.shards.layout import VideoRecord, write_shard
-from preprocess import datasets
-from preprocess.datasets.listing import Video
-from preprocess.logmel import BANDS
-from preprocess.plan import Plan, ShardTask
-from preprocess.stage import Preprocess, run
-from preprocess.videos import VideoList
+from gdt.common.errors import exit_with_message
+from gdt.pipeline.shards.index import Index, read_said, rewrite_index
+from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.preprocess import datasets
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.logmel import BANDS
+from gdt.preprocess.plan import Plan, ShardTask
+from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.videos import VideoList
 
 NAME = "benchmark"
 """What the generated data set is called."""

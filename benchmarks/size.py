@@ -18,10 +18,10 @@ import torch
 import tyro
 from tabulate import tabulate
 
-from pipeline import presets
-from train.cost import WIDE, WIDER, arithmetic, memory, parameters
-from train.fitting import Fit, fit
-from train.settings import SIZES
+from gdt.pipeline import presets
+from gdt.train.cost import WIDE, WIDER, arithmetic, memory, parameters
+from gdt.train.fitting import Fit, fit
+from gdt.train.settings import SIZES
 
 _GIB = 2**30
 _BANDS = 40

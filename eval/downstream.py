@@ -18,20 +18,20 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from eval.finetune import METRICS, STATE
-from eval.processes import places, run_alone, side_by_side
-from eval.protocols import FORMAT, Extracted, Protocols, comparable, matters, recipe, short
-from eval.reports import report
-from eval.results import RANDOM, Result, from_json, to_csv, to_json
-from eval.settings.downstream import LABELLED, PROTOCOLS, Downstream, Protocol
-from eval.subjects import Fold, Model, asked_for, folds, held_out, models, of
-from pipeline.errors import UserError, memory_told
-from pipeline.files import write_text
-from pipeline.shards.index import fingerprint
-from pipeline.word2vec import WordVectors
-from train.checkpoint import Trained, load_model
-from train.models.gdt import any_device, modalities_of
-from train.provenance import Provenance
+from gdt.common.errors import UserError, memory_told
+from gdt.common.files import write_text
+from gdt.eval.finetune import METRICS, STATE
+from gdt.eval.processes import places, run_alone, side_by_side
+from gdt.eval.protocols import FORMAT, Extracted, Protocols, comparable, matters, recipe, short
+from gdt.eval.reports import report
+from gdt.eval.results import RANDOM, Result, from_json, to_csv, to_json
+from gdt.eval.settings.downstream import LABELLED, PROTOCOLS, Downstream, Protocol
+from gdt.eval.subjects import Fold, Model, asked_for, folds, held_out, models, of
+from gdt.pipeline.shards.index import fingerprint
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.checkpoint import Trained, load_model
+from gdt.train.models.gdt import any_device, modalities_of
+from gdt.train.provenance import Provenance
 
 
 def downstream(settings: Downstream) -> str:

@@ -21,22 +21,22 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eval.settings.embed import Embed, Kind, Per
-from pipeline import serialization
-from pipeline.clips import parts, uniform_plans
-from pipeline.errors import UserError, first_line
-from pipeline.files import partial_of, publish
-from pipeline.leaves import MODALITIES
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.shards.layout import read_rejected, shard_folder
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import centred
-from preprocess.datasets import folder
-from preprocess.datasets.listing import SUFFIXES, Missing
-from train.checkpoint import Trained, load_model
-from train.models.gdt import any_device, autocast, modalities_of
-from train.provenance import Provenance
+from gdt.common import serialization
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import partial_of, publish
+from gdt.eval.settings.embed import Embed, Kind, Per
+from gdt.pipeline.clips import parts, uniform_plans
+from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import read_rejected, shard_folder
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import centred
+from gdt.preprocess.datasets import folder
+from gdt.preprocess.datasets.listing import SUFFIXES, Missing
+from gdt.train.checkpoint import Trained, load_model
+from gdt.train.models.gdt import any_device, autocast, modalities_of
+from gdt.train.provenance import Provenance
 
 FORMAT = "gdt-features-1"
 
@@ -162,11 +162,11 @@ def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[s
 
 _CHILD = """import sys
 sys.path.insert(0, sys.argv.pop(1))
-from pipeline.supervise import die_with
+from gdt.common.supervise import die_with
 die_with(int(sys.argv.pop(1)))
-from preprocess.__main__ import console
+from gdt.command import console
 console()"""
-"""What `python -m preprocess` does, wherever a script was started and whatever lies there under that name."""
+"""What `gdt preprocess` does, wherever a script was started and whatever lies there under the name gdt."""
 
 
 def _preprocess(source: Path, shards: Path, workers: int) -> None:
@@ -175,7 +175,7 @@ def _preprocess(source: Path, shards: Path, workers: int) -> None:
     Its progress is passed on. Raises UserError that says what it says.
     """
     root = str(Path(folder.__file__).resolve().parents[2])
-    command = ["--dataset", "folder", "--source", str(source), "--destination", str(shards)]
+    command = ["preprocess", "--dataset", "folder", "--source", str(source), "--destination", str(shards)]
     command += ["--workers", str(workers)] if workers else []
     with subprocess.Popen(
         [sys.executable, "-P", "-c", _CHILD, root, str(os.getpid()), *command],

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from eval.settings.export import Export
-from pipeline.errors import UserError, first_line
-from pipeline.files import kind, partial_of, write_with
-from pipeline.shards.index import Statistics
-from train import portable
-from train.checkpoint import Trained, load_model
-from train.models.gdt import modalities_of
-from train.models.network import Network
-from train.weights import STATISTICS
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import kind, partial_of, write_with
+from gdt.eval.settings.export import Export
+from gdt.pipeline.shards.index import Statistics
+from gdt.train import portable
+from gdt.train.checkpoint import Trained, load_model
+from gdt.train.models.gdt import modalities_of
+from gdt.train.models.network import Network
+from gdt.train.weights import STATISTICS
 
 _SIZES = {
     "video": ("stem", "stem_middle", "widths", "depth", "slim"),

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from pipeline.clips import uniform_plans
-from pipeline.errors import UserError
-from pipeline.files import write_with
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import centred
-from train.checkpoint import Trained
-from train.models.gdt import autocast
+from gdt.common.errors import UserError
+from gdt.common.files import write_with
+from gdt.pipeline.clips import uniform_plans
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import centred
+from gdt.train.checkpoint import Trained
+from gdt.train.models.gdt import autocast
 
 
 @dataclass(frozen=True)

@@ -17,21 +17,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from eval.measures import Measure
-from eval.retrieval import top_k
-from pipeline.clips import ResizedCrop, Training, random_clips, uniform_plans
-from pipeline.errors import UserError, first_line
-from pipeline.files import write_lines, write_with
-from pipeline.leaves import Clip
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import Augmentation, centred
-from pipeline.tree import BatchPlan
-from train.checkpoint import Damaged, Trained, contents
-from train.models.gdt import autocast
-from train.settings import to_json
-from train.weights import LEARNED, SETTINGS, STATISTICS
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import write_lines, write_with
+from gdt.eval.measures import Measure
+from gdt.eval.retrieval import top_k
+from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_plans
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import Augmentation, centred
+from gdt.pipeline.tree import BatchPlan
+from gdt.train.checkpoint import Damaged, Trained, contents
+from gdt.train.models.gdt import autocast
+from gdt.train.settings import to_json
+from gdt.train.weights import LEARNED, SETTINGS, STATISTICS
 
 STATE = "finetune.pt"
 """What a run that was stopped goes on from."""

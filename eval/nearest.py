@@ -11,10 +11,10 @@ from typing import cast
 import numpy as np
 from tabulate import tabulate
 
-from eval.embed import Rows, read, rows_of
-from eval.retrieval import unit
-from eval.settings.embed import Embed, Kind, Nearest, Per
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
+from gdt.eval.embed import Rows, read, rows_of
+from gdt.eval.retrieval import unit
+from gdt.eval.settings.embed import Embed, Kind, Nearest, Per
 
 
 def nearest(settings: Nearest) -> str:

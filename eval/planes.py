@@ -9,7 +9,7 @@ from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
 
 
 class Planes(NamedTuple):

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import torch
 
-from pipeline.errors import UserError
-from pipeline.supervise import DIES_WITH
+from gdt.common.errors import UserError
+from gdt.common.supervise import DIES_WITH
 
 T = TypeVar("T")
 
@@ -78,13 +78,13 @@ def visible_gpus() -> list[str]:
 
 
 def run_alone(command: Sequence[str], log: Path, gpu: str, what: str) -> None:
-    """`python -m command` with one GPU, or one thread. Raises UserError, naming `what` and its log, where it fails."""
+    """`gdt command` with one GPU, or one thread. Raises UserError, naming `what` and its log, where it fails."""
     if status := start(command, log, gpu).wait():
         raise failed(what, log, status)
 
 
 def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:
-    """`python -m command` with one GPU, or one thread; it ends where this process does, or the thread that calls."""
+    """`gdt command` with one GPU, or one thread; it ends where this process does, or the thread that calls."""
     environment = os.environ | {DIES_WITH: str(os.getpid())}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
@@ -92,7 +92,7 @@ def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes
         environment["OMP_NUM_THREADS"] = "1"
     with log.open("a") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", *command], stdout=file, stderr=subprocess.STDOUT, env=environment
+            [sys.executable, "-m", "gdt", *command], stdout=file, stderr=subprocess.STDOUT, env=environment
         )
 
 

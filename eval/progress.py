@@ -11,8 +11,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.shards.index import Index
-from train.settings import METRICS, Pretrain
+from gdt.pipeline.shards.index import Index
+from gdt.train.settings import METRICS, Pretrain
 
 _SECONDS = 8.0
 """Between two lines where nobody watches: no log is silent for 10 seconds."""

@@ -12,19 +12,19 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from eval.features import Features, stored
-from eval.finetune import RECIPES, Finetuning, Recipe, Task, tiny, told
-from eval.measures import Measure, share
-from eval.results import sentence
-from eval.retrieval import few_shot, linear_probe, recall, targets
-from eval.settings.downstream import KS, SHOTS, Downstream, Protocol
-from eval.subjects import Fold, Model, of, sampled
-from pipeline.errors import UserError
-from pipeline.shards.index import Index
-from pipeline.word2vec import WordVectors
-from train import crossmodal
-from train.checkpoint import Trained
-from train.models.gdt import modalities_of
+from gdt.common.errors import UserError
+from gdt.eval.features import Features, stored
+from gdt.eval.finetune import RECIPES, Finetuning, Recipe, Task, tiny, told
+from gdt.eval.measures import Measure, share
+from gdt.eval.results import sentence
+from gdt.eval.retrieval import few_shot, linear_probe, recall, targets
+from gdt.eval.settings.downstream import KS, SHOTS, Downstream, Protocol
+from gdt.eval.subjects import Fold, Model, of, sampled
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train import crossmodal
+from gdt.train.checkpoint import Trained
+from gdt.train.models.gdt import modalities_of
 
 _DRAWS = 20
 """Choices of shots over which few-shot accuracies are averaged."""

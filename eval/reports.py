@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from eval import results as tables
-from eval.paper import reported
-from eval.results import RANDOM, Result, Table, sentence, to_json
-from eval.settings.downstream import Protocol
-from pipeline.files import write_text
+from gdt.common.files import write_text
+from gdt.eval import results as tables
+from gdt.eval.paper import reported
+from gdt.eval.results import RANDOM, Result, Table, sentence, to_json
+from gdt.eval.settings.downstream import Protocol
 
 _TABLES: tuple[tuple[Protocol, ...], ...] = (("cross-modal",), ("retrieval", "few-shot"), ("linear", "finetune"))
 """Which protocols share a table."""

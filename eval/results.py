@@ -13,13 +13,13 @@ from typing import Literal
 import numpy as np
 from tabulate import tabulate
 
-from eval.measures import Measure, difference
-from eval.settings.downstream import Downstream, Protocol
-from pipeline import serialization
-from pipeline.errors import UserError
-from pipeline.leaves import MODALITIES
-from train.provenance import Provenance
-from train.settings import BEFORE, Pretrain
+from gdt.common import serialization
+from gdt.common.errors import UserError
+from gdt.eval.measures import Measure, difference
+from gdt.eval.settings.downstream import Downstream, Protocol
+from gdt.pipeline.leaves import MODALITIES
+from gdt.train.provenance import Provenance
+from gdt.train.settings import BEFORE, Pretrain
 
 RANDOM = "random weights"
 """The model of results whose weights are those that the training began with."""

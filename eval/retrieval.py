@@ -10,8 +10,8 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from eval.measures import Measure, share
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
+from gdt.eval.measures import Measure, share
 
 
 def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:

@@ -10,17 +10,17 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.settings.pictures import ShowBatch
-from eval.show_tree import ATTRACTS, IGNORES, REPELS, relations
-from pipeline.colour import Pixels
-from pipeline.errors import UserError
-from pipeline.leaves import MODALITIES
-from pipeline.loader import Batch, Loader
-from pipeline.shards.index import Index
-from pipeline.sources.text import NOTHING
-from pipeline.tree import Tree
-from preprocess.logmel import HOP, SAMPLE_RATE, corners
-from train.settings import SIZES, Pretrain
+from gdt.common.errors import UserError
+from gdt.eval.settings.pictures import ShowBatch
+from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, relations
+from gdt.pipeline.colour import Pixels
+from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.text import NOTHING
+from gdt.pipeline.tree import Tree
+from gdt.preprocess.logmel import HOP, SAMPLE_RATE, corners
+from gdt.train.settings import SIZES, Pretrain
 
 MEL_RATE = SAMPLE_RATE // HOP
 """Log-mel rows per second."""

@@ -10,14 +10,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.settings.pictures import ShowTree
-from pipeline.composition import Composition, Table, contrast, weight
-from pipeline.errors import UserError
-from pipeline.factors import Factor
-from pipeline.leaves import Clip
-from pipeline.transformations.base import Source
-from pipeline.tree import Tree
-from train.settings import Pretrain
+from gdt.common.errors import UserError
+from gdt.eval.settings.pictures import ShowTree
+from gdt.pipeline.composition import Composition, Table, contrast, weight
+from gdt.pipeline.factors import Factor
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.tree import Tree
+from gdt.train.settings import Pretrain
 
 ATTRACTS, REPELS, IGNORES = "attracts", "repels", "is not compared with"
 _COLOURS = {ATTRACTS: "#2b7bba", REPELS: "#e08a3c", IGNORES: "#e4e4e4"}

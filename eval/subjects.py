@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.finetune import WEIGHTS
-from eval.results import RANDOM
-from eval.settings.downstream import Downstream
-from pipeline.errors import UserError
-from pipeline.shards.index import Index
-from pipeline.shards.layout import shard_folder
-from train.checkpoint import NAME, Trained, load_model
-from train.tensors import raw
+from gdt.common.errors import UserError
+from gdt.eval.finetune import WEIGHTS
+from gdt.eval.results import RANDOM
+from gdt.eval.settings.downstream import Downstream
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import shard_folder
+from gdt.train.checkpoint import NAME, Trained, load_model
+from gdt.train.tensors import raw
 
 
 @dataclass(frozen=True)

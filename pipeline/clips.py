@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.leaves import MODALITIES, Clip, Leaves
-from pipeline.shards.index import Index
-from pipeline.transformations.augmentation import Augmentation
-from pipeline.tree import BatchPlan
+from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.tree import BatchPlan
 
 _TRIES = 10
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from pipeline.errors import UserError
-from pipeline.factors import Contrast, Factor, Weight
-from pipeline.leaves import MODALITIES
+from gdt.common.errors import UserError
+from gdt.pipeline.factors import Contrast, Factor, Weight
+from gdt.pipeline.leaves import MODALITIES
 
 Table = Mapping[str, Any]
 _MOST_LEAVES = 1 << 24

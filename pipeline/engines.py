@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.errors import UserError
-from pipeline.graphs import Pipeline, video_graph
-from pipeline.jpeg import decode
-from pipeline.kernels import resize
-from pipeline.leaves import Clip
-from pipeline.place import Canvas, Place
-from pipeline.sources.loading import Loading
+from gdt.common.errors import UserError
+from gdt.pipeline.graphs import Pipeline, video_graph
+from gdt.pipeline.jpeg import decode
+from gdt.pipeline.kernels import resize
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.place import Canvas, Place
+from gdt.pipeline.sources.loading import Loading
 
 
 @dataclass(frozen=True)

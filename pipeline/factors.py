@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from pipeline.transformations.base import Transformation
+from gdt.pipeline.transformations.base import Transformation
 
 
 class Contrast(Enum):

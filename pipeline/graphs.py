@@ -10,8 +10,8 @@ import nvidia.dali.types as types
 import torch
 from nvidia.dali import pipeline_def
 
-from pipeline.place import DaliDevice, Place
-from pipeline.shards.layout import MEL_FLOOR
+from gdt.pipeline.place import DaliDevice, Place
+from gdt.pipeline.shards.layout import MEL_FLOOR
 
 
 @pipeline_def

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.tree import BatchPlan
+from gdt.common.errors import UserError
+from gdt.pipeline.tree import BatchPlan
 
 _ORDER = 0x67726F7570  # a stream of random numbers beside that of the plan
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_positive
 
 VIDEO, AUDIO, TEXT = 0, 1, 2
 MODALITIES = ("video", "audio", "text")

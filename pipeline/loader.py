@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from pipeline.errors import UserError
-from pipeline.leaves import Clip, Leaves
-from pipeline.place import Place, place_of
-from pipeline.shards.index import Index
-from pipeline.sources.base import InputSource, Memory, Part, Readings
-from pipeline.sources.loading import Loading
-from pipeline.sources.sound import SoundSource
-from pipeline.sources.text import TextSource
-from pipeline.sources.video import VideoSource
-from pipeline.tree import BatchPlan
-from pipeline.word2vec import WordVectors
+from gdt.common.errors import UserError
+from gdt.pipeline.leaves import Clip, Leaves
+from gdt.pipeline.place import Place, place_of
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.base import InputSource, Memory, Part, Readings
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.sources.sound import SoundSource
+from gdt.pipeline.sources.text import TextSource
+from gdt.pipeline.sources.video import VideoSource
+from gdt.pipeline.tree import BatchPlan
+from gdt.pipeline.word2vec import WordVectors
 
 T = TypeVar("T")
 

@@ -16,18 +16,18 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from pipeline.composition import Composition
-from pipeline.errors import UserError, first_line
-from pipeline.factors import Contrast, Factor, Weight
-from pipeline.transformations.augmentation import Augment, Augmentation
-from pipeline.transformations.base import Choice, Transformation
-from pipeline.transformations.modality import Modality
-from pipeline.transformations.order import Order
-from pipeline.transformations.rotation import Rotation
-from pipeline.transformations.speed import Speed
-from pipeline.transformations.time_reversal import TimeReversal
-from pipeline.transformations.time_shift import TimeShift
-from pipeline.transformations.video import Video
+from gdt.common.errors import UserError, first_line
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.factors import Contrast, Factor, Weight
+from gdt.pipeline.transformations.augmentation import Augment, Augmentation
+from gdt.pipeline.transformations.base import Choice, Transformation
+from gdt.pipeline.transformations.modality import Modality
+from gdt.pipeline.transformations.order import Order
+from gdt.pipeline.transformations.rotation import Rotation
+from gdt.pipeline.transformations.speed import Speed
+from gdt.pipeline.transformations.time_reversal import TimeReversal
+from gdt.pipeline.transformations.time_shift import TimeShift
+from gdt.pipeline.transformations.video import Video
 
 Transformations = Mapping[str, type[Transformation]]
 TRANSFORMATIONS: Transformations = {

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pipeline.composition import Composition
-from pipeline.errors import UserError
-from pipeline.notation import parse
-from pipeline.transformations.augmentation import Augmentation
+from gdt.common.errors import UserError
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.notation import parse
+from gdt.pipeline.transformations.augmentation import Augmentation
 
 Role = Literal["d", "i", "."]
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.composition import Composition
-from pipeline.errors import UserError
-from pipeline.factors import Factor
-from pipeline.leaves import Clip, Leaves
-from pipeline.notation import told_of_own
-from pipeline.shards.index import Index
-from pipeline.transformations.base import Branches, Draw, Source
+from gdt.common.errors import UserError
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.factors import Factor
+from gdt.pipeline.leaves import Clip, Leaves
+from gdt.pipeline.notation import told_of_own
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.base import Branches, Draw, Source
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.files import kind, open_regular
-from pipeline.shards.index import Index
+from gdt.common.errors import UserError
+from gdt.common.files import kind, open_regular
+from gdt.pipeline.shards.index import Index
 
 if TYPE_CHECKING:
     from gensim.models import KeyedVectors

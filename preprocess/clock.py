@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.logmel import SAMPLE_RATE
+from gdt.preprocess.logmel import SAMPLE_RATE
 
 _TOLERANCE = SAMPLE_RATE * 15 // 1000
 """Samples that the sound may be off its stamps: half a frame, since codecs and containers are off by up to the rest."""

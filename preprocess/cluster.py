@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import dask
 import distributed
 
-from pipeline.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_positive
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, get_type_hints
 
 import tyro
 
-from pipeline.commandline import Options
-from preprocess.estimate import estimate
-from preprocess.stage import Preprocess, run
-from preprocess.summary import describe
+from gdt.common.commandline import Options
+from gdt.preprocess.estimate import estimate
+from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.summary import describe
 
 
-def main() -> None:
-    settings = settings_of(sys.argv[1:])
+def main(arguments: Sequence[str]) -> None:
+    settings = settings_of(arguments)
     print(estimate(settings) if settings.dry_run else describe(run(settings)))
 
 
-def settings_of(arguments: list[str]) -> Preprocess:
+def options(_: Sequence[str]) -> Mapping[str, Any]:
+    return get_type_hints(Preprocess)
+
+
+def settings_of(arguments: Sequence[str]) -> Preprocess:
     """The settings that a command line gives."""
     options, flat = Options(Preprocess), (tyro.conf.OmitArgPrefixes,)
-    return options.settings(tyro.cli(options.type, prog="python -m preprocess", config=flat, args=arguments))
+    return options.settings(tyro.cli(options.type, prog="gdt preprocess", config=flat, args=arguments))

@@ -14,14 +14,14 @@ from pathlib import Path
 import dask
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.shards.layout import shard_rejected
-from preprocess import cluster
-from preprocess.ffmpeg import groups, require_ffmpeg
-from preprocess.plan import ShardTask
-from preprocess.stage import Preprocess, described, listed, tell_changed
-from preprocess.videos import VideoList
-from preprocess.worker import make_shard
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.layout import shard_rejected
+from gdt.preprocess import cluster
+from gdt.preprocess.ffmpeg import groups, require_ffmpeg
+from gdt.preprocess.plan import ShardTask
+from gdt.preprocess.stage import Preprocess, described, listed, tell_changed
+from gdt.preprocess.videos import VideoList
+from gdt.preprocess.worker import make_shard
 
 _SAMPLES = 8
 """Runs of neighbours, as many as one ffmpeg process decodes together: one long video, or up to 16 short ones."""

@@ -20,12 +20,12 @@ import ffmpeg
 import numpy as np
 from PIL import Image
 
-from pipeline.errors import UserError
-from pipeline.files import kind
-from preprocess.clock import put_on_clock, rearrange
-from preprocess.datasets.listing import Video, size_of
-from preprocess.logmel import SAMPLE_RATE, Waveform
-from preprocess.process import Limits, Log, Rejected, dies_with_parent, run
+from gdt.common.errors import UserError
+from gdt.common.files import kind
+from gdt.preprocess.clock import put_on_clock, rearrange
+from gdt.preprocess.datasets.listing import Video, size_of
+from gdt.preprocess.logmel import SAMPLE_RATE, Waveform
+from gdt.preprocess.process import Limits, Log, Rejected, dies_with_parent, run
 
 _FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
 _GROUP = 16

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.shards.layout import MEL_FLOOR
+from gdt.pipeline.shards.layout import MEL_FLOOR
 
 if TYPE_CHECKING:  # torch takes more than a second to import, which is the worker's to spend, not the planner's
     import torch

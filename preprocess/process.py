@@ -16,8 +16,8 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from pipeline.errors import UserError
-from pipeline.files import is_full
+from gdt.common.errors import UserError
+from gdt.common.files import is_full
 
 _NOT_STARTED = {126, 127}
 """Exit statuses of a shell, of setpriv and of the loader of libraries where a program cannot be started."""

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.shards.index import Said, read_said
-from pipeline.shards.seal import Damaged
+from gdt.pipeline.shards.index import Said, read_said
+from gdt.pipeline.shards.seal import Damaged
 
 
 class Marks(NamedTuple):

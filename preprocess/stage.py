@@ -15,24 +15,24 @@ from typing import Any, ClassVar, Literal
 
 from tqdm import tqdm
 
-from pipeline.errors import UserError, require_positive
-from pipeline.files import dump_row, write_lines
-from pipeline.shards.index import Index, read_said, rewrite_index, write_index
-from pipeline.shards.layout import INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
-from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
-from preprocess import cluster, datasets
-from preprocess.captions import readers
-from preprocess.captions.attach import attach
-from preprocess.captions.words import Vocabulary
-from preprocess.datasets.listing import Missing, Video
-from preprocess.ffmpeg import Extraction, require_ffmpeg
-from preprocess.lock import locked
-from preprocess.logmel import BANDS
-from preprocess.plan import PLAN, Plan, absent_videos, as_planned, held_videos, read_settings, read_shares
-from preprocess.relabel import Marks, same
-from preprocess.summary import SLOWEST, Slow, Summary, summarise
-from preprocess.videos import Shares, VideoList
-from preprocess.worker import PROGRESS, Changed, full_disk_named, make_numbered
+from gdt.common.errors import UserError, require_positive
+from gdt.common.files import dump_row, write_lines
+from gdt.common.lock import locked
+from gdt.pipeline.shards.index import Index, read_said, rewrite_index, write_index
+from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
+from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
+from gdt.preprocess import cluster, datasets
+from gdt.preprocess.captions import readers
+from gdt.preprocess.captions.attach import attach
+from gdt.preprocess.captions.words import Vocabulary
+from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.ffmpeg import Extraction, require_ffmpeg
+from gdt.preprocess.logmel import BANDS
+from gdt.preprocess.plan import PLAN, Plan, absent_videos, as_planned, held_videos, read_settings, read_shares
+from gdt.preprocess.relabel import Marks, same
+from gdt.preprocess.summary import SLOWEST, Slow, Summary, summarise
+from gdt.preprocess.videos import Shares, VideoList
+from gdt.preprocess.worker import PROGRESS, Changed, full_disk_named, make_numbered
 
 _ATTEMPTS = 4
 """How often a shard is tried whose videos change or come and go."""

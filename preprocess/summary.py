@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pipeline.files import write_text
-from pipeline.shards.index import Index
-from pipeline.shards.layout import REJECTED, read_rejected
+from gdt.common.files import write_text
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import REJECTED, read_rejected
 
 SUMMARY = "summary.json"
 SLOWEST = 10

@@ -1,4 +1,4 @@
-"""Whether every shard is still what was written: python -m preprocess.verify.
+"""Whether every shard is still what was written: gdt verify.
 
 Checksums of everything, offsets that fit, the markers at both ends of every JPEG; with `--full` every frame is decoded
 too. A damaged shard is named with what is wrong; `--remove` removes it, and preprocessing then makes it again. Damaged
@@ -13,11 +13,11 @@ import socket
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import h5py
 import numpy as np
@@ -25,13 +25,13 @@ import tyro
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
-from pipeline.errors import UserError, exit_with_message, first_line
-from pipeline.files import kind
-from pipeline.shards.index import LABELS, Index, dataset_names, gather, is_said, with_said
-from pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
-from pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
-from preprocess import cluster
-from preprocess.lock import is_locked, locked
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import kind
+from gdt.common.lock import is_locked, locked
+from gdt.pipeline.shards.index import LABELS, Index, dataset_names, gather, is_said, with_said
+from gdt.pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
+from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
+from gdt.preprocess import cluster
 
 _FRAMES = 1 << 12
 """Frames looked at together."""
@@ -362,8 +362,12 @@ def _advice(settings: Verify, state: State) -> str:
     }[state]
 
 
-def main() -> None:
-    settings = tyro.cli(Verify, prog="python -m preprocess.verify")
+def options(_: Sequence[str]) -> Mapping[str, Any]:
+    return get_type_hints(Verify)
+
+
+def main(arguments: Sequence[str]) -> None:
+    settings = tyro.cli(Verify, prog="gdt verify", args=arguments)
     findings = verify(settings)
     for name, (_, problems) in sorted(findings.items()):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -372,11 +376,3 @@ def main() -> None:
         counts = Counter(state for state, _ in findings.values())
         raise UserError(". ".join(f"{n} shards or indexes {_advice(settings, state)}" for state, n in counts.items()))
     print(f"every shard in {settings.shard_folder} is as it was written")
-
-
-def console() -> None:
-    exit_with_message(main)
-
-
-if __name__ == "__main__":
-    console()

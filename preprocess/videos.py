@@ -16,10 +16,10 @@ from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.files import dump_row
-from pipeline.shards.index import LABELS, Said, column_dataset
-from preprocess.datasets.listing import Missing, Video, Words, find_key, key_of, size_of
+from gdt.common.errors import UserError
+from gdt.common.files import dump_row
+from gdt.pipeline.shards.index import LABELS, Said, column_dataset
+from gdt.preprocess.datasets.listing import Missing, Video, Words, find_key, key_of, size_of
 
 _TOLD = 20
 """Pairs of videos with one id that are named."""

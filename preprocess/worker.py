@@ -18,16 +18,16 @@ from typing import NamedTuple
 import distributed
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.files import is_full, open_regular
-from pipeline.shards.index import mel_sums
-from pipeline.shards.layout import VideoRecord, write_shard
-from preprocess.datasets.listing import Words, size_of
-from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums
-from preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
-from preprocess.plan import ShardTask
-from preprocess.process import Rejected
-from preprocess.summary import SLOWEST, Slow
+from gdt.common.errors import UserError
+from gdt.common.files import is_full, open_regular
+from gdt.pipeline.shards.index import mel_sums
+from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.preprocess.datasets.listing import Words, size_of
+from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums
+from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
+from gdt.preprocess.plan import ShardTask
+from gdt.preprocess.process import Rejected
+from gdt.preprocess.summary import SLOWEST, Slow
 
 PROGRESS = "gdt-preprocess"
 """Dask's topic under which workers tell how many more videos are done."""

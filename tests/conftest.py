@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.shards.index import Index
-from preprocess.stage import Preprocess
-from preprocess.stage import run as preprocess
-from preprocess.synthetic import Synthetic, generate
+from gdt.pipeline.shards.index import Index
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import run as preprocess
+from gdt.preprocess.synthetic import Synthetic, generate
 
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, which would speak of itself in every make below it
     os.environ.pop(name, None)
@@ -57,8 +57,8 @@ def index(shards: Path) -> Index:
 @pytest.fixture(scope="session")
 def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model of picture against sound, after three steps."""
-    from train.pretrain import pretrain  # torch and DALI, which most tests of preprocessing do without
-    from train.settings import SIZES
+    from gdt.train.pretrain import pretrain  # torch and DALI, which most tests of preprocessing do without
+    from gdt.train.settings import SIZES
 
     out = tmp_path_factory.mktemp("runs") / "e"
     return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=3))

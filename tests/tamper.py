@@ -12,9 +12,9 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from pipeline.shards.index import write_index
-from pipeline.shards.layout import PIECES, ROWS, WORDS, words_checksum
-from pipeline.shards.seal import seal
+from gdt.pipeline.shards.index import write_index
+from gdt.pipeline.shards.layout import PIECES, ROWS, WORDS, words_checksum
+from gdt.pipeline.shards.seal import seal
 
 
 def reseal(path: Path) -> None:

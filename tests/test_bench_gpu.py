@@ -22,7 +22,7 @@ from benchmarks.gpu.settings import SECTIONS, Settings, parsed
 from benchmarks.gpu.step import Step, disagreement, run_settings
 from benchmarks.gpu.table import AGAIN, ROWS, TEXT, Row, Rows, read, text
 from benchmarks.gpu.ways import IDEAS, Way
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
 from tests.conftest import ROOT
 
 TINY = Settings(

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 import gdt
+from gdt.train.models.gdt import GDT
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES
 from tests.conftest import ROOT
-from train.models.gdt import GDT
-from train.pretrain import pretrain
-from train.settings import SIZES
 
 
 @pytest.mark.slow  # that of the README is run, too

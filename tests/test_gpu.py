@@ -18,27 +18,27 @@ from benchmarks.gpu.loading import MEAN, NEARLY_ALL, levels
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.step import Step, run_settings
 from benchmarks.gpu.ways import IDEAS, Way
-from eval.downstream import downstream
-from eval.features import extract
-from eval.results import from_json
-from eval.settings.downstream import Downstream
-from pipeline import presets
-from pipeline.colour import Pixels
-from pipeline.leaves import Clip
-from pipeline.loader import Loader
-from pipeline.notation import parse
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from pipeline.sources.text import Words
-from pipeline.transformations.augmentation import Augmentation
-from pipeline.tree import sampling_tree
-from pipeline.word2vec import WordVectors
-from train.checkpoint import load_model
-from train.models.gdt import GDT
-from train.norm import synchronised
-from train.pretrain import pretrain
-from train.run import leave_without_teardown
-from train.settings import METRICS, SIZES, Optimization
+from gdt.eval.downstream import downstream
+from gdt.eval.features import extract
+from gdt.eval.results import from_json
+from gdt.eval.settings.downstream import Downstream
+from gdt.pipeline import presets
+from gdt.pipeline.colour import Pixels
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.notation import parse
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.sources.text import Words
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.tree import sampling_tree
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.checkpoint import load_model
+from gdt.train.models.gdt import GDT
+from gdt.train.norm import synchronised
+from gdt.train.pretrain import pretrain
+from gdt.train.run import leave_without_teardown
+from gdt.train.settings import METRICS, SIZES, Optimization
 
 DEVICE: Literal["cpu", "cuda"] = "cuda"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")]

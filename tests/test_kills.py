@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from preprocess.stage import Preprocess, run
+from gdt.preprocess.stage import Preprocess, run
 from tests.conftest import ROOT
 from tests.preprocess.test_stage import digests
 
@@ -44,7 +44,7 @@ def kill(arguments: list[object], folder: Path, moment: str) -> None:
     (folder / "hook").mkdir(exist_ok=True)
     (folder / "hook" / "sitecustomize.py").write_text(HOOK)
     process = subprocess.run(
-        [sys.executable, "-m", *map(str, arguments)], cwd=folder, start_new_session=True, check=False,
+        [sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, start_new_session=True, check=False,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300,
         env=os.environ | {"PYTHONPATH": f"{folder / 'hook'}:{ROOT}", "GDT_KILL": moment},
     )  # fmt: skip
@@ -53,7 +53,7 @@ def kill(arguments: list[object], folder: Path, moment: str) -> None:
 
 def undisturbed(arguments: list[object], folder: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", *map(str, arguments)], cwd=folder, check=True, env=environment)
+    subprocess.run([sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, check=True, env=environment)
 
 
 # what is about to happen, to which file, the how manieth time, and seconds to wait after that
@@ -149,7 +149,7 @@ def test_kills_during_verify_change_nothing(synthetic: Path, tmp_path: Path) -> 
     for moment in VERIFYING:
         if moment.startswith("os.remove"):
             (folder / "index.h5").write_bytes(b"nonsense")
-        kill(["preprocess.verify", "--shards", folder, "--workers", 2, "--remove"], tmp_path, moment)
+        kill(["verify", "--shards", folder, "--workers", 2, "--remove"], tmp_path, moment)
     assert run(settings).shards_made == 0 and digests(folder) == expected
 
 
@@ -160,7 +160,7 @@ def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: P
 
     def command(run: Path) -> list[object]:
         sizes = ("--videos-per-batch", 4, "--threads", 1, "--network.dropout", 0.3, "--steps", 30)
-        return ["train", "tiny", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
+        return ["pretrain", "tiny", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
 
     def losses(run: Path) -> list[float]:
         return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -170,7 +170,7 @@ def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: P
     for folder_of_run in (folder, whole):
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         subprocess.run(
-            [sys.executable, "-m", *map(str, command(folder_of_run))], cwd=tmp_path, check=True, env=environment
+            [sys.executable, "-m", "gdt", *map(str, command(folder_of_run))], cwd=tmp_path, check=True, env=environment
         )
     assert losses(folder) == losses(whole) and len(losses(whole)) == 30
     one, other = (torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (folder, whole))

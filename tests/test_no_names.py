@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.notation import TRANSFORMATIONS
-from pipeline.presets import PRESETS
+from gdt.pipeline.notation import TRANSFORMATIONS
+from gdt.pipeline.presets import PRESETS
 from tests.conftest import ROOT
 
 FILES = [

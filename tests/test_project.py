@@ -36,14 +36,14 @@ def test_the_readme_names_only_commands_and_files_that_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.M), target
     for path in set(re.findall(r"\]\(([^)#]+)\)", readme)):
         assert path.startswith("http") or (ROOT / path).exists(), path
-    for module in set(re.findall(r"python -m ([a-z_.]+)", readme)):
+    for module in set(re.findall(r"python -m (benchmarks[a-z_.]+)", readme)):
         stem = ROOT / module.replace(".", "/")
         assert stem.is_dir() or stem.with_suffix(".py").is_file(), module
 
 
-@pytest.mark.parametrize("stage", ["preprocess", "train", "eval"])
+@pytest.mark.parametrize("stage", ["preprocess", "train", "eval", "studies"])
 def test_the_command_line_is_there_before_what_takes_seconds_to_import(stage: str) -> None:
     """So `--help` and mistakes are answered at once."""
-    code = f"import sys, {stage}.command; print(*sys.modules)"
+    code = f"import sys, gdt.{stage}.command; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"torch", "nvidia.dali", "sklearn", "matplotlib"} & set(done.stdout.split())

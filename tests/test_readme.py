@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-import eval.command
-import preprocess.command
-import train.command
-import train.submit
+from gdt.command import COMMANDS
+from gdt.eval import command as evaluation
+from gdt.preprocess import command as preprocessing
+from gdt.studies import command as studies
+from gdt.train import command as training
+from gdt.train import submit
 from tests.conftest import ROOT, Run
+from tests.test_mistakes import make
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = [(kind, text) for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)]
@@ -28,15 +31,15 @@ ONLY_READ = {
     r"^make eval-": "needs UCF-101 or HMDB-51; tests/eval/test_downstream.py has them",
     r"DATASET=(kinetics|howto100m)": "needs the data set; tests/preprocess/test_datasets.py has them",
     r"fresh": "takes minutes",
-    r"^make ablation |^python -m eval ablation ": "trains many times; tests/eval/test_ablation.py",
-    r"^python -m eval figures": "names models of Kinetics; tests/eval/test_figures.py",
-    r"^python -m eval search": "trains 30 times; tests/eval/test_search.py",
+    r"^make ablation |^gdt eval ablation ": "trains many times; tests/eval/test_ablation.py",
+    r"^gdt study figures": "names models of Kinetics; tests/eval/test_figures.py",
+    r"^gdt eval search": "trains 30 times; tests/eval/test_search.py",
     r"DATASET=synthetic-hard|benchmarks\.predictions": "takes hours; tests/preprocess/test_synthetic_hard.py",
     r"DATASET=mine CKPT=\.\.\.": "names no file",
 }
 """What is not run, and why; all of it is parsed."""
 LESS = {
-    "train": ["--steps", "2", "--videos-per-batch", "4"], "eval downstream": ["--clips", "2"],
+    "pretrain": ["--steps", "2", "--videos-per-batch", "4"], "eval downstream": ["--clips", "2"],
     "eval embed": ["--clips", "2"], "eval theorem": ["--batches", "100"],
 }  # fmt: skip
 """What makes the commands short."""
@@ -48,35 +51,32 @@ def lines_of(text: str) -> list[str]:
     return [line for line in lines if line.strip()]
 
 
-def python_commands(line: str, stamp: Path) -> list[list[str]]:
-    """The `python -m` commands that a line starts: a make target's, or its own."""
+def commands(line: str, stamp: Path) -> list[list[str]]:
+    """The commands of gdt and benchmarks that a line starts: a make target's, or its own."""
     if line.startswith(("torchrun ", "srun ", "mpirun ")):
-        return [shlex.split(line.split(" -m ", 1)[1])]
-    if not line.startswith("make "):
-        return [shlex.split(line.replace("python -m ", ""))] if line.startswith("python -m ") else []
-    made = subprocess.run(
-        ["make", "-n", "PYTHON=python", f"STAMP={stamp}", *shlex.split(line)[1:]], cwd=ROOT, capture_output=True,
-        text=True, check=True,
-    ).stdout  # fmt: skip
-    recipes = re.sub(r"\\\n\s*", "", made).splitlines()
-    return [shlex.split(recipe.split("python -m ", 1)[1]) for recipe in recipes if "python -m " in recipe]
+        return [shlex.split(line.split(" gdt ", 1)[1])]
+    if line.startswith(("gdt ", "python -m ")):
+        return [shlex.split(line.removeprefix("gdt ").removeprefix("python -m "))]
+    if not line.startswith("make ") or line.split()[1] in ("demo", "test"):
+        return []
+    made = make(*shlex.split(line)[1:], stamp=stamp)
+    assert made.returncode == 0, made.stderr
+    return [shlex.split(command.removeprefix("gdt ")) for command in made.stdout.splitlines()]
 
 
 def parsed(command: list[str]) -> None:
     """Settings, or an error about the options."""
-    module, *arguments = command
-    if module == "train.submit":
-        module, arguments = "train", train.submit.parsed(arguments)[1]
-    if module == "train.launch":
-        arguments = arguments[1:]
-    if module in ("train", "train.launch"):
-        train.command.settings_of(arguments)
-    elif module == "eval":
-        eval.command.settings_of(arguments)
-    elif module == "preprocess":
-        preprocess.command.settings_of(arguments)
-    else:  # of benchmarks and the like, at least that they are there
-        assert importlib.util.find_spec(module) is not None, module
+    name, *arguments = command
+    if name == "pretrain":
+        training.settings_of(submit.parsed(arguments)[1])
+    elif name == "eval":
+        evaluation.settings_of(arguments)
+    elif name == "study":
+        evaluation.settings_of(arguments, studies.COMMANDS)
+    elif name == "preprocess":
+        preprocessing.settings_of(arguments)
+    elif name not in COMMANDS:  # of benchmarks and the like, at least that they are there
+        assert importlib.util.find_spec(name) is not None, name
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_commands_do_what_they_say_one_after_the_other(
             continue
         for line in lines_of(text):
             why = next((why for pattern, why in ONLY_READ.items() if re.search(pattern, line)), "")
-            for arguments in python_commands(line.replace("/my/videos", str(mine)), stamp):
+            for arguments in commands(line.replace("/my/videos", str(mine)), stamp):
                 if why:
                     continue
                 name = " ".join(arguments[: 2 if arguments[0] == "eval" else 1])
@@ -141,5 +141,5 @@ def test_what_is_not_run_has_options_that_there_are(mine: Path, stamp: Path) -> 
     for kind, text in BLOCKS:
         if kind == "sh":
             for line in lines_of(text):
-                for arguments in python_commands(line.replace("/my/videos", str(mine)), stamp):
+                for arguments in commands(line.replace("/my/videos", str(mine)), stamp):
                     parsed(arguments)

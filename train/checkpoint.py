@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from pipeline import presets
-from pipeline.errors import UserError, first_line
-from pipeline.files import partial_of, publish, require_readable
-from pipeline.shards.index import Index, Statistics
-from train import portable
-from train.models.gdt import GDT, load_weights, modalities_of
-from train.settings import CHECKPOINT, Pretrain, from_json
-from train.weights import Foreign, damaged_part, read_foreign
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import partial_of, publish, require_readable
+from gdt.pipeline import presets
+from gdt.pipeline.shards.index import Index, Statistics
+from gdt.train import portable
+from gdt.train.models.gdt import GDT, load_weights, modalities_of
+from gdt.train.settings import CHECKPOINT, Pretrain, from_json
+from gdt.train.weights import Foreign, damaged_part, read_foreign
 
 NAME = CHECKPOINT
 PREVIOUS = "checkpoint.previous.pt"

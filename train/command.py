@@ -4,44 +4,58 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_type_hints
 
 import tyro
 
-from pipeline import notation, presets
-from pipeline.commandline import Options
-from pipeline.errors import UserError, exit_with_message
-from train.launchers import ranks, require_meeting
-from train.local import told_once
-from train.settings import SIZES, Pretrain, require_one_name
+from gdt.common.commandline import Options
+from gdt.common.errors import UserError, exit_with_message
+from gdt.pipeline import notation, presets
+from gdt.train import launch, submit
+from gdt.train.launchers import ranks, require_meeting
+from gdt.train.local import told_once
+from gdt.train.settings import SIZES, Pretrain, require_one_name
+from gdt.variables import POSITIONAL
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    """In as many processes as the job has; where this is one of them, or there is one, here."""
+    job, arguments = submit.parsed(arguments)
     status: Any = 0
     try:
-        exit_with_message(_pretrain)
+        if job.nodes > 1 or job.scheduler or job.sbatch:
+            submit.submit(job, arguments)
+        elif job.gpus > 1:
+            launch.launch(job.gpus, arguments)
+        else:
+            exit_with_message(lambda: _pretrain(arguments))
     except SystemExit as end:
         status = end.code
     if "torch" in sys.modules:  # it is imported once there is something to compute, and not for --help
         import torch.distributed as dist
 
-        from train.run import leave_without_teardown
+        from gdt.train.run import leave_without_teardown
 
         if dist.is_initialized():
             leave_without_teardown(status)
     sys.exit(status)
 
 
-def _pretrain() -> None:
+def options(_: Sequence[str]) -> Mapping[str, Any]:
+    return get_type_hints(Pretrain) | get_type_hints(submit.Job) | {"size": POSITIONAL}
+
+
+def _pretrain(arguments: Sequence[str]) -> None:
     os.environ.update(ranks(os.environ))
     with told_once():
-        settings = settings_of(sys.argv[1:])
+        settings = settings_of(arguments)
         require_meeting(os.environ)
     if settings is None:
         return
     try:
-        from train.pretrain import pretrain
+        from gdt.train.pretrain import pretrain
 
         pretrain(settings)
     except KeyboardInterrupt:
@@ -50,7 +64,7 @@ def _pretrain() -> None:
         raise
 
 
-def settings_of(arguments: list[str]) -> Pretrain | None:
+def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     """The settings that a command line gives; None where it asks for help, which is printed."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
         raise UserError(f"there is no size '{arguments[0]}'; choose one of {', '.join(SIZES)}")
@@ -58,14 +72,14 @@ def settings_of(arguments: list[str]) -> Pretrain | None:
     sizes = {name: (text, _with_one_length(base, arguments)) for name, (text, base) in SIZES.items()}
     options = Options(Pretrain)
     defaults = {name: (text, options.of(base)) for name, (text, base) in sizes.items()}
-    settings = options.settings(tyro.extras.overridable_config_cli(defaults, prog="python -m train", args=arguments))
+    settings = options.settings(tyro.extras.overridable_config_cli(defaults, prog="gdt pretrain", args=arguments))
     if settings.preset == "help" or settings.factors == "help":
         print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
         return None
     return settings
 
 
-def _with_one_length(base: Pretrain, arguments: list[str]) -> Pretrain:
+def _with_one_length(base: Pretrain, arguments: Sequence[str]) -> Pretrain:
     """A size's default epochs give way to --steps on the command line, and its steps to --epochs."""
     given = {argument.split("=")[0] for argument in arguments} & {"--steps", "--epochs"}
     if given == {"--steps"}:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.leaves import Clip
-from pipeline.sources.text import Words
-from train.models.gdt import GDT
-from train.models.network import Network
-from train.models.r2plus1d import R2Plus1D
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.sources.text import Words
+from gdt.train.models.gdt import GDT
+from gdt.train.models.network import Network
+from gdt.train.models.r2plus1d import R2Plus1D
 
 WIDE, WIDER = 2, 3
 """Parts of the video trunk that are recomputed where memory is short: the stem and the first stage, or two stages."""

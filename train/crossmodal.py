@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from pipeline.clips import uniform_plans
-from pipeline.errors import UserError
-from pipeline.leaves import MODALITIES, Clip
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import centred
-from pipeline.word2vec import WordVectors
-from train.models.gdt import GDT, autocast
-from train.settings import Pretrain
+from gdt.common.errors import UserError
+from gdt.pipeline.clips import uniform_plans
+from gdt.pipeline.leaves import MODALITIES, Clip
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import centred
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.models.gdt import GDT, autocast
+from gdt.train.settings import Pretrain
 
 KS = (1, 5, 10)
 _PROBED = 2

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from train.step import Figures
+from gdt.train.step import Figures
 
 _GIB = 2**30
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import torch
 
-from pipeline.composition import Composition
-from pipeline.errors import UserError
-from train.cost import WIDE, WIDER
-from train.settings import Pretrain
+from gdt.common.errors import UserError
+from gdt.pipeline.composition import Composition
+from gdt.train.cost import WIDE, WIDER
+from gdt.train.settings import Pretrain
 
 _GIB = 2**30
 _USED = 0.85

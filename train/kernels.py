@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pipeline.errors import first_line, is_out_of_memory
-from pipeline.leaves import Clip
-from train.figures import mark
-from train.models.gdt import GDT
-from train.models.network import Network
+from gdt.common.errors import first_line, is_out_of_memory
+from gdt.pipeline.leaves import Clip
+from gdt.train.figures import mark
+from gdt.train.models.gdt import GDT
+from gdt.train.models.network import Network
 
 TOLERANCE = 0.1
 """Of a trunk's features, relative to float32; rounding to bfloat16 alone makes 0.01 to 0.03 of it."""

@@ -1,7 +1,7 @@
-"""python -m train.launch N {paper,tiny}: pretrain in N processes on this machine, one per GPU.
+"""gdt pretrain --gpus N {paper,tiny}: pretrain in N processes on this machine, one per GPU.
 
-They are what `torchrun --standalone --nproc-per-node N -m train` starts. Here they alone speak, and what is wrong with
-the command is said before any of them starts; the exit status is theirs.
+They are what `torchrun --standalone --nproc-per-node N -m gdt pretrain` starts. Here they alone speak, and what is
+wrong with the command is said before any of them starts; the exit status is theirs.
 
 Started once on each of several machines, by srun or mpirun, it starts the ranks of its machine.
 """
@@ -16,28 +16,20 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from pipeline.errors import UserError, exit_with_message, quiet_until_ready
-from pipeline.supervise import DIES_WITH, WATCHED, from_terminal
-from train.launchers import ranks, require_meeting
-from train.local import require_gpus
+from gdt.common.errors import UserError
+from gdt.common.supervise import DIES_WITH, WATCHED, from_terminal
+from gdt.train.launchers import ranks, require_meeting
+from gdt.train.local import require_gpus
 
 
-def main() -> None:
-    exit_with_message(_launch)
+def launch(number: int, arguments: Sequence[str]) -> None:
+    """Start the processes, and exit with their status. Raises UserError where the settings or the GPUs will not do."""
+    from gdt.train.command import settings_of
 
-
-def _launch() -> None:
-    from train.command import settings_of
-
-    number, arguments = next(iter(sys.argv[1:]), ""), sys.argv[2:]
-    if not number.isdecimal() or int(number) < 1:
-        raise UserError(
-            f"the number of processes is '{number}'; it must be 1 or more, as in python -m train.launch 2 tiny"
-        )
     settings = settings_of(arguments)
     if settings is not None:
-        require_gpus(int(number), settings.device)
-        sys.exit(run([sys.executable, "-m", "train", *arguments], int(number), machine=_machine(int(number))))
+        require_gpus(number, settings.device)
+        sys.exit(run([sys.executable, "-m", "gdt", "pretrain", *arguments], number, machine=_machine(number)))
 
 
 def _machine(number: int) -> dict[str, str]:
@@ -47,7 +39,7 @@ def _machine(number: int) -> dict[str, str]:
     if found and int(found["LOCAL_WORLD_SIZE"]) > 1:
         raise UserError(
             f"this command was started {found['LOCAL_WORLD_SIZE']} times on one machine, to start {number} processes "
-            "each time; start it once on each (srun --ntasks-per-node=1), or python -m train once per GPU"
+            "each time; start it once on each (srun --ntasks-per-node=1), or gdt pretrain once per GPU, without --gpus"
         )
     return found
 
@@ -105,8 +97,3 @@ def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port: int = free.getsockname()[1]
     return port
-
-
-if __name__ == "__main__":
-    quiet_until_ready()
-    main()

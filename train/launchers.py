@@ -6,7 +6,7 @@ import re
 import zlib
 from collections.abc import Mapping
 
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
 
 _COUNTS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.composition import contrast, weight
-from pipeline.factors import Factor
+from gdt.pipeline.composition import contrast, weight
+from gdt.pipeline.factors import Factor
 
 
 class Outcome(NamedTuple):

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from pipeline import serialization
-from pipeline.errors import UserError
-from pipeline.shards.index import Statistics
-from train import tensors
-from train.models.gdt import GDT, load_weights, modalities_of
-from train.models.network import Network
-from train.settings import Pretrain, from_json, to_json
-from train.weights import Foreign
+from gdt.common import serialization
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import Statistics
+from gdt.train import tensors
+from gdt.train.models.gdt import GDT, load_weights, modalities_of
+from gdt.train.models.network import Network
+from gdt.train.settings import Pretrain, from_json, to_json
+from gdt.train.weights import Foreign
 
 if TYPE_CHECKING:
-    from train.checkpoint import Trained
+    from gdt.train.checkpoint import Trained
 
 FORMAT, VERSION = "gdt-model", "1"
 

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.composition import Composition
-from pipeline.errors import is_out_of_memory
-from pipeline.groups import require_groups
-from train.cost import memory, parameters
-from train.fitting import Fit, fit, room
-from train.kernels import Kernels, first_right, ways
-from train.settings import BEFORE, Pretrain
+from gdt.common.errors import is_out_of_memory
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.groups import require_groups
+from gdt.train.cost import memory, parameters
+from gdt.train.fitting import Fit, fit, room
+from gdt.train.kernels import Kernels, first_right, ways
+from gdt.train.settings import BEFORE, Pretrain
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _SHORT = float("inf")

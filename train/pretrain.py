@@ -16,23 +16,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.errors import UserError, first_line, is_out_of_memory
-from pipeline.files import is_full
-from pipeline.groups import shared
-from pipeline.loader import Batch, Loader
-from pipeline.shards.index import Index, fingerprint
-from pipeline.shards.reader import DamagedVideo
-from train import checkpoint
-from train.checkpoint import Data, load_model
-from train.crossmodal import Probe
-from train.figures import Report, Reports
-from train.preparing import prepared
-from train.provenance import Provenance, Start, record
-from train.ranks import require_alike, watched
-from train.run import Log, StopSignal, Trace, place, precision, what_next
-from train.saving import Saver
-from train.settings import Pretrain, flags
-from train.trainer import Trainer, begin_with
+from gdt.common.errors import UserError, first_line, is_out_of_memory
+from gdt.common.files import is_full
+from gdt.pipeline.groups import shared
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.reader import DamagedVideo
+from gdt.train import checkpoint
+from gdt.train.checkpoint import Data, load_model
+from gdt.train.crossmodal import Probe
+from gdt.train.figures import Report, Reports
+from gdt.train.preparing import prepared
+from gdt.train.provenance import Provenance, Start, record
+from gdt.train.ranks import require_alike, watched
+from gdt.train.run import Log, StopSignal, Trace, place, precision, what_next
+from gdt.train.saving import Saver
+from gdt.train.settings import Pretrain, flags
+from gdt.train.trainer import Trainer, begin_with
 
 
 def pretrain(settings: Pretrain) -> Path:

@@ -15,8 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline import serialization
-from pipeline.files import write_text
+from gdt.common import serialization
+from gdt.common.files import write_text
 
 if TYPE_CHECKING:  # else what only reads provenances, as command lines do, would import it
     import torch

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from pipeline.errors import INTERRUPTED, UserError, first_line
+from gdt.common.errors import INTERRUPTED, UserError, first_line
 
 _SECONDS = 60.0
 _WHY = "it was killed or crashed, or its machine is gone; the same command goes on from the last checkpoint"

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import UserError
-from train.checkpoint import Data
-from train.schedule import Schedule
-from train.settings import LENGTH, Pretrain, differences, from_json, to_json
+from gdt.common.errors import UserError
+from gdt.train.checkpoint import Data
+from gdt.train.schedule import Schedule
+from gdt.train.settings import LENGTH, Pretrain, differences, from_json, to_json
 
 
 def require_same_run(

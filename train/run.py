@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from pipeline.errors import UserError, first_line
-from pipeline.files import write_text
-from train.figures import Report
-from train.launchers import has_own_gpu
-from train.local import require_gpus, told_once
-from train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import write_text
+from gdt.train.figures import Report
+from gdt.train.launchers import has_own_gpu
+from gdt.train.local import require_gpus, told_once
+from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
 
 
 def precision(settings: Pretrain, device: torch.device) -> Literal["float32", "bfloat16", "float64"]:

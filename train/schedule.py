@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from train.settings import Pretrain
+from gdt.train.settings import Pretrain
 
 
 class Schedule:

@@ -11,17 +11,18 @@ from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from pipeline import notation, presets, serialization
-from pipeline.composition import Composition
-from pipeline.errors import UserError
-from pipeline.leaves import Clip
-from pipeline.shards.index import Index
-from pipeline.shards.layout import shard_folder
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import Augmentation
-from pipeline.tree import Tree, sampling_tree
-from pipeline.word2vec import WordVectors
-from train.models.network import Network
+from gdt.common import serialization
+from gdt.common.errors import UserError
+from gdt.pipeline import notation, presets
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import shard_folder
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.tree import Tree, sampling_tree
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.models.network import Network
 
 CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pipeline.errors import is_out_of_memory
-from pipeline.factors import Factor
-from pipeline.groups import groups
-from pipeline.loader import Batch
-from train.cost import WIDER
-from train.loss import outcome
-from train.models.dropout import leaf_keys
-from train.models.gdt import GDT
-from train.norm import RunningStatistics, all_reduce_together
+from gdt.common.errors import is_out_of_memory
+from gdt.pipeline.factors import Factor
+from gdt.pipeline.groups import groups
+from gdt.pipeline.loader import Batch
+from gdt.train.cost import WIDER
+from gdt.train.loss import outcome
+from gdt.train.models.dropout import leaf_keys
+from gdt.train.models.gdt import GDT
+from gdt.train.norm import RunningStatistics, all_reduce_together
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""python -m train.submit --nodes N --gpus N --scheduler slurm {paper,tiny}: pretrain on several machines, by SLURM.
+"""gdt pretrain --nodes N --gpus N --scheduler slurm {paper,tiny}: pretrain on several machines, by SLURM.
 
-The job has one task per machine, which starts the ranks there with train.launch. Tasks per GPU would depend on how a
-cluster shares GPUs and cores among tasks: where each sees its own GPU alone, and one core. One task has all that the
+The job has one task per machine, which starts the ranks there with --gpus. Tasks per GPU would depend on how a cluster
+shares GPUs and cores among tasks: where each sees its own GPU alone, and one core. One task has all that the
 job has of a machine, and the ranks are started, stopped and waited for as they are by GPUS= on one machine.
 
 Some minutes before its time is up, SLURM sends SIGUSR1 to the tasks. The ranks stop after the step, with a checkpoint
@@ -25,9 +25,9 @@ from pathlib import Path
 
 import tyro
 
-from pipeline.errors import UserError, exit_with_message, quiet_until_ready, require_positive
-from pipeline.shards.index import Index
-from train.settings import CHECKPOINT, Pretrain
+from gdt.common.errors import UserError, require_positive
+from gdt.pipeline.shards.index import Index
+from gdt.train.settings import CHECKPOINT, Pretrain
 
 _SCRIPT = """\
 #!/bin/bash
@@ -54,7 +54,7 @@ _SIGNAL = "--signal=USR1@300"
 
 @dataclass(frozen=True)
 class Job:
-    """Pretrain as a job of SLURM. The settings of pretraining follow, as after python -m train."""
+    """On how many machines and GPUs to pretrain."""
 
     nodes: int = 1
     """Machines."""
@@ -70,19 +70,15 @@ class Job:
         require_positive(self, "", "nodes", "gpus")
 
 
-def main() -> None:
-    exit_with_message(_submit)
-
-
 def parsed(arguments: Sequence[str]) -> tuple[Job, list[str]]:
     """The job that a command line describes, and what is left of it, for train.command."""
-    return tyro.cli(Job, prog="python -m train.submit", args=arguments, return_unknown_args=True)
+    return tyro.cli(Job, prog="gdt pretrain", args=arguments, return_unknown_args=True, add_help=False)
 
 
-def _submit() -> None:
-    from train.command import settings_of
+def submit(job: Job, arguments: Sequence[str]) -> None:
+    """Have SLURM start the job. Raises UserError where it, the settings or the shards will not do."""
+    from gdt.train.command import settings_of
 
-    job, arguments = parsed(sys.argv[1:])
     settings = settings_of(arguments)
     if settings is None:
         return
@@ -113,12 +109,12 @@ def _by_hand(job: Job, arguments: Sequence[str]) -> str:
     if job.nodes == 1:
         return "SBATCH has no effect without SCHEDULER=slurm"
     torchrun = ["torchrun", "--nnodes", job.nodes, "--node-rank", 0, "--rdzv-endpoint", "host:port", "--nproc-per-node",
-                job.gpus, "-m", "train", *arguments]  # fmt: skip
+                job.gpus, "-m", "gdt", "pretrain", *arguments]  # fmt: skip
     last = f"{'0 and 1' if job.nodes == 2 else f'0 to {job.nodes - 1}'}"
     return (
         f"NODES={job.nodes} needs SCHEDULER=slurm, which submits a job; with no scheduler, type this on each machine, "
         f"with --node-rank {last}, and the first one's name and a free port: {shlex.join(map(str, torchrun))} "
-        "(srun and mpirun start python -m train as it is, once per GPU)"
+        "(srun and mpirun start gdt pretrain as it is, without --gpus, once per GPU)"
     )
 
 
@@ -144,7 +140,7 @@ def _options(job: Job, settings: Pretrain) -> list[str]:
 
 
 def _script(job: Job, settings: Pretrain, arguments: Sequence[str]) -> str:
-    command = [sys.executable, "-m", "train.launch", str(job.gpus), *arguments]
+    command = [sys.executable, "-m", "gdt", "pretrain", "--gpus", str(job.gpus), *arguments]
     checkpoint = shlex.quote(str(settings.run_folder.absolute() / CHECKPOINT))
     return _SCRIPT.format(
         nodes=job.nodes, gpus=job.gpus, checkpoint=checkpoint, command=shlex.join(command),
@@ -167,8 +163,3 @@ def _submitted(options: Sequence[str], script: str, folder: Path) -> str:
         raise UserError(f"sbatch refuses the job ({said or f'status {done.returncode}'}); SBATCH= has its options")
     sys.stderr.write(done.stderr)
     return done.stdout.strip().split(";")[0]  # a cluster's name may follow
-
-
-if __name__ == "__main__":
-    quiet_until_ready()
-    main()

@@ -12,8 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from pipeline.errors import UserError, first_line
-from pipeline.files import require_readable, write_with
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import require_readable, write_with
 
 CHECKSUM = "crc32"
 """Name of the text that holds it; safetensors has none of its own."""

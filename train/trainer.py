@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from pipeline.loader import Batch
-from pipeline.tree import Tree
-from train import checkpoint
-from train.checkpoint import Data
-from train.cost import arithmetic, peak
-from train.kernels import Kernels
-from train.models.gdt import GDT, load_weights
-from train.norm import synchronised
-from train.preparing import PRECISIONS
-from train.resuming import require_same_run
-from train.saving import Saver
-from train.schedule import Schedule
-from train.settings import Pretrain, to_json
-from train.step import Figures, Gradient, How
-from train.tensors import raw
+from gdt.pipeline.loader import Batch
+from gdt.pipeline.tree import Tree
+from gdt.train import checkpoint
+from gdt.train.checkpoint import Data
+from gdt.train.cost import arithmetic, peak
+from gdt.train.kernels import Kernels
+from gdt.train.models.gdt import GDT, load_weights
+from gdt.train.norm import synchronised
+from gdt.train.preparing import PRECISIONS
+from gdt.train.resuming import require_same_run
+from gdt.train.saving import Saver
+from gdt.train.schedule import Schedule
+from gdt.train.settings import Pretrain, to_json
+from gdt.train.step import Figures, Gradient, How
+from gdt.train.tensors import raw
 
 _MINUTE = 60.0
 

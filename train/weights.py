@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.errors import UserError
-from pipeline.files import require_readable
-from pipeline.shards.index import Statistics
-from train import tensors
-from train.models.gdt import GDT, load_weights, modalities_of
-from train.models.network import Network
-from train.settings import Pretrain, from_json
+from gdt.common.errors import UserError
+from gdt.common.files import require_readable
+from gdt.pipeline.shards.index import Statistics
+from gdt.train import tensors
+from gdt.train.models.gdt import GDT, load_weights, modalities_of
+from gdt.train.models.network import Network
+from gdt.train.settings import Pretrain, from_json
 
 _MOST = 100
 """Kinds of objects that no checkpoint has more of."""

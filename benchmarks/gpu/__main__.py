@@ -16,8 +16,8 @@ from pathlib import Path
 
 from benchmarks.gpu.settings import SECTIONS, Settings, parsed
 from benchmarks.gpu.table import AGAIN, BEGUN, ROWS, Begun, Row, append, read, told, write
-from pipeline.errors import UserError, exit_with_message, quiet_until_ready
-from pipeline.serialization import to_json
+from gdt.common.errors import UserError, exit_with_message, quiet_until_ready
+from gdt.common.serialization import to_json
 
 _GRACE = 20.0
 """Seconds after its time in which a section may finish what it has begun."""

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipeline.errors import UserError
-from train.provenance import device_name
+from gdt.common.errors import UserError
+from gdt.train.provenance import device_name
 
 T = TypeVar("T")
 _GIB = 2**30

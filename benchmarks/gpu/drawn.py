@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pipeline.files import partial_of
-from pipeline.shards.index import mel_sums, write_index
-from pipeline.shards.layout import INDEX, VideoRecord, write_shard
+from gdt.common.files import partial_of
+from gdt.pipeline.shards.index import mel_sums, write_index
+from gdt.pipeline.shards.layout import INDEX, VideoRecord, write_shard
 
 FRAME_BYTES = 7000
 """Of a JPEG of 160 pixels shorter side, as preprocessing makes them of Kinetics; others in proportion to the area."""

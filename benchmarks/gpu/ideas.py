@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.gpu.device import Processor
-from train.models.gdt import GDT
+from gdt.train.models.gdt import GDT
 
 
 def padded(model: GDT, multiple: int = 8) -> None:

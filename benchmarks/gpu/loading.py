@@ -12,12 +12,12 @@ import torch
 from benchmarks.gpu.device import Processor
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.table import Values
-from pipeline import presets
-from pipeline.errors import UserError
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from pipeline.tree import BatchPlan, Tree, sampling_tree
+from gdt.common.errors import UserError
+from gdt.pipeline import presets
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 
 MEAN, NEARLY_ALL = 1.5, 8
 """Grey levels by which decoders of processors and GPUs may differ: the mean over a leaf, and 99.9 % of its values.

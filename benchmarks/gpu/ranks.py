@@ -16,14 +16,14 @@ from benchmarks.gpu.device import Processor, device_of
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.step import batch_of, run_settings, tree_of
 from benchmarks.gpu.table import Values
-from pipeline.errors import UserError
-from pipeline.groups import shared
-from pipeline.serialization import rebuilt, to_json
-from pipeline.shards.index import Statistics
-from train.checkpoint import Data
-from train.kernels import Kernels
-from train.run import leave_without_teardown
-from train.trainer import Trainer
+from gdt.common.errors import UserError
+from gdt.common.serialization import rebuilt, to_json
+from gdt.pipeline.groups import shared
+from gdt.pipeline.shards.index import Statistics
+from gdt.train.checkpoint import Data
+from gdt.train.kernels import Kernels
+from gdt.train.run import leave_without_teardown
+from gdt.train.trainer import Trainer
 
 TOLERANCE = 1e-3
 """Of a loss, relative; float32 without TF32, sums in another order."""

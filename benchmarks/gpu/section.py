@@ -14,7 +14,7 @@ from benchmarks.gpu import absent
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.table import AGAIN, ROWS, Rows, Values, read
 from benchmarks.gpu.ways import GOALS, IDEAS, PREDICTED, Way
-from pipeline.serialization import rebuilt
+from gdt.common.serialization import rebuilt
 
 if TYPE_CHECKING:
     from benchmarks.gpu.device import Processor
@@ -29,7 +29,7 @@ _ALIKE = 0.05
 def machine(settings: Settings, rows: Rows) -> None:
     import torch
 
-    from train.provenance import git_commit
+    from gdt.train.provenance import git_commit
 
     def facts() -> Mapping[str, str]:
         cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
@@ -68,7 +68,7 @@ def kernels(settings: Settings, rows: Rows) -> None:
     """What a run would compute with, found as a run finds it."""
     import torch
 
-    from train.kernels import first_right, ways
+    from gdt.train.kernels import first_right, ways
 
     device, cuda = _device(settings), settings.device == "cuda"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks.gpu.ways import IDEAS
-from pipeline.errors import UserError
-from pipeline.leaves import Clip
-from pipeline.serialization import rebuilt, to_json
-from pipeline.transformations.augmentation import Augmentation
-from train.models.network import Network
+from gdt.common.errors import UserError
+from gdt.common.serialization import rebuilt, to_json
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.train.models.network import Network
 
 SECTIONS = ("machine", "shards", "kernels", "step", "training", "loading", "caching", "ranks", "ideas")
 """What is measured, in this order: what matters most first, since time may end it."""

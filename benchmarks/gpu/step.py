@@ -15,16 +15,16 @@ from benchmarks.gpu.device import Processor
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.table import Values
 from benchmarks.gpu.ways import Way
-from pipeline.colour import Pixels, affine
-from pipeline.groups import shared
-from pipeline.loader import Batch
-from pipeline.transformations.base import Source
-from pipeline.tree import BatchPlan, Tree
-from train.cost import arithmetic, memory, peak
-from train.kernels import Kernels
-from train.models.gdt import GDT
-from train.settings import Optimization, Pretrain
-from train.step import Figures, Gradient, How
+from gdt.pipeline.colour import Pixels, affine
+from gdt.pipeline.groups import shared
+from gdt.pipeline.loader import Batch
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.tree import BatchPlan, Tree
+from gdt.train.cost import arithmetic, memory, peak
+from gdt.train.kernels import Kernels
+from gdt.train.models.gdt import GDT
+from gdt.train.settings import Optimization, Pretrain
+from gdt.train.step import Figures, Gradient, How
 
 BANDS = 40
 _MEAN, _STD = np.full(3, 110.0), np.full(3, 60.0)

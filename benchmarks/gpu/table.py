@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pipeline.errors import UserError, first_line, is_out_of_memory
-from pipeline.files import write_text
+from gdt.common.errors import UserError, first_line, is_out_of_memory
+from gdt.common.files import write_text
 
 Values = Mapping[str, float | str]
 ROWS, BEGUN, TEXT, JSON = "rows.jsonl", "begun.json", "table.txt", "table.json"

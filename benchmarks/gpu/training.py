@@ -17,11 +17,11 @@ from benchmarks.gpu import absent
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.step import batch_of, run_settings
 from benchmarks.gpu.table import Values
-from pipeline.loader import Batch
-from pipeline.sources.loading import Loading
-from pipeline.tree import BatchPlan
-from train.pretrain import pretrain
-from train.settings import METRICS, Pretrain
+from gdt.pipeline.loader import Batch
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.tree import BatchPlan
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import METRICS, Pretrain
 
 EPOCHS, VIDEOS, GPUS = 100, 240_000, 8
 """Of the paper's training on Kinetics-400, with as many GPUs as are asked about."""
@@ -65,7 +65,7 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     def made(index: Any, plans: Iterable[BatchPlan], clip: Any, device: torch.device, *others: Any) -> Ready:
         return Ready(run, plans, device)
 
-    with mock.patch("train.pretrain.Loader", made) if ready else nullcontext():
+    with mock.patch("gdt.train.pretrain.Loader", made) if ready else nullcontext():
         path = pretrain(run)
     lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     path.unlink()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.ablation.tables import by_preset, label
-from eval.results import RANDOM, Result, measured
+from gdt.eval.ablation.tables import by_preset, label
+from gdt.eval.results import RANDOM, Result, measured
 
 _COLUMNS = 3
 """Panels side by side."""

@@ -14,23 +14,23 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.ablation.picture import plot
-from eval.ablation.tables import REVEALING, Compared, compared_rows, label, to_csv, with_earlier
-from eval.factors import results as factor_results
-from eval.factors.picture import matrix
-from eval.factors.results import over_seeds
-from eval.processes import places, run_alone, side_by_side
-from eval.progress import Progress
-from eval.protocols import FORMAT, short
-from eval.results import RANDOM, Result, from_json, to_json
-from eval.results import to_csv as results_to_csv
-from eval.settings.ablation import Ablation, is_written_out
-from eval.settings.search import RECALL
-from pipeline.errors import UserError
-from pipeline.files import write_text
-from pipeline.shards.index import Index, fingerprint
-from pipeline.shards.layout import shard_folder
-from train.settings import SIZES, Pretrain
+from gdt.common.errors import UserError
+from gdt.common.files import write_text
+from gdt.eval.ablation.picture import plot
+from gdt.eval.ablation.tables import REVEALING, Compared, compared_rows, label, to_csv, with_earlier
+from gdt.eval.factors import results as factor_results
+from gdt.eval.factors.picture import matrix
+from gdt.eval.factors.results import over_seeds
+from gdt.eval.processes import places, run_alone, side_by_side
+from gdt.eval.progress import Progress
+from gdt.eval.protocols import FORMAT, short
+from gdt.eval.results import RANDOM, Result, from_json, to_json
+from gdt.eval.results import to_csv as results_to_csv
+from gdt.eval.settings.ablation import Ablation, is_written_out
+from gdt.eval.settings.search import RECALL
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.layout import shard_folder
+from gdt.train.settings import SIZES, Pretrain
 
 _DONE = "done.json"
 """In the folder of a run: what it was asked to do."""
@@ -132,7 +132,7 @@ class _Ablation:
         """Training, evaluation by labels or across modalities, and by factors; arguments of `python -m`."""
         settings, pretraining = self.settings, self._pretraining(run)
         train = [
-            "train", settings.size, "--dataset", settings.dataset, "--shards", str(self.shards),
+            "pretrain", settings.size, "--dataset", settings.dataset, "--shards", str(self.shards),
             "--factors" if is_written_out(run.row) else "--preset", run.row, "--seed", str(run.seed),
             "--out", str(run.folder), "--videos-per-batch", str(pretraining.videos_per_batch),
         ]  # fmt: skip

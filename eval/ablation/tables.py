@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eval import results as tables
-from eval.measures import difference, over_seeds
-from eval.paper import TABLE_1, TABLE_2
-from eval.results import RANDOM, Result, Table, from_json, measured
-from pipeline import presets
+from gdt.eval import results as tables
+from gdt.eval.measures import difference, over_seeds
+from gdt.eval.paper import TABLE_1, TABLE_2
+from gdt.eval.results import RANDOM, Result, Table, from_json, measured
+from gdt.pipeline import presets
 
 REVEALING = 2
 """A column whose values are shared by fewer videos on average than so many names videos and is no label."""

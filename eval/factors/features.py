@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eval.factors.trials import Trial
-from pipeline.leaves import Clip
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from train.models.gdt import GDT, autocast
+from gdt.eval.factors.trials import Trial
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.train.models.gdt import GDT, autocast
 
 TRUNK, EMBEDDING = "trunk", "embedding"
 PLACES = (TRUNK, EMBEDDING)

@@ -13,9 +13,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from eval.measures import Measure
-from eval.retrieval import nearest, unit
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
+from gdt.eval.measures import Measure
+from gdt.eval.retrieval import nearest, unit
 
 _SAME = 1e-6
 """Distance of vectors of length 1 that only rounding sets apart."""

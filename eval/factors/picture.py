@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from eval.factors.promises import Seen
-from eval.factors.results import Result
+from gdt.eval.factors.promises import Seen
+from gdt.eval.factors.results import Result
 
 RANDOM = "random"
 _SIGNS = {"distinctive": "d", "invariant": "i", "not varied": "·", "not known": ""}

@@ -9,15 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from eval.factors.measures import Interval
-from eval.measures import Measure, difference
-from eval.show_tree import toy
-from pipeline.composition import Composition, contrast, weight
-from pipeline.errors import UserError
-from pipeline.factors import Contrast
-from pipeline.notation import TRANSFORMATIONS
-from pipeline.transformations.base import Transformation
-from train.checkpoint import Trained
+from gdt.common.errors import UserError
+from gdt.eval.factors.measures import Interval
+from gdt.eval.measures import Measure, difference
+from gdt.eval.show_tree import toy
+from gdt.pipeline.composition import Composition, contrast, weight
+from gdt.pipeline.factors import Contrast
+from gdt.pipeline.notation import TRANSFORMATIONS
+from gdt.pipeline.transformations.base import Transformation
+from gdt.train.checkpoint import Trained
 
 Promise = Literal["distinctive", "invariant", "not varied", "not known"]
 _PLAIN = 90.0

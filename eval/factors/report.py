@@ -9,24 +9,24 @@ from typing import Literal
 import numpy as np
 import torch
 
-from eval import results as tables
-from eval.factors.features import EMBEDDING, TRUNK, Made, features
-from eval.factors.measures import distances, moved, recognised, told
-from eval.factors.picture import matrix
-from eval.factors.promises import RULES, Promises, Seen, kept, promises
-from eval.factors.results import WORDS, Result, Row, embedding_lines, to_json, trunk_lines
-from eval.factors.trials import Planner, Trial
-from eval.settings.factors import Factors
-from eval.subjects import Model, asked_for, held_out, name_of
-from pipeline.errors import UserError, memory_told
-from pipeline.files import write_text
-from pipeline.shards.index import Index, fingerprint
-from pipeline.transformations.augmentation import centred
-from pipeline.transformations.modality import Modality
-from pipeline.transformations.video import Video
-from train.checkpoint import Trained, load_model
-from train.models.gdt import any_device, modalities_of
-from train.provenance import Provenance
+from gdt.common.errors import UserError, memory_told
+from gdt.common.files import write_text
+from gdt.eval import results as tables
+from gdt.eval.factors.features import EMBEDDING, TRUNK, Made, features
+from gdt.eval.factors.measures import distances, moved, recognised, told
+from gdt.eval.factors.picture import matrix
+from gdt.eval.factors.promises import RULES, Promises, Seen, kept, promises
+from gdt.eval.factors.results import WORDS, Result, Row, embedding_lines, to_json, trunk_lines
+from gdt.eval.factors.trials import Planner, Trial
+from gdt.eval.settings.factors import Factors
+from gdt.eval.subjects import Model, asked_for, held_out, name_of
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.transformations.augmentation import centred
+from gdt.pipeline.transformations.modality import Modality
+from gdt.pipeline.transformations.video import Video
+from gdt.train.checkpoint import Trained, load_model
+from gdt.train.models.gdt import any_device, modalities_of
+from gdt.train.provenance import Provenance
 
 _SEEN_AND_HEARD = ("video", "audio")
 """Modalities whose networks are looked at."""

@@ -10,14 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from eval.factors.measures import Interval
-from eval.factors.promises import Promise, Seen
-from eval.measures import Measure
-from eval.settings.factors import Factors
-from pipeline import serialization
-from pipeline.errors import UserError
-from train.provenance import Provenance
-from train.settings import BEFORE, Pretrain
+from gdt.common import serialization
+from gdt.common.errors import UserError
+from gdt.eval.factors.measures import Interval
+from gdt.eval.factors.promises import Promise, Seen
+from gdt.eval.measures import Measure
+from gdt.eval.settings.factors import Factors
+from gdt.train.provenance import Provenance
+from gdt.train.settings import BEFORE, Pretrain
 
 WORDS = {"video": "picture", "audio": "sound"}
 """Modalities by names that nobody takes for a factor's."""
@@ -99,7 +99,7 @@ def from_json(text: str, source: str = "this text") -> list[Result]:
     except (ValueError, TypeError, UserError) as error:
         raise UserError(
             f"{source} holds no factors, or those of another version of this program ({error}); make them again with "
-            "python -m eval factors"
+            "gdt eval factors"
         ) from error
 
 

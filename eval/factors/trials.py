@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from eval.settings.factors import Factors
-from pipeline.errors import UserError
-from pipeline.leaves import MODALITIES, Clip, Leaves
-from pipeline.notation import told_of_own
-from pipeline.shards.index import Index
-from pipeline.transformations.augmentation import Augment, Augmentation
-from pipeline.transformations.base import Choice, Transformation
-from pipeline.transformations.modality import Modality
-from pipeline.transformations.time_shift import TimeShift
-from pipeline.transformations.video import Video
-from pipeline.tree import BatchPlan
+from gdt.common.errors import UserError
+from gdt.eval.settings.factors import Factors
+from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
+from gdt.pipeline.notation import told_of_own
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.augmentation import Augment, Augmentation
+from gdt.pipeline.transformations.base import Choice, Transformation
+from gdt.pipeline.transformations.modality import Modality
+from gdt.pipeline.transformations.time_shift import TimeShift
+from gdt.pipeline.transformations.video import Video
+from gdt.pipeline.tree import BatchPlan
 
 THIRDS = ("first third", "second third", "last third")
 _LEAVES = 64

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from eval.figures.results import NAME as FIGURES
-from eval.figures.results import Findings
-from eval.figures.results import from_json as figures
-from eval.results import RANDOM, Result, from_json, to_json
-from eval.settings.downstream import PROTOCOLS
-from eval.subjects import folder_name
-from pipeline import serialization
-from pipeline.errors import UserError, first_line
-from pipeline.shards.layout import shard_folder
-from preprocess.summary import SUMMARY
-from train import checkpoint, provenance
-from train.provenance import Start
-from train.settings import METRICS, PROBES, SETTINGS, Pretrain
-from train.settings import from_json as settings_from_json
+from gdt.common import serialization
+from gdt.common.errors import UserError, first_line
+from gdt.eval.results import RANDOM, Result, from_json, to_json
+from gdt.eval.settings.downstream import PROTOCOLS
+from gdt.eval.subjects import folder_name
+from gdt.pipeline.shards.layout import shard_folder
+from gdt.preprocess.summary import SUMMARY
+from gdt.studies.figures.results import NAME as FIGURES
+from gdt.studies.figures.results import Findings
+from gdt.studies.figures.results import from_json as figures
+from gdt.train import checkpoint, provenance
+from gdt.train.provenance import Start
+from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain
+from gdt.train.settings import from_json as settings_from_json
 
 T = TypeVar("T")
 _COLUMNS = ("step", "loss", "clips_per_second", "waiting")
@@ -119,7 +119,7 @@ class Collected:
     evaluations: list[Evaluation]
     data: list[Data]
     figures: list[tuple[Path, Findings]] = field(default_factory=list)
-    """What `python -m eval figures` found, and where."""
+    """What `gdt study figures` found, and where."""
     unread: list[Unread] = field(default_factory=list)
 
 

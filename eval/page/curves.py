@@ -8,8 +8,8 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from eval.page.collect import Run
-from eval.page.svg import Key, keys, svg
+from gdt.eval.page.collect import Run
+from gdt.eval.page.svg import Key, keys, svg
 
 _POINTS = 1000
 """At most so many of a curve are drawn; more cannot be seen."""

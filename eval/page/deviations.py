@@ -1,4 +1,4 @@
-"""How far time-shifted clips of a video lie apart, as `python -m eval figures` has found it."""
+"""How far time-shifted clips of a video lie apart, as `gdt study figures` has found it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import partial
 
 from matplotlib.axes import Axes
 
-from eval.figures.picture import DEVIATION, RELATIVE, histogram, marks
-from eval.figures.results import Findings, lines
-from eval.page.features import Plot
-from eval.page.svg import Key, svg
+from gdt.eval.page.features import Plot
+from gdt.eval.page.svg import Key, svg
+from gdt.studies.figures.picture import DEVIATION, RELATIVE, histogram, marks
+from gdt.studies.figures.results import Findings, lines
 
 
 def deviations(found: Findings, key: str) -> tuple[list[list[str]], list[Plot]]:

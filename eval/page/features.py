@@ -9,17 +9,17 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
-from eval import features as stored_features
-from eval.page.collect import Found
-from eval.page.gallery import Pictures, Query, by_class, spread
-from eval.page.svg import MOST, Key, keys, svg
-from eval.planes import planes
-from eval.protocols import features_name, videos_of
-from eval.retrieval import nearest
-from eval.settings.report import Report
-from eval.subjects import Fold, folds
-from pipeline.errors import UserError
-from pipeline.shards.index import Index, fingerprint
+from gdt.common.errors import UserError
+from gdt.eval import features as stored_features
+from gdt.eval.page.collect import Found
+from gdt.eval.page.gallery import Pictures, Query, by_class, spread
+from gdt.eval.page.svg import MOST, Key, keys, svg
+from gdt.eval.planes import planes
+from gdt.eval.protocols import features_name, videos_of
+from gdt.eval.retrieval import nearest
+from gdt.eval.settings.report import Report
+from gdt.eval.subjects import Fold, folds
+from gdt.pipeline.shards.index import Index, fingerprint
 
 _CLASSES = 20
 """At most so many classes of a confusion matrix are shown."""

@@ -11,9 +11,9 @@ import numpy as np
 from matplotlib import colormaps
 from PIL import Image
 
-from eval.retrieval import nearest, unit
-from pipeline.shards.index import Index
-from pipeline.shards.reader import ShardReader
+from gdt.eval.retrieval import nearest, unit
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import ShardReader
 
 _SIDE = 96
 """Pixels of the longer side of a picture on the page."""

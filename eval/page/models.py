@@ -14,22 +14,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from eval.page.features import Plot, maps
-from eval.page.gallery import Pictures, Query, by_sound, jpeg_uri, spread
-from eval.page.subjects import Subject
-from eval.page.svg import keys, svg
-from eval.page.tables import short_commit
-from eval.settings.report import Report
-from eval.show_batch import draw, in_words
-from eval.subjects import Model
-from pipeline.composition import contrast, weight
-from pipeline.errors import UserError
-from pipeline.loader import Batch, Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from train import crossmodal
-from train.checkpoint import NAME, Trained, load_model
-from train.models.gdt import any_device, autocast, modalities_of
+from gdt.common.errors import UserError
+from gdt.eval.page.features import Plot, maps
+from gdt.eval.page.gallery import Pictures, Query, by_sound, jpeg_uri, spread
+from gdt.eval.page.subjects import Subject
+from gdt.eval.page.svg import keys, svg
+from gdt.eval.page.tables import short_commit
+from gdt.eval.settings.report import Report
+from gdt.eval.show_batch import draw, in_words
+from gdt.eval.subjects import Model
+from gdt.pipeline.composition import contrast, weight
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.train import crossmodal
+from gdt.train.checkpoint import NAME, Trained, load_model
+from gdt.train.models.gdt import any_device, autocast, modalities_of
 
 _CLIPS = 2
 """Per video where sound is asked for pictures here, as in a probe of pretraining."""

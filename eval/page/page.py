@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 import jinja2
 from tqdm import tqdm
 
-from eval.page.collect import Collected, Found, Run, Unread, collect
-from eval.page.curves import curves
-from eval.page.deviations import deviations
-from eval.page.features import Looked, look
-from eval.page.models import Heard, Leaves, batch_of, listen, loaded, told
-from eval.page.subjects import Subject, chosen, subjects
-from eval.page.tables import compared, confusion_shade, data_tables, runs_table
-from eval.settings.downstream import LABELLED
-from eval.settings.report import Report
-from pipeline.errors import UserError, first_line
-from pipeline.files import write_text
-from pipeline.shards.index import Index
-from pipeline.shards.layout import shard_folder
-from train.provenance import git_commit
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import write_text
+from gdt.eval.page.collect import Collected, Found, Run, Unread, collect
+from gdt.eval.page.curves import curves
+from gdt.eval.page.deviations import deviations
+from gdt.eval.page.features import Looked, look
+from gdt.eval.page.models import Heard, Leaves, batch_of, listen, loaded, told
+from gdt.eval.page.subjects import Subject, chosen, subjects
+from gdt.eval.page.tables import compared, confusion_shade, data_tables, runs_table
+from gdt.eval.settings.downstream import LABELLED
+from gdt.eval.settings.report import Report
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import shard_folder
+from gdt.train.provenance import git_commit
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def report(settings: Report) -> Path:
     drawn = chosen(everyone, settings.figures_of, settings.models)
     groups = sorted({run.dataset for run in collected.runs})
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     tables = []

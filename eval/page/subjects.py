@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.page.collect import Collected, Found, Run, shards_of
-from eval.results import RANDOM
-from pipeline.errors import UserError
-from train.settings import Pretrain
+from gdt.common.errors import UserError
+from gdt.eval.page.collect import Collected, Found, Run, shards_of
+from gdt.eval.results import RANDOM
+from gdt.train.settings import Pretrain
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from eval.ablation.tables import table_of
-from eval.page.collect import Data, Evaluation, Run
-from eval.page.curves import smooth
-from eval.reports import tables_of
-from eval.results import Result, Table, sentence
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
+from gdt.eval.ablation.tables import table_of
+from gdt.eval.page.collect import Data, Evaluation, Run
+from gdt.eval.page.curves import smooth
+from gdt.eval.reports import tables_of
+from gdt.eval.results import Result, Table, sentence
 
 Lines = list[list[str]]
 """Cells of a table, the heads first; the first of each line heads that line."""

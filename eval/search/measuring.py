@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.measures import Measure
-from eval.protocols import Protocols
-from eval.search.space import Space
-from eval.settings.downstream import Downstream, Protocol
-from eval.subjects import Model, folds, held_out
-from pipeline.errors import UserError
-from pipeline.shards.index import fingerprint
-from pipeline.word2vec import WordVectors
-from train.checkpoint import Trained
-from train.models.gdt import any_device
+from gdt.common.errors import UserError
+from gdt.eval.measures import Measure
+from gdt.eval.protocols import Protocols
+from gdt.eval.search.space import Space
+from gdt.eval.settings.downstream import Downstream, Protocol
+from gdt.eval.subjects import Model, folds, held_out
+from gdt.pipeline.shards.index import fingerprint
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.checkpoint import Trained
+from gdt.train.models.gdt import any_device
 
 
 class Measuring:

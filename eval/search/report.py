@@ -16,16 +16,16 @@ from matplotlib.figure import Figure
 from optuna.distributions import BaseDistribution
 from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-from eval.measures import Measure, difference
-from eval.results import RANDOM, layout
-from eval.search.space import PLACE
-from eval.search.trial import Trainer
-from eval.settings.search import RECALL, Search
-from pipeline import serialization
-from pipeline.errors import UserError
-from pipeline.files import write_text
-from train.models.gdt import any_device
-from train.provenance import Provenance
+from gdt.common import serialization
+from gdt.common.errors import UserError
+from gdt.common.files import write_text
+from gdt.eval.measures import Measure, difference
+from gdt.eval.results import RANDOM, layout
+from gdt.eval.search.space import PLACE
+from gdt.eval.search.trial import Trainer
+from gdt.eval.settings.search import RECALL, Search
+from gdt.train.models.gdt import any_device
+from gdt.train.provenance import Provenance
 
 TEST = "test.json"
 DONE, STOPPED, DIVERGED = "done", "stopped early", "diverged"

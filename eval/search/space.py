@@ -9,12 +9,12 @@ from pathlib import Path
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
-from eval.settings.search import Search
-from pipeline import notation, presets
-from pipeline.errors import UserError
-from pipeline.factors import Contrast, Factor, Weight
-from pipeline.shards.index import Index
-from train.settings import SIZES, Pretrain
+from gdt.common.errors import UserError
+from gdt.eval.settings.search import Search
+from gdt.pipeline import notation, presets
+from gdt.pipeline.factors import Contrast, Factor, Weight
+from gdt.pipeline.shards.index import Index
+from gdt.train.settings import SIZES, Pretrain
 
 PLACE = "place of "
 """Before the name of a factor: the parameter by which the factors are ordered, the lowest first."""

@@ -1,4 +1,4 @@
-"""`python -m eval search`: which compositions are tried, by Optuna, kept in a file from which a search goes on."""
+"""`gdt eval search`: which compositions are tried, by Optuna, kept in a file from which a search goes on."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 from tqdm import tqdm
 
-from eval.measures import Measure
-from eval.processes import places, side_by_side
-from eval.progress import Follower
-from eval.search.report import DIVERGED, DONE, STOPPED, Found, Tried, finish
-from eval.search.space import Parameters, Space
-from eval.search.trial import DivergedError, Reports, Trainer
-from eval.settings.search import Search
-from eval.subjects import opened
-from pipeline import serialization
-from pipeline.errors import UserError
-from pipeline.files import write_text
-from pipeline.notation import own_code
-from pipeline.shards.index import fingerprint
-from pipeline.shards.layout import shard_folder
-from preprocess.lock import locked
-from train.settings import METRICS, Pretrain, differences
+from gdt.common import serialization
+from gdt.common.errors import UserError
+from gdt.common.files import write_text
+from gdt.common.lock import locked
+from gdt.eval.measures import Measure
+from gdt.eval.processes import places, side_by_side
+from gdt.eval.progress import Follower
+from gdt.eval.search.report import DIVERGED, DONE, STOPPED, Found, Tried, finish
+from gdt.eval.search.space import Parameters, Space
+from gdt.eval.search.trial import DivergedError, Reports, Trainer
+from gdt.eval.settings.search import Search
+from gdt.eval.subjects import opened
+from gdt.pipeline.notation import own_code
+from gdt.pipeline.shards.index import fingerprint
+from gdt.pipeline.shards.layout import shard_folder
+from gdt.train.settings import METRICS, Pretrain, differences
 
 _SETTINGS, _JOURNAL, _RUNS = "search.json", "drawn.jsonl", "runs"
 _COMPOSITION, _MEASURES, _WHY = "composition", "measures", "why"

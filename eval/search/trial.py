@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from eval.measures import Measure
-from eval.processes import failed, start
-from eval.progress import Follower
-from eval.search.measuring import Measuring
-from eval.search.space import Space
-from train.checkpoint import NAME, PREVIOUS, Trained, load_model
-from train.settings import METRICS, Pretrain
+from gdt.eval.measures import Measure
+from gdt.eval.processes import failed, start
+from gdt.eval.progress import Follower
+from gdt.eval.search.measuring import Measuring
+from gdt.eval.search.space import Space
+from gdt.train.checkpoint import NAME, PREVIOUS, Trained, load_model
+from gdt.train.settings import METRICS, Pretrain
 
 LOG = "log.txt"
 _SECONDS = 0.5
@@ -90,7 +90,7 @@ class Trainer:
             "threads": None if gpu else 1,
         }  # fmt: skip
         options = [part for name, value in given.items() if value is not None for part in (f"--{name}", str(value))]
-        return ["train", self._space.settings.size, *options]
+        return ["pretrain", self._space.settings.size, *options]
 
     def _why(self, folder: Path, status: int) -> Exception:
         log = Follower(folder / METRICS)

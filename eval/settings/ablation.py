@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from eval.settings.downstream import require_places
-from eval.settings.search import RECALL
-from pipeline import notation, presets
-from pipeline.composition import Composition
-from pipeline.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_positive
+from gdt.eval.settings.downstream import require_places
+from gdt.eval.settings.search import RECALL
+from gdt.pipeline import notation, presets
+from gdt.pipeline.composition import Composition
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Ablation:
     clips: int = 10
     """Uniform clips per video that is evaluated, over which features are averaged."""
     factors: Literal["first", "all", "no"] = "first"
-    """Also see what features know of each factor, as `python -m eval factors` does, of the first seed or of all:
+    """Also see what features know of each factor, as `gdt eval factors` does, of the first seed or of all:
     minutes per small model on one core."""
     side_by_side: int = 0
     """Runs at a time; 0 for one per GPU, or one single-threaded run per core."""

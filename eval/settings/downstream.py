@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
 
 Protocol = Literal["cross-modal", "retrieval", "few-shot", "linear", "finetune"]
 PROTOCOLS: tuple[Protocol, ...] = ("cross-modal", "retrieval", "few-shot", "linear", "finetune")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
-from pipeline.errors import UserError
-from pipeline.files import kind
+from gdt.common.errors import UserError
+from gdt.common.files import kind
 
 Modality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
@@ -80,7 +80,7 @@ class Nearest:
     query: str
     """Id of a video in the file of features, or a video file."""
     features: Path = Path("features.h5")
-    """File that `python -m eval embed` wrote, .h5 or .npz."""
+    """File that `gdt eval embed` wrote, .h5 or .npz."""
     by: Modality = "video"
     """What of the query is compared: its picture or its sound."""
     among: Modality | None = None

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pipeline import presets
-from pipeline.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_positive
+from gdt.pipeline import presets
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class ShowBatch:
     shards: Path | None = None
     """Folder of its shards; default data/shards/<dataset>."""
     preset: str = "l"
-    """Row of the paper's table 1, or another name of python -m train tiny --preset help."""
+    """Row of the paper's table 1, or another name of gdt pretrain --preset help."""
     factors: str = ""
     """A composition of your own instead of a preset, as in pretraining."""
     factors_from: Path | None = None
@@ -50,7 +50,7 @@ class ShowTree:
     """Print and draw the sampling tree of a composition, with what each leaf attracts and repels."""
 
     preset: str = "l"
-    """Row of the paper's table 1, or another name of python -m train tiny --preset help."""
+    """Row of the paper's table 1, or another name of gdt pretrain --preset help."""
     factors: str = ""
     """A composition of your own instead of a preset, as in pretraining."""
     factors_from: Path | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from pipeline.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_positive
 
 
 @dataclass(frozen=True)

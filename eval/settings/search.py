@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from eval.settings.downstream import require_places
-from pipeline import presets
-from pipeline.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_positive
+from gdt.eval.settings.downstream import require_places
+from gdt.pipeline import presets
 
 RECALL = "recall"
 """The measure that needs no labels."""

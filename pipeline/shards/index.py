@@ -14,10 +14,10 @@ from urllib.parse import unquote
 import h5py
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.files import partial_of, publish, require_readable
-from pipeline.shards.layout import INDEX, making, remake, write_strings
-from pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
+from gdt.common.errors import UserError
+from gdt.common.files import partial_of, publish, require_readable
+from gdt.pipeline.shards.layout import INDEX, making, remake, write_strings
+from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
 
 MEL_ONE = 1 << 16
 """1.0 in the fixed point in which log-mel values are summed."""

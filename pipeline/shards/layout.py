@@ -20,8 +20,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from pipeline.files import publish, require_readable
-from pipeline.shards.seal import SCHEMA, Damaged, check_seal, create, open_sealed, seal
+from gdt.common.files import publish, require_readable
+from gdt.pipeline.shards.seal import SCHEMA, Damaged, check_seal, create, open_sealed, seal
 
 INDEX = "index.h5"
 REJECTED = "rejected.jsonl"
@@ -84,7 +84,7 @@ def making(folder: Path) -> str:
 
 def removal(folder: Path, full: bool = False) -> str:
     """The command that removes what is damaged in a folder, as it can be typed."""
-    return f"`python -m preprocess.verify --shards {shlex.quote(str(folder))}{' --full' if full else ''} --remove`"
+    return f"`gdt verify --shards {shlex.quote(str(folder))}{' --full' if full else ''} --remove`"
 
 
 def remake(folder: Path) -> str:

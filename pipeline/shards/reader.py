@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.shards.index import Index
-from pipeline.shards.layout import ROWS, WORDS, remake, words_checksum
-from pipeline.shards.seal import Damaged, Seal, seal_of
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import ROWS, WORDS, remake, words_checksum
+from gdt.pipeline.shards.seal import Damaged, Seal, seal_of
 
 
 class DamagedVideo(UserError):

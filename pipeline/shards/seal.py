@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import h5py
 
-from pipeline.files import kind
+from gdt.common.files import kind
 
 SCHEMA = 2
 SEAL_BYTES = 4096

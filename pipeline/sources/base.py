@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import torch
 
-from pipeline.leaves import Clip, Leaves
-from pipeline.place import Place
-from pipeline.shards.index import Index
-from pipeline.shards.reader import DamagedVideo, ShardReader
-from pipeline.sources.loading import Loading
-from pipeline.word2vec import WordVectors
+from gdt.pipeline.leaves import Clip, Leaves
+from gdt.pipeline.place import Place
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import DamagedVideo, ShardReader
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.word2vec import WordVectors
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pipeline.errors import require_positive
+from gdt.common.errors import require_positive
 
 
 def _cores() -> int:

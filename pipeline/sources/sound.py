@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph
-from pipeline.leaves import Leaves
-from pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
+from gdt.pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph
+from gdt.pipeline.leaves import Leaves
+from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pipeline.leaves import Clip, Leaves
-from pipeline.place import Place
-from pipeline.sources.base import InputSource, Memory, Part, Reading, Readings, ahead
-from pipeline.sources.loading import Loading
+from gdt.pipeline.leaves import Clip, Leaves
+from gdt.pipeline.place import Place
+from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, Readings, ahead
+from gdt.pipeline.sources.loading import Loading
 
 NOTHING = -1
 

@@ -17,16 +17,16 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from pipeline.colour import Pixels, affine
-from pipeline.engines import Run, engine
-from pipeline.errors import UserError, first_line, is_out_of_memory
-from pipeline.graphs import dali_message
-from pipeline.leaves import Clip, Leaves
-from pipeline.place import Place
-from pipeline.shards.index import Index
-from pipeline.shards.reader import DamagedVideo
-from pipeline.sources.base import InputSource, Memory, Part, Reading, Readings, ahead, chunks
-from pipeline.sources.loading import Loading
+from gdt.common.errors import UserError, first_line, is_out_of_memory
+from gdt.pipeline.colour import Pixels, affine
+from gdt.pipeline.engines import Run, engine
+from gdt.pipeline.graphs import dali_message
+from gdt.pipeline.leaves import Clip, Leaves
+from gdt.pipeline.place import Place
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import DamagedVideo
+from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, Readings, ahead, chunks
+from gdt.pipeline.sources.loading import Loading
 
 
 @dataclass(frozen=True)

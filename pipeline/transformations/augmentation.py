@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.leaves import Leaves
-from pipeline.transformations.base import Branches, Transformation
+from gdt.common.errors import UserError
+from gdt.pipeline.leaves import Leaves
+from gdt.pipeline.transformations.base import Branches, Transformation
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from pipeline.leaves import Leaves
+from gdt.pipeline.leaves import Leaves
 
 
 @dataclass(frozen=True, eq=False)

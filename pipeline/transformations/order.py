@@ -7,9 +7,9 @@ from itertools import permutations
 
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.leaves import Leaves
-from pipeline.transformations.base import Choice
+from gdt.common.errors import UserError
+from gdt.pipeline.leaves import Leaves
+from gdt.pipeline.transformations.base import Choice
 
 
 @dataclass(frozen=True)

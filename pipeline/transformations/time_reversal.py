@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipeline.leaves import Leaves
-from pipeline.transformations.base import Choice
+from gdt.pipeline.leaves import Leaves
+from gdt.pipeline.transformations.base import Choice
 
 
 class TimeReversal(Choice):

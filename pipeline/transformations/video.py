@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from pipeline.leaves import Leaves
-from pipeline.transformations.base import Branches, Source, Transformation
+from gdt.pipeline.leaves import Leaves
+from gdt.pipeline.transformations.base import Branches, Source, Transformation
 
 
 class Video(Transformation):

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.errors import UserError
-from preprocess.captions.readers import Caption, Captions
-from preprocess.captions.stretches import on_kept_clock, stretches
-from preprocess.captions.words import Vocabulary
-from preprocess.datasets.listing import Missing, Video
+from gdt.common.errors import UserError
+from gdt.preprocess.captions.readers import Caption, Captions
+from gdt.preprocess.captions.stretches import on_kept_clock, stretches
+from gdt.preprocess.captions.words import Vocabulary
+from gdt.preprocess.datasets.listing import Missing, Video
 
 _STRETCHES = 1000
 """Most stretches of a video, which ffmpeg is told on its command line."""

@@ -23,8 +23,8 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
-from pipeline.errors import UserError
-from pipeline.files import kind, open_regular
+from gdt.common.errors import UserError
+from gdt.common.files import kind, open_regular
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
 """One file for all videos, the first that is there; the official caption.json has lost its stop words already."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from preprocess.captions.readers import Caption
-from preprocess.datasets.listing import Words
+from gdt.preprocess.captions.readers import Caption
+from gdt.preprocess.datasets.listing import Words
 
 
 def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0) -> tuple[tuple[float, float], ...]:

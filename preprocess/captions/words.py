@@ -9,10 +9,10 @@ from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 
-from pipeline.errors import UserError
-from pipeline.word2vec import digest, load
-from preprocess.captions.readers import Caption, reading
-from preprocess.datasets.listing import Words
+from gdt.common.errors import UserError
+from gdt.pipeline.word2vec import digest, load
+from gdt.preprocess.captions.readers import Caption, reading
+from gdt.preprocess.datasets.listing import Words
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import UserError
-from preprocess.datasets import audioset, folder, hmdb51, howto100m, kinetics, synthetic, ucf101, vggsound
-from preprocess.datasets.listing import Missing, Video
+from gdt.common.errors import UserError
+from gdt.preprocess.datasets import audioset, folder, hmdb51, howto100m, kinetics, synthetic, ucf101, vggsound
+from gdt.preprocess.datasets.listing import Missing, Video
 
 
 @dataclass(frozen=True)

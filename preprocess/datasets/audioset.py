@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import UserError
-from pipeline.files import kind
-from preprocess.datasets import youtube
-from preprocess.datasets.listing import Missing, Video
-from preprocess.datasets.youtube import Segment
+from gdt.common.errors import UserError
+from gdt.common.files import kind
+from gdt.preprocess.datasets import youtube
+from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.youtube import Segment
 
 TREE = """\
 source/balanced_train_segments.csv           YTID, start_seconds, end_seconds, positive_labels; split train

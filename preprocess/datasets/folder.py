@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.datasets.labels import LABELS, NAMES, Labels
-from preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, find_key, key_of, video_files
+from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
+from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, find_key, key_of, video_files
 
 TREE = f"""\
 source/a.mp4                      no class, split train (or by --val and --test)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from pipeline.errors import UserError
-from pipeline.files import kind, open_regular
-from preprocess.datasets.listing import Missing, Video, video_files
+from gdt.common.errors import UserError
+from gdt.common.files import kind, open_regular
+from gdt.preprocess.datasets.listing import Missing, Video, video_files
 
 FOLDS = (1, 2, 3)
 

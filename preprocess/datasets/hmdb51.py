@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import UserError
-from preprocess.datasets import folds
-from preprocess.datasets.folds import Line
-from preprocess.datasets.listing import Missing, Video
+from gdt.common.errors import UserError
+from gdt.preprocess.datasets import folds
+from gdt.preprocess.datasets.folds import Line
+from gdt.preprocess.datasets.listing import Missing, Video
 
 TREE = """\
 source/hmdb51_org/brush_hair/*.avi                                     class folders, here, in another folder or

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import UserError
-from pipeline.files import kind, open_regular
-from preprocess.datasets.listing import Missing, Video, video_files
+from gdt.common.errors import UserError
+from gdt.common.files import kind, open_regular
+from gdt.preprocess.datasets.listing import Missing, Video, video_files
 
 TABLE = "HowTo100M_v1.csv"
 TREE = f"""\

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from preprocess.datasets import youtube
-from preprocess.datasets.listing import SPLITS, Missing, Video
-from preprocess.datasets.youtube import Segment
+from gdt.preprocess.datasets import youtube
+from gdt.preprocess.datasets.listing import SPLITS, Missing, Video
+from gdt.preprocess.datasets.youtube import Segment
 
 TREE = """\
 source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class folders

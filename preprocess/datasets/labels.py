@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.files import kind, open_regular
-from preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
+from gdt.common.errors import UserError
+from gdt.common.files import kind, open_regular
+from gdt.preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
 
 LABELS = "labels.csv"
 NAMES = ("path", "id", "file", "filename", "video", "name")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.errors import UserError
-from pipeline.files import is_regular
+from gdt.common.errors import UserError
+from gdt.common.files import is_regular
 
 SUFFIXES = {
     ".3g2", ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".h264", ".ivf", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov",

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from preprocess.datasets import folder
-from preprocess.datasets.listing import Missing, Video
-from preprocess.synthetic import generate, hard
+from gdt.preprocess.datasets import folder
+from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.synthetic import generate, hard
 
 
 def make(source: Path) -> None:

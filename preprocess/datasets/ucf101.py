@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from preprocess.datasets import folds
-from preprocess.datasets.folds import Line
-from preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets import folds
+from gdt.preprocess.datasets.folds import Line
+from gdt.preprocess.datasets.listing import Missing, Video
 
 TREE = """\
 source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any kind of video

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.errors import UserError
-from pipeline.files import kind
-from preprocess.datasets import youtube
-from preprocess.datasets.listing import SPLITS, Missing, Video
-from preprocess.datasets.youtube import Segment
+from gdt.common.errors import UserError
+from gdt.common.files import kind
+from gdt.preprocess.datasets import youtube
+from gdt.preprocess.datasets.listing import SPLITS, Missing, Video
+from gdt.preprocess.datasets.youtube import Segment
 
 TREE = """\
 source/vggsound.csv                        youtube_id,start_seconds,label,split without a header

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pipeline.errors import UserError
-from pipeline.files import open_regular
-from preprocess.datasets import folder
-from preprocess.datasets.listing import Missing, Video
+from gdt.common.errors import UserError
+from gdt.common.files import open_regular
+from gdt.preprocess.datasets import folder
+from gdt.preprocess.datasets.listing import Missing, Video
 
 T = TypeVar("T")
 

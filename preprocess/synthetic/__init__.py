@@ -1,5 +1,5 @@
-from preprocess.synthetic.actions import ACTIONS
-from preprocess.synthetic.scene import Synthetic
-from preprocess.synthetic.standard import generate
+from gdt.preprocess.synthetic.actions import ACTIONS
+from gdt.preprocess.synthetic.scene import Synthetic
+from gdt.preprocess.synthetic.standard import generate
 
 __all__ = ["ACTIONS", "Synthetic", "generate"]

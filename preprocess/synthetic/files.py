@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from pipeline.errors import UserError
-from preprocess.synthetic.scene import SAMPLE_RATE, SPLITS, Video
+from gdt.common.errors import UserError
+from gdt.preprocess.synthetic.scene import SAMPLE_RATE, SPLITS, Video
 
 GROUP = 25  # videos per ffmpeg process: its start costs more than encoding one video
 UNFINISHED = ".partial"  # what a name ends in until the file is complete

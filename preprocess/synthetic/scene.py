@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.errors import UserError
-from preprocess.synthetic.actions import ACTIONS, Array, Motion, Tempo
+from gdt.common.errors import UserError
+from gdt.preprocess.synthetic.actions import ACTIONS, Array, Motion, Tempo
 
 SPLITS = ("train", "val", "test")
 SAMPLE_RATE = 24_000  # Hz, mono

@@ -6,10 +6,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from preprocess.synthetic import files
-from preprocess.synthetic.actions import ACTIONS
-from preprocess.synthetic.files import Recipe, Task
-from preprocess.synthetic.scene import Synthetic, captions, draw_scene, render
+from gdt.preprocess.synthetic import files
+from gdt.preprocess.synthetic.actions import ACTIONS
+from gdt.preprocess.synthetic.files import Recipe, Task
+from gdt.preprocess.synthetic.scene import Synthetic, captions, draw_scene, render
 
 NAME = "synthetic"
 FORMAT = 1

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eval import command as evaluation
-from eval.ablation import runs
-from eval.ablation.runs import ablation, telling
-from eval.ablation.tables import compared_rows
-from eval.factors.measures import Interval
-from eval.factors.results import from_json as factors_from_json
-from eval.factors.results import over_seeds as factors_over_seeds
-from eval.measures import Measure, over_seeds
-from eval.results import RANDOM, from_json
-from eval.settings.ablation import Ablation
-from pipeline.errors import UserError
-from pipeline.shards.index import Index
+from gdt.common.errors import UserError
+from gdt.eval import command as evaluation
+from gdt.eval.ablation import runs
+from gdt.eval.ablation.runs import ablation, telling
+from gdt.eval.ablation.tables import compared_rows
+from gdt.eval.factors.measures import Interval
+from gdt.eval.factors.results import from_json as factors_from_json
+from gdt.eval.factors.results import over_seeds as factors_over_seeds
+from gdt.eval.measures import Measure, over_seeds
+from gdt.eval.results import RANDOM, from_json
+from gdt.eval.settings.ablation import Ablation
+from gdt.pipeline.shards.index import Index
+from gdt.train import command as training
+from gdt.train.pretrain import pretrain
 from tests.eval.test_results import ROW
-from train import command as training
-from train.pretrain import pretrain
 
 OWN = "video:d modality:i:2:differs augmentation:i:1"
 
@@ -110,7 +110,7 @@ def test_every_column_of_labels_counts(
 ) -> None:
     labelled = columns(Index.open(shards))
     monkeypatch.setattr(runs.Index, "open", lambda *_: labelled)
-    monkeypatch.setattr("eval.subjects.opened", lambda *_: labelled)
+    monkeypatch.setattr("gdt.eval.subjects.opened", lambda *_: labelled)
     both = settings(shards, tmp_path, rows=("e", OWN), seeds=(0, 1))
     said = ablation(both)
     assert kinds(done) == ["train", "downstream"] * 4
@@ -136,7 +136,7 @@ def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_a
     plain = Index.open(shards)
     plain = replace(plain, label=np.full(len(plain), "", object), columns={})
     monkeypatch.setattr(runs.Index, "open", lambda *_: plain)
-    monkeypatch.setattr("eval.subjects.opened", lambda *_: plain)
+    monkeypatch.setattr("gdt.eval.subjects.opened", lambda *_: plain)
     said = ablation(settings(shards, tmp_path, rows=("a", "e")))
     assert kinds(done) == ["train", "train", "downstream"] and "V→A R@1" in said and "row a" not in said
     with pytest.raises(UserError, match="has no labels with a train and a test split, and none of the rows a has two"):

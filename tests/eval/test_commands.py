@@ -14,24 +14,24 @@ import pytest
 import torch
 from PIL import Image
 
-from eval.features import extract, stored
-from eval.settings.pictures import ShowBatch
-from eval.show_batch import draw, in_words, show_batch
-from pipeline import presets
-from pipeline.leaves import VIDEO
-from pipeline.loader import Loader
-from pipeline.notation import parse
-from pipeline.shards.index import Index, fingerprint
-from pipeline.shards.reader import ShardReader
-from pipeline.tree import sampling_tree
-from pipeline.word2vec import WordVectors
+from gdt.eval.features import extract, stored
+from gdt.eval.settings.pictures import ShowBatch
+from gdt.eval.show_batch import draw, in_words, show_batch
+from gdt.pipeline import presets
+from gdt.pipeline.leaves import VIDEO
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.notation import parse
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.tree import sampling_tree
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.checkpoint import load_model
+from gdt.train.models.gdt import GDT
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
-from train.checkpoint import load_model
-from train.models.gdt import GDT
-from train.pretrain import pretrain
-from train.settings import SIZES
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_what_needs_no_training_is_evaluated_by_itself(
     assert retrieval["measures"]["R@1"][1:3] == [pytest.approx(100 / 3), 12]
     assert retrieval["data"] == fingerprint(Index.open(shards))
     assert retrieval["provenance"]["command"] == shlex.join(
-        [sys.executable, "-m", "eval", "downstream", "--ckpt", str(checkpoint)]
+        [sys.executable, "-m", "gdt", "eval", "downstream", "--ckpt", str(checkpoint)]
     )
 
 
@@ -231,7 +231,7 @@ def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     (tmp_path / "mine.py").write_text(FREEZE)
     own = ["--factors", "video:d time_shift:d:2 freeze:d:2 modality:i:2:differs augmentation:i:1",
            "--factors-from", tmp_path / "mine.py"]  # fmt: skip
-    done = command("train", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
+    done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
     assert done.returncode == 0, done.stderr
     done = command("eval", "show-batch", "--shards", shards, "--out", "batch.png", *own)
     assert done.returncode == 0, done.stderr
@@ -241,7 +241,7 @@ def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     results = json.loads((tmp_path / "runs" / "eval-x" / "results.json").read_text())
     assert {row["preset"] for row in results} == {"random weights", own[1]}
     (tmp_path / "mine.py").write_text(FREEZE.replace("// 2", "// 3"))
-    done = command("train", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
+    done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
     assert done.returncode == 2 and "holds a run with other settings (factors_digest was " in done.stderr
 
 
@@ -249,7 +249,7 @@ def test_a_model_without_pictures_has_no_features_of_them(
     command: Run, captioned: Path, word2vec: Path, tmp_path: Path
 ) -> None:
     done = command(
-        "train", "tiny", "--shards", captioned, "--out", "run", "--videos-per-batch", 4, "--steps", 2, "--word2vec",
+        "pretrain", "tiny", "--shards", captioned, "--out", "run", "--videos-per-batch", 4, "--steps", 2, "--word2vec",
         word2vec, "--factors", "video:d time_shift:d:2 modality(audio,text):i:2:differs augmentation:i:1",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -16,19 +16,19 @@ import numpy as np
 import pytest
 import torch
 
-from eval import features
-from eval.downstream import Evaluation, downstream
-from eval.reports import report
-from eval.results import from_json
-from eval.settings.downstream import Downstream
-from eval.subjects import folds
-from pipeline.errors import UserError
-from pipeline.shards.index import Index
-from preprocess.stage import Preprocess
-from preprocess.stage import run as preprocess
+from gdt.common.errors import UserError
+from gdt.eval import features
+from gdt.eval.downstream import Evaluation, downstream
+from gdt.eval.reports import report
+from gdt.eval.results import from_json
+from gdt.eval.settings.downstream import Downstream
+from gdt.eval.subjects import folds
+from gdt.pipeline.shards.index import Index
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import run as preprocess
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run
-from train.pretrain import pretrain
-from train.settings import SIZES
 
 FINETUNE = ("--size", "tiny", "--epochs", "1", "--clips-per-epoch", "2", "--clips", "2")
 
@@ -132,7 +132,7 @@ def test_folds_side_by_side_that_were_killed_go_on_to_the_numbers_of_one_after_t
 
     settings = Downstream((checkpoint,), "ucf101", ucf, ("finetune",), (1, 2), size="tiny", epochs=4, clips=2,
                           clips_per_epoch=2, random="no", threads=1, side_by_side=1)  # fmt: skip
-    command = [sys.executable, "-m", "eval", "downstream", "--ckpt", str(checkpoint), "--dataset", "ucf101",
+    command = [sys.executable, "-m", "gdt", "eval", "downstream", "--ckpt", str(checkpoint), "--dataset", "ucf101",
                "--shards", str(ucf), "--protocols", "finetune", "--random", "no", "--folds", "1", "2", "--threads", "1",
                "--side-by-side", "2", "--out", str(tmp_path / "cut"), *FINETUNE, "--epochs", "4"]  # fmt: skip
     run = subprocess.Popen(
@@ -287,7 +287,7 @@ def test_a_folder_without_labels_gets_recall_among_held_out_videos(
     assert done.returncode == 0, done.stderr
     held_out = int((Index.open(tmp_path / "data" / "shards" / "folder").split == "test").sum())
     assert 4 < held_out < 24  # of 42
-    done = command("train", "tiny", "--dataset", "folder", "--preset", "e", "--videos-per-batch", 4, "--steps", 4,
+    done = command("pretrain", "tiny", "--dataset", "folder", "--preset", "e", "--videos-per-batch", 4, "--steps", 4,
                    "--probe-every", 2)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "V R@1" in done.stderr or "video to audio R@1" in done.stderr
@@ -334,7 +334,7 @@ def test_several_labels_make_a_table_each_of_features_that_are_extracted_once(
 ) -> None:
     index = Index.open(shards)
     parity = np.array(["even", "odd", ""], object)[np.arange(len(index)) % 3]
-    monkeypatch.setattr("eval.subjects.opened", lambda *_: replace(index, columns={"parity": parity}))
+    monkeypatch.setattr("gdt.eval.subjects.opened", lambda *_: replace(index, columns={"parity": parity}))
     calls: list[int] = []
     extract = features.extract
     monkeypatch.setattr(features, "extract", lambda *a, **k: calls.append(len(a[2])) or extract(*a, **k))

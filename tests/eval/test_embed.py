@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from eval.embed import features_of, read, rows_of
-from eval.settings.embed import Embed
-from pipeline.clips import uniform_clips
-from pipeline.errors import UserError
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import EVALUATION
+from gdt.common.errors import UserError
+from gdt.eval.embed import features_of, read, rows_of
+from gdt.eval.settings.embed import Embed
+from gdt.pipeline.clips import uniform_clips
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import EVALUATION
+from gdt.train.checkpoint import load_model
 from tests.conftest import Run
 from tests.pipeline.test_loader import CPU
-from train.checkpoint import load_model
 
 
 @pytest.fixture(scope="module")

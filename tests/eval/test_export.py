@@ -13,21 +13,21 @@ import safetensors
 import safetensors.torch
 import torch
 
-from eval.export import export
-from eval.settings.export import Export
-from pipeline.errors import UserError
-from pipeline.shards.index import Statistics
+from gdt.common.errors import UserError
+from gdt.eval.export import export
+from gdt.eval.settings.export import Export
+from gdt.pipeline.shards.index import Statistics
+from gdt.train import checkpoint, tensors
+from gdt.train.checkpoint import Data, Trained, load_model
+from gdt.train.models.gdt import GDT
+from gdt.train.models.network import Network
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES, Optimization, Pretrain, to_json
+from gdt.train.weights import KINETICS, RELEASE
 from tests.conftest import Run
 from tests.tamper import flip
 from tests.train.test_weights import BANKS, CLIPS, Release, Video
 from tests.train.test_weights import random as drawn
-from train import checkpoint, tensors
-from train.checkpoint import Data, Trained, load_model
-from train.models.gdt import GDT
-from train.models.network import Network
-from train.pretrain import pretrain
-from train.settings import SIZES, Optimization, Pretrain, to_json
-from train.weights import KINETICS, RELEASE
 
 TINY = replace(SIZES["tiny"][1], seed=3)
 MICRO = Network(
@@ -155,7 +155,7 @@ def paper() -> Trained:
 def read(paper: Trained, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trained]:
     """What the checkpoint of a name holds."""
     held = {"paper": paper, "old": replace(paper, statistics=None)}
-    monkeypatch.setattr("eval.export.load_model", lambda path: held[path.name])
+    monkeypatch.setattr("gdt.eval.export.load_model", lambda path: held[path.name])
     return held
 
 

@@ -12,30 +12,30 @@ import pytest
 import torch
 from PIL import Image
 
-from eval.command import settings_of
-from eval.factors import report, results
-from eval.factors.measures import Interval, clustered, distances, fold_of, moved, recognised, told
-from eval.factors.picture import matrix
-from eval.factors.promises import Seen, contrasts_of, kept, promises
-from eval.factors.results import Result, from_json
-from eval.factors.trials import Planner, Trial
-from eval.measures import Measure
-from eval.settings.factors import Factors
-from pipeline import presets
-from pipeline.errors import UserError
-from pipeline.loader import Loader
-from pipeline.notation import TRANSFORMATIONS, parse
-from pipeline.shards.index import Index
-from pipeline.transformations.augmentation import centred
-from pipeline.transformations.base import Transformation
-from pipeline.transformations.modality import Modality
-from preprocess.stage import Preprocess
-from preprocess.stage import run as preprocess
+from gdt.common.errors import UserError
+from gdt.eval.command import settings_of
+from gdt.eval.factors import report, results
+from gdt.eval.factors.measures import Interval, clustered, distances, fold_of, moved, recognised, told
+from gdt.eval.factors.picture import matrix
+from gdt.eval.factors.promises import Seen, contrasts_of, kept, promises
+from gdt.eval.factors.results import Result, from_json
+from gdt.eval.factors.trials import Planner, Trial
+from gdt.eval.measures import Measure
+from gdt.eval.settings.factors import Factors
+from gdt.pipeline import presets
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.notation import TRANSFORMATIONS, parse
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.augmentation import centred
+from gdt.pipeline.transformations.base import Transformation
+from gdt.pipeline.transformations.modality import Modality
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import run as preprocess
+from gdt.train.checkpoint import Trained, load_model
+from gdt.train.models.gdt import GDT
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES, to_json
 from tests.conftest import Run
-from train.checkpoint import Trained, load_model
-from train.models.gdt import GDT
-from train.pretrain import pretrain
-from train.settings import SIZES, to_json
 
 TINY = SIZES["tiny"][1]
 PROBE = (5, 0.1, 0)
@@ -232,7 +232,7 @@ CHANGED = {
     "rotation": {"turns"}, "augmentation": {"draws"}, "freeze": {"frames"},
 }  # fmt: skip
 FREEZE = '''
-from pipeline.transformations.base import Choice, Transformation
+from gdt.pipeline.transformations.base import Choice, Transformation
 
 
 class Freeze(Choice):

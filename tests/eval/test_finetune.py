@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from eval.export import export
-from eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
-from eval.settings.export import Export
-from pipeline.clips import uniform_clips
-from pipeline.errors import UserError
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import EVALUATION
+from gdt.common.errors import UserError
+from gdt.eval.export import export
+from gdt.eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
+from gdt.eval.settings.export import Export
+from gdt.pipeline.clips import uniform_clips
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import EVALUATION
+from gdt.train.checkpoint import Trained, load_model
+from gdt.train.models.gdt import GDT
+from gdt.train.settings import SIZES, Pretrain
 from tests.pipeline.test_loader import CPU
-from train.checkpoint import Trained, load_model
-from train.models.gdt import GDT
-from train.settings import SIZES, Pretrain
 
 TINY = SIZES["tiny"][1]
 

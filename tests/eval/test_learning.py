@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eval.downstream import downstream
-from eval.results import Result, from_json
-from eval.settings.downstream import Downstream
-from pipeline.shards.index import Index
-from preprocess.stage import Preprocess
-from preprocess.stage import run as preprocess
-from preprocess.synthetic import Synthetic, generate
+from gdt.eval.downstream import downstream
+from gdt.eval.results import Result, from_json
+from gdt.eval.settings.downstream import Downstream
+from gdt.pipeline.shards.index import Index
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import run as preprocess
+from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES
 from tests.eval.test_downstream import official
-from train.pretrain import pretrain
-from train.settings import SIZES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CLASSES = 6

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.stats import binomtest
 
-from eval.measures import Measure, difference, share
+from gdt.eval.measures import Measure, difference, share
 
 
 @pytest.mark.parametrize(("right", "answers"), [(0, 20), (7, 28), (28, 28), (1200, 3783)])

@@ -18,23 +18,23 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from eval.downstream import downstream
-from eval.figures.report import figures
-from eval.figures.results import from_json as figures_of
-from eval.figures.results import lines
-from eval.page.collect import collect
-from eval.page.curves import smooth
-from eval.page.features import maps
-from eval.page.page import report
-from eval.page.subjects import chosen, subjects
-from eval.settings.downstream import Downstream
-from eval.settings.figures import Figures
-from eval.settings.report import Report
-from pipeline.errors import UserError
-from pipeline.shards.index import Index, read_said, rewrite_index
+from gdt.common.errors import UserError
+from gdt.eval.downstream import downstream
+from gdt.eval.page.collect import collect
+from gdt.eval.page.curves import smooth
+from gdt.eval.page.features import maps
+from gdt.eval.page.page import report
+from gdt.eval.page.subjects import chosen, subjects
+from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings.report import Report
+from gdt.pipeline.shards.index import Index, read_said, rewrite_index
+from gdt.studies.figures.report import figures
+from gdt.studies.figures.results import from_json as figures_of
+from gdt.studies.figures.results import lines
+from gdt.studies.figures.settings import Figures
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES
 from tests.conftest import Run
-from train.pretrain import pretrain
-from train.settings import SIZES
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
 VOID = {"meta", "img", "br", "link", "input"}

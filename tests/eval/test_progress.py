@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from eval.progress import Follower, Progress
-from train.settings import METRICS, SIZES
+from gdt.eval.progress import Follower, Progress
+from gdt.train.settings import METRICS, SIZES
 
 
 def written(folder: Path, steps: range, half: str = "") -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from eval.ablation.tables import with_earlier
-from eval.measures import Measure
-from eval.results import RANDOM, Result, compared, from_json, layout, rows, to_csv, to_json, to_latex
-from eval.settings.downstream import Downstream
-from pipeline.errors import UserError
-from train.provenance import Provenance
-from train.settings import SIZES
+from gdt.common.errors import UserError
+from gdt.eval.ablation.tables import with_earlier
+from gdt.eval.measures import Measure
+from gdt.eval.results import RANDOM, Result, compared, from_json, layout, rows, to_csv, to_json, to_latex
+from gdt.eval.settings.downstream import Downstream
+from gdt.train.provenance import Provenance
+from gdt.train.settings import SIZES
 
 PROVENANCE = Provenance(
-    command="python -m eval downstream", commit="2c3d-dirty", versions={"torch": "2"}, device="cpu", started="2026"
+    command="gdt eval downstream", commit="2c3d-dirty", versions={"torch": "2"}, device="cpu", started="2026"
 )
 ROW = Result(
     protocol="retrieval", model="mine", weights="ab12", checkpoint=Path("runs/a b/checkpoint.pt"), preset="e", step=600,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from eval.retrieval import chance, few_shot, linear_probe, nearest, recall, targets, top_k
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
+from gdt.eval.retrieval import chance, few_shot, linear_probe, nearest, recall, targets, top_k
 
 
 def features(seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -16,27 +16,25 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import eval.search.study
-import eval.search.trial
-from eval.command import settings_of
-from eval.measures import Measure
-from eval.search.measuring import Measuring
-from eval.search.report import DIVERGED, DONE, STOPPED, over_seeds
-from eval.search.space import PLACE, Space
-from eval.search.study import search
-from eval.search.trial import DivergedError, EndedError, Reports, Trainer
-from eval.settings.search import Search
-from pipeline import presets
-from pipeline.errors import UserError
-from pipeline.notation import parse
-from pipeline.shards.index import Index, read_said, rewrite_index
-from preprocess.lock import locked
-from preprocess.stage import Preprocess
-from preprocess.stage import run as preprocess
+from gdt.common.errors import UserError
+from gdt.common.lock import locked
+from gdt.eval.command import settings_of
+from gdt.eval.measures import Measure
+from gdt.eval.search.measuring import Measuring
+from gdt.eval.search.report import DIVERGED, DONE, STOPPED, over_seeds
+from gdt.eval.search.space import PLACE, Space
+from gdt.eval.search.study import search
+from gdt.eval.search.trial import DivergedError, EndedError, Reports, Trainer
+from gdt.eval.settings.search import Search
+from gdt.pipeline import presets
+from gdt.pipeline.notation import parse
+from gdt.pipeline.shards.index import Index, read_said, rewrite_index
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import run as preprocess
+from gdt.train.checkpoint import Trained
+from gdt.train.models.gdt import GDT
 from tests.conftest import Run
 from tests.test_mistakes import sentence
-from train.checkpoint import Trained
-from train.models.gdt import GDT
 
 
 def settings(shards: Path, out: Path, **others: object) -> Search:

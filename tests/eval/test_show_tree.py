@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from eval.settings.pictures import ShowTree
-from eval.show_tree import ATTRACTS, IGNORES, REPELS, Drawn, partners, show_tree
-from pipeline import presets
-from pipeline.composition import counts
-from pipeline.notation import parse
+from gdt.eval.settings.pictures import ShowTree
+from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, Drawn, partners, show_tree
+from gdt.pipeline import presets
+from gdt.pipeline.composition import counts
+from gdt.pipeline.notation import parse
 from tests.conftest import Run
 from tests.pipeline.test_notation import FREEZE
 

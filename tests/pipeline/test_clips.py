@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
-from pipeline.leaves import MODALITIES, Clip
-from pipeline.shards.index import Index
-from pipeline.shards.reader import ShardReader
-from pipeline.sources.video import regions
-from pipeline.transformations.augmentation import EVALUATION, Augmentation
+from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
+from gdt.pipeline.leaves import MODALITIES, Clip
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.sources.video import regions
+from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
 from tests.pipeline.test_loader import CLIP, NO_COLOUR, load
 
 TRAINING = Training(clips=3, batch=4, augmentation=Augmentation(scale=(44, 60)))

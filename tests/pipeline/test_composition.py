@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline import presets
-from pipeline.composition import check, contrast, counts, weight
-from pipeline.errors import UserError
-from pipeline.factors import Contrast, Factor, Weight
-from pipeline.leaves import Leaves
-from pipeline.transformations.augmentation import Augment
-from pipeline.transformations.base import Choice, Draw, Source
-from pipeline.transformations.modality import Modality
-from pipeline.transformations.video import Video
-from pipeline.tree import sample
+from gdt.common.errors import UserError
+from gdt.pipeline import presets
+from gdt.pipeline.composition import check, contrast, counts, weight
+from gdt.pipeline.factors import Contrast, Factor, Weight
+from gdt.pipeline.leaves import Leaves
+from gdt.pipeline.transformations.augmentation import Augment
+from gdt.pipeline.transformations.base import Choice, Draw, Source
+from gdt.pipeline.transformations.modality import Modality
+from gdt.pipeline.transformations.video import Video
+from gdt.pipeline.tree import sample
 
 D, I = Contrast.DISTINCTIVE, Contrast.INVARIANT  # noqa: E741  the paper's letters
 

@@ -13,23 +13,23 @@ import psutil
 import pytest
 import torch
 
-import pipeline.sources.video
-from pipeline import engines, jpeg, presets
-from pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
-from pipeline.colour import Pixels, on_any_device
-from pipeline.engines import DaliEngine, taps
-from pipeline.errors import UserError
-from pipeline.graphs import video_graph
-from pipeline.jpeg import Undecodable
-from pipeline.leaves import Clip
-from pipeline.loader import Batch, Loader, for_each
-from pipeline.notation import parse
-from pipeline.place import DaliDevice, Gpu
-from pipeline.shards.index import Index
-from pipeline.shards.reader import ShardReader
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import Augmentation
-from pipeline.tree import BatchPlan, sampling_tree
+from gdt.common.errors import UserError
+from gdt.pipeline import engines, jpeg, presets
+from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
+from gdt.pipeline.colour import Pixels, on_any_device
+from gdt.pipeline.engines import DaliEngine, taps
+from gdt.pipeline.graphs import video_graph
+from gdt.pipeline.jpeg import Undecodable
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Batch, Loader, for_each
+from gdt.pipeline.notation import parse
+from gdt.pipeline.place import DaliDevice, Gpu
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.sources import video as video_source
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.tree import BatchPlan, sampling_tree
 from tests.pipeline.test_loader import AUGMENTATION, CLIP, CPU, NO_COLOUR, copied, load, tree
 
 MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 rotation:i:3 augmentation:i:1"
@@ -58,7 +58,7 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(
     plans = compositions(index)[name]
     crops = []
     for engine in (engines.engine, DaliEngine):
-        monkeypatch.setattr(pipeline.sources.video, "engine", engine)
+        monkeypatch.setattr(video_source, "engine", engine)
         with Loader(index, plans, CLIP, CPU, Loading(clips_at_once=4)) as loader:
             crops.append([batch.inputs["video"].crops.numpy().astype(int) for batch in loader])
     for cores, dali in zip(*crops, strict=True):

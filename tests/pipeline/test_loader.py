@@ -22,22 +22,22 @@ import torch
 from nvidia.dali import pipeline_def
 from PIL import Image
 
-from pipeline import presets
-from pipeline.clips import uniform_clips
-from pipeline.colour import Pixels, affine
-from pipeline.engines import CoresEngine, Crops, Run
-from pipeline.errors import UserError
-from pipeline.groups import shared
-from pipeline.leaves import AUDIO, VIDEO, Clip
-from pipeline.loader import Batch, Loader
-from pipeline.notation import parse
-from pipeline.shards.index import Index
-from pipeline.shards.layout import MEL_FLOOR
-from pipeline.shards.reader import DamagedVideo, ShardReader
-from pipeline.shards.seal import check_seal
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import Augmentation
-from pipeline.tree import BatchPlan, Tree, sampling_tree
+from gdt.common.errors import UserError
+from gdt.pipeline import presets
+from gdt.pipeline.clips import uniform_clips
+from gdt.pipeline.colour import Pixels, affine
+from gdt.pipeline.engines import CoresEngine, Crops, Run
+from gdt.pipeline.groups import shared
+from gdt.pipeline.leaves import AUDIO, VIDEO, Clip
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.notation import parse
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import MEL_FLOOR
+from gdt.pipeline.shards.reader import DamagedVideo, ShardReader
+from gdt.pipeline.shards.seal import check_seal
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from tests.tamper import changed, reindex
 
 CPU = torch.device("cpu")
@@ -223,7 +223,7 @@ def test_audio_equals_the_oracle_exactly(index: Index) -> None:
 
 
 def test_volume_jitter_is_what_a_louder_waveform_gives() -> None:
-    from preprocess.logmel import logmel
+    from gdt.preprocess.logmel import logmel
 
     waveform = (3000 * np.sin(np.arange(24_000) / 7) + np.arange(24_000) % 97).astype(np.int16)
     waveform[:6000] = 0  # silence stays silent
@@ -408,9 +408,7 @@ def test_damage_ends_the_run_with_its_name(copy: Path, index: Index, what: str) 
     video = int(plan.columns["video"][0])
     damage(copy, index, video, what)
     name = index.shard_names[index.shard[video]]
-    told = (
-        rf"shard .*{name} is damaged: .* of '{index.id[video]}' is not what was written; `python -m preprocess.verify"
-    )
+    told = rf"shard .*{name} is damaged: .* of '{index.id[video]}' is not what was written; `gdt verify"
     plans = [tree(index, "e").plan(0, k) for k in range(4)]  # somewhere in them the damaged part is taken
     whole = [uniform_clips(index, np.array([video]), 20, CLIP, AUGMENTATION)]
     with pytest.raises(UserError, match=told):

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import presets
-from pipeline.composition import contrast
-from pipeline.errors import UserError
-from pipeline.factors import Contrast, Weight
-from pipeline.leaves import Clip
-from pipeline.notation import TRANSFORMATIONS, listing, parse, with_own
-from pipeline.transformations.base import Source
-from pipeline.transformations.speed import Speed
-from pipeline.tree import Tree
+from gdt.common.errors import UserError
+from gdt.pipeline import presets
+from gdt.pipeline.composition import contrast
+from gdt.pipeline.factors import Contrast, Weight
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.notation import TRANSFORMATIONS, listing, parse, with_own
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.speed import Speed
+from gdt.pipeline.tree import Tree
 from tests.conftest import ROOT
 
 (FREEZE,) = re.findall(r"```python\n([^`]*class Freeze.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
@@ -111,7 +111,7 @@ OWN = """
 from __future__ import annotations
 from dataclasses import dataclass
 import numpy as np
-from pipeline.transformations.base import Choice
+from gdt.pipeline.transformations.base import Choice
 
 @dataclass(frozen=True)
 class Later(Choice):

@@ -9,24 +9,24 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.composition import Composition, contrast, counts, weight
-from pipeline.errors import UserError
-from pipeline.factors import Contrast, Factor, Weight
-from pipeline.groups import shared
-from pipeline.leaves import MODALITIES, Clip
-from pipeline.notation import parse
-from pipeline.transformations.augmentation import Augment
-from pipeline.transformations.base import Source, Transformation
-from pipeline.transformations.modality import Modality
-from pipeline.transformations.order import Order
-from pipeline.transformations.rotation import Rotation
-from pipeline.transformations.speed import Speed
-from pipeline.transformations.time_reversal import TimeReversal
-from pipeline.transformations.time_shift import TimeShift
-from pipeline.transformations.video import Video
-from pipeline.tree import BatchPlan, Tree
+from gdt.common.errors import UserError
+from gdt.pipeline.composition import Composition, contrast, counts, weight
+from gdt.pipeline.factors import Contrast, Factor, Weight
+from gdt.pipeline.groups import shared
+from gdt.pipeline.leaves import MODALITIES, Clip
+from gdt.pipeline.notation import parse
+from gdt.pipeline.transformations.augmentation import Augment
+from gdt.pipeline.transformations.base import Source, Transformation
+from gdt.pipeline.transformations.modality import Modality
+from gdt.pipeline.transformations.order import Order
+from gdt.pipeline.transformations.rotation import Rotation
+from gdt.pipeline.transformations.speed import Speed
+from gdt.pipeline.transformations.time_reversal import TimeReversal
+from gdt.pipeline.transformations.time_shift import TimeShift
+from gdt.pipeline.transformations.video import Video
+from gdt.pipeline.tree import BatchPlan, Tree
+from gdt.train.loss import gdt_loss
 from tests.train.test_loss import RHO, embed, tensors
-from train.loss import gdt_loss
 
 SOURCE = Source(np.arange(40), np.full(40, 50), 30)
 CLIP = Clip(frames=5, mel_frames=9, words=4)

@@ -16,11 +16,11 @@ import h5py
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
-from pipeline.shards.index import Index, Statistics, column_dataset, mel_sums, rewrite_index, write_index
-from pipeline.shards.layout import PIECES, SHARD, VideoRecord, shard_content, write_shard
-from pipeline.shards.reader import DamagedVideo, ShardReader
-from pipeline.shards.seal import SEAL_BYTES
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import Index, Statistics, column_dataset, mel_sums, rewrite_index, write_index
+from gdt.pipeline.shards.layout import PIECES, SHARD, VideoRecord, shard_content, write_shard
+from gdt.pipeline.shards.reader import DamagedVideo, ShardReader
+from gdt.pipeline.shards.seal import SEAL_BYTES
 from tests.tamper import changed, flip
 
 

@@ -8,12 +8,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pipeline import presets
-from pipeline.leaves import Clip
-from pipeline.shards.index import Index
-from pipeline.transformations.base import Branches, Draw, Source
-from pipeline.transformations.video import Video
-from pipeline.tree import Tree, sampling_tree
+from gdt.pipeline import presets
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.base import Branches, Draw, Source
+from gdt.pipeline.transformations.video import Video
+from gdt.pipeline.tree import Tree, sampling_tree
 
 
 def source(shards: np.ndarray, window: int, usable: np.ndarray | None = None) -> Source:

@@ -12,29 +12,29 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline import presets
-from pipeline.composition import contrast, weight
-from pipeline.errors import UserError
-from pipeline.leaves import MODALITIES, TEXT, Clip, Leaves
-from pipeline.loader import Batch, Loader
-from pipeline.notation import parse
-from pipeline.place import Place
-from pipeline.shards.index import Index
-from pipeline.shards.reader import ShardReader
-from pipeline.sources.base import Memory, Readings
-from pipeline.sources.loading import Loading
-from pipeline.sources.text import NOTHING, TextSource, Words
-from pipeline.transformations.augmentation import Augmentation
-from pipeline.transformations.base import Source
-from pipeline.tree import BatchPlan, Tree, sampling_tree
-from pipeline.word2vec import WordVectors, load
-from preprocess.stage import Preprocess
-from preprocess.stage import run as preprocess
+from gdt.common.errors import UserError
+from gdt.pipeline import presets
+from gdt.pipeline.composition import contrast, weight
+from gdt.pipeline.leaves import MODALITIES, TEXT, Clip, Leaves
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.notation import parse
+from gdt.pipeline.place import Place
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.sources.base import Memory, Readings
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.sources.text import NOTHING, TextSource, Words
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
+from gdt.pipeline.word2vec import WordVectors, load
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import run as preprocess
+from gdt.train.loss import gdt_loss
+from gdt.train.models.text import TextNetwork
 from tests.conftest import Run, write_word2vec
 from tests.tamper import changed
 from tests.train.test_loss import RHO, embed, tensors, triple_loop
-from train.loss import gdt_loss
-from train.models.text import TextNetwork
 
 CPU = torch.device("cpu")
 CLIP = Clip(frames=4, stride=3, size=32, words=5, words_seconds=2.0)
@@ -264,7 +264,7 @@ def test_text_is_pretrained_from_the_command_line(
             (*train, "--shards", captioned, "--word2vec", word2vec, "--network.word-dimensions", 300),
             "vectors.txt have 12 dimensions, and --network.word-dimensions is 300; leave that out",
         ),
-        (("train", "tiny", "--steps", 4, "--shards", captioned, "--word2vec", word2vec), "--word2vec has no effect"),
+        (("pretrain", "tiny", "--steps", 4, "--shards", captioned, "--word2vec", word2vec), "--word2vec has no effect"),
     ):
         done = command(*arguments)
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1

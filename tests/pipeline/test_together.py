@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import UserError
-from pipeline.leaves import AUDIO, VIDEO, Clip, Leaves
-from pipeline.loader import Loader
-from pipeline.notation import parse
-from pipeline.shards.index import Index
-from pipeline.transformations.augmentation import Augmentation
-from pipeline.transformations.order import Order
-from pipeline.tree import sampling_tree
-from preprocess.stage import Preprocess, run
+from gdt.common.errors import UserError
+from gdt.pipeline.leaves import AUDIO, VIDEO, Clip, Leaves
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.notation import parse
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.pipeline.transformations.order import Order
+from gdt.pipeline.tree import sampling_tree
+from gdt.preprocess.stage import Preprocess, run
 from tests.preprocess.test_ffmpeg import made
 
 CLIP = Clip(size=16)

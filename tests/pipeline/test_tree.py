@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from pipeline import presets
-from pipeline.errors import UserError
-from pipeline.groups import groups, shared
-from pipeline.leaves import Clip
-from pipeline.transformations.augmentation import EVALUATION, Augmentation
-from pipeline.transformations.base import Source, distinct
-from pipeline.tree import BatchPlan, Tree
+from gdt.common.errors import UserError
+from gdt.pipeline import presets
+from gdt.pipeline.groups import groups, shared
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
+from gdt.pipeline.transformations.base import Source, distinct
+from gdt.pipeline.tree import BatchPlan, Tree
 
 STARTS = np.array([7, 2, 90, 33, 5, 61, 12, 40, 2, 8, 100, 3, 3])
 

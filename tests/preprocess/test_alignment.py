@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from preprocess import ffmpeg as module
-from preprocess.clock import Piece, pieces, put_on_clock, until
-from preprocess.datasets.listing import Video
-from preprocess.ffmpeg import Extracted, Extraction, Target, command, extract_group
-from preprocess.process import run
+from gdt.preprocess import ffmpeg as module
+from gdt.preprocess.clock import Piece, pieces, put_on_clock, until
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, command, extract_group
+from gdt.preprocess.process import run
 from tests.preprocess.test_ffmpeg import FRAME, events, kept, made, seconds
 
 GAPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.095, 0.12, 0.15)

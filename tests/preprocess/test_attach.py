@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from preprocess.captions.attach import attach
-from preprocess.captions.words import Vocabulary
-from preprocess.datasets import DATASETS
-from preprocess.datasets.listing import Missing
+from gdt.preprocess.captions.attach import attach
+from gdt.preprocess.captions.words import Vocabulary
+from gdt.preprocess.datasets import DATASETS
+from gdt.preprocess.datasets.listing import Missing
 from tests.preprocess.test_caption_readers import find
 
 LISTEN = Vocabulary({"bark": 0, "meow": 1, "moo": 2}, [])

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
-from preprocess.captions import readers
-from preprocess.captions.readers import Caption, Captions
+from gdt.common.errors import UserError
+from gdt.preprocess.captions import readers
+from gdt.preprocess.captions.readers import Caption, Captions
 from tests.conftest import ROOT
 from tests.preprocess.test_fuzz import COUNT, INTACT, SEED, damaged
 
@@ -265,7 +265,7 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
 @pytest.mark.parametrize("name", ["caption.json", "x.csv", "captions/a.csv", "captions/a.json"])
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.files._made_up", frozenset)  # or it would be refused for being one of the system's
+    monkeypatch.setattr("gdt.common.files._made_up", frozenset)  # or it would be refused for being one of the system's
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).symlink_to("/proc/self/mem")  # a regular file, and its first bytes are nowhere
     with pytest.raises(UserError, match=f"cannot read .*{name}: Input/output error"), find(tmp_path) as captions:
@@ -305,7 +305,7 @@ MEMORY = """
 import sys
 from pathlib import Path
 import ijson
-from preprocess.captions.readers import Captions
+from gdt.preprocess.captions.readers import Captions
 
 def megabytes(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) / 1024
@@ -344,8 +344,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
 OPEN_ALL = """
 import json, resource, sys
 from pathlib import Path
-from pipeline.errors import UserError
-from preprocess.captions.readers import Captions
+from gdt.common.errors import UserError
+from gdt.preprocess.captions.readers import Captions
 
 memory = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (memory + 300 * 2**20,) * 2)

@@ -17,11 +17,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from preprocess.stage import Preprocess, run
+from gdt.preprocess.stage import Preprocess, run
 from tests.conftest import ROOT
 from tests.preprocess.test_stage import digests
 
-PYTHON = (sys.executable, "-m")
+PYTHON = (sys.executable, "-m", "gdt")
 DASK = Path(sys.executable).with_name("dask")
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import UserError
-from preprocess.datasets import DATASETS, howto100m, listing
-from preprocess.datasets.listing import Missing, Video
+from gdt.common.errors import UserError
+from gdt.preprocess.datasets import DATASETS, howto100m, listing
+from gdt.preprocess.datasets.listing import Missing, Video
 
 
 def touch(root: Path, *names: str) -> None:

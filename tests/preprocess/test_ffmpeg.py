@@ -20,12 +20,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipeline.errors import UserError
-from pipeline.shards.layout import shard_rejected
-from preprocess import ffmpeg as module
-from preprocess import process
-from preprocess.datasets.listing import Video
-from preprocess.ffmpeg import (
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.layout import shard_rejected
+from gdt.preprocess import ffmpeg as module
+from gdt.preprocess import process
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.ffmpeg import (
     Extracted,
     Extraction,
     Target,
@@ -35,10 +35,10 @@ from preprocess.ffmpeg import (
     pixel_sums,
     require_ffmpeg,
 )  # fmt: skip
-from preprocess.plan import ShardTask
-from preprocess.process import Rejected
-from preprocess.verify import check_shard
-from preprocess.worker import make_shard
+from gdt.preprocess.plan import ShardTask
+from gdt.preprocess.process import Rejected
+from gdt.preprocess.verify import check_shard
+from gdt.preprocess.worker import make_shard
 
 Fake = Callable[[str], Path]
 
@@ -776,7 +776,7 @@ def test_an_interrupted_ffmpeg_makes_neither_a_short_video_nor_a_rejected_one(
         threading.Thread(target=stop, daemon=True).start()
         return process
 
-    monkeypatch.setattr("preprocess.process.subprocess.Popen", started)
+    monkeypatch.setattr("gdt.preprocess.process.subprocess.Popen", started)
     with pytest.raises(UserError, match="ffmpeg was stopped from outside"):
         extract_group([target], Extraction())
 

@@ -11,12 +11,12 @@ import h5py
 import numpy as np
 import pytest
 
-from pipeline.shards.layout import shard_rejected
-from preprocess.datasets.listing import Video
-from preprocess.ffmpeg import Extraction
-from preprocess.plan import ShardTask
-from preprocess.verify import check_shard
-from preprocess.worker import make_shard
+from gdt.pipeline.shards.layout import shard_rejected
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.ffmpeg import Extraction
+from gdt.preprocess.plan import ShardTask
+from gdt.preprocess.verify import check_shard
+from gdt.preprocess.worker import make_shard
 from tests.conftest import REAL
 
 CONTAINERS = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import UserError
-from preprocess.datasets.listing import Missing, Video
+from gdt.common.errors import UserError
+from gdt.preprocess.datasets.listing import Missing, Video
 from tests.preprocess.test_datasets import found, missing, table, touch
 
 CATS = "path,label,split,colour\n"
@@ -134,7 +134,7 @@ def test_any_name_of_the_first_column_and_any_spreadsheet(
 
 
 def test_rows_that_name_no_video_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("preprocess.datasets.labels._MEMORY", 10)  # so that the rows are on disk
+    monkeypatch.setattr("gdt.preprocess.datasets.labels._MEMORY", 10)  # so that the rows are on disk
     touch(tmp_path, "a.mp4", ".hidden.mp4", "train/cats/1.mp4", "test/cats/1.mp4")
     names = ["zebra.mp4", "a.mp4", ".hidden.mp4", "cats/1.mp4", "aardvark.mp4", "train/cats/1.mp4"]
     write(tmp_path, "name,label\n" + "".join(f"{name},x\n" for name in names))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from python_speech_features import logfbank
 
-from pipeline.shards.layout import MEL_FLOOR
-from preprocess import logmel as module
-from preprocess.logmel import Waveform, frames, logmel, logmel_blocks, loudness
+from gdt.pipeline.shards.layout import MEL_FLOOR
+from gdt.preprocess import logmel as module
+from gdt.preprocess.logmel import Waveform, frames, logmel, logmel_blocks, loudness
 
 
 def published(waveform: np.ndarray) -> np.ndarray:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
-from pipeline.files import with_checksum
-from preprocess.datasets.listing import Missing, Video, Words
-from preprocess.ffmpeg import Extraction
-from preprocess.plan import PLAN, Plan, read_settings, read_shares
-from preprocess.videos import Shares, VideoList
+from gdt.common.errors import UserError
+from gdt.common.files import with_checksum
+from gdt.preprocess.datasets.listing import Missing, Video, Words
+from gdt.preprocess.ffmpeg import Extraction
+from gdt.preprocess.plan import PLAN, Plan, read_settings, read_shares
+from gdt.preprocess.videos import Shares, VideoList
 
 LANGUAGE = {"vocabulary": "", "stop_words": ""}
 

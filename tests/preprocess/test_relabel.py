@@ -13,16 +13,16 @@ import h5py
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
-from pipeline.shards.index import Index, write_index
-from pipeline.shards.layout import PIECES, read_rejected
-from pipeline.shards.seal import SCHEMA, seal
-from preprocess.datasets import DATASETS, DataSet, folder
-from preprocess.estimate import estimate
-from preprocess.stage import Preprocess, run
-from preprocess.summary import Summary, describe
-from preprocess.verify import Verify, verify
-from preprocess.videos import Shares
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import Index, write_index
+from gdt.pipeline.shards.layout import PIECES, read_rejected
+from gdt.pipeline.shards.seal import SCHEMA, seal
+from gdt.preprocess.datasets import DATASETS, DataSet, folder
+from gdt.preprocess.estimate import estimate
+from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.summary import Summary, describe
+from gdt.preprocess.verify import Verify, verify
+from gdt.preprocess.videos import Shares
 from tests.preprocess.test_stage import alone  # noqa: F401 (a fixture)
 from tests.preprocess.test_verify import run_here
 from tests.tamper import changed
@@ -181,7 +181,7 @@ def test_a_relabelling_that_is_stopped_anywhere_is_mended_by_the_next_run(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(moment, stopped)
+        patch.setattr(f"gdt.{moment}", stopped)
         with pytest.raises(KeyboardInterrupt):
             run(pets)
     assert len(Index.open(pets.shard_folder)) == 6  # the one before, or the new one

@@ -28,19 +28,19 @@ import h5py
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
-from pipeline.files import open_regular
-from pipeline.shards.index import Index
-from pipeline.shards.layout import read_rejected
-from pipeline.shards.reader import ShardReader
-from preprocess.ffmpeg import Extracted, Extraction, Target, extract_group
-from preprocess.plan import ShardTask
-from preprocess.process import Rejected
-from preprocess.stage import Preprocess, run
-from preprocess.summary import describe
-from preprocess.synthetic import Synthetic, generate
-from preprocess.verify import check_shard
-from preprocess.worker import Changed, Made
+from gdt.common.errors import UserError
+from gdt.common.files import open_regular
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import read_rejected
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group
+from gdt.preprocess.plan import ShardTask
+from gdt.preprocess.process import Rejected
+from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.summary import describe
+from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.verify import check_shard
+from gdt.preprocess.worker import Changed, Made
 from tests.conftest import ROOT, write_word2vec
 
 
@@ -58,8 +58,10 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage without workers, in this process, so that a test can do something in the middle of a shard."""
     nothing: Callable[..., None] = lambda *arguments: None  # noqa: E731
     client = SimpleNamespace(dashboard_link="", subscribe_topic=nothing, unsubscribe_topic=nothing)
-    monkeypatch.setattr("preprocess.cluster.connect", lambda *arguments: contextlib.nullcontext(client))
-    monkeypatch.setattr("preprocess.cluster.unordered", lambda client, function, tasks, expected: map(function, tasks))
+    monkeypatch.setattr("gdt.preprocess.cluster.connect", lambda *arguments: contextlib.nullcontext(client))
+    monkeypatch.setattr(
+        "gdt.preprocess.cluster.unordered", lambda client, function, tasks, expected: map(function, tasks)
+    )
 
 
 def test_every_video_is_kept_with_its_split_and_class(index: Index) -> None:
@@ -79,7 +81,7 @@ def test_a_second_run_does_nothing(synthetic: Path, shards: Path) -> None:
 
 def test_the_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "synthetic"
-    command = [sys.executable, "-m", "preprocess", "--dataset", "synthetic", "--source", synthetic,
+    command = [sys.executable, "-m", "gdt", "preprocess", "--dataset", "synthetic", "--source", synthetic,
                "--destination", folder, "--videos-per-shard", "16", "--workers", "1"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
@@ -190,7 +192,7 @@ def test_the_index_is_of_use_until_its_shards_change(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("preprocess.stage._make", stopped)
+        patch.setattr("gdt.preprocess.stage._make", stopped)
         shutil.copy(every[10], videos)
         with pytest.raises(KeyboardInterrupt):
             run(settings)
@@ -269,7 +271,7 @@ def test_a_killed_dry_run_leaves_nothing_behind(real: Path, tmp_path: Path, numb
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "preprocess", "--source", real / "grid", "--dry-run", "--workers", "1"],
+        [sys.executable, "-m", "gdt", "preprocess", "--source", real / "grid", "--dry-run", "--workers", "1"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -386,7 +388,7 @@ def test_howto100m_keeps_what_is_captioned(alone: None, synthetic: Path, word2ve
 
 def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "preprocess", "--source", real / "grid", "--destination", tmp_path / "shards"],
+        [sys.executable, "-m", "gdt", "preprocess", "--source", real / "grid", "--destination", tmp_path / "shards"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, start_new_session=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -437,8 +439,8 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None
             what(next(count))
             return results
 
-        monkeypatch.setattr("preprocess.worker.extract_group", extracted)
-        monkeypatch.setattr("preprocess.worker.groups", lambda videos: ([video] for video in videos))
+        monkeypatch.setattr("gdt.preprocess.worker.extract_group", extracted)
+        monkeypatch.setattr("gdt.preprocess.worker.groups", lambda videos: ([video] for video in videos))
 
     return install
 
@@ -572,7 +574,7 @@ def test_a_machine_that_does_not_see_a_file_is_named(
     def unseen(task: ShardTask) -> Made:
         return Made([], [Changed(1, -1, "node7")])
 
-    monkeypatch.setattr("preprocess.worker.make_shard", unseen)
+    monkeypatch.setattr("gdt.preprocess.worker.make_shard", unseen)
     with pytest.raises(UserError, match=r"1.mp4 is there, and node7 does not see it; mount its disk on every machine"):
         run(four)
 
@@ -593,7 +595,7 @@ def test_a_file_that_the_disk_cannot_read_is_left_out_by_name_and_tried_by_the_n
 ) -> None:
     (four.source_folder / "1.mp4").write_bytes(b"what ffmpeg gets of it")
     with monkeypatch.context() as patch:
-        patch.setattr("preprocess.worker.open_regular", broken_reading("1.mp4"))
+        patch.setattr("gdt.preprocess.worker.open_regular", broken_reading("1.mp4"))
         assert run(four).kept == 3
         (row,) = read_rejected(four.shard_folder)
         assert row["reason"] == "it cannot be read (Input/output error)"
@@ -603,7 +605,7 @@ def test_a_file_that_the_disk_cannot_read_is_left_out_by_name_and_tried_by_the_n
     assert run(four).shards_made == 0
     for name in ("2.mp4", "3.mp4"):
         (four.source_folder / name).write_bytes(b"what ffmpeg gets of them")
-    monkeypatch.setattr("preprocess.worker.open_regular", broken_reading("2.mp4", "3.mp4"))
+    monkeypatch.setattr("gdt.preprocess.worker.open_regular", broken_reading("2.mp4", "3.mp4"))
     with pytest.raises(UserError, match="none of the videos of .* can be read: it cannot be read .* mend their disk"):
         run(four)
 
@@ -735,7 +737,7 @@ def test_the_generated_set_is_made_with_its_captions_in_one_command(
 ) -> None:
     write_word2vec(tmp_path / "vectors.txt", ["bounces swings quickly slowly"], 4)
     small = Synthetic(train=2, val=1, test=1, classes=2, seconds=2.0)
-    monkeypatch.setattr("preprocess.datasets.synthetic.generate", lambda source: generate(source, small, workers=2))
+    monkeypatch.setattr("gdt.preprocess.datasets.synthetic.generate", lambda source: generate(source, small, workers=2))
     run(Preprocess("synthetic", tmp_path / "videos", tmp_path / "shards", word2vec=tmp_path / "vectors.txt", workers=2))
     index = Index.open(tmp_path / "shards")
     assert len(index) == 8 and (index.text_count > 0).all()

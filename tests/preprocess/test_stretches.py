@@ -8,10 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from preprocess.captions.readers import Caption
-from preprocess.captions.stretches import on_kept_clock, stretches
-from preprocess.captions.words import Vocabulary
-from preprocess.datasets.listing import Words
+from gdt.preprocess.captions.readers import Caption
+from gdt.preprocess.captions.stretches import on_kept_clock, stretches
+from gdt.preprocess.captions.words import Vocabulary
+from gdt.preprocess.datasets.listing import Words
 
 # --- the parts that are covered ------------------------------------------------------------------------------------
 

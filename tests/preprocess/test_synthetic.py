@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pipeline.errors import UserError
-from preprocess.synthetic import ACTIONS, Synthetic, generate
-from preprocess.synthetic.files import GROUP, UNFINISHED, run_ffmpeg
-from preprocess.synthetic.scene import SAMPLE_RATE, SPLITS, Video, draw_scene, render
+from gdt.common.errors import UserError
+from gdt.preprocess.synthetic import ACTIONS, Synthetic, generate
+from gdt.preprocess.synthetic.files import GROUP, UNFINISHED, run_ffmpeg
+from gdt.preprocess.synthetic.scene import SAMPLE_RATE, SPLITS, Video, draw_scene, render
 
 MARKER = "synthetic.json"
 # More videos than one ffmpeg process takes, so that two workers share them.
@@ -132,7 +132,17 @@ def test_failing_ffmpeg_is_quoted() -> None:
 
 def test_command_line(made: Path, tmp_path: Path) -> None:
     sizes = ["--train", "1", "--val", "0", "--test", "0", "--classes", "1", "--seconds", "1", "--size", "32"]
-    command = [sys.executable, "-m", "preprocess.synthetic", "--no-progress", *sizes, "--destination", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "gdt",
+        "generate",
+        "synthetic",
+        "--no-progress",
+        *sizes,
+        "--destination",
+        str(tmp_path),
+    ]
     subprocess.run(command, check=True)
     name = "train/bounce/train_bounce_0000.mp4"
     assert contents(tmp_path)[name] == contents(made)[name]

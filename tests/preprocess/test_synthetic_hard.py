@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from scipy.stats import chi2_contingency
 
-from pipeline.errors import UserError
-from pipeline.shards.index import Index
-from pipeline.shards.layout import making
-from preprocess.stage import Preprocess
-from preprocess.stage import run as preprocess
-from preprocess.synthetic import Synthetic
-from preprocess.synthetic import generate as generate_standard
-from preprocess.synthetic.actions import Beat
-from preprocess.synthetic.hard import ACTIONS, SyntheticHard, generate
-from preprocess.synthetic.hard.actions import GAP
-from preprocess.synthetic.hard.rendering import idle, picture, render, sound
-from preprocess.synthetic.hard.scene import COLOURS, SOUNDS, TEMPI, TIMBRES, Scene, draw_scene
-from preprocess.synthetic.scene import SAMPLE_RATE, SHAPES
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import making
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import run as preprocess
+from gdt.preprocess.synthetic import Synthetic
+from gdt.preprocess.synthetic import generate as generate_standard
+from gdt.preprocess.synthetic.actions import Beat
+from gdt.preprocess.synthetic.hard import ACTIONS, SyntheticHard, generate
+from gdt.preprocess.synthetic.hard.actions import GAP
+from gdt.preprocess.synthetic.hard.rendering import idle, picture, render, sound
+from gdt.preprocess.synthetic.hard.scene import COLOURS, SOUNDS, TEMPI, TIMBRES, Scene, draw_scene
+from gdt.preprocess.synthetic.scene import SAMPLE_RATE, SHAPES
 
 DEFAULT = SyntheticHard()
 SMALL = SyntheticHard(train=2, val=1, test=1, seconds=1.2, size=32)
@@ -248,7 +248,7 @@ def test_mistakes_are_told_in_one_sentence(made: Path, tmp_path: Path) -> None:
 
 def test_command_line(made: Path, tmp_path: Path) -> None:
     sizes = ["--train", "1", "--val", "0", "--test", "0", "--seconds", "1.2", "--size", "32"]
-    command = [sys.executable, "-m", "preprocess.synthetic.hard", "--no-progress", *sizes, "--workers", "1"]
+    command = [sys.executable, "-m", "gdt", "generate", "synthetic-hard", "--no-progress", *sizes, "--workers", "1"]
     subprocess.run([*command, "--destination", str(tmp_path)], check=True)
     name = "train/rise/train_rise_0000.mp4"
     assert contents(tmp_path)[name] == contents(made)[name]

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
-from pipeline.shards.layout import SHARD, VideoRecord, write_shard
-from pipeline.shards.seal import SEAL_BYTES, check_seal
-from preprocess import cluster
-from preprocess import verify as module
-from preprocess.lock import is_locked, locked
-from preprocess.stage import Preprocess, run
-from preprocess.verify import Verify, check_shard, verify
+from gdt.common.errors import UserError
+from gdt.common.lock import is_locked, locked
+from gdt.pipeline.shards.layout import SHARD, VideoRecord, write_shard
+from gdt.pipeline.shards.seal import SEAL_BYTES, check_seal
+from gdt.preprocess import cluster
+from gdt.preprocess import verify as module
+from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.verify import Verify, check_shard, verify
 from tests.conftest import ROOT, Run
 from tests.preprocess.test_stage import digests
 from tests.tamper import changed, flip
@@ -145,20 +145,20 @@ def test_offsets_that_do_not_fit_are_found(copy: Path, name: str, place: int, va
 def test_the_command_names_damage_removes_it_and_preprocessing_mends_it(
     command: Run, copy: Path, shards: Path, synthetic: Path
 ) -> None:
-    done = command("preprocess.verify", "--shards", copy, "--full")
+    done = command("verify", "--shards", copy, "--full")
     assert done.returncode == 0 and "every shard" in done.stdout
     flipped, cut = copy / "shard-000000.h5", copy / "shard-000002.h5"
     with changed(flipped) as file:
         file["frames/jpeg"][1000] += 1
     cut.write_bytes(cut.read_bytes()[:-5])
-    done = command("preprocess.verify", "--shards", copy)
+    done = command("verify", "--shards", copy)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert re.search(rf"{flipped}: frame \d+ of \w+ is not what was written", done.stderr)
     assert f"{cut}: it has" in done.stderr and "2 shards or indexes are damaged" in done.stderr
     assert flipped.exists()
-    assert command("preprocess.verify", "--shards", copy, "--remove").returncode == 2
+    assert command("verify", "--shards", copy, "--remove").returncode == 2
     assert not flipped.exists() and not cut.exists()
-    assert command("preprocess.verify", "--shards", copy).stderr.count("it is missing") == 2
+    assert command("verify", "--shards", copy).stderr.count("it is missing") == 2
     assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16, workers=2)).shards_made == 2
     assert digests(copy) == digests(shards)
 
@@ -170,38 +170,38 @@ def test_an_index_is_compared_without_a_file(copy: Path, monkeypatch: pytest.Mon
         raise system(errno.ENOSPC)
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    monkeypatch.setattr("pipeline.shards.index.create", full)
+    monkeypatch.setattr("gdt.pipeline.shards.index.create", full)
     assert verify(Verify(shards=copy)) == {}
 
 
 def test_an_index_that_is_not_what_the_shards_say_is_found(command: Run, copy: Path) -> None:
     with changed(copy / "index.h5", hidden=True) as file:
         file["video/label"][3] = b"another class"
-    done = command("preprocess.verify", "--shards", copy)
+    done = command("verify", "--shards", copy)
     assert done.returncode == 2 and "index.h5: it is not what the shards say" in done.stderr
     (copy / "index.h5").write_bytes(b"nonsense")
-    done = command("preprocess.verify", "--shards", copy)
+    done = command("verify", "--shards", copy)
     assert done.returncode == 2 and "index.h5: its first line is not what was written" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 def test_a_data_set_that_is_still_being_made_is_checked_as_far_as_it_is(command: Run, copy: Path) -> None:
     (copy / "index.h5").unlink()
-    done = command("preprocess.verify", "--shards", copy)
+    done = command("verify", "--shards", copy)
     assert done.returncode == 2 and "index.h5: it is missing: preprocessing has not come to its end" in done.stderr
     with locked(copy):  # a run is at it
-        done = command("preprocess.verify", "--shards", copy)
+        done = command("verify", "--shards", copy)
         assert done.returncode == 0 and "3 finished shards were checked" in done.stdout, done.stderr
         flip(copy / "shard-000001.h5", 9000)
-        done = command("preprocess.verify", "--shards", copy)
+        done = command("verify", "--shards", copy)
         assert done.returncode == 2 and "shard-000001.h5: frame" in done.stderr
-        done = command("preprocess.verify", "--shards", copy, "--remove")
+        done = command("verify", "--shards", copy, "--remove")
         assert done.returncode == 2 and "run is writing to" in done.stderr
     assert len(list(copy.glob("shard-*.h5"))) == 3
 
 
 def test_no_workers_are_refused(command: Run) -> None:
-    done = command("preprocess.verify", "--workers", "0")
+    done = command("verify", "--workers", "0")
     assert done.returncode == 2 and "--workers is 0; it must be 1 or more" in done.stderr
 
 
@@ -214,7 +214,7 @@ def test_declared_shapes_are_bounded_by_the_file(copy: Path) -> None:
 
 
 def test_no_shards_is_one_sentence(command: Run, tmp_path: Path) -> None:
-    done = command("preprocess.verify", "--dataset", "kinetics")
+    done = command("verify", "--dataset", "kinetics")
     assert done.returncode == 2 and "make preprocess DATASET=kinetics" in done.stderr
 
 
@@ -343,12 +343,12 @@ def test_what_is_sound_by_the_time_it_would_be_removed_is_kept(copy: Path, monke
 def test_shards_of_another_version_are_named_and_kept(
     command: Run, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.shards.seal.SCHEMA", 3)
+    monkeypatch.setattr("gdt.pipeline.shards.seal.SCHEMA", 3)
     with changed(copy / "shard-000001.h5", hidden=True):
         pass
     (copy / "shard-000002.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(5000))
     before = names(copy)
-    done = command("preprocess.verify", "--shards", copy, "--remove")
+    done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and names(copy) == before
     assert "shard-000001.h5: it was made by another version: it has schema 3" in done.stderr
     assert "error: 2 shards or indexes were made by another version: make them anew into another folder" in done.stderr
@@ -357,11 +357,11 @@ def test_shards_of_another_version_are_named_and_kept(
 def test_a_shard_that_the_index_was_not_made_of_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
     with changed(copy / "shard-000001.h5", hidden=True) as file:
         file["video/label"][3] = b"another class"
-    done = command("preprocess.verify", "--shards", copy, "--remove")
+    done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and "it is not the one that the index was made of" in done.stderr
     assert "remove" not in done.stderr and "makes the index anew" in done.stderr
     assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16, workers=2)).shards_made == 0
-    assert command("preprocess.verify", "--shards", copy).returncode == 0
+    assert command("verify", "--shards", copy).returncode == 0
 
 
 def test_the_advice_works_as_it_is_printed(copy: Path) -> None:
@@ -373,12 +373,12 @@ def test_the_advice_works_as_it_is_printed(copy: Path) -> None:
     with changed(folder / "index.h5", hidden=True) as file:
         file["shard/seal"][1] = check_seal(path).own
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    verifying = [sys.executable, "-m", "preprocess.verify", "--shards", folder, "--full"]
+    verifying = [sys.executable, "-m", "gdt", "verify", "--shards", folder, "--full"]
     done = subprocess.run(verifying, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "cannot be decoded" in done.stderr and "object at" not in done.stderr
     assert "then the same 'make preprocess' command as before makes them again" in done.stderr
     advice = re.search("`python (.*)`", done.stderr)[1]
-    assert shlex.split(advice)[1:] == ["preprocess.verify", "--shards", str(folder), "--full", "--remove"]
+    assert shlex.split(advice)[1:] == ["verify", "--shards", str(folder), "--full", "--remove"]
     done = subprocess.run(f"{sys.executable} {advice}", shell=True, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "they were removed" in done.stderr and not path.exists()
 
@@ -389,7 +389,7 @@ def test_what_is_no_file_is_named_and_the_rest_checked(command: Run, copy: Path)
     os.mkfifo(copy / "shard-000008.h5")
     flip(copy / "shard-000001.h5", 9000)
     before = names(copy)
-    done = command("preprocess.verify", "--shards", copy, "--remove")
+    done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and "Traceback" not in done.stderr
     for number, what in ((5, "a folder"), (7, "a broken link"), (8, "a FIFO")):
         assert f"shard-00000{number}.h5: it is {what}, not a file" in done.stderr
@@ -399,7 +399,7 @@ def test_what_is_no_file_is_named_and_the_rest_checked(command: Run, copy: Path)
 
 def test_what_is_missing_is_not_to_be_removed(command: Run, copy: Path) -> None:
     (copy / "shard-000001.h5").unlink()
-    done = command("preprocess.verify", "--shards", copy)
+    done = command("verify", "--shards", copy)
     told = "error: 1 shards or indexes are missing: the same 'make preprocess' command as before makes them\n"
     assert done.returncode == 2 and done.stderr.endswith(told) and "remove" not in done.stderr
 
@@ -427,7 +427,7 @@ def test_output_that_cannot_be_written_is_one_sentence(copy: Path, damaged: bool
         if damaged:
             flip(copy / "shard-000001.h5", 9000)
         done = subprocess.run(
-            [sys.executable, "-m", "preprocess.verify", "--shards", copy], stdout=full, stderr=subprocess.PIPE,
+            [sys.executable, "-m", "gdt", "verify", "--shards", copy], stdout=full, stderr=subprocess.PIPE,
             text=True, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": ""},
         )  # fmt: skip
     assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr

@@ -11,11 +11,11 @@ import gensim
 import numpy as np
 import pytest
 
-from pipeline.errors import UserError
-from preprocess.captions import readers
-from preprocess.captions.readers import Caption
-from preprocess.captions.words import Vocabulary
-from preprocess.datasets.listing import Words
+from gdt.common.errors import UserError
+from gdt.preprocess.captions import readers
+from gdt.preprocess.captions.readers import Caption
+from gdt.preprocess.captions.words import Vocabulary
+from gdt.preprocess.datasets.listing import Words
 from tests.preprocess.test_caption_readers import find
 
 WORDS = ["stir", "Stir", "don't", "café", "well", "Paris", "2", "the", "until"]

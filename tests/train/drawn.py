@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pipeline.shards.index import mel_sums, write_index
-from pipeline.shards.layout import VideoRecord, write_shard
-from pipeline.word2vec import digest, load
+from gdt.pipeline.shards.index import mel_sums, write_index
+from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.pipeline.word2vec import digest, load
 from tests.conftest import write_word2vec
 
 WORDS = ["left right up down slowly quickly"]

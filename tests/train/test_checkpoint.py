@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import UserError
-from pipeline.shards.index import Statistics
-from pipeline.transformations.base import Source
-from pipeline.tree import Tree
+from gdt.common.errors import UserError
+from gdt.pipeline.shards.index import Statistics
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.tree import Tree
+from gdt.train import checkpoint
+from gdt.train.checkpoint import Data
+from gdt.train.settings import SIZES, to_json
+from gdt.train.trainer import Trainer
 from tests.tamper import flip
-from train import checkpoint
-from train.checkpoint import Data
-from train.settings import SIZES, to_json
-from train.trainer import Trainer
 
 DATA = Data("data", Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 60.0, 70.0]), -3.0, 2.5))
 

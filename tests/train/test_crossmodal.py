@@ -11,19 +11,19 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.clips import uniform_clips
-from pipeline.errors import UserError
-from pipeline.leaves import Clip
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import EVALUATION
-from pipeline.word2vec import WordVectors
+from gdt.common.errors import UserError
+from gdt.pipeline.clips import uniform_clips
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import EVALUATION
+from gdt.pipeline.word2vec import WordVectors
+from gdt.train.crossmodal import Probe, embed, hits, ranks, with_all
+from gdt.train.models.gdt import GDT
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES, Pretrain
 from tests.pipeline.test_loader import CPU
-from train.crossmodal import Probe, embed, hits, ranks, with_all
-from train.models.gdt import GDT
-from train.pretrain import pretrain
-from train.settings import SIZES, Pretrain
 
 TINY = SIZES["tiny"][1]
 

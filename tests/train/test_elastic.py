@@ -19,7 +19,7 @@ STEPS, KILLED_AFTER = 10, 3
 
 
 def arguments(shards: Path, run: Path, ranks: int, *more: object) -> list[str]:
-    start = ["train.launch", str(ranks)] if ranks > 1 else ["train"]
+    start = ["pretrain", "--gpus", str(ranks)] if ranks > 1 else ["pretrain"]
     # in float32 rounding decides, after some steps, where training goes
     return [
         *start, "tiny", "--shards", str(shards), "--out", str(run), "--device", "cpu", "--threads", "1",
@@ -44,7 +44,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert done.returncode == 0, done.stderr
     assert f"batch norm over {f'groups of {norm_leaves} leaves' if norm_leaves else 'the whole batch'}" in done.stdout
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments(shards, run, first, *norm)], cwd=tmp_path, start_new_session=True,
+        [sys.executable, "-m", "gdt", *arguments(shards, run, first, *norm)], cwd=tmp_path, start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     metrics, deadline = run / "metrics.jsonl", time.monotonic() + 120

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.shards.index import Index
+from gdt.pipeline.shards.index import Index
+from gdt.train.checkpoint import load_model
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES, Optimization
 from tests.train.drawn import draw
-from train.checkpoint import load_model
-from train.pretrain import pretrain
-from train.settings import SIZES, Optimization
 
 GOLDEN: dict[str, tuple[list[float], float]] = {
     "a": ([4.52275, 3.89306, 4.50657, 3.74103, 4.01509, 3.74821, 2.89412, 4.00777], 0.012237),

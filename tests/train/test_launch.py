@@ -48,22 +48,19 @@ def wait_for(path: Path) -> None:
 
 def launch(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
     """Two ranks."""
-    name, *arguments = tiny(shards, run, "--device", "cpu", *more)
-    return (f"{name}.launch", 2, *arguments)
+    return (*tiny(shards, run, "--device", "cpu", *more), "--gpus", 2)
 
 
 def test_more_processes_than_gpus_are_refused_before_any_starts(command: Run, shards: Path, tmp_path: Path) -> None:
     for number, device in ((2, "auto"), (8, "cuda")):
-        arguments = ("train.launch", number, *tiny(shards, tmp_path / "run", "--device", device)[1:])
+        arguments = ("pretrain", "--gpus", number, *tiny(shards, tmp_path / "run", "--device", device)[1:])
         said = sentence(command(*arguments, CUDA_VISIBLE_DEVICES=""))
         assert said == (
             f"{number} processes were asked for and torch finds no GPU here; leave GPUS out, or pass --device cpu "
             f'(ARGS="--device cpu"), which trains in {number} processes without a GPU'
         )
-    assert "the number of processes is 'x'; it must be 1 or more" in sentence(command("train.launch", "x", "tiny"))
-    shown = make("pretrain", "GPUS=2", stamp=tmp_path / "stamp").stdout
-    assert shown.startswith("-m train.launch 2 ")
-    assert make("pretrain", "GPUS=x", stamp=tmp_path / "stamp").stderr.startswith("error: GPUS is 'x'; it must be 1")
+    assert sentence(command("pretrain", "--gpus", 0, "tiny")) == "--gpus is 0; it must be 1 or more"
+    assert "--gpus=2" in make("pretrain", "GPUS=2", stamp=tmp_path / "stamp").stdout
 
 
 def test_what_is_wrong_with_several_ranks_is_said_once(command: Run, shards: Path, tmp_path: Path) -> None:
@@ -78,7 +75,7 @@ def test_what_is_wrong_with_several_ranks_is_said_once(command: Run, shards: Pat
 def test_several_ranks_are_stopped_by_one_ctrl_c_and_go_on(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     constant = ("--device", "cpu", "--optimization.decay", 0)
-    ranks = Terminal("-m", *launch(shards, run, "--steps", 200, *constant), folder=tmp_path)
+    ranks = Terminal("-m", "gdt", *launch(shards, run, "--steps", 200, *constant), folder=tmp_path)
     wait_for(run / "metrics.jsonl")
     ranks.interrupt()
     status, said = ranks.ended()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
+from gdt.train.launchers import first_host, has_own_gpu, ranks, require_meeting
 from tests.conftest import Run
 from tests.test_mistakes import sentence, tiny
-from train.launchers import first_host, has_own_gpu, ranks, require_meeting
 
 JOB = {
     "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": "4", "SLURM_NNODES": "2", "SLURM_PROCID": "0",
@@ -105,10 +105,10 @@ def test_what_is_wrong_with_the_start_of_ranks_is_one_sentence(command: Run, sha
     assert said.startswith("4 processes were started and not told where they meet")
     silent = command(*arguments, **HYDRA)  # the second on a machine
     assert (silent.returncode, silent.stderr) == (2, "")
-    twice = sentence(command("train.launch", 2, *arguments[1:], **STEP))
+    twice = sentence(command("pretrain", "--gpus", 2, *arguments[1:], **STEP))
     assert twice == (
         "this command was started 2 times on one machine, to start 2 processes each time; start it once on each (srun "
-        "--ntasks-per-node=1), or python -m train once per GPU"
+        "--ntasks-per-node=1), or gdt pretrain once per GPU, without --gpus"
     )
     with socket.create_server(("", 0)) as server:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}

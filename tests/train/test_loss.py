@@ -14,15 +14,15 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.nn import functional
 
-from pipeline import presets
-from pipeline.composition import contrast, weight
-from pipeline.factors import Contrast, Factor
-from pipeline.groups import shared
-from pipeline.leaves import Clip
-from pipeline.transformations.base import Source
-from pipeline.tree import BatchPlan, Tree
-from train.loss import gdt_loss
-from train.run import leave_without_teardown
+from gdt.pipeline import presets
+from gdt.pipeline.composition import contrast, weight
+from gdt.pipeline.factors import Contrast, Factor
+from gdt.pipeline.groups import shared
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.tree import BatchPlan, Tree
+from gdt.train.loss import gdt_loss
+from gdt.train.run import leave_without_teardown
 
 RHO = 0.07
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.errors import UserError
-from train.models.gdt import GDT, load_weights
-from train.models.network import Network
-from train.settings import SIZES
+from gdt.common.errors import UserError
+from gdt.train.models.gdt import GDT, load_weights
+from gdt.train.models.network import Network
+from gdt.train.settings import SIZES
 
 
 def test_r2plus1d_18_has_the_names_and_size_of_torchvisions() -> None:

@@ -12,21 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-import train.kernels
-import train.preparing
-from pipeline.errors import UserError
-from pipeline.groups import shared
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
+from gdt.common.errors import UserError
+from gdt.pipeline.groups import shared
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.train import kernels, preparing
+from gdt.train.cost import WIDE, WIDER, arithmetic, memory
+from gdt.train.fitting import Fit, fit, room
+from gdt.train.kernels import Kernels, first_right, ways
+from gdt.train.models.gdt import GDT
+from gdt.train.preparing import prepared
+from gdt.train.settings import SIZES, Optimization, Pretrain, from_json, to_json
+from gdt.train.trainer import Trainer
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
-from train.cost import WIDE, WIDER, arithmetic, memory
-from train.fitting import Fit, fit, room
-from train.kernels import Kernels, first_right, ways
-from train.models.gdt import GDT
-from train.preparing import prepared
-from train.settings import SIZES, Optimization, Pretrain, from_json, to_json
-from train.trainer import Trainer
 
 PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
 GIB = 2**30
@@ -135,7 +134,7 @@ def test_kernels_that_are_wrong_slow_or_missing_are_not_computed_with(monkeypatc
             raise result
         return result
 
-    monkeypatch.setattr(train.kernels, "_measured", measured)
+    monkeypatch.setattr(kernels, "_measured", measured)
     said: list[str] = []
     candidates = ways(bf16, compiled=True)
     assert first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(torch.float32)
@@ -191,8 +190,8 @@ def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: py
             raise RuntimeError("CUDA out of memory. Tried to allocate")
         return candidates[0]
 
-    monkeypatch.setattr(train.preparing, "first_right", trial)
-    monkeypatch.setattr(train.preparing, "room", lambda device: 0.4 * GIB)
+    monkeypatch.setattr(preparing, "first_right", trial)
+    monkeypatch.setattr(preparing, "room", lambda device: 0.4 * GIB)
     said: list[str] = []
     settings = replace(SMALL, preset="e", videos_per_batch=128)
     plan = prepared(settings, settings.composition, 40, None, CPU, 1, said.append, trial=True)
@@ -207,7 +206,7 @@ def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: py
 def test_a_run_keeps_the_groups_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = {"settings": to_json(replace(SMALL, norm_leaves=2))}
     for memory_there in (0.001 * GIB, 100 * GIB):
-        monkeypatch.setattr(train.preparing, "room", lambda device, there=memory_there: there)
+        monkeypatch.setattr(preparing, "room", lambda device, there=memory_there: there)
         plan = prepared(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
         assert plan.settings.norm_leaves == 2 and (plan.fit.chunk_leaves > 0) == (memory_there < GIB)
     prepared(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # 2 groups of each of 4 leaves
@@ -229,9 +228,9 @@ def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.
         said.append(value)
         return -math.inf if len(said) == 2 else value  # the other rank has had no memory for its first trial
 
-    monkeypatch.setattr(train.preparing, "first_right", trial)
-    monkeypatch.setattr(train.preparing, "_least", least)
-    monkeypatch.setattr(train.preparing, "room", lambda device: 0.1 * GIB)
+    monkeypatch.setattr(preparing, "first_right", trial)
+    monkeypatch.setattr(preparing, "_least", least)
+    monkeypatch.setattr(preparing, "room", lambda device: 0.1 * GIB)
     settings = replace(SMALL, preset="e", videos_per_batch=128)
     plan = prepared(settings, settings.composition, 40, None, CPU, 1, print, trial=True)
     assert len(tried) == 2 and len(said) == 4  # two reductions each time, as on the rank that was short

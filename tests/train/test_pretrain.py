@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.shards.index import Index, fingerprint
-from pipeline.shards.seal import seal_of
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.seal import seal_of
 from tests.conftest import ROOT, Run
 
 STEPS = 24
@@ -32,14 +32,14 @@ def losses(run: Path) -> list[float]:
 
 
 def arguments(shards: Path, run: Path, *more: object) -> list[str]:
-    return ["train", "tiny", "--shards", str(shards), "--out", str(run), *SMALL, *map(str, more)]
+    return ["pretrain", "tiny", "--shards", str(shards), "--out", str(run), *SMALL, *map(str, more)]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four epochs, with dropout."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    command = [sys.executable, "-m", *arguments(shards, run, "--steps", STEPS, "--network.dropout", 0.3)]
+    command = [sys.executable, "-m", "gdt", *arguments(shards, run, "--steps", STEPS, "--network.dropout", 0.3)]
     subprocess.run(command, cwd=run.parent, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
     return run
 
@@ -50,7 +50,7 @@ def starts(run: Path) -> list[dict]:
 
 def test_a_run_writes_down_how_it_was_started(shards: Path, undisturbed: Path) -> None:
     (start,) = starts(undisturbed)
-    command = [sys.executable, "-m", *arguments(shards, undisturbed, "--steps", STEPS, "--network.dropout", 0.3)]
+    command = [sys.executable, "-m", "gdt", *arguments(shards, undisturbed, "--steps", STEPS, "--network.dropout", 0.3)]
     assert shlex.split(start["provenance"]["command"]) == command
     assert start["step"] == 0 and start["data"] == fingerprint(Index.open(shards))
     assert start["provenance"]["versions"]["torch"] == torch.__version__
@@ -73,7 +73,7 @@ def test_a_killed_run_goes_on_with_bitwise_the_same_losses(
     run = tmp_path / "killed"
     more = ("--steps", STEPS, "--network.dropout", 0.3, "--checkpoint-steps", 2)
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments(shards, run, *more)],
+        [sys.executable, "-m", "gdt", *arguments(shards, run, *more)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
@@ -97,7 +97,7 @@ def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
     run = tmp_path / "stopped"
     more = ("--steps", STEPS, "--network.dropout", 0.3)
     process = subprocess.Popen(
-        [sys.executable, "-m", *arguments(shards, run, *more)],
+        [sys.executable, "-m", "gdt", *arguments(shards, run, *more)],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
     )  # fmt: skip
@@ -139,7 +139,7 @@ def test_epochs_or_steps_alone_are_enough(command: Run, shards: Path, tmp_path: 
         run = tmp_path / str(number)
         assert command(*arguments(shards, run), *length).returncode == 0
         assert len(losses(run)) == 6  # 24 videos, 4 per batch
-    done = command("train", "medium")
+    done = command("pretrain", "medium")
     assert done.returncode == 2 and "there is no size 'medium'; choose one of paper, tiny" in done.stderr
 
 
@@ -170,7 +170,18 @@ def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shar
 def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "grid"
     done = command(
-        "train", "tiny", "--shards", grid_shards, "--out", run, "--preset", "e", "--videos-per-batch", 24, "--steps", 60
+        "pretrain",
+        "tiny",
+        "--shards",
+        grid_shards,
+        "--out",
+        run,
+        "--preset",
+        "e",
+        "--videos-per-batch",
+        24,
+        "--steps",
+        60,
     )
     assert done.returncode == 0, done.stderr
     curve = losses(run)

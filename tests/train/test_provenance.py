@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import serialization
-from train.provenance import DAMAGED, NAME, Provenance, Start, command_line, git_commit, record
+from gdt.common import serialization
+from gdt.train.provenance import DAMAGED, NAME, Provenance, Start, command_line, git_commit, record
 
 CPU = torch.device("cpu")
 

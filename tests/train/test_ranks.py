@@ -18,9 +18,9 @@ import psutil
 import pytest
 import torch
 
+from gdt.train import checkpoint
 from tests.conftest import ROOT
 from tests.tamper import changed
-from train import checkpoint
 
 STEPS = 10
 Ranks = list["subprocess.Popen[str]"]
@@ -36,12 +36,12 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        base = ["train", "tiny", "--shards", shards, "--out", tmp_path / "run", "--videos-per-batch", 4, "--threads", 1,
-                "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4]  # fmt: skip
+        base = ["pretrain", "tiny", "--shards", shards, "--out", tmp_path / "run", "--videos-per-batch", 4, "--threads",
+                1, "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4]  # fmt: skip
         for rank, more in enumerate(arguments):
             started.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", *map(str, [*base, *more])], cwd=tmp_path, text=True,
+                    [sys.executable, "-m", "gdt", *map(str, [*base, *more])], cwd=tmp_path, text=True,
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                     env=os.environ | {
                         "PYTHONPATH": str(ROOT), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",

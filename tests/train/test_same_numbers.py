@@ -13,16 +13,16 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from pipeline.colour import Pixels
-from pipeline.groups import shared
-from pipeline.leaves import MODALITIES, Clip
-from pipeline.loader import Batch, Loader
-from pipeline.shards.index import Index
+from gdt.pipeline.colour import Pixels
+from gdt.pipeline.groups import shared
+from gdt.pipeline.leaves import MODALITIES, Clip
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index
+from gdt.train.run import leave_without_teardown
+from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.trainer import Trainer
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
-from train.run import leave_without_teardown
-from train.settings import SIZES, Optimization, Pretrain
-from train.trainer import Trainer
 
 VIDEOS, STEPS = 8, 5
 PRESETS = ("a", "e", "l", "m")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import UserError
-from pipeline.leaves import Clip
-from pipeline.sources.loading import Loading
-from pipeline.transformations.augmentation import Augmentation
-from train.models.network import Network
-from train.settings import SIZES, Optimization, Pretrain, differences, from_json, to_json
+from gdt.common.errors import UserError
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.train.models.network import Network
+from gdt.train.settings import SIZES, Optimization, Pretrain, differences, from_json, to_json
 
 FIRST = """
 {"dataset": "kinetics", "shards": "/data/shards", "split": "train", "preset": "e", "out": null,

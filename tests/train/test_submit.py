@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gdt.train.submit import parsed
 from tests.conftest import Run
 from tests.test_mistakes import make, sentence, tiny
 
@@ -206,7 +207,7 @@ def test_what_sbatch_is_told(command: Run, shards: Path, cluster: Cluster, tmp_p
     assert name.startswith("--job-name=100%-")
     assert rest == ["--dependency=singleton", "--signal=USR1@300", "--gres=gpu:8"]
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in (script := (cluster.folder / "script").read_text())
-    assert " -m train.launch 8 tiny --shards " in script
+    assert " -m gdt pretrain --gpus 8 tiny --shards " in script
     assert options(device="cpu") == plain[:-1]
     assert options(SBATCH_SIGNAL="USR1@60") == [*plain[:-2], plain[-1]]
     assert options(SBATCH_GPUS_PER_NODE="h100:8") == plain[:-1]
@@ -233,16 +234,14 @@ def test_mistakes_are_said_before_anything_is_submitted(
     assert said(*submit(tmp_path / "nowhere", run)).startswith("there are no shards in")
     assert "there is no preset 'z'" in said(*submit(shards, run, "--preset", "z"))
     assert "takes 99 videos but only 24 can be used" in said(*submit(shards, run, "--videos-per-batch", 99))
-    assert said("train.submit", "--nodes", 0, "tiny") == "--nodes is 0; it must be 1 or more"
-    assert said("train.submit", "--scheduler", "pbs", "tiny").startswith(
-        "SCHEDULER is 'pbs'; pretraining is submitted to"
-    )
-    assert said("train.submit", "--sbatch=-p gpu", "tiny") == "SBATCH has no effect without SCHEDULER=slurm"
-    assert said("train.submit", "--nodes", 4, "--gpus", 8, "tiny", "--preset", "e", "--out", "a b") == (
+    assert said("pretrain", "--nodes", 0, "tiny") == "--nodes is 0; it must be 1 or more"
+    assert said("pretrain", "--scheduler", "pbs", "tiny").startswith("SCHEDULER is 'pbs'; pretraining is submitted to")
+    assert said("pretrain", "--sbatch=-p gpu", "tiny") == "SBATCH has no effect without SCHEDULER=slurm"
+    assert said("pretrain", "--nodes", 4, "--gpus", 8, "tiny", "--preset", "e", "--out", "a b") == (
         "NODES=4 needs SCHEDULER=slurm, which submits a job; with no scheduler, type this on each machine, with "
         "--node-rank 0 to 3, and the first one's name and a free port: torchrun --nnodes 4 --node-rank 0 "
-        "--rdzv-endpoint host:port --nproc-per-node 8 -m train tiny --preset e --out 'a b' (srun and mpirun start "
-        "python -m train as it is, once per GPU)"
+        "--rdzv-endpoint host:port --nproc-per-node 8 -m gdt pretrain tiny --preset e --out 'a b' (srun and mpirun "
+        "start gdt pretrain as it is, without --gpus, once per GPU)"
     )
     assert not run.exists() and not cluster.lines("script")
 
@@ -251,14 +250,11 @@ def test_what_make_submits(tmp_path: Path) -> None:
     def made(*typed: str) -> str:
         return make("pretrain", "SIZE=tiny", *typed, stamp=tmp_path / "stamp").stdout.strip()
 
-    rest = "tiny --dataset synthetic --preset l"
-    assert made() == made("NODES=1") == f"-m train {rest}"
+    rest = "gdt pretrain --dataset synthetic tiny"
+    assert made() == rest
     slurm = made("NODES=4", "GPUS=8", "SCHEDULER=slurm", "SBATCH=--partition=gpu --mem=0", "ARGS=--seed 1")
-    assert (
-        slurm
-        == f"-m train.submit --nodes 4 --gpus 8 --scheduler slurm --sbatch=--partition=gpu --mem=0 {rest} --seed 1"
-    )
-    assert made("SCHEDULER=slurm") == f"-m train.submit --nodes 1 --gpus 1 --scheduler slurm {rest}"
-    assert made("NODES=2") == f"-m train.submit --nodes 2 --gpus 1 {rest}"
-    wrong = make("pretrain", "NODES=x", stamp=tmp_path / "stamp").stderr
-    assert wrong.startswith("error: NODES is 'x'; it must be 1 or more")
+    words = {"--nodes=4", "--gpus=8", "--scheduler=slurm", "--sbatch=--partition=gpu --mem=0", "--seed", "1"}
+    assert {*shlex.split(slurm)} == {*rest.split(), *words}
+    job, arguments = parsed(shlex.split(slurm)[2:])
+    assert (job.nodes, job.gpus, job.scheduler, job.sbatch) == (4, 8, "slurm", "--partition=gpu --mem=0")
+    assert arguments == ["--dataset", "synthetic", "tiny", "--seed", "1"]

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.errors import UserError
-from pipeline.loader import Loader
-from pipeline.shards.index import Index
-from pipeline.transformations.base import Source
-from pipeline.tree import Tree
+from gdt.common.errors import UserError
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.tree import Tree
+from gdt.train.models.gdt import GDT
+from gdt.train.norm import SyncBatchNorm, synchronised
+from gdt.train.pretrain import pretrain
+from gdt.train.run import StopSignal
+from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.trainer import Trainer
 from tests.train.test_checkpoint import DATA
-from train.models.gdt import GDT
-from train.norm import SyncBatchNorm, synchronised
-from train.pretrain import pretrain
-from train.run import StopSignal
-from train.settings import SIZES, Optimization, Pretrain
-from train.trainer import Trainer
 
 CPU = torch.device("cpu")
 PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
@@ -127,7 +127,7 @@ def test_signals_are_remembered_for_a_while_and_then_what_they_were() -> None:
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 
 
-@pytest.mark.parametrize("where", ["train.step.outcome", "pipeline.sources.video.affine"])
+@pytest.mark.parametrize("where", ["gdt.train.step.outcome", "gdt.pipeline.sources.video.affine"])
 def test_a_lack_of_memory_is_one_sentence_with_what_to_change(
     batch_settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

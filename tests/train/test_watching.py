@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.errors import UserError
+from gdt.common.errors import UserError
+from gdt.train import checkpoint
+from gdt.train.figures import HostMark, Report, Reports
+from gdt.train.pretrain import pretrain
+from gdt.train.run import Log, Trace
+from gdt.train.saving import Saver
+from gdt.train.settings import SIZES, Pretrain
+from gdt.train.step import Figures
 from tests.train.drawn import draw
-from train import checkpoint
-from train.figures import HostMark, Report, Reports
-from train.pretrain import pretrain
-from train.run import Log, Trace
-from train.saving import Saver
-from train.settings import SIZES, Pretrain
-from train.step import Figures
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def test_a_report_comes_a_step_late_and_the_last_one_when_it_is_asked_for() -> N
 
 def test_time_between_steps_is_not_counted_and_waiting_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("train.figures.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("gdt.train.figures.time.perf_counter", lambda: now[0])
     reports = Reports(CPU)
     for step, (between, waiting, computing) in enumerate([(0, 1, 2), (50, 3, 1)]):
         now[0] += between

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from eval.downstream import downstream
-from eval.results import from_json
-from eval.settings.downstream import Downstream
-from pipeline.errors import UserError
-from pipeline.shards.index import Index, fingerprint
-from train import checkpoint
-from train.checkpoint import load_model
-from train.models.gdt import GDT
-from train.pretrain import pretrain
-from train.settings import SIZES, Optimization
-from train.trainer import begin_with
-from train.weights import KINETICS, RELEASE
+from gdt.common.errors import UserError
+from gdt.eval.downstream import downstream
+from gdt.eval.results import from_json
+from gdt.eval.settings.downstream import Downstream
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.train import checkpoint
+from gdt.train.checkpoint import load_model
+from gdt.train.models.gdt import GDT
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES, Optimization
+from gdt.train.trainer import begin_with
+from gdt.train.weights import KINETICS, RELEASE
 
 
 def convolution(inputs: int, middle: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -277,7 +277,7 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     assert trained.statistics.to_numbers() == index.statistics.to_numbers()
     real = Index.open
     elsewhere = replace(index.statistics, pixel_mean=index.statistics.pixel_mean + 40, pixel_std=np.full(3, 9.0))
-    monkeypatch.setattr("eval.subjects.Index.open", lambda folder: replace(real(folder), statistics=elsewhere))
+    monkeypatch.setattr("gdt.eval.subjects.Index.open", lambda folder: replace(real(folder), statistics=elsewhere))
     settings = Downstream((run,), "x", shards, ("retrieval", "few-shot", "cross-modal"), clips=2, random="no")
     downstream(replace(settings, out=tmp_path / "one"))
     monkeypatch.undo()

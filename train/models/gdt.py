@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.colour import Pixels
-from pipeline.errors import UserError
-from pipeline.leaves import MODALITIES
-from train.models.audio import AudioResNet
-from train.models.dropout import Dropout
-from train.models.network import Network
-from train.models.r2plus1d import R2Plus1D
-from train.models.text import TextNetwork
+from gdt.common.errors import UserError
+from gdt.pipeline.colour import Pixels
+from gdt.pipeline.leaves import MODALITIES
+from gdt.train.models.audio import AudioResNet
+from gdt.train.models.dropout import Dropout
+from gdt.train.models.network import Network
+from gdt.train.models.r2plus1d import R2Plus1D
+from gdt.train.models.text import TextNetwork
 
 Base = TypeVar("Base", bound=nn.Module)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_positive
 
 
 @dataclass(frozen=True)

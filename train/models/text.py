@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pipeline.sources.text import Words
+from gdt.pipeline.sources.text import Words
 
 
 class TextNetwork(nn.Module):

@@ -1,7 +1,7 @@
 """The generated data set on which rows can differ; docs/synthetic_hard.md says what it is and why."""
 
-from preprocess.synthetic.hard.actions import ACTIONS
-from preprocess.synthetic.hard.files import generate
-from preprocess.synthetic.hard.scene import SyntheticHard
+from gdt.preprocess.synthetic.hard.actions import ACTIONS
+from gdt.preprocess.synthetic.hard.files import generate
+from gdt.preprocess.synthetic.hard.scene import SyntheticHard
 
 __all__ = ["ACTIONS", "SyntheticHard", "generate"]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from preprocess.synthetic.actions import Array, Beat, Motion, Sound, decay
+from gdt.preprocess.synthetic.actions import Array, Beat, Motion, Sound, decay
 
 RAMP = 0.9
 """The share of a cycle that a slow ramp takes; the quick return takes the rest: about one frame of a small clip."""

@@ -7,11 +7,11 @@ import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from preprocess.synthetic import files
-from preprocess.synthetic.files import Recipe, Task
-from preprocess.synthetic.hard.actions import ACTIONS
-from preprocess.synthetic.hard.rendering import render
-from preprocess.synthetic.hard.scene import SyntheticHard, draw_scene
+from gdt.preprocess.synthetic import files
+from gdt.preprocess.synthetic.files import Recipe, Task
+from gdt.preprocess.synthetic.hard.actions import ACTIONS
+from gdt.preprocess.synthetic.hard.rendering import render
+from gdt.preprocess.synthetic.hard.scene import SyntheticHard, draw_scene
 
 NAME = "synthetic-hard"
 FORMAT = 2

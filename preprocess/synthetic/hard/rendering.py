@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from preprocess.synthetic.actions import Array, Motion
-from preprocess.synthetic.hard.actions import ACTIONS
-from preprocess.synthetic.hard.scene import WALK, Idle, Scene, SyntheticHard, Voice, draw_scene
-from preprocess.synthetic.scene import (
+from gdt.preprocess.synthetic.actions import Array, Motion
+from gdt.preprocess.synthetic.hard.actions import ACTIONS
+from gdt.preprocess.synthetic.hard.scene import WALK, Idle, Scene, SyntheticHard, Voice, draw_scene
+from gdt.preprocess.synthetic.scene import (
     SAMPLE_RATE,
     WAVETABLE,
     Frames,

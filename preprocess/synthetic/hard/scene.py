@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeline.errors import UserError
-from preprocess.synthetic.actions import Array, Beat, Tempo
-from preprocess.synthetic.hard.actions import ACTIONS
-from preprocess.synthetic.scene import SHAPES, SPLITS, Thing, colour
+from gdt.common.errors import UserError
+from gdt.preprocess.synthetic.actions import Array, Beat, Tempo
+from gdt.preprocess.synthetic.hard.actions import ACTIONS
+from gdt.preprocess.synthetic.scene import SHAPES, SPLITS, Thing, colour
 
 TEMPI = {"slow": 1.3, "medium": 1.1, "fast": 0.9}
 """Seconds of a cycle, which fits into a clip of 0.97 s."""

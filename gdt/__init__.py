@@ -1,0 +1,27 @@
+"""GDT from Python; see `gdt.api`. Names are imported when they are used: torch and DALI take seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gdt.api import *  # noqa: F403
+
+_NAMES = {
+    "GDT", "Batch", "Batches", "Features", "Index", "Model", "UserError", "batches", "gdt_loss", "load", "nearest",
+    "read_features",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return sorted(_NAMES)
+    if name in _NAMES:
+        from gdt import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'gdt' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_NAMES})

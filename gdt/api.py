@@ -1,0 +1,171 @@
+"""GDT from Python: features of videos, a search among them, and the loader for training loops of one's own.
+
+    import gdt
+
+    model = gdt.load("runs/folder-l/checkpoint.pt")  # or published weights, or an exported file
+    found = model.embed(["a.mp4", "b.mp4"])  # files, folders, or a folder of shards
+    found.id, found.features["video"], found.features["audio"], found.left_out
+    gdt.nearest(found, "a.mp4", by="audio", among="video")  # pictures that go with a sound
+
+Whatever is wrong with files and settings is raised as `gdt.UserError`, with a sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gdt.common.errors import UserError
+from gdt.eval.embed import Rows as Features
+from gdt.eval.embed import read as read_features
+from gdt.eval.embed import rows_of
+from gdt.eval.nearest import most_similar
+from gdt.eval.settings.embed import Embed, Kind, Modality, Per
+from gdt.pipeline.composition import Composition
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import INDEX
+from gdt.train.checkpoint import Trained, load_model
+from gdt.train.loss import gdt_loss
+from gdt.train.models.gdt import GDT, any_device
+from gdt.train.settings import SIZES, Pretrain
+
+__all__ = [
+    "GDT", "Batch", "Batches", "Features", "Index", "Model", "UserError", "batches", "gdt_loss", "load", "nearest",
+    "read_features",
+]  # fmt: skip
+
+Paths = str | Path | Sequence[str | Path]
+
+
+def load(path: str | Path) -> Model:
+    """A model: a checkpoint of a run, an exported file, published GDT weights or torchvision's r2plus1d_18.
+
+    Raises UserError where it is none of these. Nothing in a file is run while it is read.
+    """
+    return Model(Path(path), load_model(Path(path)))
+
+
+class Model:
+    """A trained model."""
+
+    def __init__(self, path: Path, trained: Trained) -> None:
+        self._path, self._trained = path, trained
+
+    @property
+    def network(self) -> GDT:
+        """The torch module; it maps inputs by modality, as `Batch` has them, to embeddings [n, d] of length 1."""
+        return self._trained.model
+
+    @property
+    def settings(self) -> Pretrain:
+        """What it was pretrained with: its clips, its composition, its seed."""
+        return self._trained.settings
+
+    def embed(
+        self, videos: Paths, *, of: Modality | Sequence[Modality] = (), kind: Kind = "embeddings", per: Per = "video",
+        clips: int = 10, workers: int = 0,
+    ) -> Features:  # fmt: skip
+        """Features of video files and of all videos in folders, or of a folder of shards (a single one).
+
+        `of`: "video", "audio" or both; by default what the model has networks for. `kind`: "embeddings" of length 1, in
+        which picture and sound can be compared, or "features", the trunks' own. `per`: a row per "video", the mean over
+        `clips` uniform clips, or one per "clip". `workers`: processes that decode, 0 for one per core.
+
+        Files that cannot be used are in `left_out`, with their reasons. Frames are decoded into the folder of temporary
+        files (TMPDIR), all before the first feature is computed: preprocess what does not fit there, and embed shards.
+        Raises UserError where no video can be used, or an argument is not one of those above.
+        """
+        paths = [Path(videos)] if isinstance(videos, str | Path) else [Path(path) for path in videos]
+        shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
+        with tempfile.TemporaryDirectory() as folder:
+            settings = Embed(
+                self._path, () if shards else tuple(paths), shards=shards, out=Path(folder) / "features.npz",
+                of=(of,) if isinstance(of, str) else tuple(of), kind=kind, per=per, clips=clips, workers=workers,
+            )  # fmt: skip
+            return rows_of(settings, self._trained)
+
+
+def nearest(
+    features: Features,
+    query: str | Path | Features,
+    *,
+    by: Modality = "video",
+    among: Modality | None = None,
+    k: int = 5,
+) -> list[tuple[str, float]]:
+    """The ids of the k videos that are most like one, with the cosines, nearest first.
+
+    `query` is an id among the features, or features of another video. `by` says what of it is compared, `among` with
+    what of the others: by default the same; across modalities, features have to be embeddings.
+    """
+    own = np.zeros(0, np.int64) if isinstance(query, Features) else np.flatnonzero(features.id == str(query))
+    if not isinstance(query, Features) and not len(own):
+        raise UserError(f"there is no video '{query}' among these features")
+    asked = query if isinstance(query, Features) else features
+    found, cosines = most_similar(features, asked, own, by, among or by, k)
+    return list(zip(features.id[found].tolist(), cosines.tolist(), strict=True))
+
+
+def batches(
+    shards: str | Path, preset: str = "l", *, factors: str = "", videos_per_batch: int = 16, epochs: int = 1,
+    size: Literal["paper", "tiny"] = "paper", split: str = "train", seed: int = 0, word2vec: str | Path | None = None,
+    device: str | torch.device | None = None,
+) -> Batches:  # fmt: skip
+    """Batches of a composition for a training loop of one's own, the same whenever they are asked for.
+
+    `preset` or `factors` name the composition, as in pretraining; `size` says how large clips are (30 frames of
+    112x112, or 8 of 32x32). Raises UserError where shards, composition and split do not fit.
+    """
+    if size not in SIZES:
+        raise UserError(f"there is no size '{size}'; choose one of {', '.join(SIZES)}")
+    base = SIZES[size][1]
+    settings = replace(
+        base, shards=Path(shards), preset=preset, factors=factors, videos_per_batch=videos_per_batch, split=split,
+        seed=seed, epochs=epochs, steps=0, word2vec=None if word2vec is None else Path(word2vec),
+    )  # fmt: skip
+    place = any_device() if device is None else torch.device(device)
+    return Batches(settings, Index.open(Path(shards)), place)
+
+
+class Batches:
+    """Iterate over it as often as you like: each time the same batches come, made ahead in the background."""
+
+    def __init__(self, settings: Pretrain, index: Index, device: torch.device) -> None:
+        self.settings, self.index, self.device = settings, index, device
+        self._tree = settings.tree(index)
+        self._words = settings.words(index)
+
+    @property
+    def composition(self) -> Composition:
+        return self._tree.composition
+
+    def __len__(self) -> int:
+        return self.settings.epochs * self._tree.batches_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Its tensors are reused: they hold until the next batch is taken."""
+        plans, s = self._tree.plans(0, len(self)), self.settings
+        with Loader(self.index, plans, s.clip, self.device, s.loading, self._words) as loader:
+            yield from loader
+
+    def loss(self, embeddings: Tensor | Mapping[str, Tensor], batch: Batch, temperature: float = 0.07) -> Tensor:
+        """Equation 1 for embeddings of length 1 of a batch's leaves: [n, d] in the order of `batch.inputs`, or [n_m, d]
+        by modality.
+        """
+        if isinstance(embeddings, Mapping):
+            embeddings = torch.cat([embeddings[name] for name in batch.inputs])
+        return gdt_loss(embeddings, batch.table, self.composition.factors, temperature)
+
+    def network(self) -> GDT:
+        """A network of the size, with random weights."""
+        words = self._words.dimensions if self._words else 0
+        network = replace(self.settings.network, word_dimensions=words)
+        return GDT(network, self.composition.modalities).to(self.device)

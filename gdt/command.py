@@ -1,0 +1,70 @@
+"""The command line: `gdt <command>`, also as `python -m gdt <command>`.
+
+Commands are imported once their name is known, and torch and DALI once there is something to compute.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from typing import NamedTuple
+
+from gdt.common.errors import UserError, exit_with_message, quiet_until_ready
+from gdt.common.supervise import supervised
+
+
+class Command(NamedTuple):
+    module: str
+    """Has `main(arguments)` and `options(arguments)`, the types of what can be set, by name."""
+    says: str
+    after_crash: str = ""
+    """What to do after a crash of compiled code, for commands that use it; they run below a parent that says so."""
+
+
+_AGAIN = "run the same command again"
+COMMANDS = {
+    "preprocess": Command("gdt.preprocess.command", "videos to shards"),
+    "verify": Command("gdt.preprocess.verify", "check every shard"),
+    "generate": Command("gdt.preprocess.synthetic.command", "make a generated data set"),
+    "pretrain": Command("gdt.train.command", "shards to a checkpoint", "the same command goes on from the last "
+                        "checkpoint"),
+    "eval": Command("gdt.eval.command", "models by the paper's protocols, features, tables, pictures", _AGAIN),
+    "study": Command("gdt.studies.command", "the paper's theorem and figures", _AGAIN),
+}  # fmt: skip
+
+
+def console() -> None:
+    """What `gdt` does."""
+    quiet_until_ready()
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print("\n".join(["usage: gdt <command> [options]", ""]
+                        + [f"  gdt {name:12} {command.says}" for name, command in COMMANDS.items()]
+                        + ["", "gdt <command> --help shows its options"]))  # fmt: skip
+        return
+    if name not in COMMANDS:
+        exit_with_message(lambda: _unknown(name))
+    command = COMMANDS[name]
+
+    def run() -> None:
+        exit_with_message(lambda: _run(name, arguments))
+
+    if command.after_crash:
+        supervised(run, command.after_crash)
+    else:
+        run()
+
+
+def _run(name: str, arguments: list[str]) -> None:
+    from gdt.variables import with_variables
+
+    module = importlib.import_module(COMMANDS[name].module)
+    arguments = with_variables(arguments, module.options)
+    sys.orig_argv[:] = ["gdt", name, *arguments]  # what a run says that it was started by
+    module.main(arguments)
+
+
+def _unknown(name: str) -> None:
+    near = difflib.get_close_matches(name, COMMANDS, 1)
+    raise UserError(f"there is no command '{name}'; " + (f"write {near[0]}" if near else "'gdt --help' lists them"))

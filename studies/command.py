@@ -1,0 +1,23 @@
+"""The command line of the studies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gdt.eval import command
+from gdt.studies.figures.settings import Figures
+from gdt.studies.theorem.settings import Theorem
+
+COMMANDS = {
+    "theorem": command.Command(Theorem, "gdt.studies.theorem.report:theorem"),
+    "figures": command.Command(Figures, "gdt.studies.figures.report:figures"),
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    command.main(arguments, COMMANDS, "gdt study")
+
+
+def options(arguments: Sequence[str]) -> Mapping[str, Any]:
+    return command.options(arguments, COMMANDS)

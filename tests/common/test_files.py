@@ -1,0 +1,81 @@
+"""Files that are files: what a path leads to, and opening nothing that would be waited for."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from gdt.common.errors import UserError
+from gdt.common.files import kind, open_regular
+
+
+@pytest.fixture
+def everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with one of everything, each with a link to it."""
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("socket")  # a whole path may be too long for a socket
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("file", "folder", "fifo", "socket", "device", "loop", "absent"):
+        (tmp_path / f"to {name}").symlink_to(name)
+    return tmp_path
+
+
+KINDS = {
+    "file": "", "folder": "a folder", "fifo": "a FIFO", "socket": "a socket", "device": "a device",
+    "loop": "a broken link", "to absent": "a broken link", "absent": "missing", "file/x": "missing", "a\0b": "missing",
+    "x" * 300: "missing", "\ud800": "missing",
+}  # fmt: skip
+
+
+def test_what_a_path_leads_to(everything: Path) -> None:
+    assert {name: kind(everything / name) for name in KINDS} == KINDS
+    links = ("file", "folder", "fifo", "socket", "device", "loop")
+    assert {name: kind(everything / f"to {name}") for name in links} == {name: KINDS[name] for name in links}
+
+
+@pytest.mark.timeout(20)
+def test_only_regular_files_are_opened(everything: Path) -> None:
+    for name in ("file", "to file"):
+        with open_regular(everything / name) as file:
+            assert file.read() == b"text"
+            assert os.get_blocking(file.fileno())
+    for name in ("folder", "fifo", "socket", "device", "loop", "to folder", "to fifo", "to socket", "to absent"):
+        what = KINDS.get(name) or KINDS[name.removeprefix("to ")]
+        with pytest.raises(UserError, match=f"/{name} is {what}, not a file; put a regular file there"):
+            open_regular(everything / name)
+    with pytest.raises(UserError, match="cannot read .*/absent: No such file or directory"):
+        open_regular(everything / "absent")
+    with pytest.raises(UserError, match="cannot read .*: .*null byte"):
+        open_regular(everything / "a\0b")
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_becomes_something_else_is_not_waited_for(
+    everything: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    monkeypatch.setattr("gdt.common.files.kind", lambda path: "")  # what it was when it was looked at
+    for name, message in {"fifo": "is a FIFO", "folder": "is a folder", "socket": "No such device"}.items():
+        with pytest.raises(UserError, match=f"/{name}.* {message}"):
+            open_regular(everything / name)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    me = os.geteuid()
+    if me == 0:  # who may look anywhere
+        os.seteuid(65534)
+    try:
+        with pytest.raises(UserError, match="cannot look at .*/closed/x: Permission denied"):
+            kind(tmp_path / "closed" / "x")
+    finally:
+        os.seteuid(me)

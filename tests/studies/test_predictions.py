@@ -1,0 +1,84 @@
+"""The rule by which docs/predictions.md is judged."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gdt.common.errors import UserError
+from gdt.eval.measures import Measure
+from gdt.studies.predictions import Runs, contrast, judged
+from tests.conftest import ROOT
+
+LABELS = ("action", "motion", "direction", "order", "shape", "colour", "tempo", "timbre")
+AT_CHANCE = {"timbre": 25.0}
+
+
+def everywhere(value: float) -> dict[str, np.ndarray]:
+    """The same in every row, but for the seeds."""
+    return {row: value + np.array([-0.5, 0.0, 0.5]) for row in "abcdefghijklm"}
+
+
+@pytest.fixture
+def flat() -> Runs:
+    """Nothing differs."""
+    told = {
+        factor: {row: [(Measure(chance, chance, 300), Measure(chance, chance, 300))] * 3 for row in "abcdefghijklm"}
+        for factor, chance in (("time_reversal", 50.0), ("time_shift", 100 / 3))
+    }
+    return Runs(
+        {label: everywhere(AT_CHANCE.get(label, 55.0)) for label in LABELS},
+        {label: Measure(25.0, 25.0, 200) for label in LABELS},
+        told,
+    )
+
+
+def verdicts(runs: Runs) -> dict[int, str]:
+    return {each.number: each.verdict for each in judged(runs)}
+
+
+def test_where_nothing_differs_only_predictions_of_no_difference_hold(flat: Runs) -> None:
+    found = verdicts(flat)
+    assert {number for number, verdict in found.items() if verdict == "held"} == {
+        4, 8, 13, 14, 15, 30, 31, 32, 36,
+    }  # fmt: skip
+    assert set(found.values()) == {"held", "undecided"}
+    written = (ROOT / "docs" / "predictions.md").read_text()
+    assert list(found) == list(range(1, 37)) and "37" not in written
+    assert all(re.search(rf"\b{number}( and \d\d)?[:,]|and {number}:", written) for number in found)
+
+
+@pytest.mark.parametrize(
+    ("label", "row", "value", "number", "verdict"),
+    [
+        ("direction", "f", 50, 1, "held"), ("direction", "f", 60, 1, "failed"), ("direction", "l", 70, 4, "failed"),
+        ("direction", "b", 70, 8, "failed"), ("order", "e", 60, 9, "failed"), ("direction", "e", 60, 9, "held"),
+        ("motion", "f", 61, 13, "failed"), ("action", "l", 50, 23, "held"), ("action", "m", 56.5, 24, "held"),
+        ("shape", "a", 90, 25, "held"), ("tempo", "g", 54, 28, "undecided"), ("timbre", "k", 40, 31, "failed"),
+        ("motion", "l", 40, 32, "held"), ("motion", "l", 61, 32, "failed"),
+    ],
+)  # fmt: skip
+def test_a_row_decides(flat: Runs, label: str, row: str, value: float, number: int, verdict: str) -> None:
+    flat.labels[label][row][:] += value - 55 if label != "timbre" else value - 25
+    assert verdicts(flat)[number] == verdict
+
+
+def test_factors_decide(flat: Runs) -> None:
+    low, high = Measure(50.0, 50.0, 300), Measure(80.0, 50.0, 300)
+    told = {
+        "time_reversal": {row: [((low, high)[row in "acegjikm"], low)] * 3 for row in "abcdefghijklm"},
+        "time_shift": {**flat.told["time_shift"], "l": [(Measure(50.0, 100 / 3, 300), low)] * 3},
+    }
+    found = verdicts(replace(flat, told=told))
+    assert [found[number] for number in (33, 34, 35, 36)] == ["held", "held", "held", "failed"]
+
+
+def test_intervals_are_welchs() -> None:
+    values = {"x": np.array([60.0, 62.0, 64.0]), "y": np.array([50.0, 50.0, 53.0])}
+    found = contrast({"x": 1, "y": -1}, values.__getitem__)
+    assert found.points == pytest.approx(11) and (found.high - found.low) / 2 == pytest.approx(4.275, abs=0.01)
+    with pytest.raises(UserError, match="two seeds"):
+        contrast({"x": 1}, lambda _: np.array([1.0]))
