@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from gdt.common.files import checked_lines, dump_row, with_checksum, write_lines
-from gdt.pipeline.shards.index import LABELS
-from gdt.pipeline.shards.layout import shard_content
+from gdt.pipeline.shards.layout import LABELS, shard_content
 from gdt.pipeline.shards.seal import SCHEMA, Damaged, open_sealed
 from gdt.preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
 from gdt.preprocess.ffmpeg import Extraction

@@ -28,8 +28,8 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
-from gdt.pipeline.shards.index import LABELS, Index, dataset_names, gather, is_said, with_said
-from gdt.pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
+from gdt.pipeline.shards.index import Index, contents, gather, is_said, with_said
+from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from gdt.preprocess import cluster
 
@@ -280,12 +280,11 @@ def _compare(folder: Path, table: _Table) -> Finding | None:
     """What is wrong with the index where it is not what the shards give; nothing is written, as a disk may be full."""
     try:
         datasets, attributes = gather([folder / name for name in table.seals], {"settings": table.settings})
-        with open_sealed(folder / INDEX) as file:
-            found = {name: file[name][:] for name in dataset_names(file)}
-            if "said" in file.attrs:  # labels are the last run's to say, of which nothing but its hash is left
-                datasets, attributes = _as_said(datasets, attributes, found)
-            same = found.keys() == datasets.keys() and dict(file.attrs) == attributes
-            same = same and all(_equal(found[name], values) for name, values in datasets.items())
+        found, said = contents(folder)
+        if "said" in said:  # labels are the last run's to say, of which nothing but its hash is left
+            datasets, attributes = _as_said(datasets, attributes, found)
+        same = found.keys() == datasets.keys() and said == attributes
+        same = same and all(_equal(found[name], values) for name, values in datasets.items())
     except Exception as error:
         return Finding("unchecked", [f"it cannot be compared with the shards ({_told(error)})"])
     return None if same else Finding("damaged", ["it is not what the shards say"])
