@@ -15,7 +15,6 @@ from heapq import nlargest
 from pathlib import Path
 from typing import NamedTuple
 
-import distributed
 import numpy as np
 
 from gdt.common.errors import UserError
@@ -125,6 +124,8 @@ def _read_error(path: Path) -> str:
 
 
 def _make_shard(task: ShardTask, folder: Path, looks: Sequence[_Look], unsettled: set[int]) -> Made:
+    from distributed import get_worker
+
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
     slow: list[Slow] = []
@@ -163,7 +164,7 @@ def _make_shard(task: ShardTask, folder: Path, looks: Sequence[_Look], unsettled
         seconds = (time.perf_counter() - began) / len(group)
         slow = nlargest(SLOWEST, [*slow, *(Slow(seconds, video.id) for video in group)])
         with contextlib.suppress(ValueError):  # called directly, without Dask
-            distributed.get_worker().log_event(PROGRESS, len(group))
+            get_worker().log_event(PROGRESS, len(group))
     if unreadable == len(task.videos) > 1:
         raise UserError(
             f"none of the videos of {task} can be read: {rejected[0]['reason']}; mend their disk, then run the same "
