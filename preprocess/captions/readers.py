@@ -14,7 +14,6 @@ import math
 import re
 import reprlib
 import sqlite3
-import tempfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, Self
 from gdt.common.errors import UserError
 from gdt.common.files import kind, open_regular
 from gdt.preprocess.datasets.listing import walk
+from gdt.preprocess.scratch import database
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
 """One file for all videos, the first that is there; the official caption.json has lost its stop words already."""
@@ -115,12 +115,8 @@ class _Spool(Captions):
         blocks = ((id, zlib.compress(json.dumps(said).encode(), level=1)) for id, said in videos if said)
         try:
             scratch.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=scratch) as file:
-                self._said = sqlite3.connect(file.name)
-                self._said.executescript("PRAGMA journal_mode=OFF; PRAGMA locking_mode=EXCLUSIVE; "
-                                         "CREATE TABLE said (id, block); CREATE INDEX ids ON said (id)")  # fmt: skip
-            with self._said:
-                self._said.executemany("INSERT INTO said VALUES (?, ?)", blocks)
+            self._said = database(scratch, "CREATE TABLE said (id, block); CREATE INDEX ids ON said (id)")
+            self._said.executemany("INSERT INTO said VALUES (?, ?)", blocks)
         except (OSError, sqlite3.Error) as error:
             raise UserError(
                 f"cannot set captions aside in {scratch}: {getattr(error, 'strerror', error)}; they take about half "
