@@ -21,7 +21,7 @@ from gdt.train.models.network import Network
 from gdt.train.weights import STATISTICS
 
 _SIZES = {
-    "video": ("stem", "stem_middle", "widths", "depth", "slim"),
+    "video": ("backbone", "stem", "stem_middle", "widths", "depth", "slim"),
     "audio": ("audio_stem", "audio_widths"),
     "text": ("word_dimensions", "text_width"),
 }

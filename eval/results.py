@@ -19,7 +19,7 @@ from gdt.eval.measures import Measure, difference
 from gdt.eval.settings.downstream import Downstream, Protocol
 from gdt.pipeline.leaves import MODALITIES
 from gdt.train.provenance import Provenance
-from gdt.train.settings import BEFORE, Pretrain
+from gdt.train.settings import Pretrain
 
 RANDOM = "random weights"
 """The model of results whose weights are those that the training began with."""
@@ -68,9 +68,6 @@ class Result:
     provenance: Provenance
 
 
-_MISSING = {f"pretraining.{name}": value for name, value in BEFORE.items()}
-
-
 def to_json(results: Result | list[Result]) -> str:
     """One result, or several as a list."""
     return serialization.to_json(results, indent=2)
@@ -81,7 +78,7 @@ def from_json(text: str, source: str = "this text") -> list[Result]:
     try:
         values = json.loads(text)
         rows = values if isinstance(values, list) else [values]
-        return [serialization.rebuilt(Result, row, _MISSING) for row in rows]
+        return [serialization.rebuilt(Result, row) for row in rows]
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"

@@ -17,7 +17,7 @@ from gdt.eval.factors.promises import Promise, Seen
 from gdt.eval.measures import Measure
 from gdt.eval.settings.factors import Factors
 from gdt.train.provenance import Provenance
-from gdt.train.settings import BEFORE, Pretrain
+from gdt.train.settings import Pretrain
 
 WORDS = {"video": "picture", "audio": "sound"}
 """Modalities by names that nobody takes for a factor's."""
@@ -85,9 +85,6 @@ class Result:
     provenance: Provenance
 
 
-_MISSING = {f"pretraining.{name}": value for name, value in BEFORE.items()}
-
-
 def to_json(results: Sequence[Result]) -> str:
     return serialization.to_json(list(results), indent=2)
 
@@ -95,7 +92,7 @@ def to_json(results: Sequence[Result]) -> str:
 def from_json(text: str, source: str = "this text") -> list[Result]:
     """The results that `to_json` wrote. Raises UserError naming `source` where they are others."""
     try:
-        return [serialization.rebuilt(Result, row, _MISSING) for row in json.loads(text)]
+        return [serialization.rebuilt(Result, row) for row in json.loads(text)]
     except (ValueError, TypeError, UserError) as error:
         raise UserError(
             f"{source} holds no factors, or those of another version of this program ({error}); make them again with "
