@@ -48,15 +48,13 @@ def relabelled(count: int, source: Path) -> Iterator[Video]:
 
 def write_hollow(task: ShardTask, scratch: Path) -> None:
     """A shard as it is wanted, of videos that have a frame of four bytes each and no sound."""
-    frame, sound = scratch / "frame.jpeg", scratch / "sound.mel"
-    frame.write_bytes(b"\xff\xd8\xff\xd9")
-    sound.touch()
-    records = [
-        VideoRecord(
-            video.id, video.label, video.split, ",".join(video.folds), 2, 2, 0.0, "", frame, np.full(1, 4), sound
-        )
-        for video in task.videos
-    ]
+    records = []
+    for k, video in enumerate(task.videos):
+        files = scratch / f"{k}.jpeg", scratch / f"{k}.mel"  # write_shard takes them away
+        files[0].write_bytes(b"\xff\xd8\xff\xd9")
+        files[1].touch()
+        said = video.id, video.label, video.split, ",".join(video.folds)
+        records.append(VideoRecord(*said, 2, 2, 0.0, "", files[0], np.full(1, 4), files[1]))
     sums = {"pixel_sums": np.ones((3, 3), int), "mel_sums": np.ones(3, int)}
     write_shard(
         task.path, records, [], {"settings": json.dumps(dict(task.details))} | sums, task.content, BANDS, scratch
