@@ -23,11 +23,9 @@ import torch
 from torch import Tensor
 
 from gdt.common.errors import UserError
-from gdt.eval.embed import Rows as Features
+from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features
 from gdt.eval.embed import read as read_features
-from gdt.eval.embed import rows_of
 from gdt.eval.nearest import most_similar
-from gdt.eval.settings.embed import Embed, Kind, Modality, Per
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
@@ -90,7 +88,7 @@ class Model:
                 self._path, () if shards else tuple(paths), shards=shards, out=Path(folder) / "features.npz",
                 of=(of,) if isinstance(of, str) else tuple(of), kind=kind, per=per, clips=clips, workers=workers,
             )  # fmt: skip
-            return rows_of(settings, self._trained)
+            return features(settings, self._trained)
 
 
 def nearest(

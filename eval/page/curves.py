@@ -9,7 +9,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from gdt.eval.page.collect import Run
-from gdt.eval.page.svg import Key, keys, svg
+from gdt.eval.plots import Key, keys, svg
 
 _POINTS = 1000
 """At most so many of a curve are drawn; more cannot be seen."""

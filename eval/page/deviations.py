@@ -8,7 +8,7 @@ from functools import partial
 from matplotlib.axes import Axes
 
 from gdt.eval.page.features import Plot
-from gdt.eval.page.svg import Key, svg
+from gdt.eval.plots import Key, svg
 from gdt.studies.figures.picture import DEVIATION, RELATIVE, histogram, marks
 from gdt.studies.figures.results import Findings, lines
 

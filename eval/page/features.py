@@ -13,11 +13,11 @@ from gdt.common.errors import UserError
 from gdt.eval import features as stored_features
 from gdt.eval.page.collect import Found
 from gdt.eval.page.gallery import Pictures, Query, by_class, spread
-from gdt.eval.page.svg import MOST, Key, keys, svg
+from gdt.eval.page.settings import Report
 from gdt.eval.planes import planes
+from gdt.eval.plots import MOST, Key, keys, svg
 from gdt.eval.protocols import features_name, videos_of
 from gdt.eval.retrieval import nearest
-from gdt.eval.settings.report import Report
 from gdt.eval.subjects import Fold, folds
 from gdt.pipeline.shards.index import Index, fingerprint
 

@@ -17,10 +17,10 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.eval.page.features import Plot, maps
 from gdt.eval.page.gallery import Pictures, Query, by_sound, jpeg_uri, spread
+from gdt.eval.page.settings import Report
 from gdt.eval.page.subjects import Subject
-from gdt.eval.page.svg import keys, svg
 from gdt.eval.page.tables import short_commit
-from gdt.eval.settings.report import Report
+from gdt.eval.plots import keys, svg
 from gdt.eval.show_batch import draw, in_words
 from gdt.eval.subjects import Model
 from gdt.pipeline.composition import contrast, weight

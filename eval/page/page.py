@@ -19,10 +19,10 @@ from gdt.eval.page.curves import curves
 from gdt.eval.page.deviations import deviations
 from gdt.eval.page.features import Looked, look
 from gdt.eval.page.models import Heard, Leaves, batch_of, listen, loaded, told
+from gdt.eval.page.settings import Report
 from gdt.eval.page.subjects import Subject, chosen, subjects
 from gdt.eval.page.tables import compared, confusion_shade, data_tables, runs_table
 from gdt.eval.settings.downstream import LABELLED
-from gdt.eval.settings.report import Report
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.provenance import git_commit

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gdt.eval.settings.embed import Kind
+from gdt.eval.embed import Kind
 from gdt.pipeline.clips import parts, uniform_plans
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index

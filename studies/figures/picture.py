@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gdt.eval.page.svg import Key, keys
 from gdt.eval.planes import Planes
+from gdt.eval.plots import Key, keys
 from gdt.studies.figures.results import Findings, Seen, shown_as
 
 DEVIATION = "standard deviation over the clips of a video"

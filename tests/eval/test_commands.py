@@ -15,8 +15,7 @@ import torch
 from PIL import Image
 
 from gdt.eval.features import extract, stored
-from gdt.eval.settings.pictures import ShowBatch
-from gdt.eval.show_batch import draw, in_words, show_batch
+from gdt.eval.show_batch import ShowBatch, draw, in_words, show_batch
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import VIDEO
 from gdt.pipeline.loader import Loader

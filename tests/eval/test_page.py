@@ -24,9 +24,9 @@ from gdt.eval.page.collect import collect
 from gdt.eval.page.curves import smooth
 from gdt.eval.page.features import maps
 from gdt.eval.page.page import report
+from gdt.eval.page.settings import Report
 from gdt.eval.page.subjects import chosen, subjects
 from gdt.eval.settings.downstream import Downstream
-from gdt.eval.settings.report import Report
 from gdt.pipeline.shards.index import Index, read_said, rewrite_index
 from gdt.studies.figures.report import figures
 from gdt.studies.figures.results import from_json as figures_of
