@@ -37,7 +37,7 @@ from gdt.eval.nearest import most_similar
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import INDEX, read_rejected
+from gdt.pipeline.shards.layout import INDEX
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
@@ -62,18 +62,16 @@ class Preprocessed:
     """Found, and listed but missing."""
     kept: int
     """Of these, those in the shards."""
-    left_out: tuple[tuple[str, str], ...]
-    """The others: file, or id where there is no file, and the reason."""
+    left_out: dict[str, int]
+    """How many of the others for which reason; each is named in rejected.jsonl beside the shards."""
 
 
 def preprocess(source: str | Path, out: str | Path, dataset: str = "folder", **settings: Any) -> Preprocessed:
     """Make shards of the videos below a folder, in `out`; again: goes on where it stopped. See `Preprocess`."""
     from gdt.preprocess.stage import Preprocess, run
 
-    base = Preprocess(dataset, Path(source), Path(out))
-    found = run(_with(base, settings))
-    left_out = tuple((row["path"] or row["id"], row["reason"]) for row in read_rejected(found.index.folder))
-    return Preprocessed(found.index.folder, found.videos, found.kept, left_out)
+    found = run(_with(Preprocess(dataset, Path(source), Path(out)), settings))
+    return Preprocessed(found.index.folder, found.videos, found.kept, found.reasons)
 
 
 @dataclass(frozen=True)
@@ -114,15 +112,30 @@ class Evaluated:
     text: str
     """The tables as they are printed."""
     tables: dict[str, Path]
-    """The same in files, by their suffix: txt, tex, csv and json."""
+    """The same in files, by their suffix: txt, tex and csv."""
 
 
 def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: Any) -> Evaluated:
     """Evaluate models by the paper's protocols; again: goes on where it stopped. See `Downstream`.
 
-    `shards` are by default those that the first model learned from.
+    `shards` are by default those that the first model learned from. Results are kept in `out`, by default
+    runs/eval-<dataset>, where the data set is called like the folder of the shards.
     """
-    raise NotImplementedError
+    from gdt.eval import record
+    from gdt.eval.downstream import downstream
+    from gdt.eval.settings.downstream import Downstream
+
+    paths = _paths(checkpoints)
+    dataset = settings.get("dataset") or (Path(shards).name if shards else "")
+    out = Path("runs") / f"eval-{dataset or load_model(paths[0]).settings.dataset}"
+    asked = _with(Downstream(paths, dataset, Path(shards) if shards else None, out=out), settings)
+    text, out = downstream(asked), asked.out or out
+    tables = {"txt": out / "table.txt", "tex": out / "table.tex", "csv": out / "results.csv"}
+    return Evaluated(tuple(record.rows(record.read(out / "results.json"))), text, tables)
+
+
+def _paths(given: Paths) -> tuple[Path, ...]:
+    return (Path(given),) if isinstance(given, str | Path) else tuple(map(Path, given))
 
 
 def _base(size: str) -> Pretrain:
@@ -183,11 +196,11 @@ class Model:
         files (TMPDIR), all before the first feature is computed: preprocess what does not fit there, and embed shards.
         Raises UserError where no video can be used, or an argument is not one of those above.
         """
-        paths = [Path(videos)] if isinstance(videos, str | Path) else [Path(path) for path in videos]
+        paths = _paths(videos)
         shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
         with tempfile.TemporaryDirectory() as folder:
             settings = Embed(
-                self._path, () if shards else tuple(paths), shards=shards, out=Path(folder) / "features.npz",
+                self._path, () if shards else paths, shards=shards, out=Path(folder) / "features.npz",
                 of=(of,) if isinstance(of, str) else tuple(of), kind=kind, per=per, clips=clips, workers=workers,
             )  # fmt: skip
             return features(settings, self._trained)

@@ -274,8 +274,10 @@ def _scatter(axes: Axes, places: np.ndarray, label: np.ndarray, legend: list[Key
     for mark in legend:
         mine = label == mark.name
         known |= mine
-        axes.scatter(*places[mine].T, s=16, c=mark.colour, marker=mark.marker, linewidths=0, alpha=0.8)
-    axes.scatter(*places[~known].T, s=4, c="#7f7f7f", linewidths=0)
+        x, y = places[mine].T
+        axes.scatter(x, y, s=16, c=mark.colour, marker=mark.marker, linewidths=0, alpha=0.8)
+    x, y = places[~known].T
+    axes.scatter(x, y, s=4, c="#7f7f7f", linewidths=0)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)
@@ -319,9 +321,7 @@ class Pictures:
     def __init__(self, index: Index) -> None:
         self._index, self._reader = index, ShardReader(index)
 
-    def query(
-        self, asked: int, found: Sequence[tuple[int, bool]], missed: int = 0, with_sound: bool = False
-    ) -> Query:
+    def query(self, asked: int, found: Sequence[tuple[int, bool]], missed: int = 0, with_sound: bool = False) -> Query:
         """A row of the index with those that were found, each with whether it is right. UserError if damaged."""
         sound = self._spectrogram(asked) if with_sound else ""
         near = [self._thumbnail(video, bool(right)) for video, right in found]
