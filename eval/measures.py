@@ -13,19 +13,25 @@ _Z = 1.959963984540054
 
 
 class Measure(NamedTuple):
-    """A share of correct answers, in percent."""
+    """A number with what it is worth: a share of correct answers, in percent, or whatever has `bounds`."""
 
     value: float
-    chance: float
+    chance: float = 0.0
     """What guessing gives."""
-    answers: int
-    """Answers that it is a share of."""
+    answers: int = 0
+    """Answers that it is a share of, or videos that it is of."""
     spread: float = 0.0
     """Standard deviation over repetitions, where it is a mean of such."""
+    bounds: tuple[float, float] | None = None
+    """The 95 % interval of a number that is no share."""
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval (Wilson), percent: of the answers' sampling, not of training or of the draw of shots."""
+        """95 % interval: `bounds`, or of a share Wilson's, percent: of the answers' sampling, not of training or of the
+        draw of shots.
+        """
+        if self.bounds is not None:
+            return self.bounds
         low, high = _wilson(self.value / 100, self.answers)
         return 100 * low, 100 * high
 
