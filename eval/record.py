@@ -81,7 +81,7 @@ class Record:
     """Of the command, as JSON holds them; see `settings_as`."""
     provenance: Provenance
     label: str = ""
-    """Column of the labels; empty for the classes of the data set, and where labels do not count."""
+    """Column of the labels; empty for the classes of the data set."""
     labels: str = ""
     """Digest of who is searched or learned from, who is evaluated, and their labels."""
     fold: int = 0
@@ -139,17 +139,11 @@ def settings_of(settings: Any) -> dict[str, Any]:
 def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
     """The records in long form, a row for each of their numbers, with what decides it: for CSV and data frames."""
     for record in records:
-        factor = record.factor
+        own = {name: value for name, value in vars(record).items() if not isinstance(value, dict | tuple)}
         for name, measure in record.measures.items():
-            low, high = measure.interval
-            yield {
-                "model": record.model, "weights": record.weights, "preset": record.preset, "seed": record.seed,
-                "step": record.step, "dataset": record.dataset, "data": record.data, "label": record.label,
-                "labels": record.labels, "fold": record.fold, "split": record.query_split,
-                "protocol": record.protocol, "factor": factor.name if factor else "",
-                "network": factor.network if factor else "", "measure": name, "value": measure.value, "low": low,
-                "high": high, "chance": measure.chance, "spread": measure.spread, "n": measure.answers,
-                "queries": record.queries, "gallery": record.gallery, "held": record.held, "clips": record.clips,
+            yield own | {
+                "measure": name, "percent": measure.value, "low": measure.low, "high": measure.high,
+                "chance": measure.chance, "spread": measure.spread, "n": measure.answers,
                 "how": sentence(record.how), "commit": record.provenance.commit,
             }  # fmt: skip
 

@@ -16,27 +16,28 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.eval.ablation.picture import plot
-from gdt.eval.ablation.tables import REVEALING, Compared, compared_rows, label, to_csv, with_earlier
-from gdt.eval.factors import results as factor_results
-from gdt.eval.factors.picture import matrix
-from gdt.eval.factors.results import over_seeds
-from gdt.eval.processes import places, run_alone, side_by_side
+from gdt.eval import record
+from gdt.eval.ablation.compare import compared_rows, label, with_earlier
+from gdt.eval.factors.evaluate import NAME
+from gdt.eval.factors.lines import factor_of, name_of, over_seeds
+from gdt.eval.plots import bars, matrix
+from gdt.eval.processes import options, places, run_alone, side_by_side
 from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short
-from gdt.eval.results import RANDOM, Result, from_json, to_json
-from gdt.eval.results import to_csv as results_to_csv
+from gdt.eval.record import RANDOM, Record
 from gdt.eval.settings.ablation import Ablation, is_written_out
+from gdt.eval.settings.downstream import Downstream, Protocol
+from gdt.eval.settings.factors import Factors
 from gdt.eval.settings.search import RECALL
+from gdt.eval.tables import to_csv
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.settings import SIZES, Pretrain
 
 _DONE = "done.json"
 """In the folder of a run: what it was asked to do."""
-_PROTOCOLS = ("retrieval", "few-shot")
-"""By labels."""
-_FACTORS = Path("factors", "factors.json")
+_REVEALING = 2
+"""A column whose values are shared by fewer videos on average than so many names videos and is no label."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,10 @@ class _Ablation:
             self.index.labelled(name)  # or it says which there are
         return tuple(dict.fromkeys(self.settings.labels))
 
+    @property
+    def protocols(self) -> tuple[Protocol, ...]:
+        return ("retrieval", "few-shot") if self.labels else ("cross-modal",)
+
     def run(self) -> str:
         at_once = places(self.settings.side_by_side)
         self.out.mkdir(parents=True, exist_ok=True)
@@ -129,37 +134,27 @@ class _Ablation:
         return done
 
     def _commands(self, run: Run) -> list[list[str]]:
-        """Training, evaluation by labels or across modalities, and by factors; arguments of `python -m`."""
+        """Training, evaluation by labels or across modalities, and by factors; arguments of `gdt`."""
         settings, pretraining = self.settings, self._pretraining(run)
-        train = [
-            "pretrain", settings.size, "--dataset", settings.dataset, "--shards", str(self.shards),
-            "--factors" if is_written_out(run.row) else "--preset", run.row, "--seed", str(run.seed),
-            "--out", str(run.folder), "--videos-per-batch", str(pretraining.videos_per_batch),
-        ]  # fmt: skip
-        if settings.factors_from and is_written_out(run.row):
-            train += ["--factors-from", str(settings.factors_from)]
-        if settings.norm_leaves is not None:
-            train += ["--norm-leaves", str(settings.norm_leaves)]
-        if settings.steps:
-            train += ["--steps", str(settings.steps)]
-        words = ["--word2vec", str(settings.word2vec)] if settings.word2vec and self._has(run.row, "text") else []
-        data = ["--ckpt", str(run.folder), "--shards", str(self.shards), "--dataset", settings.dataset]
-        evaluate = [
-            "eval", "downstream", *data, "--query-split", settings.query_split, "--clips", str(settings.clips),
-            "--random", "also" if run.row == settings.rows[0] else "no", "--out", str(run.folder / "eval"),
-        ]  # fmt: skip
-        if self.labels:
-            evaluate += ["--protocols", *_PROTOCOLS, "--label", ",".join(self.labels)]
-            evaluate += ["--gallery-per-class", str(settings.gallery_per_class)]
-        else:
-            evaluate += ["--protocols", "cross-modal", *words]
-        into = str(run.folder / _FACTORS.parent)
-        factors = ["eval", "factors", *data, "--split", settings.query_split, "--out", into]
-        return [
-            [*train, *words],
-            *([evaluate] if self.labels or self._is_cross_modal(run.row) else []),
-            *([factors] if self._looks_at_factors(run) else []),
-        ]
+        size = SIZES[settings.size][1]
+        commands = [["pretrain", settings.size, *options(pretraining, size)]]
+        if self.labels or self._is_cross_modal(run.row):
+            evaluation = Downstream(
+                (run.folder,), settings.dataset, self.shards, self.protocols, query_split=settings.query_split,
+                label=",".join(self.labels), gallery_per_class=settings.gallery_per_class if self.labels else 0,
+                clips=settings.clips, random="also" if run.row == settings.rows[0] else "no", out=run.folder / "eval",
+                word2vec=None if self.labels else pretraining.word2vec,
+            )  # fmt: skip
+            commands.append(["eval", "downstream", *options(evaluation, Downstream(()))])
+        if self._looks_at_factors(run):
+            looked = Factors(
+                (run.folder,), settings.dataset, self.shards, settings.query_split, out=self._factors(run).parent
+            )
+            commands.append(["eval", "factors", *options(looked, Factors((Path(),)))])
+        return commands
+
+    def _factors(self, run: Run) -> Path:
+        return run.folder / "factors" / NAME
 
     def _looks_at_factors(self, run: Run) -> bool:
         of = self.settings.factors
@@ -171,8 +166,8 @@ class _Ablation:
         base = SIZES[settings.size][1]
         base = replace(base, steps=settings.steps, epochs=0) if settings.steps else base
         base = replace(
-            base, dataset=settings.dataset, shards=self.shards, seed=run.seed, videos_per_batch=videos,
-            norm_leaves=settings.norm_leaves,
+            base, dataset=settings.dataset, shards=self.shards, seed=run.seed, out=run.folder, videos_per_batch=videos,
+            norm_leaves=settings.norm_leaves, word2vec=settings.word2vec if self._has(run.row, "text") else None,
         )  # fmt: skip
         if is_written_out(run.row):
             return replace(base, factors=run.row, factors_from=settings.factors_from)
@@ -195,18 +190,18 @@ class _Ablation:
                 f"--rows {' '.join(others) or 'a b c d'}"
             )
 
-    def _found(self, run: Run) -> list[Result]:
+    def _found(self, run: Run) -> list[Record]:
         path = run.folder / "eval" / "results.json"
         if not path.is_file():
             return []  # a row of one modality, without labels
-        asked = _PROTOCOLS if self.labels else ("cross-modal",)  # an earlier call may have compared otherwise
-        found = [result for result in from_json(path.read_text(), str(path)) if result.protocol in asked]
-        found.sort(key=lambda result: result.provenance.started)
+        # an earlier call may have compared otherwise
+        found = [each for each in record.read(path) if each.protocol in self.protocols]
+        found.sort(key=lambda each: each.provenance.started)
         # where the run was made anew, its earlier weights are there, too
-        return list({(result.preset, result.protocol, result.evaluation.label): result for result in found}.values())
+        return list({(each.preset, each.protocol, each.label): each for each in found}.values())
 
     def _said(self, run: Run) -> str:
-        found = [result for result in self._found(run) if result.preset != RANDOM]
+        found = [each for each in self._found(run) if each.preset != RANDOM]
         if not found:
             return ""
         name, measure = next(iter(found[0].measures.items()))
@@ -214,25 +209,21 @@ class _Ablation:
 
     def _reported(self) -> str:
         out = self.out
-        results = [result for run in self.runs for result in self._found(run)]
+        records = [found for run in self.runs for found in self._found(run)]
         parts, files = [], []
-        if results:
-            results, others = with_earlier(results, out / "results.json")
-            write_text(out / "results.json", to_json(results + others) + "\n")
-            write_text(out / "results.csv", results_to_csv(results))
-            compared: Compared = compared_rows(results, self.labels)
+        if records:
+            records, others = with_earlier(records, out / "results.json")
+            record.write(out / "results.json", records + others)
+            write_text(out / "results.csv", to_csv(records))
+            compared = compared_rows(records, self.labels)
             write_text(out / "table.tex", compared.latex + "\n")
-            write_text(out / "differences.csv", to_csv(compared.differences))
-            plot(results, out / "table.png")
+            write_text(out / "differences.csv", compared.to_csv())
+            bars(records).savefig(out / "table.png", dpi=150)
             parts.append(compared.text)
             files.append("tables (txt, tex, csv), differences.csv, plot, numbers and checkpoints")
         if looked := [run for run in self.runs if self._looks_at_factors(run)]:
-            found = [
-                replace(result, model=_name(run.row))
-                for run in looked
-                for result in factor_results.from_json((run.folder / _FACTORS).read_text(), str(run.folder / _FACTORS))
-            ]
-            write_text(out / "factors.json", factor_results.to_json(found) + "\n")
+            found = [replace(row, model=_name(run.row)) for run in looked for row in record.read(self._factors(run))]
+            record.write(out / NAME, found)
             matrix(over_seeds(found)).savefig(out / "factors.png", dpi=150)
             parts.append(_factors_said(found))
             files.append("what features know of each factor, factors.png and factors.json")
@@ -252,7 +243,7 @@ def telling(index: Index, query_split: str) -> tuple[str, ...]:
         values = index.labelled(name).label.astype(str)
         known = [values[(index.split == split) & (values != "")] for split in ("train", query_split)]
         shared = np.intersect1d(*known)
-        if len(shared) > 1 and len(np.unique(known[0])) <= len(known[0]) / REVEALING:
+        if len(shared) > 1 and len(np.unique(known[0])) <= len(known[0]) / _REVEALING:
             found.setdefault(tuple(np.unique(values, return_inverse=True)[1].tolist()), name)
     return tuple(found.values())
 
@@ -262,13 +253,15 @@ def _name(row: str) -> str:
     return f"own-{short(row)[:6]}" if is_written_out(row) else row
 
 
-def _factors_said(found: Sequence[factor_results.Result]) -> str:
+def _factors_said(records: Sequence[Record]) -> str:
     """Which promises were not kept, row by row."""
     lines = ["Promises of the compositions that are not kept (runs of all runs that make them), see factors.png:"]
-    rows = [(result.preset, row) for result in found for row in result.rows if row.kept is not None]
-    for name in dict.fromkeys((preset, row.name, row.promise) for preset, row in rows):
-        kept = [row.kept for preset, row in rows if (preset, row.name, row.promise) == name]
+    promises: dict[tuple[str, str, str], list[bool]] = {}
+    for found in records:
+        factor = factor_of(found)
+        if factor.kept is not None:
+            promises.setdefault((found.preset, name_of(found), factor.promise), []).append(factor.kept)
+    for (preset, name, promise), kept in promises.items():
         if not all(kept):
-            preset, factor, promise = name
-            lines.append(f"{label(preset)}: {factor} is {promise}, {kept.count(False)} of {len(kept)}")
+            lines.append(f"{label(preset)}: {name} is {promise}, {kept.count(False)} of {len(kept)}")
     return "\n".join(lines if len(lines) > 1 else ["Every promise of the compositions is kept."])

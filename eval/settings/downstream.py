@@ -10,22 +10,24 @@ from typing import ClassVar, Literal
 from gdt.common.errors import UserError
 
 Protocol = Literal["cross-modal", "retrieval", "few-shot", "linear", "finetune"]
-PROTOCOLS: tuple[Protocol, ...] = ("cross-modal", "retrieval", "few-shot", "linear", "finetune")
-"""In the order of the table's columns."""
-LABELLED: tuple[Protocol, ...] = ("retrieval", "few-shot", "linear", "finetune")
+_OF_LABELS = ("label", "folds", "gallery_per_class")
+DECIDES: dict[Protocol, tuple[str, ...]] = {
+    "cross-modal": ("word2vec",),
+    "retrieval": _OF_LABELS,
+    "few-shot": (*_OF_LABELS, "seed"),
+    "linear": (*_OF_LABELS, "seed", "train_samples", "linear_c"),
+    "finetune": (*_OF_LABELS, "seed", "train_samples", "recipe", "size", "epochs", "rate", "clips_per_epoch"),
+}
+"""Of each protocol, in the order of the table's columns, the settings that decide its numbers beside --clips."""
+PROTOCOLS = tuple(DECIDES)
+LABELLED = tuple(protocol for protocol in PROTOCOLS if "label" in DECIDES[protocol])
 """Those that need labels."""
 KS = (1, 5, 20)
 """Of retrieval, as in the paper."""
 SHOTS = (1, 5, 20)
 """Videos per class of few-shot classification."""
-_EFFECT: dict[tuple[str, ...], tuple[Protocol, ...]] = {
-    ("recipe", "epochs", "rate", "clips_per_epoch"): ("finetune",),
-    ("linear_c",): ("linear",),
-    ("train_samples",): ("linear", "finetune"),
-    ("word2vec",): ("cross-modal",),
-    ("label", "folds", "gallery_per_class"): LABELLED,
-}
-"""Settings that only some protocols have."""
+_EVERYWHERE = ("seed", "size")
+"""Settings that may be given for any protocol."""
 
 
 @dataclass(frozen=True)
@@ -119,12 +121,12 @@ class Downstream:
     def _require_effect(self) -> None:
         """Raise UserError where a setting is of no protocol that was asked for."""
         plain = {field.name: field.default for field in fields(self)}
-        for names, protocols in _EFFECT.items():
-            given = [name for name in names if getattr(self, name) != plain[name]]
-            if given and not set(protocols) & set(self.protocols):
+        for name in dict.fromkeys(name for names in DECIDES.values() for name in names):
+            of = [protocol for protocol in PROTOCOLS if name in DECIDES[protocol]]
+            if getattr(self, name) != plain[name] and name not in _EVERYWHERE and not set(of) & set(self.protocols):
                 raise UserError(
-                    f"--{given[0].replace('_', '-')} has no effect on {', '.join(self.protocols)}; it is of "
-                    f"{' and '.join(protocols)}"
+                    f"--{name.replace('_', '-')} has no effect on {', '.join(self.protocols)}; it is of "
+                    f"{' and '.join(of)}"
                 )
 
     @property
