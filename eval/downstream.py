@@ -20,7 +20,7 @@ from gdt.common.errors import UserError, memory_told
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.finetune import METRICS, STATE
-from gdt.eval.processes import places, run_alone, side_by_side
+from gdt.eval.processes import options, places, run_alone, side_by_side
 from gdt.eval.protocols import FORMAT, Extracted, Protocols, comparable, matters, recipe, short
 from gdt.eval.record import Record
 from gdt.eval.settings.downstream import LABELLED, PROTOCOLS, Downstream, Protocol
@@ -30,6 +30,8 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
+
+_PLAIN = Downstream(())
 
 
 def downstream(settings: Downstream) -> str:
@@ -51,7 +53,6 @@ def downstream(settings: Downstream) -> str:
 class Evaluation:
     """Models by the labels of one column."""
 
-    settings: Downstream
     data: Data
     models: list[Model]
     named: list[tuple[Protocol, Fold, str]]
@@ -115,7 +116,7 @@ def _evaluation(settings: Downstream, extracted: Extracted) -> Evaluation:
         for protocol in protocols
         for fold in (pairs if protocol == "cross-modal" else parts)
     ]
-    return Evaluation(settings, data, compared, named, by, Provenance.of(device))
+    return Evaluation(data, compared, named, by, Provenance.of(device))
 
 
 def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> tuple[Protocol, ...]:
@@ -169,8 +170,8 @@ def _evaluate(evaluation: Evaluation) -> None:
     """Everything that is not there yet: what takes minutes first, then finetuning, several at a time."""
     finetuned = []
     for job in evaluation.jobs():
-        unasked = job.protocol == "cross-modal" and not evaluation.settings.protocols
-        if unasked and not _has_pairs(job.model, evaluation.settings, evaluation.data):
+        unasked = job.protocol == "cross-modal" and not evaluation.by.settings.protocols
+        if unasked and not _has_pairs(job.model, evaluation.by.settings, evaluation.data):
             print(f"{job.model.name} has no two modalities to compare here, and no part in that table")
             continue
         if read(job.path):
@@ -216,7 +217,7 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
 
     So the threads, and with them the last digits, do not depend on how many were left to do.
     """
-    at_once = places(evaluation.settings.side_by_side)
+    at_once = places(evaluation.by.settings.side_by_side)
     if at_once == 1:
         for job in jobs:
             _once(evaluation, job)
@@ -233,7 +234,7 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
         return sum(len(log.read_text().splitlines()) for log in logs if log.is_file())
 
     print(f"{len(jobs)} finetuning runs, {at_once} at a time; logs beside their results")
-    total = recipe(evaluation.settings, jobs[0].model.trained).epochs * len(jobs)
+    total = recipe(evaluation.by.settings, jobs[0].model.trained).epochs * len(jobs)
     with tqdm(total=total, initial=epochs(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in side_by_side(jobs, run, at_once, lambda: bar.update(epochs() - bar.n)):
             (found,) = read(job.path)
@@ -242,18 +243,14 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
 
 def _command(evaluation: Evaluation, job: Job) -> list[str]:
     """Arguments of `gdt` that do a job of finetuning alone."""
-    s, by = evaluation.settings, evaluation.by
-    values = {
-        "shards": by.index.folder, "out": by.out, "dataset": evaluation.data.dataset, "label": s.label,
-        "gallery-split": s.gallery_split, "query-split": by.query_split, "clips": s.clips,
-        "gallery-per-class": s.gallery_per_class, "random": "only" if job.model.random else "no",
-        "recipe": s.recipe, "size": s.size, "epochs": s.epochs, "rate": s.rate,
-        "clips-per-epoch": s.clips_per_epoch, "train-samples": s.train_samples, "seed": s.seed,
-        "side-by-side": 1, "threads": s.threads or (0 if by.device.type == "cuda" else 1),
-    }  # fmt: skip
-    command = ["eval", "downstream", "--ckpt", str(job.model.path), "--protocols", "finetune", "--no-tables"]
-    command += ["--folds", str(job.fold.number)] if job.fold.number else []
-    return command + [part for name, value in values.items() if value != "" for part in (f"--{name}", str(value))]
+    by = evaluation.by
+    alone = replace(
+        by.settings, ckpt=(job.model.path,), dataset=evaluation.data.dataset, shards=by.index.folder, out=by.out,
+        protocols=("finetune",), folds=(job.fold.number,) if job.fold.number else (), query_split=by.query_split,
+        random="only" if job.model.random else "no", word2vec=None, linear_c=_PLAIN.linear_c, side_by_side=1,
+        threads=by.settings.threads or (0 if by.device.type == "cuda" else 1), tables=True,
+    )  # fmt: skip
+    return ["eval", "downstream", "--no-tables", *options(alone, _PLAIN)]
 
 
 def _reported(evaluations: Sequence[Evaluation]) -> str:

@@ -92,39 +92,39 @@ class Protocols:
         return self._latest[1]
 
 
-def _retrieval(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _pooled(by: Protocols, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
+    """Features of queries and gallery by one of the two ways of pooling, and how they came about."""
     features = by.features(model)
-    query, gallery = (features.maximum[features.places(part)] for part in (fold.queries, fold.gallery))
+    values: np.ndarray = getattr(features, pooling)
+    how = by.clips(model) | {"pooling": pooling}
+    return values[features.places(fold.queries)], values[features.places(fold.gallery)], how
+
+
+def _retrieval(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+    query, gallery, how = _pooled(by, model, fold, "maximum")
     found = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
-    return Evaluated(
-        {f"R@{k}": measure for k, measure in found.items()}, by.clips(model) | {"pooling": "maximum"}, fold
-    )
+    return Evaluated({f"R@{k}": measure for k, measure in found.items()}, how, fold)
 
 
 def _few_shot(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
-    features, seed = by.features(model), by.settings.seed
-    query, gallery = (features.average[features.places(part)] for part in (fold.queries, fold.gallery))
+    query, gallery, how = _pooled(by, model, fold, "average")
+    seed = by.settings.seed
     fewest = np.unique(fold.gallery_label, return_counts=True)[1].min()
     found = {
         f"{shots}-shot": few_shot(query, fold.query_label, gallery, fold.gallery_label, shots, _DRAWS, seed)
         for shots in SHOTS
         if shots <= fewest
     }
-    how = by.clips(model) | {
-        "pooling": "average",
-        "draws": f"{_DRAWS}, seed {seed}",
-        "videos of the smallest class": str(fewest),
-    }
+    how |= {"draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(fewest)}
     return Evaluated(found, how, fold)
 
 
 def _linear(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
-    features, c = by.features(model), by.settings.linear_c
     fold = sampled(fold, by.settings.train_samples, by.settings.seed)
-    query, gallery = (features.average[features.places(part)] for part in (fold.queries, fold.gallery))
+    query, gallery, how = _pooled(by, model, fold, "average")
+    c = by.settings.linear_c
     found = linear_probe(query, fold.query_label, gallery, fold.gallery_label, c, (1, 5))
-    how = by.clips(model) | {"pooling": "average", "C": f"{c:g}"}
-    return Evaluated({f"linear top-{k}": measure for k, measure in found.items()}, how, fold)
+    return Evaluated({f"linear top-{k}": m for k, m in found.items()}, how | {"C": f"{c:g}"}, fold)
 
 
 def _cross_modal(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
