@@ -9,8 +9,9 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,191 +46,169 @@ class Run:
     """One row with one seed."""
 
     row: str
-    seed: int
-    folder: Path
+    name: str
+    """Of the row, for files and plots."""
+    pretraining: Pretrain
+    commands: list[list[str]]
+    """Training, evaluation by labels or across modalities, and by factors; arguments of `gdt`."""
+    factors: Path | None
+    """The file of what is known of each factor, where that is asked for."""
+
+    @property
+    def folder(self) -> Path:
+        return self.pretraining.run_folder
+
+    def found(self, protocols: Sequence[Protocol]) -> list[Record]:
+        """Its records; none of a row of one modality, without labels. An earlier call may have compared otherwise."""
+        path = self.folder / "eval" / "results.json"
+        found = [each for each in record.read(path) if each.protocol in protocols] if path.is_file() else []
+        found.sort(key=lambda each: each.provenance.started)
+        # where the run was made anew, its earlier weights are there, too
+        return list({(each.preset, each.protocol, each.label): each for each in found}.values())
 
 
 def ablation(settings: Ablation) -> str:
     """Run everything that is not there yet; returns the tables. Raises UserError if a run fails, naming its log."""
-    return _Ablation(settings).run()
+    shards = shard_folder(settings.dataset, settings.shards)
+    index = Index.open(shards)  # or it says what is wrong, before hours of training
+    out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
+    labels = _labels(settings, index)
+    protocols: tuple[Protocol, ...] = ("retrieval", "few-shot") if labels else ("cross-modal",)
+    _require_sense(settings, index, shards, labels)
+    planned = partial(_planned, settings, shards, out, labels, protocols)
+    runs = [planned(row, seed) for seed in settings.seeds for row in settings.rows]
+    out.mkdir(parents=True, exist_ok=True)
+    _run_all(settings, runs, fingerprint(index), protocols, out)
+    return _reported(runs, labels, protocols, out)
 
 
-class _Ablation:
-    """One call of the command."""
+def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
+    """Columns of labels that are asked for, `label` for the classes; empty for recall across modalities."""
+    if not settings.labels:
+        return telling(index, settings.query_split)
+    if settings.labels == (RECALL,):
+        return ()
+    for name in settings.labels:
+        index.labelled(name)  # or it says which there are
+    return tuple(dict.fromkeys(settings.labels))
 
-    def __init__(self, settings: Ablation) -> None:
-        self.settings = settings
-        self.shards = shard_folder(settings.dataset, settings.shards)
-        self.index = Index.open(self.shards)  # or it says what is wrong, before hours of training
-        self.data = fingerprint(self.index)
-        self.out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
-        self.runs = [
-            Run(row, seed, self.out / f"{_name(row)}-{seed}") for seed in settings.seeds for row in settings.rows
-        ]
-        self._require_sound()
-        if not self.labels and settings.factors == "no" and not any(map(self._is_cross_modal, settings.rows)):
-            none = f"{self.shards} has no labels with a train and a {settings.query_split} split"
-            raise UserError(
-                f"{'recall takes two modalities' if settings.labels else none}, and none of the rows "
-                f"{' '.join(settings.rows)} has two modalities: nothing is left to compare but what they know of each "
-                "factor; leave --factors no out"
-            )
 
-    @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """Columns of labels that are asked for, `label` for the classes; empty for recall across modalities."""
-        if not self.settings.labels:
-            return telling(self.index, self.settings.query_split)
-        if self.settings.labels == (RECALL,):
-            return ()
-        for name in self.settings.labels:
-            self.index.labelled(name)  # or it says which there are
-        return tuple(dict.fromkeys(self.settings.labels))
-
-    @property
-    def protocols(self) -> tuple[Protocol, ...]:
-        return ("retrieval", "few-shot") if self.labels else ("cross-modal",)
-
-    def run(self) -> str:
-        at_once = places(self.settings.side_by_side)
-        self.out.mkdir(parents=True, exist_ok=True)
-        todo = [run for run in self.runs if not self._is_done(run)]
-        there = f", {len(self.runs) - len(todo)} of them are there" if len(todo) < len(self.runs) else ""
-        print(
-            f"{len(self.runs)} run{'s' if len(self.runs) > 1 else ''}{there}, {at_once} at a time, "
-            f"{self.settings.clips_per_step} video clips per step each; logs in {self.out}/<row>-<seed>/log.txt",
-            flush=True,
+def _require_sense(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:
+    """Raise UserError where rows lack the sound that they learn from, or nothing is left to compare them by."""
+    modalities = {row: settings.composition(row).modalities for row in settings.rows}
+    if not index.mel_count.any() and (asking := [row for row in modalities if "audio" in modalities[row]]):
+        others = [row for row in modalities if row not in asking]
+        raise UserError(
+            f"the videos in {shards} have no sound, which these rows learn from: {' '.join(asking)}; take "
+            f"--rows {' '.join(others) or 'a b c d'}"
         )
-        began = time.monotonic()
-        with Progress({run.folder: self._pretraining(run) for run in self.runs}) as bar:
-            for run in side_by_side(todo, partial(self._run, bar), at_once, bar.look):
-                seconds = time.monotonic() - began
-                bar.finished(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.seed}{self._said(run)}")
-        return self._reported()
+    if not labels and settings.factors == "no" and all(len(each) < 2 for each in modalities.values()):
+        none = f"{shards} has no labels with a train and a {settings.query_split} split"
+        raise UserError(
+            f"{'recall takes two modalities' if settings.labels else none}, and none of the rows "
+            f"{' '.join(settings.rows)} has two modalities: nothing is left to compare but what they know of each "
+            "factor; leave --factors no out"
+        )
 
-    def _run(self, bar: Progress, run: Run, gpu: str) -> None:
+
+def _planned(
+    settings: Ablation, shards: Path, out: Path, labels: Sequence[str], protocols: tuple[Protocol, ...], row: str,
+    seed: int,
+) -> Run:  # fmt: skip
+    """What a run is to do."""
+    composition, size = settings.composition(row), SIZES[settings.size][1]
+    name = f"own-{short(row)[:6]}" if is_written_out(row) else row
+    folder = out / f"{name}-{seed}"
+    own: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
+    own |= {"factors": row, "factors_from": settings.factors_from} if is_written_out(row) else {"preset": row}
+    pretraining = replace(
+        size, dataset=settings.dataset, shards=shards, seed=seed, out=folder, norm_leaves=settings.norm_leaves,
+        videos_per_batch=settings.clips_per_step // composition.clips_per_video,
+        word2vec=settings.word2vec if "text" in composition.modalities else None, **own,
+    )  # fmt: skip
+    commands = [["pretrain", settings.size, *options(pretraining, size)]]
+    if labels or len(composition.modalities) > 1:
+        evaluation = Downstream(
+            (folder,), settings.dataset, shards, protocols, query_split=settings.query_split, label=",".join(labels),
+            gallery_per_class=settings.gallery_per_class if labels else 0, clips=settings.clips,
+            random="also" if row == settings.rows[0] else "no", out=folder / "eval",
+            word2vec=None if labels else pretraining.word2vec,
+        )  # fmt: skip
+        commands.append(["eval", "downstream", *options(evaluation, Downstream(()))])
+    factors = None
+    if settings.factors == "all" or (settings.factors == "first" and seed == settings.seeds[0]):
+        factors = folder / "factors" / NAME
+        looked = Factors((folder,), settings.dataset, shards, settings.query_split, out=factors.parent)
+        commands.append(["eval", "factors", *options(looked, Factors((Path(),)))])
+    return Run(row, name, pretraining, commands, factors)
+
+
+def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tuple[Protocol, ...], out: Path) -> None:
+    """Whatever is not done yet on shards with the fingerprint `data`, several at a time."""
+    at_once = places(settings.side_by_side)
+    todo = [run for run in runs if any(command not in _done(run, data) for command in run.commands)]
+    there = f", {len(runs) - len(todo)} of them are there" if len(todo) < len(runs) else ""
+    print(
+        f"{len(runs)} run{'s' if len(runs) > 1 else ''}{there}, {at_once} at a time, "
+        f"{settings.clips_per_step} video clips per step each; logs in {out}/<row>-<seed>/log.txt",
+        flush=True,
+    )
+    began = time.monotonic()
+
+    def work(run: Run, gpu: str) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        commands, done = self._commands(run), self._done(run)
-        for command in commands:
+        done = _done(run, data)
+        for command in run.commands:
             if command in done:
                 continue
             bar.doing(run.folder, command[1] if command[0] == "eval" else "train")
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
             run_alone([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
             done = [other for other in done if other[:2] != command[:2]] + [command]  # whose results lie there now
-            write_text(run.folder / _DONE, json.dumps({"data": self.data, "format": FORMAT, "done": done}) + "\n")
+            write_text(run.folder / _DONE, json.dumps({"data": data, "format": FORMAT, "done": done}) + "\n")
 
-    def _is_done(self, run: Run) -> bool:
-        done = self._done(run)
-        return all(command in done for command in self._commands(run))
+    with Progress({run.folder: run.pretraining for run in runs}) as bar:
+        for run in side_by_side(todo, work, at_once, bar.look):
+            first = next((each for each in run.found(protocols) if each.preset != RANDOM), None)
+            column, measure = next(iter(first.measures.items())) if first else ("", None)
+            found = f": {column} {measure.value:.1f} %" if measure else ""
+            seconds = time.monotonic() - began
+            bar.finished(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{found}")
 
-    def _done(self, run: Run) -> list[list[str]]:
-        """Commands of a run that need not be run again: none where the shards or the training are others now."""
-        try:
-            record = json.loads((run.folder / _DONE).read_text())
-            alike = record["data"] == self.data and record["format"] == FORMAT
-            done: list[list[str]] = record["done"] if alike and self._commands(run)[0] in record["done"] else []
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
-        return done
 
-    def _commands(self, run: Run) -> list[list[str]]:
-        """Training, evaluation by labels or across modalities, and by factors; arguments of `gdt`."""
-        settings, pretraining = self.settings, self._pretraining(run)
-        size = SIZES[settings.size][1]
-        commands = [["pretrain", settings.size, *options(pretraining, size)]]
-        if self.labels or self._is_cross_modal(run.row):
-            evaluation = Downstream(
-                (run.folder,), settings.dataset, self.shards, self.protocols, query_split=settings.query_split,
-                label=",".join(self.labels), gallery_per_class=settings.gallery_per_class if self.labels else 0,
-                clips=settings.clips, random="also" if run.row == settings.rows[0] else "no", out=run.folder / "eval",
-                word2vec=None if self.labels else pretraining.word2vec,
-            )  # fmt: skip
-            commands.append(["eval", "downstream", *options(evaluation, Downstream(()))])
-        if self._looks_at_factors(run):
-            looked = Factors(
-                (run.folder,), settings.dataset, self.shards, settings.query_split, out=self._factors(run).parent
-            )
-            commands.append(["eval", "factors", *options(looked, Factors((Path(),)))])
-        return commands
+def _done(run: Run, data: str) -> list[list[str]]:
+    """Commands of a run that need not be run again: none where the shards or the training are others now."""
+    try:
+        there = json.loads((run.folder / _DONE).read_text())
+        alike = there["data"] == data and there["format"] == FORMAT
+        done: list[list[str]] = there["done"] if alike and run.commands[0] in there["done"] else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return done
 
-    def _factors(self, run: Run) -> Path:
-        return run.folder / "factors" / NAME
 
-    def _looks_at_factors(self, run: Run) -> bool:
-        of = self.settings.factors
-        return of == "all" or (of == "first" and run.seed == self.settings.seeds[0])
-
-    def _pretraining(self, run: Run) -> Pretrain:
-        settings = self.settings
-        videos = settings.clips_per_step // settings.composition(run.row).clips_per_video
-        base = SIZES[settings.size][1]
-        base = replace(base, steps=settings.steps, epochs=0) if settings.steps else base
-        base = replace(
-            base, dataset=settings.dataset, shards=self.shards, seed=run.seed, out=run.folder, videos_per_batch=videos,
-            norm_leaves=settings.norm_leaves, word2vec=settings.word2vec if self._has(run.row, "text") else None,
-        )  # fmt: skip
-        if is_written_out(run.row):
-            return replace(base, factors=run.row, factors_from=settings.factors_from)
-        return replace(base, preset=run.row)
-
-    def _has(self, row: str, modality: str) -> bool:
-        return modality in self.settings.composition(row).modalities
-
-    def _is_cross_modal(self, row: str) -> bool:
-        return len(self.settings.composition(row).modalities) > 1
-
-    def _require_sound(self) -> None:
-        if self.index.mel_count.any():
-            return
-        rows = self.settings.rows
-        if asking := [row for row in rows if self._has(row, "audio")]:
-            others = [row for row in rows if row not in asking]
-            raise UserError(
-                f"the videos in {self.shards} have no sound, which these rows learn from: {' '.join(asking)}; take "
-                f"--rows {' '.join(others) or 'a b c d'}"
-            )
-
-    def _found(self, run: Run) -> list[Record]:
-        path = run.folder / "eval" / "results.json"
-        if not path.is_file():
-            return []  # a row of one modality, without labels
-        # an earlier call may have compared otherwise
-        found = [each for each in record.read(path) if each.protocol in self.protocols]
-        found.sort(key=lambda each: each.provenance.started)
-        # where the run was made anew, its earlier weights are there, too
-        return list({(each.preset, each.protocol, each.label): each for each in found}.values())
-
-    def _said(self, run: Run) -> str:
-        found = [each for each in self._found(run) if each.preset != RANDOM]
-        if not found:
-            return ""
-        name, measure = next(iter(found[0].measures.items()))
-        return f": {name} {measure.value:.1f} %"
-
-    def _reported(self) -> str:
-        out = self.out
-        records = [found for run in self.runs for found in self._found(run)]
-        parts, files = [], []
-        if records:
-            records, others = with_earlier(records, out / "results.json")
-            record.write(out / "results.json", records + others)
-            write_text(out / "results.csv", to_csv(records))
-            compared = compared_rows(records, self.labels)
-            write_text(out / "table.tex", compared.latex + "\n")
-            write_text(out / "differences.csv", compared.to_csv())
-            bars(records).savefig(out / "table.png", dpi=150)
-            parts.append(compared.text)
-            files.append("tables (txt, tex, csv), differences.csv, plot, numbers and checkpoints")
-        if looked := [run for run in self.runs if self._looks_at_factors(run)]:
-            found = [replace(row, model=_name(run.row)) for run in looked for row in record.read(self._factors(run))]
-            record.write(out / NAME, found)
-            matrix(over_seeds(found)).savefig(out / "factors.png", dpi=150)
-            parts.append(_factors_said(found))
-            files.append("what features know of each factor, factors.png and factors.json")
-        text = "\n\n".join(parts)
-        write_text(out / "table.txt", text + "\n")
-        return f"\n{text}\n\n{'; '.join(files)}: {out}/"
+def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[Protocol, ...], out: Path) -> str:
+    records = [found for run in runs for found in run.found(protocols)]
+    parts, files = [], []
+    if records:
+        records, others = with_earlier(records, out / "results.json")
+        record.write(out / "results.json", records + others)
+        write_text(out / "results.csv", to_csv(records))
+        compared = compared_rows(records, labels)
+        write_text(out / "table.tex", compared.latex + "\n")
+        write_text(out / "differences.csv", compared.to_csv())
+        bars(records).savefig(out / "table.png", dpi=150)
+        parts.append(compared.text)
+        files.append("tables (txt, tex, csv), differences.csv, plot, numbers and checkpoints")
+    if any(run.factors for run in runs):
+        known = [replace(row, model=run.name) for run in runs if run.factors for row in record.read(run.factors)]
+        record.write(out / NAME, known)
+        matrix(over_seeds(known)).savefig(out / "factors.png", dpi=150)
+        parts.append(_factors_said(known))
+        files.append("what features know of each factor, factors.png and factors.json")
+    text = "\n\n".join(parts)
+    write_text(out / "table.txt", text + "\n")
+    return f"\n{text}\n\n{'; '.join(files)}: {out}/"
 
 
 def telling(index: Index, query_split: str) -> tuple[str, ...]:
@@ -246,11 +225,6 @@ def telling(index: Index, query_split: str) -> tuple[str, ...]:
         if len(shared) > 1 and len(np.unique(known[0])) <= len(known[0]) / _REVEALING:
             found.setdefault(tuple(np.unique(values, return_inverse=True)[1].tolist()), name)
     return tuple(found.values())
-
-
-def _name(row: str) -> str:
-    """Of a row, for files and plots."""
-    return f"own-{short(row)[:6]}" if is_written_out(row) else row
 
 
 def _factors_said(records: Sequence[Record]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, require_positive
 
 Protocol = Literal["cross-modal", "retrieval", "few-shot", "linear", "finetune"]
 _OF_LABELS = ("label", "folds", "gallery_per_class")
@@ -105,16 +105,13 @@ class Downstream:
     """Write the tables; not where another call, of which this is a part, will do so."""
 
     def __post_init__(self) -> None:
-        if self.clips < 1:
-            raise UserError(f"--clips is {self.clips}; it must be 1 or more")
-        for name in ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be 0 or more")
+        require_positive(self, "", "clips")
+        counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "side_by_side")
+        require_positive(self, "", *counts, least=0)
         if self.rate < 0 or not self.linear_c > 0:
             raise UserError("--rate must be 0 or more and --linear-c above 0")
         if min(self.folds, default=1) < 1:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
-        require_places(self.side_by_side)
         if self.protocols:
             self._require_effect()
 
