@@ -70,7 +70,7 @@ def show_batch(settings: ShowBatch) -> Path:
     """Draw the leaves of the first video of a batch, as the network gets them but for the normalisation."""
     import torch
 
-    from gdt.eval.plots import save
+    from gdt.eval.drawing import save
     from gdt.pipeline.loader import Loader
 
     base = SIZES[settings.size][1]
@@ -89,7 +89,7 @@ def show_batch(settings: ShowBatch) -> Path:
         title = "your factors" if settings.factors else f"preset {settings.preset}"
         picture = draw(next(iter(loader)), tree, index, title, settings.frames, words.words if words else ())
     path = settings.out or Path("runs") / f"batch-{settings.dataset}-{train.name}.png"
-    save(picture, path)
+    save(picture, path, dpi=130)
     return path
 
 

@@ -58,7 +58,7 @@ class ShowTree:
 
 def show_tree(settings: ShowTree) -> tuple[str, Path]:
     """The tree as text, and the path of its picture."""
-    from gdt.eval.plots import save
+    from gdt.eval.drawing import save
 
     train = Pretrain(
         preset=settings.preset, factors=settings.factors, factors_from=settings.factors_from,
@@ -71,7 +71,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
         raise UserError(f"{drawn.n} leaves are too many to draw; set --videos to fewer")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"
-    save(drawn.picture(title), path)
+    save(drawn.picture(title), path, dpi=130)
     attracted, repelled = partners(batch)
     text = "\n".join(
         [

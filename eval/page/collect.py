@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from gdt.eval.record import RANDOM, Record, parsed
-from gdt.eval.tables import Lines
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
+from gdt.eval.record import RANDOM, Record, parsed
 from gdt.eval.settings.downstream import PROTOCOLS
 from gdt.eval.subjects import folder_name
+from gdt.eval.tables import Lines
 from gdt.preprocess.summary import SUMMARY
 from gdt.train import checkpoint, provenance
 from gdt.train.provenance import Start

@@ -22,10 +22,10 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.eval import extract
+from gdt.eval.drawing import MOST, Key, keys, svg
 from gdt.eval.page.collect import Found, Subject, Unread, attempt
 from gdt.eval.page.settings import Report
 from gdt.eval.planes import planes
-from gdt.eval.plots import MOST, Key, keys, svg
 from gdt.eval.protocols import features_name, videos_of
 from gdt.eval.retrieval import nearest, unit
 from gdt.eval.settings.downstream import LABELLED, Downstream

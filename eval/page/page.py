@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
-from gdt.eval.ablation.compare import table_of
-from gdt.eval.record import RANDOM, Record, sentence
-from gdt.eval.tables import Lines, Table, tables_of
-from gdt.studies.figures.pictures import TITLES, histogram, marks
-from gdt.studies.figures.table import lines as figure_lines
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from tqdm import tqdm
 
 from gdt.common.files import write_text
+from gdt.eval.ablation.compare import table_of
+from gdt.eval.drawing import Key, keys, svg
 from gdt.eval.page.collect import Collected, Found, Run, Subject, attempt, chosen, collect, subjects
 from gdt.eval.page.models import Plot, drawn, short_commit
 from gdt.eval.page.settings import Report
-from gdt.eval.plots import Key, keys, svg
+from gdt.eval.record import RANDOM, Record, sentence
+from gdt.eval.tables import Lines, Table, tables_of
 from gdt.pipeline.shards.layout import shard_folder
+from gdt.studies.figures.pictures import TITLES, histogram, marks
+from gdt.studies.figures.table import lines as figure_lines
 from gdt.train.provenance import git_commit
 
 _POINTS = 1000
