@@ -148,14 +148,14 @@ def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_a
 
 
 def test_mistakes_in_the_settings(tmp_path: Path, shards: Path) -> None:
-    with pytest.raises(UserError, match="there is no preset 'z'"):
-        Ablation(rows=("z",))
-    with pytest.raises(UserError, match="--factors-from has no effect"):
-        Ablation(factors_from=tmp_path)
-    with pytest.raises(UserError, match="--labels recall stands alone"):
-        Ablation(labels=("recall", "label"))
-    with pytest.raises(UserError, match="has no column 'colour'"):
-        ablation(settings(shards, tmp_path, labels=("colour",)))
+    for wrong, message in (
+        ({"rows": ("z",)}, "there is no preset 'z'"),
+        ({"factors_from": tmp_path}, "--factors-from has no effect"),
+        ({"labels": ("recall", "label")}, "--labels recall stands alone"),
+        ({"labels": ("colour",)}, "has no column 'colour'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ablation(settings(shards, tmp_path, **wrong))
 
 
 def measure(value: float) -> Measure:

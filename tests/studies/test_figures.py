@@ -196,7 +196,7 @@ def drawn_by(settings: Figures) -> tuple[str, list[Record]]:
 
 @pytest.fixture
 def weights(checkpoint: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """A checkpoint with a part of the small model: sound alone, or the video trunk alone."""
+    """A checkpoint with a part of the small model: sound alone, or the video trunk alone; or with damaged weights."""
 
     def saved(name: str) -> Path:
         path = tmp_path / f"{name}.pt"
@@ -206,7 +206,10 @@ def weights(checkpoint: Path, tmp_path: Path) -> Callable[[str], Path]:
             state |= {"settings": to_json(trained.settings), "statistics": trained.statistics.to_numbers()}
         else:
             state = torch.load(checkpoint, weights_only=True)
-            state["model"] = {key: value for key, value in state["model"].items() if key.startswith(("aud", "mlp_a"))}
+            if name == "sound":
+                state["model"] = {key: x for key, x in state["model"].items() if key.startswith(("aud", "mlp_a"))}
+            else:
+                state["model"]["video_network.base.layer4.0.conv1.0.3.weight"][:] = torch.nan
         torch.save(state, path)
         return path
 
@@ -257,38 +260,33 @@ def test_a_data_set_without_sound_and_labels(synthetic: Path, weights: Callable[
     assert "minus random" not in text and "left out" not in text
 
 
-def test_what_cannot_be_used_is_told(checkpoint: Path, weights: Callable[[str], Path], tmp_path: Path) -> None:
-    damaged = torch.load(checkpoint, weights_only=True)
-    damaged["model"]["video_network.base.layer4.0.conv1.0.3.weight"][:] = torch.nan
-    torch.save(damaged, tmp_path / "damaged.pt")
-    for settings, message in (
-        (Figures((weights("sound"),)), "sound.pt was trained without pictures, so it has no features of them"),
-        (Figures((weights("trunk"),), kind="embeddings"), "is of no run of this program; say with --dataset"),
-        (Figures((checkpoint, weights("trunk")), kind="embeddings"), "trunk.pt holds a trunk alone, and embeddings"),
-        (Figures((checkpoint,), split="nowhere"), "has no held-out videos (split 'nowhere')"),
-        (Figures((checkpoint,), label="weather"), "has no column 'weather'"),
-        (Figures((checkpoint,), clips=1000), "0 of the 12 videos of the split 'test' are long enough for 1000 clips"),
-        (Figures((checkpoint,), of_class="cats"), "--of-class is 'cats', which 0 of the 12 videos"),
-        (Figures((tmp_path / "damaged.pt",), **SMALL), "damaged.pt: features are not finite: the weights are damaged"),
-    ):
-        with pytest.raises(UserError, match=re.escape(message)):
-            draw.figures(replace(settings, out=tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("ckpt", "typed", "message"),
     [
-        ("--clips 1", "--clips is 1; it must be 2 or more, or there is nothing that could lie apart"),
-        ("--videos 2", "--videos is 2; it must be 3 or more"),
-        ("--shown 1", "--shown is 1; it must be 2 or more, or every clip is of the same video"),
-        ("--perplexity 0.5", "--perplexity is 0.5; it must be 1 or more"),
-        ("--seed -1", "--seed is -1; it must be 0 or more"),
+        ("sound", "", "sound.pt was trained without pictures, so it has no features of them"),
+        ("trunk", "--kind embeddings", "is of no run of this program; say with --dataset"),
+        ("e trunk", "--kind embeddings", "trunk.pt holds a trunk alone, and embeddings"),
+        ("damaged", "--videos 8 --clips 3 --shown 4", "damaged.pt: features are not finite: the weights are damaged"),
+        ("e", "--split nowhere", "has no held-out videos (split 'nowhere')"),
+        ("e", "--label weather", "has no column 'weather'"),
+        ("e", "--clips 1000", "0 of the 12 videos of the split 'test' are long enough for 1000 clips"),
+        ("e", "--of-class cats", "--of-class is 'cats', which 0 of the 12 videos"),
+        ("e", "--clips 1", "--clips is 1; it must be 2 or more, or there is nothing that could lie apart"),
+        ("e", "--videos 2", "--videos is 2; it must be 3 or more"),
+        ("e", "--shown 1", "--shown is 1; it must be 2 or more, or every clip is of the same video"),
+        ("e", "--perplexity 0.5", "--perplexity is 0.5; it must be 1 or more"),
+        ("e", "--seed -1", "--seed is -1; it must be 0 or more"),
     ],
 )
-def test_mistakes_are_one_sentence(typed: str, message: str) -> None:
+def test_what_cannot_be_used_is_one_sentence(
+    checkpoint: Path, weights: Callable[[str], Path], tmp_path: Path, ckpt: str, typed: str, message: str
+) -> None:
+    paths = [str(checkpoint if name == "e" else weights(name)) for name in ckpt.split()]
     with pytest.raises(UserError, match=re.escape(message)):
-        settings_of(["figures", "--ckpt", "x.pt", *typed.split()], COMMANDS)
+        draw.figures(
+            settings_of(["figures", "--ckpt", *paths, "--out", str(tmp_path / "out"), *typed.split()], COMMANDS)
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_many_models_and_what_is_said_of_them(checkpoint: Path, tmp_path: Path) -> None:
