@@ -19,16 +19,16 @@ from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.ablation.compare import compared_rows, label, with_earlier
+from gdt.eval.ablation.settings import Ablation, is_written_out
 from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.lines import factor_of, name_of, over_seeds
+from gdt.eval.factors.settings import Factors
 from gdt.eval.plots import bars, matrix
 from gdt.eval.processes import options, places, run_alone, side_by_side
 from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short
 from gdt.eval.record import RANDOM, Record
-from gdt.eval.settings.ablation import Ablation, is_written_out
 from gdt.eval.settings.downstream import Downstream, Protocol
-from gdt.eval.settings.factors import Factors
 from gdt.eval.settings.search import RECALL
 from gdt.eval.tables import to_csv
 from gdt.pipeline.shards.index import Index, fingerprint

@@ -38,10 +38,10 @@ from gdt.eval.factors.promises import (
     kept,
     promises,
 )  # fmt: skip
+from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.plots import matrix
 from gdt.eval.record import Factor, Record
-from gdt.eval.settings.factors import Factors
 from gdt.eval.subjects import Data, checkpoints, held_out
 from gdt.eval.tables import to_latex
 from gdt.pipeline.leaves import Clip

@@ -28,11 +28,11 @@ from gdt.eval.factors.promises import (
     kept,
     promises,
 )
+from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.measures import Measure, clustered, difference
 from gdt.eval.plots import matrix
 from gdt.eval.record import Record, read
-from gdt.eval.settings.factors import Factors
 from gdt.pipeline import presets
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, parse
