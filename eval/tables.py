@@ -77,7 +77,8 @@ _COLUMNS = ("model", "weights", "preset", "seed", "step", "dataset", "fold", "pr
 
 def to_csv(records: Iterable[Record]) -> str:
     """One line per number: what it is of, value, 95 % interval, chance and counts."""
-    return csv_of([_COLUMNS, *([row[name] for name in _COLUMNS] for row in record.rows(records))])
+    rows = (row | {"percent": row["value"]} for row in record.rows(records))
+    return csv_of([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])
 
 
 def columns(groups: Groups) -> list[str]:
