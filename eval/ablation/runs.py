@@ -20,10 +20,10 @@ from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.ablation.compare import compared_rows, label, with_earlier
 from gdt.eval.ablation.settings import Ablation, is_written_out
-from gdt.eval.charts import bars, matrix
 from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.lines import factor_of, name_of, over_seeds
 from gdt.eval.factors.settings import Factors
+from gdt.eval.plots import bars, matrix
 from gdt.eval.processes import options, places, run_alone, side_by_side
 from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, memory_told
 from gdt.eval import record
-from gdt.eval.charts import matrix
 from gdt.eval.extract import outputs
 from gdt.eval.factors.lines import (
     EMBEDDING,
@@ -40,6 +39,7 @@ from gdt.eval.factors.promises import (
 )  # fmt: skip
 from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
+from gdt.eval.plots import matrix
 from gdt.eval.record import Factor, Record
 from gdt.eval.subjects import Data, checkpoints, held_out
 from gdt.eval.tables import write_tables

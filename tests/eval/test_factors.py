@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from gdt.common.errors import UserError
-from gdt.eval.charts import matrix
 from gdt.eval.command import settings_of
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.lines import EMBEDDING, factor_of, name_of, seen_in
@@ -32,6 +31,7 @@ from gdt.eval.factors.promises import (
 from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.measures import Measure, clustered, difference
+from gdt.eval.plots import matrix
 from gdt.eval.record import Record, read
 from gdt.pipeline import presets
 from gdt.pipeline.loader import Loader

@@ -1,4 +1,4 @@
-"""The charts of commands: bars of an ablation, and the matrix of what models know of factors."""
+"""Plots of records: rows of an ablation, and what models know of factors."""
 
 from __future__ import annotations
 
