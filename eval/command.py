@@ -11,13 +11,13 @@ from typing import Annotated, Any, NamedTuple, Union, get_type_hints
 import tyro
 
 from gdt.common.commandline import Options
+from gdt.eval.ablation.settings import Ablation
 from gdt.eval.embed import Embed
 from gdt.eval.export import Export
+from gdt.eval.factors.settings import Factors
 from gdt.eval.nearest import Nearest
 from gdt.eval.page.settings import Report
-from gdt.eval.settings.ablation import Ablation
 from gdt.eval.settings.downstream import Downstream
-from gdt.eval.settings.factors import Factors
 from gdt.eval.settings.search import Search
 from gdt.eval.show_batch import ShowBatch
 from gdt.eval.show_tree import ShowTree

@@ -13,7 +13,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, memory_told
-from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
@@ -22,6 +21,7 @@ from gdt.eval.planes import Planes, planes
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.retrieval import unit
 from gdt.eval.subjects import Data, Model, checkpoints
+from gdt.eval.tables import write_tables
 from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
@@ -69,9 +69,8 @@ def figures(settings: Figures) -> str:
     with memory_told("set --videos lower"):
         found, places = drawn(settings)
     out = settings.out or Path("runs") / f"figures-{found[0].dataset}"
-    out.mkdir(parents=True, exist_ok=True)
     text = "\n".join(told(found))
-    write_text(out / "table.txt", text + "\n")
+    write_tables(out, text)
     record.write(out / NAME, found)
     save(pictures.deviation(found), out / "deviation.png")
     save(pictures.clips(found, places), out / "clips.png")

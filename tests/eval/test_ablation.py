@@ -17,13 +17,13 @@ from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
 from gdt.eval.ablation.compare import compared_rows
 from gdt.eval.ablation.runs import ablation, telling
+from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.lines import factor_of
 from gdt.eval.factors.lines import over_seeds as factors_over_seeds
 from gdt.eval.measures import Measure, over_seeds
 from gdt.eval.record import RANDOM, read
-from gdt.eval.settings.ablation import Ablation
 from gdt.pipeline.shards.index import Index
 from gdt.train import command as training
 from gdt.train.pretrain import pretrain
@@ -148,14 +148,14 @@ def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_a
 
 
 def test_mistakes_in_the_settings(tmp_path: Path, shards: Path) -> None:
-    with pytest.raises(UserError, match="there is no preset 'z'"):
-        Ablation(rows=("z",))
-    with pytest.raises(UserError, match="--factors-from has no effect"):
-        Ablation(factors_from=tmp_path)
-    with pytest.raises(UserError, match="--labels recall stands alone"):
-        Ablation(labels=("recall", "label"))
-    with pytest.raises(UserError, match="has no column 'colour'"):
-        ablation(settings(shards, tmp_path, labels=("colour",)))
+    for wrong, message in (
+        ({"rows": ("z",)}, "there is no preset 'z'"),
+        ({"factors_from": tmp_path}, "--factors-from has no effect"),
+        ({"labels": ("recall", "label")}, "--labels recall stands alone"),
+        ({"labels": ("colour",)}, "has no column 'colour'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ablation(settings(shards, tmp_path, **wrong))
 
 
 def measure(value: float) -> Measure:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +15,11 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.eval.command import settings_of
-from gdt.eval.measures import Measure, median
+from gdt.eval.measures import median
 from gdt.eval.page.page import deviations as on_the_page
 from gdt.eval.planes import planes
 from gdt.eval.record import Record, read
 from gdt.pipeline.shards.index import Index
-from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.stage import run as preprocess
 from gdt.studies.command import COMMANDS
 from gdt.studies.figures import draw, pictures
 from gdt.studies.figures.settings import Figures
@@ -32,6 +29,7 @@ from gdt.studies.figures.videos import chosen
 from gdt.train.checkpoint import load_model
 from gdt.train.settings import SIZES, to_json
 from tests.conftest import Run
+from tests.eval.test_factors import bounded, muted
 
 CLIP = SIZES["tiny"][1].clip
 SMALL = {"videos": 8, "clips": 3, "shown": 4}
@@ -44,10 +42,6 @@ SMALL = {"videos": 8, "clips": 3, "shown": 4}
 
 def unit(x: np.ndarray) -> np.ndarray:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def bounded(found: Measure) -> tuple[float, float, float]:
-    return found.value, *found.interval
 
 
 def test_clips_that_are_the_same_do_not_deviate() -> None:
@@ -196,7 +190,7 @@ def drawn_by(settings: Figures) -> tuple[str, list[Record]]:
 
 @pytest.fixture
 def weights(checkpoint: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """A checkpoint with a part of the small model: sound alone, or the video trunk alone."""
+    """A checkpoint with a part of the small model: sound alone, or the video trunk alone; or with damaged weights."""
 
     def saved(name: str) -> Path:
         path = tmp_path / f"{name}.pt"
@@ -206,7 +200,10 @@ def weights(checkpoint: Path, tmp_path: Path) -> Callable[[str], Path]:
             state |= {"settings": to_json(trained.settings), "statistics": trained.statistics.to_numbers()}
         else:
             state = torch.load(checkpoint, weights_only=True)
-            state["model"] = {key: value for key, value in state["model"].items() if key.startswith(("aud", "mlp_a"))}
+            if name == "sound":
+                state["model"] = {key: x for key, x in state["model"].items() if key.startswith(("aud", "mlp_a"))}
+            else:
+                state["model"]["video_network.base.layer4.0.conv1.0.3.weight"][:] = torch.nan
         torch.save(state, path)
         return path
 
@@ -244,51 +241,41 @@ def test_as_a_user_types_it(command: Run, checkpoint: Path, weights: Callable[[s
 
 
 def test_a_data_set_without_sound_and_labels(synthetic: Path, weights: Callable[[str], Path], tmp_path: Path) -> None:
-    source = tmp_path / "videos" / "test"
-    source.mkdir(parents=True)
-    for number, path in enumerate(sorted((synthetic / "train").rglob("*.mp4"))[:5]):
-        mute = ["ffmpeg", "-v", "error", "-i", path, "-an", "-c:v", "copy", source / f"{number}.mp4"]
-        subprocess.run(mute, check=True)
-    preprocess(Preprocess("folder", source.parent, tmp_path / "shards", workers=1))
-    settings = Figures((weights("trunk"),), dataset="mine", shards=tmp_path / "shards", random=False, **SMALL)
+    shards = muted(synthetic, tmp_path, 5)
+    settings = Figures((weights("trunk"),), dataset="mine", shards=shards, random=False, **SMALL)
     text, found = drawn_by(replace(settings, out=tmp_path / "out"))
     assert [record.model for record in found] == ["trunk"] and "minus random" not in found[0].measures
     assert "nearest: 4 videos drawn from all, as the videos have no labels; how often" in text
     assert "minus random" not in text and "left out" not in text
 
 
-def test_what_cannot_be_used_is_told(checkpoint: Path, weights: Callable[[str], Path], tmp_path: Path) -> None:
-    damaged = torch.load(checkpoint, weights_only=True)
-    damaged["model"]["video_network.base.layer4.0.conv1.0.3.weight"][:] = torch.nan
-    torch.save(damaged, tmp_path / "damaged.pt")
-    for settings, message in (
-        (Figures((weights("sound"),)), "sound.pt was trained without pictures, so it has no features of them"),
-        (Figures((weights("trunk"),), kind="embeddings"), "is of no run of this program; say with --dataset"),
-        (Figures((checkpoint, weights("trunk")), kind="embeddings"), "trunk.pt holds a trunk alone, and embeddings"),
-        (Figures((checkpoint,), split="nowhere"), "has no held-out videos (split 'nowhere')"),
-        (Figures((checkpoint,), label="weather"), "has no column 'weather'"),
-        (Figures((checkpoint,), clips=1000), "0 of the 12 videos of the split 'test' are long enough for 1000 clips"),
-        (Figures((checkpoint,), of_class="cats"), "--of-class is 'cats', which 0 of the 12 videos"),
-        (Figures((tmp_path / "damaged.pt",), **SMALL), "damaged.pt: features are not finite: the weights are damaged"),
-    ):
-        with pytest.raises(UserError, match=re.escape(message)):
-            draw.figures(replace(settings, out=tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("ckpt", "typed", "message"),
     [
-        ("--clips 1", "--clips is 1; it must be 2 or more, or there is nothing that could lie apart"),
-        ("--videos 2", "--videos is 2; it must be 3 or more"),
-        ("--shown 1", "--shown is 1; it must be 2 or more, or every clip is of the same video"),
-        ("--perplexity 0.5", "--perplexity is 0.5; it must be 1 or more"),
-        ("--seed -1", "--seed is -1; it must be 0 or more"),
+        ("sound", "", "sound.pt was trained without pictures, so it has no features of them"),
+        ("trunk", "--kind embeddings", "is of no run of this program; say with --dataset"),
+        ("e trunk", "--kind embeddings", "trunk.pt holds a trunk alone, and embeddings"),
+        ("damaged", "--videos 8 --clips 3 --shown 4", "damaged.pt: features are not finite: the weights are damaged"),
+        ("e", "--split nowhere", "has no held-out videos (split 'nowhere')"),
+        ("e", "--label weather", "has no column 'weather'"),
+        ("e", "--clips 1000", "0 of the 12 videos of the split 'test' are long enough for 1000 clips"),
+        ("e", "--of-class cats", "--of-class is 'cats', which 0 of the 12 videos"),
+        ("e", "--clips 1", "--clips is 1; it must be 2 or more, or there is nothing that could lie apart"),
+        ("e", "--videos 2", "--videos is 2; it must be 3 or more"),
+        ("e", "--shown 1", "--shown is 1; it must be 2 or more, or every clip is of the same video"),
+        ("e", "--perplexity 0.5", "--perplexity is 0.5; it must be 1 or more"),
+        ("e", "--seed -1", "--seed is -1; it must be 0 or more"),
     ],
 )
-def test_mistakes_are_one_sentence(typed: str, message: str) -> None:
+def test_what_cannot_be_used_is_one_sentence(
+    checkpoint: Path, weights: Callable[[str], Path], tmp_path: Path, ckpt: str, typed: str, message: str
+) -> None:
+    paths = [str(checkpoint if name == "e" else weights(name)) for name in ckpt.split()]
     with pytest.raises(UserError, match=re.escape(message)):
-        settings_of(["figures", "--ckpt", "x.pt", *typed.split()], COMMANDS)
+        draw.figures(
+            settings_of(["figures", "--ckpt", *paths, "--out", str(tmp_path / "out"), *typed.split()], COMMANDS)
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_many_models_and_what_is_said_of_them(checkpoint: Path, tmp_path: Path) -> None:
