@@ -391,8 +391,8 @@ def _stop_after_two(whole: Path, half: Path) -> None:
     from gdt.pipeline.loader import Loader
     from gdt.pipeline.shards.index import Index, fingerprint
     from gdt.train.checkpoint import Data
+    from gdt.train.learner import Learner
     from gdt.train.settings import from_json
-    from gdt.train.trainer import Trainer
 
     half.mkdir()
     shutil.copy(whole / "settings.json", half)
@@ -402,7 +402,7 @@ def _stop_after_two(whole: Path, half: Path) -> None:
     settings = dataclasses.replace(from_json((whole / "settings.json").read_text()), out=half)
     index = Index.open(settings.shard_folder)
     tree = settings.tree(index)
-    trainer = Trainer(settings, tree, Data(fingerprint(index), index.statistics), torch.device("cpu"))
+    trainer = Learner(settings, tree, Data(fingerprint(index), index.statistics), torch.device("cpu"))
     with Loader(index, tree.plans(0, 2), settings.clip, torch.device("cpu"), settings.loading) as loader:
         for step, batch in enumerate(loader):
             trainer.step(step, batch)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # the command line, which reads the settings below, does not 
     from gdt.train.checkpoint import Trained
 
 _SIZES = {
-    "video": ("stem", "stem_middle", "widths", "depth", "slim"),
+    "video": ("backbone", "stem", "stem_middle", "widths", "depth", "slim"),
     "audio": ("audio_stem", "audio_widths"),
     "text": ("word_dimensions", "text_width"),
 }

@@ -34,10 +34,10 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
+from gdt.train.distributed import leave_without_teardown
 from gdt.train.models.gdt import GDT
 from gdt.train.norm import synchronised
 from gdt.train.pretrain import pretrain
-from gdt.train.run import leave_without_teardown
 from gdt.train.settings import METRICS, SIZES, Optimization
 
 DEVICE: Literal["cpu", "cuda"] = "cuda"

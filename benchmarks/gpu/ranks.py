@@ -21,9 +21,9 @@ from gdt.common.serialization import rebuilt, to_json
 from gdt.pipeline.groups import shared
 from gdt.pipeline.shards.index import Statistics
 from gdt.train.checkpoint import Data
+from gdt.train.distributed import leave_without_teardown
 from gdt.train.kernels import Kernels
-from gdt.train.run import leave_without_teardown
-from gdt.train.trainer import Trainer
+from gdt.train.learner import Learner
 
 TOLERANCE = 1e-3
 """Of a loss, relative; float32 without TF32, sums in another order."""
@@ -90,7 +90,7 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
                 precision="float32", steps=STEPS,
             )  # fmt: skip
             tree = tree_of(run)
-            trainer = Trainer(run, tree, data, device, rank, world, Kernels(torch.float32))
+            trainer = Learner(run, tree, data, device, rank, world, Kernels(torch.float32))
             found[norm] = []
             for step in range(STEPS):
                 plan = shared(tree.plan(step, 0), rank, world, norm_leaves)  # an epoch has one batch

@@ -65,7 +65,7 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     def made(index: Any, plans: Iterable[BatchPlan], clip: Any, device: torch.device, *others: Any) -> Ready:
         return Ready(run, plans, device)
 
-    with mock.patch("gdt.train.pretrain.Loader", made) if ready else nullcontext():
+    with mock.patch("gdt.train.trainer.Loader", made) if ready else nullcontext():
         path = pretrain(run)
     lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     path.unlink()

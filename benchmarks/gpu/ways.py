@@ -22,7 +22,7 @@ class Way:
     fused: bool = True
     """Whether the optimiser is one kernel."""
     recomputed: int = 0
-    """Parts of the video trunk whose activations are made again for the gradient; see R2Plus1D."""
+    """Parts of the video trunk whose activations are made again for the gradient; see Backbone."""
     side_stream: bool = False
     """Whether the sound network runs beside the video network."""
     one_forward: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pkgutil import resolve_name
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -13,9 +14,9 @@ from gdt.common.errors import UserError
 from gdt.pipeline.colour import Pixels
 from gdt.pipeline.leaves import MODALITIES
 from gdt.train.models.audio import AudioResNet
+from gdt.train.models.backbone import Backbone
 from gdt.train.models.dropout import Dropout
-from gdt.train.models.network import Network
-from gdt.train.models.r2plus1d import R2Plus1D
+from gdt.train.models.network import BACKBONES, Network
 from gdt.train.models.text import TextNetwork
 
 Base = TypeVar("Base", bound=nn.Module)
@@ -58,7 +59,7 @@ class Trunk(nn.Module, Generic[Base]):
         return features
 
 
-class VideoTrunk(Trunk[R2Plus1D]):
+class VideoTrunk(Trunk[Backbone]):
     """Takes clips as the loader makes them, or as floats [n, 3, frames, height, width]."""
 
     def forward(self, x: Pixels | Tensor) -> Tensor:
@@ -77,7 +78,7 @@ class GDT(nn.Module):
         self.network = n = network
         self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
-            video = R2Plus1D(n.stem, n.stem_middle, n.widths, n.depth, n.slim)
+            video: Backbone = resolve_name(BACKBONES[n.backbone])(n)
             self.video_network = VideoTrunk(video)
             self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
         if "audio" in modalities:
