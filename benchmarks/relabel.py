@@ -17,7 +17,7 @@ from benchmarks.common import machine, print_apart, scratch
 from benchmarks.planning import entries
 from gdt.common.errors import exit_with_message
 from gdt.pipeline.shards.index import Index, read_said, rewrite_index
-from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess import datasets
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.logmel import BANDS
@@ -53,8 +53,8 @@ def write_hollow(task: ShardTask, scratch: Path) -> None:
         files = scratch / f"{k}.jpeg", scratch / f"{k}.mel"
         files[0].write_bytes(b"\xff\xd8\xff\xd9")
         files[1].touch()
-        said = video.id, video.label, video.split, ",".join(video.folds)
-        records.append(VideoRecord(*said, 2, 2, 0.0, "", files[0], np.full(1, 4), files[1]))
+        said = {"id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds)}
+        records.append(VideoRecord({**said, "height": 2, "width": 2}, files[0], np.full(1, 4), files[1]))
     attributes = {
         "settings": json.dumps(dict(task.details)), "pixel_sums": np.ones((3, 3), int), "mel_sums": np.ones(3, int),
     }  # fmt: skip

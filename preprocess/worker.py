@@ -21,7 +21,7 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.common.files import is_full, open_regular
 from gdt.pipeline.shards.index import mel_sums
-from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
 from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums
 from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
@@ -195,17 +195,14 @@ def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -
         bank.touch()
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
-    words = video.words
-    if words is not None:  # those said after the picture has ended are of no use
-        spoken = [k for k in range(len(words.token)) if words.end[k] <= seconds]
-        words = Words(
-            [words.token[k] for k in spoken], [words.start[k] for k in spoken], [words.end[k] for k in spoken]
-        )
-    record = VideoRecord(
-        video.id, video.label, video.split, ",".join(video.folds), taken.height, taken.width, silence, note,
-        taken.jpeg, taken.sizes, bank, *(astuple(words) if words else ()),
-    )  # fmt: skip
-    return record, sums
+    words = video.words or Words([], [], [])
+    spoken = [k for k, end in enumerate(words.end) if end <= seconds]  # not what is said after the picture has ended
+    columns = {
+        "id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds),
+        "height": taken.height, "width": taken.width, "silence": silence, "note": note,
+    }  # fmt: skip
+    said = [[column[k] for k in spoken] for column in astuple(words)]
+    return VideoRecord(columns, taken.jpeg, taken.sizes, bank, said), sums
 
 
 def _write_bank(waveform: Waveform, path: Path) -> np.ndarray:

@@ -14,7 +14,8 @@ from PIL import Image
 
 from gdt.common.files import partial_of
 from gdt.pipeline.shards.index import mel_sums, write_index
-from gdt.pipeline.shards.layout import INDEX, VideoRecord, write_shard
+from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 
 FRAME_BYTES = 7000
 """Of a JPEG of 160 pixels shorter side, as preprocessing makes them of Kinetics; others in proportion to the area."""
@@ -80,7 +81,8 @@ def _video(number: int, frames: int, side: int, scratch: Path) -> tuple[VideoRec
     jpeg.write_bytes(b"".join(jpegs))
     bank.tofile(logmel)
     sizes = np.array(list(map(len, jpegs)))
-    record = VideoRecord(f"v{number:06}", "", "train", "", height, width, 0.0, "", jpeg, sizes, logmel)
+    columns = {"id": f"v{number:06}", "split": "train", "height": height, "width": width}
+    record = VideoRecord(columns, jpeg, sizes, logmel)
     return record, (pixels, mel_sums(bank))
 
 

@@ -7,13 +7,12 @@ import resource
 import threading
 import zlib
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import ROWS, WORDS, remake, words_checksum
+from gdt.pipeline.shards.layout import ROWS, SHARD, WORDS, remake, words_checksum
 from gdt.pipeline.shards.seal import Damaged, Seal, seal_of
 
 
@@ -52,11 +51,11 @@ class ShardReader:
         shard = self._shard(video)
         wanted = np.asarray(positions) - positions[0]
         first, run = int(self.index.frame_start[video] + positions[0]), int(wanted[-1]) + 1
-        offset = shard.read("frames/offset", first, run + 1, np.int64)
-        checksums = shard.read("frames/crc32", first, run, np.uint32)
+        offset = shard.read("frames/offset", first, run + 1)
+        checksums = shard.read("frames/crc32", first, run)
         if offset[0] < 0 or (np.diff(offset) < 0).any() or offset[-1] > shard.size("frames/jpeg"):
             raise self._damaged(video, shard, f"the offsets of frames {positions[0]} to {positions[0] + run}")
-        data = shard.read("frames/jpeg", int(offset[0]), int(offset[-1] - offset[0]), np.uint8)
+        data = shard.read("frames/jpeg", int(offset[0]), int(offset[-1] - offset[0]))
         bounds = offset - offset[0]
         frames = {}
         for k in dict.fromkeys(wanted.tolist()):
@@ -73,9 +72,9 @@ class ShardReader:
         first = int(self.index.mel_start[video]) + start
         # whole pieces, since they have one checksum each
         begin, end = first // ROWS, -(-(first + count) // ROWS)
-        checksums = shard.read("audio/crc32", begin, end - begin, np.uint32)
+        checksums = shard.read("audio/crc32", begin, end - begin)
         rows = min(end * ROWS, shard.size("audio/logmel") // (4 * bands)) - begin * ROWS
-        data = shard.read("audio/logmel", begin * ROWS * bands, rows * bands, np.float32).reshape(rows, bands)
+        data = shard.read("audio/logmel", begin * ROWS * bands, rows * bands).reshape(rows, bands)
         for k, expected in enumerate(checksums):
             if zlib.crc32(data[k * ROWS : (k + 1) * ROWS].data) != expected:
                 raise self._damaged(video, shard, f"the sound around {(start + k * ROWS) / 100:.0f} s")
@@ -88,9 +87,9 @@ class ShardReader:
         """
         shard = self._shard(video)
         first, count = int(self.index.text_start[video]), int(self.index.text_count[video])
-        token, begin, end = (shard.read(f"text/{name}", first, count, dtype) for name, dtype in WORDS.items())
+        token, begin, end = (shard.read(f"text/{name}", first, count) for name in WORDS)
         place = int(self.index.place[video])
-        if words_checksum(token, begin, end) != shard.read("text/crc32", place, 1, np.uint32)[0]:
+        if words_checksum(token, begin, end) != shard.read("text/crc32", place, 1)[0]:
             raise self._damaged(video, shard, "the words")
         # in the precision of the words' times, or one on the edge would be in or out by chance
         first = int(np.searchsorted(begin, np.float32(start)))
@@ -151,10 +150,10 @@ class _OpenShard:
         """Bytes of a dataset."""
         return self._spans[name][1]
 
-    def read(self, name: str, first: int, count: int, dtype: Any) -> np.ndarray:
+    def read(self, name: str, first: int, count: int) -> np.ndarray:
         """Values first..first+count-1 of a dataset: [count]."""
         begin, size = self._spans[name]
-        item = np.dtype(dtype).itemsize
+        item = _item(name)
         if first < 0 or count < 0 or (first + count) * item > size:
             raise UserError(
                 f"shard {self.path} has no values {first} to {first + count} of {name}, which the index promises; "
@@ -166,7 +165,7 @@ class _OpenShard:
             raise self._unreadable(error) from error
         if len(data) < count * item:
             raise UserError(f"shard {self.path} ends early; {remake(self.path.parent)}")
-        return np.frombuffer(data, dtype)
+        return np.frombuffer(data, SHARD[name].dtype)
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(
@@ -182,8 +181,13 @@ class _OpenShard:
 def _fits(seal: Seal, totals: list[int], bands: int) -> bool:
     """Whether the datasets of a shard are as long as the index promises."""
     frames, rows, words = totals
-    expected = {
-        "frames/offset": 8 * (frames + 1), "frames/crc32": 4 * frames, "audio/logmel": 4 * bands * rows,
-        "audio/crc32": 4 * -(-rows // ROWS), "text/token": 4 * words, "text/start": 4 * words, "text/end": 4 * words,
+    lengths = {
+        "frames/offset": frames + 1, "frames/crc32": frames, "audio/logmel": bands * rows,
+        "audio/crc32": -(-rows // ROWS), **{f"text/{name}": words for name in WORDS},
     }  # fmt: skip
-    return all(seal.spans[name][1] == size for name, size in expected.items())
+    return all(seal.spans[name][1] == _item(name) * length for name, length in lengths.items())
+
+
+def _item(name: str) -> int:
+    """Bytes of one value of a dataset."""
+    return np.dtype(SHARD[name].dtype).itemsize

@@ -168,7 +168,7 @@ def test_a_file_that_did_change_is_decoded_again_alone_in_its_shard(pets: Prepro
 
 
 @pytest.mark.parametrize(
-    "moment", ["pipeline.shards.index.create", "pipeline.shards.index.seal", "pipeline.shards.index.publish",
+    "moment", ["pipeline.shards.index.writing_sealed", "pipeline.shards.seal.seal", "common.files.os.fsync",
                "preprocess.stage.write_lines", "preprocess.stage.summarise", "preprocess.stage.Plan.pending"],
 )  # fmt: skip
 def test_a_relabelling_that_is_stopped_anywhere_is_mended_by_the_next_run(
