@@ -11,7 +11,7 @@ from gdt.studies.theorem.settings import Theorem
 
 COMMANDS = {
     "theorem": command.Command(Theorem, "gdt.studies.theorem.report:theorem"),
-    "figures": command.Command(Figures, "gdt.studies.figures.report:figures"),
+    "figures": command.Command(Figures, "gdt.studies.figures.draw:figures"),
 }
 
 

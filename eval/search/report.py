@@ -20,10 +20,11 @@ from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.eval.measures import Measure, difference
-from gdt.eval.results import RANDOM, layout
+from gdt.eval.record import RANDOM
 from gdt.eval.search.space import PLACE
 from gdt.eval.search.trial import Trainer
 from gdt.eval.settings.search import RECALL, Search
+from gdt.eval.tables import layout
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 
