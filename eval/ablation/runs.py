@@ -26,8 +26,8 @@ from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short
 from gdt.eval.results import RANDOM, Result, from_json, to_json
 from gdt.eval.results import to_csv as results_to_csv
+from gdt.eval.search.settings import RECALL
 from gdt.eval.settings.ablation import Ablation, is_written_out
-from gdt.eval.settings.search import RECALL
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.settings import SIZES, Pretrain
