@@ -6,7 +6,7 @@ import os
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TypeVar
@@ -100,3 +100,12 @@ def failed(what: str, log: Path, status: int) -> UserError:
     """What to raise where a command that was started has ended so: its last line, and where its log is."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return UserError(f"{what} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
+
+
+def options(settings: Mapping[str, object]) -> list[str]:
+    """What to type for settings, by their names; those that are None are left out."""
+    words = []
+    for name, value in settings.items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
+    return words
