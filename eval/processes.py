@@ -6,10 +6,10 @@ import os
 import queue
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -102,10 +102,10 @@ def failed(what: str, log: Path, status: int) -> UserError:
     return UserError(f"{what} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
 
 
-def options(settings: Mapping[str, object]) -> list[str]:
-    """What to type for settings, by their names; those that are None are left out."""
+def options(settings: Any, base: Any) -> list[str]:
+    """What to type so that a command with the settings `base` has these: the options whose values are others."""
     words = []
-    for name, value in settings.items():
-        if value is not None:
+    for name, value in vars(settings).items():
+        if value != getattr(base, name):
             words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
     return words

@@ -8,7 +8,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from gdt.eval.results import RANDOM, layout
 from gdt.eval.search.settings import Search
 from gdt.eval.search.space import PLACE
 from gdt.eval.search.trial import Trainer
+from gdt.eval.settings.ablation import Ablation
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 
@@ -152,13 +153,17 @@ def _said(settings: Search, found: Found, best: Tried) -> list[str]:
 
 def over_seeds(settings: Search, composition: str) -> list[str]:
     """Arguments of `gdt` that train and test a composition and the baseline with seeds that nobody has seen."""
-    names = ("dataset", "shards", "word2vec", "factors_from", "size", "clips_per_step", "norm_leaves", "steps", "clips")
-    given = {name: getattr(settings, name) for name in names} | {
-        "rows": (settings.baseline, composition), "seeds": tuple(settings.seed + more for more in (1, 2, 3)),
-        "labels": settings.measure, "factors": "no", "out": settings.folder / "seeds",
-        "gallery_per_class": settings.gallery_per_class if settings.label else None,
-    }  # fmt: skip
-    return ["eval", "ablation", *options(given)]
+    names = ["dataset", "shards", "factors_from", "size", "clips_per_step", "norm_leaves", "steps", "clips"]
+    if settings.label:
+        names.append("gallery_per_class")
+    shared: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    compared = Ablation(
+        **shared, rows=(settings.baseline, composition), seeds=tuple(settings.seed + more for more in (1, 2, 3)),
+        labels=(settings.measure,), factors="no", out=settings.folder / "seeds",
+    )  # fmt: skip
+    if any("text" in compared.composition(row).modalities for row in compared.rows):
+        compared = replace(compared, word2vec=settings.word2vec)
+    return ["eval", "ablation", *options(compared, Ablation())]
 
 
 def importances(found: Found) -> dict[str, float]:

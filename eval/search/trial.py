@@ -140,9 +140,7 @@ class Trainer:
 
     def _command(self, run: Pretrain, gpu: str) -> list[str]:
         size = self._space.settings.size
-        base = vars(SIZES[size][1])
-        given = {name: value for name, value in vars(run).items() if value != base[name]}
-        return ["pretrain", size, *options(given if gpu else given | {"threads": 1})]
+        return ["pretrain", size, *options(run, SIZES[size][1]), *([] if gpu else ["--threads", "1"])]
 
     def test(self, runs: list[Path]) -> list[Measure]:
         """Of the folders of finished runs, and last of the weights that the first began with, on the split test."""

@@ -135,6 +135,9 @@ def test_tables_and_plot_hold_every_trial(finished, tmp_path: Path) -> None:
     assert (asked.rows, asked.seeds, asked.steps, asked.shards) == (("e", best), (1, 2, 3), 40, made.shards)
     assert (asked.labels, asked.clips, asked.clips_per_step) == (("recall",), made.clips, 16)
     own = tmp_path / "own file.py"
+    own.write_text(
+        'from gdt.pipeline.transformations.time_reversal import TimeReversal\nclass Own(TimeReversal): name = "own"'
+    )
     other = replace(made, measure="colour", norm_leaves=4, size="paper")
     assert str(own) in over_seeds(replace(other, factors_from=own), best)
     labelled = settings_of(over_seeds(other, best)[1:])

@@ -20,6 +20,7 @@ from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.base import Draw, Source
 from gdt.pipeline.tree import sample
+from gdt.studies.command import COMMANDS
 from gdt.studies.theorem import exact, simulation
 from gdt.studies.theorem.contrasts import contrasts, counted
 from gdt.studies.theorem.population import LOSSES, Population, first_order, fixed, made_up
@@ -274,4 +275,4 @@ def test_mistakes_are_one_sentence(command: Run, typed: str, message: str) -> No
 
 
 def test_settings_are_options() -> None:
-    assert settings_of(["theorem", "--k-v", "3"]) == Theorem(k_v=(3,))
+    assert settings_of(["theorem", "--k-v", "3"], COMMANDS) == Theorem(k_v=(3,))
