@@ -32,7 +32,7 @@ from tqdm import tqdm
 from benchmarks.common import machine, scratch
 from benchmarks.forked import Fork
 from gdt.common.errors import exit_with_message
-from gdt.eval.results import layout
+from gdt.eval.tables import layout
 
 ROOT = str(Path(__file__).parents[1])
 _LIMIT = 120.0

@@ -41,7 +41,7 @@ COMMANDS = {
     "embed": Command(Embed, "gdt.eval.embed:embed"),
     "nearest": Command(Nearest, "gdt.eval.nearest:nearest"),
     "export": Command(Export, "gdt.eval.export:export"),
-    "factors": Command(Factors, "gdt.eval.factors.report:factors"),
+    "factors": Command(Factors, "gdt.eval.factors.evaluate:factors"),
     "report": Command(Report, "gdt.eval.page.page:report", "the page is {0}"),
     "show-batch": Command(ShowBatch, "gdt.eval.show_batch:show_batch", "the picture is {0}"),
     "show-tree": Command(ShowTree, "gdt.eval.show_tree:show_tree", "{0[0]}\n\nthe picture is {0[1]}"),

@@ -12,7 +12,7 @@ from gdt.studies.theorem.settings import Theorem
 
 COMMANDS = {
     "theorem": command.Command(Theorem, "gdt.studies.theorem.report:theorem"),
-    "figures": command.Command(Figures, "gdt.studies.figures.report:figures"),
+    "figures": command.Command(Figures, "gdt.studies.figures.draw:figures"),
     "predictions": command.Command(Predictions, "gdt.studies.predictions:predictions"),
     "grid": command.Command(Grid, "gdt.studies.grid:grid"),
 }

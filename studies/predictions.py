@@ -13,10 +13,11 @@ import numpy as np
 from scipy import stats
 
 from gdt.common.errors import UserError
-from gdt.eval import results as label_results
-from gdt.eval.factors import results as factor_results
+from gdt.eval import record
+from gdt.eval.factors.lines import EMBEDDING, factor_of, seen_in
+from gdt.eval.factors.promises import TOLD, TOLD_RANDOM
 from gdt.eval.measures import Measure, difference
-from gdt.eval.results import layout
+from gdt.eval.tables import layout
 from gdt.studies.settings import Predictions
 
 Verdict = Literal["held", "failed", "undecided"]
@@ -212,17 +213,16 @@ def read(folder: Path) -> Runs:
             raise UserError(f"there is no {path}; run make ablation of all rows with ARGS='--factors all' first")
     labels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     asked: dict[str, Measure] = {}
-    for result in label_results.from_json(paths[0].read_text(), str(paths[0])):
+    for result in record.read(paths[0]):
         if result.protocol == "retrieval" and result.preset in WITHIN + ACROSS:
-            label = result.evaluation.label or "action"
+            label = result.label or "action"
             asked[label] = result.measures["R@1"]
             labels.setdefault(label, {}).setdefault(result.preset, []).append((result.seed, asked[label].value))
     told: dict[str, dict[str, list[tuple[Measure, Measure]]]] = {}
-    for looked in factor_results.from_json(paths[1].read_text(), str(paths[1])):
-        for row in looked.rows:
-            if row.network == "video" and row.embedding is not None:
-                of = told.setdefault(row.factor, {}).setdefault(looked.preset, [])
-                of.append((row.embedding.told, row.embedding.told_random))
+    for looked in record.read(paths[1]):
+        factor, seen = factor_of(looked), seen_in(EMBEDDING, looked)
+        if factor.network == "video" and seen:
+            told.setdefault(factor.name, {}).setdefault(looked.preset, []).append((seen[TOLD], seen[TOLD_RANDOM]))
     by_seed = {
         label: {row: np.array([value for _, value in sorted(values)]) for row, values in of.items()}
         for label, of in labels.items()

@@ -12,14 +12,10 @@ import numpy as np
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
-from gdt.eval.results import RANDOM, Result, from_json, to_json
+from gdt.eval.record import RANDOM, Record, parsed
 from gdt.eval.settings.downstream import PROTOCOLS
 from gdt.eval.subjects import folder_name
-from gdt.pipeline.shards.layout import shard_folder
 from gdt.preprocess.summary import SUMMARY
-from gdt.studies.figures.results import NAME as FIGURES
-from gdt.studies.figures.results import Findings
-from gdt.studies.figures.results import from_json as figures
 from gdt.train import checkpoint, provenance
 from gdt.train.provenance import Start
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain
@@ -65,7 +61,7 @@ class Run:
 class Found:
     """A result and where its features are kept."""
 
-    result: Result
+    result: Record
     features: Path
     """Folder of the model in that of the evaluation."""
 
@@ -118,7 +114,7 @@ class Collected:
     runs: list[Run]
     evaluations: list[Evaluation]
     data: list[Data]
-    figures: list[tuple[Path, Findings]] = field(default_factory=list)
+    figures: list[tuple[Path, list[Record]]] = field(default_factory=list)
     """What `gdt study figures` found, and where."""
     unread: list[Unread] = field(default_factory=list)
 
@@ -135,23 +131,15 @@ def collect(folder: Path) -> Collected:
             f"{folder} holds no runs and no evaluations{broken}; make one with 'make pretrain', or set --runs to the "
             "folder of yours"
         )
-    for path in _files(folder, FIGURES):
-        if (drawn := _attempt(path, found.unread, lambda text, path=path: figures(text, str(path)))) is not None:  # type: ignore[misc]
+    for path in _files(folder, "figures.json"):
+        if (drawn := _attempt(path, found.unread, lambda text, path=path: parsed(text, str(path)))) is not None:  # type: ignore[misc]
             found.figures.append((path.parent, drawn))
     named = {(run.dataset, run.settings.shard_folder) for run in found.runs if run.settings}
-    named |= {(row.result.dataset, shards_of(row.result)) for e in found.evaluations for row in e.found}
+    named |= {(row.result.dataset, row.result.shards) for e in found.evaluations for row in e.found}
     for dataset, shards in sorted(named, key=str):
         counted = _attempt(shards / SUMMARY, found.unread, _counted) if (shards / SUMMARY).is_file() else None
         found.data.append(Data(dataset, shards, counted))
     return found
-
-
-def shards_of(result: Result) -> Path:
-    """The folder of the shards that a result is of."""
-    evaluation = result.evaluation
-    return shard_folder(
-        result.dataset, evaluation.shards or (None if evaluation.dataset else result.pretraining.shards)
-    )
 
 
 def _files(folder: Path, name: str) -> Iterable[Path]:
@@ -227,16 +215,16 @@ def _numbers(line: str) -> dict[str, float] | None:
 def _evaluations(root: Path, unread: list[Unread]) -> list[Evaluation]:
     """Folders of results, the outermost first; a result that lies in several files is of the first of them."""
     features: dict[str, Path] = {}
-    places: dict[Path, dict[str, Result]] = {}
+    places: dict[Path, dict[str, Record]] = {}
     tables = sorted(_files(root, "results.json"), key=lambda path: (len(path.parts), path))
     single = [path for name in PROTOCOLS for path in _files(root, f"{name}-*.json")]
     for path in [*tables, *single]:
-        rows = _attempt(path, unread, lambda text, path=path: from_json(text, str(path)))  # type: ignore[misc]
+        rows = _attempt(path, unread, lambda text, path=path: parsed(text, str(path)))  # type: ignore[misc]
         for row in rows or ():
             if not row.measures:
                 unread.append(Unread(str(path), f"a result of {row.model} in it has no measures"))
                 continue
-            key = to_json(row)
+            key = serialization.to_json(row)
             home = path.parent if path in tables else path.parent.parent
             if path not in tables:
                 features[key] = path.parent

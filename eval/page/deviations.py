@@ -9,19 +9,18 @@ from matplotlib.axes import Axes
 
 from gdt.eval.page.features import Plot
 from gdt.eval.page.svg import Key, svg
-from gdt.studies.figures.picture import DEVIATION, RELATIVE, histogram, marks
-from gdt.studies.figures.results import Findings, lines
+from gdt.eval.record import Record
+from gdt.studies.figures.pictures import TITLES, histogram, marks
+from gdt.studies.figures.table import lines
 
 
-def deviations(found: Findings, key: str) -> tuple[list[list[str]], list[Plot]]:
+def deviations(found: Sequence[Record], key: str) -> tuple[list[list[str]], list[Plot]]:
     """The table, and two plots: the paper's histogram, and what can be compared between models."""
-    models, of = found.models, marks(found.models)
+    of = marks(found)
     plots = []
-    for name, title, values in (
-        ("deviation", DEVIATION, [seen.deviation for seen in models]),
-        ("relative", RELATIVE, [seen.relative for seen in models]),
-    ):
-        said = f"{len(found.videos)} videos, {found.settings.clips} clips each; dotted: medians"
+    for name, title in TITLES.items():
+        values = [record.per_video[name] for record in found]
+        said = f"{found[0].queries} videos, {found[0].clips} clips each; dotted: medians"
         drawn = svg(f"{key}-{name}", f"{title}: {said}", partial(_draw, values=values, of=of, title=title))
         plots.append(Plot(title, drawn, said, of))
     return lines(found), plots

@@ -10,13 +10,14 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from gdt.common.errors import UserError
-from gdt.eval import features as stored_features
+from gdt.eval import extract
 from gdt.eval.page.collect import Found
 from gdt.eval.page.gallery import Pictures, Query, by_class, spread
 from gdt.eval.page.svg import MOST, Key, keys, svg
 from gdt.eval.planes import planes
 from gdt.eval.protocols import features_name, videos_of
 from gdt.eval.retrieval import nearest
+from gdt.eval.settings.downstream import Downstream
 from gdt.eval.settings.report import Report
 from gdt.eval.subjects import Fold, folds
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -65,15 +66,15 @@ def look(found: Found, index: Index, settings: Report, key: str) -> Looked:
     row = found.result
     if fingerprint(index) != row.data:
         raise UserError(f"{index.folder} holds other shards than those that {row.model} was evaluated on")
-    labelled = index.labelled(row.evaluation.label)
-    parts = folds(row.evaluation, labelled, row.query_split)
+    labelled = index.labelled(row.label)
+    parts = folds(row.settings_as(Downstream), labelled, row.query_split)
     fold = next((part for part in parts if part.number == row.fold), None)
     if fold is None or fold.digest != row.labels:
         raise UserError(f"labels or splits of {index.folder} have changed since {row.model} was evaluated")
     videos = videos_of(parts)
     device = "cpu" if row.how.get("precision") == "float32" else "cuda"
-    path = found.features / features_name(row.data, videos, row.evaluation.clips, device)
-    features = stored_features.read(path, videos)
+    path = found.features / features_name(row.data, videos, row.clips, device)
+    features = extract.read(path, videos)
     if features is None:
         raise UserError(f"{found.features} holds no features of the videos of this evaluation")
     queries, gallery = (features.maximum[features.places(part)] for part in (fold.queries, fold.gallery))

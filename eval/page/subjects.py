@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gdt.common.errors import UserError
-from gdt.eval.page.collect import Collected, Found, Run, shards_of
-from gdt.eval.results import RANDOM
+from gdt.eval.page.collect import Collected, Found, Run
+from gdt.eval.record import RANDOM
 from gdt.train.settings import Pretrain
 
 
@@ -35,7 +35,7 @@ class Subject:
     def shards(self) -> Path | None:
         """Of the data set that it was evaluated on, or learned from."""
         if self.found:
-            return shards_of(self.found[0].result)
+            return self.found[0].result.shards
         return self.settings.shard_folder if self.settings else None
 
     @property

@@ -1,4 +1,4 @@
-"""Results as tables of the page, and beside each number what could change it."""
+"""Records as tables of the page, and beside each number what could change it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.eval.ablation.tables import table_of
+from gdt.eval.ablation.compare import table_of
 from gdt.eval.page.collect import Data, Evaluation, Run
 from gdt.eval.page.curves import smooth
-from gdt.eval.reports import tables_of
-from gdt.eval.results import Result, Table, sentence
+from gdt.eval.record import Record, sentence
+from gdt.eval.tables import Table, tables_of
 
 Lines = list[list[str]]
 """Cells of a table, the heads first; the first of each line heads that line."""
@@ -24,7 +24,7 @@ _TRAINED = {"others": "other videos", "these": "these very videos", "unknown": "
 
 @dataclass(frozen=True)
 class Compared:
-    """Results that were got in the same way, side by side."""
+    """Records that were got in the same way, side by side."""
 
     lines: Lines
     said: list[str]
@@ -48,9 +48,9 @@ def compared(evaluation: Evaluation) -> list[Compared]:
     return made
 
 
-def _alike(results: Sequence[Result]) -> list[list[Result]]:
-    """Results that may stand in one table: of the same videos, labels and settings."""
-    groups: dict[tuple[Any, ...], list[Result]] = {}
+def _alike(results: Sequence[Record]) -> list[list[Record]]:
+    """Records that may stand in one table: of the same videos, labels and settings."""
+    groups: dict[tuple[Any, ...], list[Record]] = {}
     for result in results:
         groups.setdefault(_settings(result), []).append(result)
     found = []
@@ -65,11 +65,14 @@ def _alike(results: Sequence[Result]) -> list[list[Result]]:
     return found
 
 
-def _settings(result: Result) -> tuple[Any, ...]:
-    e = result.evaluation
-    learned = (e.train_samples, e.linear_c, e.recipe, e.size, e.epochs, e.rate, e.clips_per_epoch)
+def _settings(result: Record) -> tuple[Any, ...]:
+    e = result.settings
+    learned = tuple(
+        e[name] for name in ("train_samples", "linear_c", "recipe", "size", "epochs", "rate", "clips_per_epoch")
+    )
     return (
-        result.dataset, result.data, result.query_split, e.label, e.gallery_split, e.gallery_per_class, e.clips, e.seed,
+        result.dataset, result.data, result.query_split, result.label, e["gallery_split"], e["gallery_per_class"],
+        result.clips, e["seed"],
         result.how.get("precision"), learned if result.protocol in ("linear", "finetune") else (),
         result.protocol == "cross-modal",
     )  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shlex
 from collections import Counter
@@ -22,16 +20,18 @@ from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.eval.measures import Measure, difference
 from gdt.eval.processes import options
-from gdt.eval.results import RANDOM, layout
+from gdt.eval.record import RANDOM
 from gdt.eval.search.settings import Search
 from gdt.eval.search.space import PLACE
 from gdt.eval.search.trial import Trainer
 from gdt.eval.settings.ablation import Ablation
+from gdt.eval.tables import csv_of, layout
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 
 TEST = "test.json"
 DONE, STOPPED, DIVERGED = "done", "stopped early", "diverged"
+_NUMBERS = ["trial", "composition", "state", "steps", "percent", "low", "high", "chance", "queries", "run"]
 
 
 @dataclass(frozen=True)
@@ -62,14 +62,12 @@ class Tried:
         """With its 95 % interval, percent; empty where it was not measured."""
         return _with_interval(self.measure) if self.measure else ""
 
-    def row(self) -> dict[str, object]:
-        """For the table of numbers."""
+    @property
+    def row(self) -> list[object]:
+        """In the table of numbers."""
         m = self.measure
-        numbers = (m.value, *m.interval, m.chance, m.answers) if m else ("",) * 5
-        return {
-            "trial": self.number, "composition": self.composition, "state": self.state, "steps": self.steps,
-            **dict(zip(("percent", "low", "high", "chance", "queries"), numbers, strict=True)), "run": self.run,
-        }  # fmt: skip
+        numbers = [m.value, m.low, m.high, m.chance, m.answers] if m else [""] * 5
+        return [self.number, self.composition, self.state, self.steps, *numbers, self.run]
 
 
 class Found(NamedTuple):
@@ -97,7 +95,7 @@ def finish(settings: Search, found: Found, trainer: Trainer) -> str:
         name = f"{one.shown}  [{settings.baseline}]" if one == baseline else one.shown
         lines.append([str(place), name, one.value, str(one.steps), one.state])
     write_text(out / "trials.json", serialization.to_json(ranked, indent=2) + "\n")
-    write_text(out / "trials.csv", _csv([one.row() for one in ranked]))
+    write_text(out / "trials.csv", csv_of([_NUMBERS, *(one.row for one in ranked)]))
     important = importances(found)
     picture(found, important, what).savefig(out / "importance.png", dpi=150)
     tested = _tested(settings, ranked[0], baseline, what, trainer)
@@ -108,16 +106,7 @@ def finish(settings: Search, found: Found, trainer: Trainer) -> str:
 
 
 def _with_interval(measure: Measure) -> str:
-    low, high = measure.interval
-    return f"{measure.value:.1f} ({low:.1f}-{high:.1f})"
-
-
-def _csv(rows: list[dict[str, object]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return f"{measure.value:.1f} ({measure.low:.1f}-{measure.high:.1f})"
 
 
 def _said(settings: Search, found: Found, best: Tried) -> list[str]:

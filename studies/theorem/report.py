@@ -14,7 +14,7 @@ from scipy import stats
 
 from gdt.common import serialization
 from gdt.common.files import write_text
-from gdt.eval.results import layout
+from gdt.eval.tables import layout
 from gdt.pipeline import presets
 from gdt.studies.theorem import exact, simulation
 from gdt.studies.theorem.contrasts import Contrasts, counted

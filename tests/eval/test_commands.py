@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from gdt.eval.features import extract, stored
+from gdt.eval.extract import extract, stored
 from gdt.eval.settings.pictures import ShowBatch
 from gdt.eval.show_batch import draw, in_words, show_batch
 from gdt.pipeline import presets

@@ -16,6 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gdt.studies.figures.report import figures
+from gdt.studies.figures.results import from_json as figures_of
+from gdt.studies.figures.results import lines
 from playwright.sync_api import Browser, sync_playwright
 
 from gdt.common.errors import UserError
@@ -28,9 +31,6 @@ from gdt.eval.page.subjects import chosen, subjects
 from gdt.eval.settings.downstream import Downstream
 from gdt.eval.settings.report import Report
 from gdt.pipeline.shards.index import Index, read_said, rewrite_index
-from gdt.studies.figures.report import figures
-from gdt.studies.figures.results import from_json as figures_of
-from gdt.studies.figures.results import lines
 from gdt.studies.figures.settings import Figures
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
