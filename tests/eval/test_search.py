@@ -266,7 +266,7 @@ def test_videos_without_labels_are_searched_on_by_recall(command: Run, shards: P
     assert [row["state"] for row in found] == [DONE, DONE] and found[0]["measure"][2] == 6
     assert "the best is not to be told from chance" in done.stdout
     measures = json.loads((tmp_path / "out" / "test.json").read_text())["measures"]
-    assert [answers for *_, answers, _ in measures.values()] == [12] * len(measures)
+    assert [measure[2] for measure in measures.values()] == [12] * len(measures)
     assert re_done(command(*arguments).stdout) == re_done(done.stdout)
 
 
