@@ -11,12 +11,12 @@ from typing import Annotated, Any, NamedTuple, Union, get_type_hints
 import tyro
 
 from gdt.common.commandline import Options
+from gdt.eval.ablation.settings import Ablation
+from gdt.eval.factors.settings import Factors
 from gdt.eval.search.settings import Search
-from gdt.eval.settings.ablation import Ablation
 from gdt.eval.settings.downstream import Downstream
 from gdt.eval.settings.embed import Embed, Nearest
 from gdt.eval.settings.export import Export
-from gdt.eval.settings.factors import Factors
 from gdt.eval.settings.pictures import ShowBatch, ShowTree
 from gdt.eval.settings.report import Report
 from gdt.pipeline import notation, presets

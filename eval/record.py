@@ -139,10 +139,11 @@ def settings_of(settings: Any) -> dict[str, Any]:
 def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
     """The records in long form, a row for each of their numbers, with what decides it: for CSV and data frames."""
     for record in records:
-        own = {name: value for name, value in vars(record).items() if not isinstance(value, dict | tuple)}
+        own = {name: value for name, value in vars(record).items() if isinstance(value, str | int | Path)}
+        own |= {"factor": record.factor.name, "network": record.factor.network} if record.factor else {}
         for name, measure in record.measures.items():
             yield own | {
-                "measure": name, "percent": measure.value, "low": measure.low, "high": measure.high,
+                "measure": name, "value": measure.value, "low": measure.low, "high": measure.high,
                 "chance": measure.chance, "spread": measure.spread, "n": measure.answers,
                 "how": sentence(record.how), "commit": record.provenance.commit,
             }  # fmt: skip

@@ -18,11 +18,12 @@ from gdt.eval import record
 from gdt.eval.measures import Measure, difference
 from gdt.eval.paper import reported
 from gdt.eval.record import RANDOM, Record, sentence
-from gdt.eval.settings.downstream import Protocol
+from gdt.eval.settings.downstream import PROTOCOLS, Protocol
 from gdt.pipeline.leaves import MODALITIES
 
-_TABLES: tuple[tuple[Protocol, ...], ...] = (("cross-modal",), ("retrieval", "few-shot"), ("linear", "finetune"))
-"""Which protocols share a table."""
+_SHARED: tuple[tuple[Protocol, ...], ...] = (("retrieval", "few-shot"), ("linear", "finetune"))
+"""Protocols that share a table."""
+_TABLES = tuple(dict.fromkeys(next((some for some in _SHARED if each in some), (each,)) for each in PROTOCOLS))
 
 Lines = list[list[str]]
 """Cells of a table, the heads first; the first of each line heads that line."""
@@ -54,6 +55,14 @@ def to_latex(lines: Sequence[Sequence[str]]) -> str:
     return layout([[cell.replace("→", " to ") for cell in line] for line in lines], "latex_booktabs")
 
 
+def write_tables(out: Path, text: str, tables: Sequence[Sequence[Sequence[str]]] = ()) -> None:
+    """Write what is said with its tables to a folder, as text, and the tables as LaTeX."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / "table.txt", text + "\n")
+    if tables:
+        write_text(out / "table.tex", "\n\n".join(map(to_latex, tables)) + "\n")
+
+
 def csv_of(lines: Iterable[Sequence[object]]) -> str:
     """Lines of cells as CSV; numbers that are no counts with four digits."""
     text = io.StringIO()
@@ -69,7 +78,8 @@ _COLUMNS = ("model", "weights", "preset", "seed", "step", "dataset", "fold", "pr
 
 def to_csv(records: Iterable[Record]) -> str:
     """One line per number: what it is of, value, 95 % interval, chance and counts."""
-    return csv_of([_COLUMNS, *([row[name] for name in _COLUMNS] for row in record.rows(records))])
+    rows = (row | {"percent": row["value"]} for row in record.rows(records))
+    return csv_of([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])
 
 
 def columns(groups: Groups) -> list[str]:
@@ -147,9 +157,7 @@ def report(labels: Sequence[Iterable[Record]], out: Path) -> str:
     ordered = [_in_order(found) for found in labels]
     tables = [table for found in ordered for table in tables_of(found)]
     text = "\n\n".join(map(str, tables))
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / "table.txt", text + "\n")
-    write_text(out / "table.tex", "\n\n".join(to_latex(table.lines) for table in tables) + "\n")
+    write_tables(out, text, [table.lines for table in tables])
     every = [found for records in ordered for found in records]
     write_text(out / "results.csv", to_csv(every))
     record.write(out / "results.json", every)

@@ -10,7 +10,7 @@ from gdt.eval import record
 from gdt.eval.measures import difference, over_seeds
 from gdt.eval.paper import TABLE_1, TABLE_2
 from gdt.eval.record import RANDOM, Record, sentence
-from gdt.eval.tables import Groups, Lines, Table, cell, compared, csv_of, layout, lines_of, measured, span, to_latex
+from gdt.eval.tables import Groups, Lines, Table, cell, compared, csv_of, layout, lines_of, measured, span
 from gdt.pipeline import presets
 
 _MANY = 20
@@ -45,7 +45,7 @@ class Compared(NamedTuple):
     """All of it."""
 
     text: str
-    latex: str
+    tables: list[Lines]
     differences: list[Difference]
 
     def to_csv(self) -> str:
@@ -65,7 +65,7 @@ def compared_rows(records: Sequence[Record], labels: Sequence[str]) -> Compared:
     if own := [each for each in differences if each.label == labels[0]]:
         parts.append((_matrix(own), [_matrix_said(own)]))
     text = "\n\n".join("\n".join([layout(lines), "", *said]) for lines, said in parts)
-    return Compared(text, "\n\n".join(to_latex(lines) for lines, _ in parts), differences)
+    return Compared(text, [lines for lines, _ in parts], differences)
 
 
 def table_of(records: Sequence[Record]) -> Table:

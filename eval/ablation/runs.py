@@ -19,18 +19,18 @@ from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.ablation.compare import compared_rows, label, with_earlier
+from gdt.eval.ablation.settings import Ablation, is_written_out
 from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.lines import factor_of, name_of, over_seeds
+from gdt.eval.factors.settings import Factors
 from gdt.eval.plots import bars, matrix
 from gdt.eval.processes import options, places, run_alone, side_by_side
 from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
-from gdt.eval.settings.ablation import Ablation, is_written_out
 from gdt.eval.settings.downstream import Downstream, Protocol
-from gdt.eval.settings.factors import Factors
-from gdt.eval.tables import to_csv
+from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.settings import SIZES, Pretrain
@@ -189,13 +189,13 @@ def _done(run: Run, data: str) -> list[list[str]]:
 
 def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[Protocol, ...], out: Path) -> str:
     records = [found for run in runs for found in run.found(protocols)]
-    parts, files = [], []
+    parts, files, tables = [], [], []
     if records:
         records, others = with_earlier(records, out / "results.json")
         record.write(out / "results.json", records + others)
         write_text(out / "results.csv", to_csv(records))
         compared = compared_rows(records, labels)
-        write_text(out / "table.tex", compared.latex + "\n")
+        tables = compared.tables
         write_text(out / "differences.csv", compared.to_csv())
         bars(records).savefig(out / "table.png", dpi=150)
         parts.append(compared.text)
@@ -207,7 +207,7 @@ def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[Proto
         parts.append(_factors_said(known))
         files.append("what features know of each factor, factors.png and factors.json")
     text = "\n\n".join(parts)
-    write_text(out / "table.txt", text + "\n")
+    write_tables(out, text, tables)
     return f"\n{text}\n\n{'; '.join(files)}: {out}/"
 
 

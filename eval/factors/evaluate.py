@@ -12,7 +12,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, memory_told
-from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.extract import outputs
 from gdt.eval.factors.lines import (
@@ -38,12 +37,12 @@ from gdt.eval.factors.promises import (
     kept,
     promises,
 )  # fmt: skip
+from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.plots import matrix
 from gdt.eval.record import Factor, Record
-from gdt.eval.settings.factors import Factors
 from gdt.eval.subjects import Data, checkpoints, held_out
-from gdt.eval.tables import to_latex
+from gdt.eval.tables import write_tables
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
@@ -69,12 +68,10 @@ def factors(settings: Factors) -> str:
     with memory_told("set --videos lower"):
         found = evaluated(settings)
     out = settings.out or Path("runs") / f"factors-{found[0].dataset}"
-    out.mkdir(parents=True, exist_ok=True)
     models = by_model(found).values()
     text = "\n\n".join("\n".join(told_of(rows)) for rows in models)
     every = [lines for rows in models for lines in (embedding_lines(rows), trunk_lines(rows)) if len(lines) > 1]
-    write_text(out / "table.txt", text + "\n")
-    write_text(out / "table.tex", "\n\n".join(map(to_latex, every)) + "\n")
+    write_tables(out, text, every)
     record.write(out / NAME, found)
     matrix(found).savefig(out / "factors.png", dpi=150)
     return f"\n{text}\n\ntables (txt, tex), numbers (json) and picture: {out}/"

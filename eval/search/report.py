@@ -18,13 +18,13 @@ from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
+from gdt.eval.ablation.settings import Ablation
 from gdt.eval.measures import Measure, difference
 from gdt.eval.processes import options
 from gdt.eval.record import RANDOM
 from gdt.eval.search.settings import Search
 from gdt.eval.search.space import PLACE
 from gdt.eval.search.trial import Trainer
-from gdt.eval.settings.ablation import Ablation
 from gdt.eval.tables import csv_of, layout
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance

@@ -17,13 +17,13 @@ from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
 from gdt.eval.ablation.compare import compared_rows
 from gdt.eval.ablation.runs import ablation, telling
+from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.lines import factor_of
 from gdt.eval.factors.lines import over_seeds as factors_over_seeds
 from gdt.eval.measures import Measure, over_seeds
 from gdt.eval.record import RANDOM, read
-from gdt.eval.settings.ablation import Ablation
 from gdt.pipeline.shards.index import Index
 from gdt.train import command as training
 from gdt.train.pretrain import pretrain

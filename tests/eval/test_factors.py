@@ -28,11 +28,11 @@ from gdt.eval.factors.promises import (
     kept,
     promises,
 )
+from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.measures import Measure, clustered, difference
 from gdt.eval.plots import matrix
 from gdt.eval.record import Record, read
-from gdt.eval.settings.factors import Factors
 from gdt.pipeline import presets
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, parse
@@ -72,7 +72,7 @@ def made_up(n: int, s: int, k: int, strength: float, noise: float = 0.05, seed: 
 
 
 @pytest.mark.parametrize("k", [2, 4])
-def test_what_holds_a_factor_tells_it_and_moves_as_far_as_it_was_made_to_and_what_does_not_does_neither(k: int) -> None:
+def test_what_holds_a_factor_tells_it_and_moves_as_far_as_it_was_made_to(k: int) -> None:
     for strength in (0.5, 1.0):
         found = made_up(40, 3, k, strength)
         measure = told(found, *PROBE)
@@ -81,10 +81,6 @@ def test_what_holds_a_factor_tells_it_and_moves_as_far_as_it_was_made_to_and_wha
         exact = moved(distances(made_up(40, 3, k, strength, noise=0.0)))
         assert exact.value == pytest.approx(strength) and exact.high - exact.low < 1e-6
         assert moved(distances(found)).value == pytest.approx(strength, rel=0.2)
-    nothing = made_up(40, 3, k, strength=0.0)
-    assert bounded(moved(distances(nothing))) == (pytest.approx(0), 0, pytest.approx(0))
-    measure = told(nothing, *PROBE)
-    assert measure.low < 100 / k < measure.high
 
 
 def test_of_several_factors_each_is_told_by_itself() -> None:
@@ -102,15 +98,6 @@ def test_of_several_factors_each_is_told_by_itself() -> None:
             at_chance = measure.low <= measure.chance <= measure.high
             assert measure.low > 80 if holds[number] else at_chance, (holds, number)
             assert (ratio.low > 0.3) if holds[number] else (ratio.high < 1e-6), (holds, number)
-
-
-def test_shuffled_values_are_chance() -> None:
-    found = made_up(40, 3, 4, strength=1.0)
-    shuffled = np.random.default_rng(1).permuted(found, axis=2)  # every number on its own: no value is left
-    places = np.argsort(np.random.default_rng(1).random((40, 3, 4)), 2)
-    for values in (shuffled, np.take_along_axis(found, places[..., None], 2)):
-        measure = told(values, *PROBE)
-        assert measure.low < 25 < measure.high
 
 
 def test_intervals_of_noise_hold_chance_as_often_as_they_say() -> None:
@@ -415,17 +402,22 @@ def test_tables_numbers_and_a_picture(evaluated: tuple[str, list[Record], Path])
     assert Image.open(out / "factors.png").width > 600
 
 
-def test_a_data_set_without_sound_and_labels(synthetic: Path, checkpoint: Path, tmp_path: Path) -> None:
-    source = tmp_path / "videos"
-    source.mkdir()
-    for number, path in enumerate(sorted((synthetic / "train").rglob("*.mp4"))[:8]):
-        (source / "test").mkdir(exist_ok=True)
-        mute = ["ffmpeg", "-v", "error", "-i", path, "-an", "-c:v", "copy", source / "test" / f"{number}.mp4"]
+def muted(videos: Path, folder: Path, count: int) -> Path:
+    """Shards of some generated videos without their sound and their labels, all of the split test."""
+    source = folder / "videos" / "test"
+    source.mkdir(parents=True)
+    for number, path in enumerate(sorted((videos / "train").rglob("*.mp4"))[:count]):
+        mute = ["ffmpeg", "-v", "error", "-i", path, "-an", "-c:v", "copy", source / f"{number}.mp4"]
         subprocess.run(mute, check=True)
-    preprocess(Preprocess("folder", source, tmp_path / "shards", workers=1))
-    index = Index.open(tmp_path / "shards")
+    preprocess(Preprocess("folder", source.parent, folder / "shards", workers=1))
+    index = Index.open(folder / "shards")
     assert not index.mel_count.any() and set(index.label) == {""}
-    text, found = told_by(Factors((checkpoint,), "mine", tmp_path / "shards", out=tmp_path / "out", **SMALL))
+    return folder / "shards"
+
+
+def test_a_data_set_without_sound_and_labels(synthetic: Path, checkpoint: Path, tmp_path: Path) -> None:
+    shards = muted(synthetic, tmp_path, 8)
+    text, found = told_by(Factors((checkpoint,), "mine", shards, out=tmp_path / "out", **SMALL))
     assert {row.factor.network for row in found} == {"video"} and len(found) == 7
     assert text.count("the videos have no sound, so that nothing is said of sound and of modality") == 1
     assert (found[0].query_split, found[0].trained_on) == ("test", "unknown")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,13 +15,11 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.eval.command import settings_of
-from gdt.eval.measures import Measure, median
+from gdt.eval.measures import median
 from gdt.eval.page.deviations import deviations as on_the_page
 from gdt.eval.planes import planes
 from gdt.eval.record import Record, read
 from gdt.pipeline.shards.index import Index
-from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.stage import run as preprocess
 from gdt.studies.command import COMMANDS
 from gdt.studies.figures import draw, pictures
 from gdt.studies.figures.settings import Figures
@@ -32,6 +29,7 @@ from gdt.studies.figures.videos import chosen
 from gdt.train.checkpoint import load_model
 from gdt.train.settings import SIZES, to_json
 from tests.conftest import Run
+from tests.eval.test_factors import bounded, muted
 
 CLIP = SIZES["tiny"][1].clip
 SMALL = {"videos": 8, "clips": 3, "shown": 4}
@@ -44,10 +42,6 @@ SMALL = {"videos": 8, "clips": 3, "shown": 4}
 
 def unit(x: np.ndarray) -> np.ndarray:
     return x / np.linalg.norm(x, axis=-1, keepdims=True)
-
-
-def bounded(found: Measure) -> tuple[float, float, float]:
-    return found.value, *found.interval
 
 
 def test_clips_that_are_the_same_do_not_deviate() -> None:
@@ -247,13 +241,8 @@ def test_as_a_user_types_it(command: Run, checkpoint: Path, weights: Callable[[s
 
 
 def test_a_data_set_without_sound_and_labels(synthetic: Path, weights: Callable[[str], Path], tmp_path: Path) -> None:
-    source = tmp_path / "videos" / "test"
-    source.mkdir(parents=True)
-    for number, path in enumerate(sorted((synthetic / "train").rglob("*.mp4"))[:5]):
-        mute = ["ffmpeg", "-v", "error", "-i", path, "-an", "-c:v", "copy", source / f"{number}.mp4"]
-        subprocess.run(mute, check=True)
-    preprocess(Preprocess("folder", source.parent, tmp_path / "shards", workers=1))
-    settings = Figures((weights("trunk"),), dataset="mine", shards=tmp_path / "shards", random=False, **SMALL)
+    shards = muted(synthetic, tmp_path, 5)
+    settings = Figures((weights("trunk"),), dataset="mine", shards=shards, random=False, **SMALL)
     text, found = drawn_by(replace(settings, out=tmp_path / "out"))
     assert [record.model for record in found] == ["trunk"] and "minus random" not in found[0].measures
     assert "nearest: 4 videos drawn from all, as the videos have no labels; how often" in text
