@@ -110,11 +110,11 @@ def _evaluation(settings: Downstream, extracted: Extracted) -> Evaluation:
     words = WordVectors.of(data.index, settings.word2vec) if settings.word2vec else None
     out = settings.out or Path("runs") / f"eval-{data.dataset}"
     by = Protocols(settings, data.index, data.fingerprint, parts, data.split, device, out, words, extracted)
-    pairs = [held_out(data.index, data.split)] if "cross-modal" in protocols else []
+    unlabelled = [held_out(data.index, data.split)] if set(protocols) - set(LABELLED) else []
     named = [
         (protocol, fold, _name(by, protocol, fold))
         for protocol in protocols
-        for fold in (pairs if protocol == "cross-modal" else parts)
+        for fold in (parts if protocol in LABELLED else unlabelled)
     ]
     return Evaluation(data, compared, named, by, Provenance.of(device))
 

@@ -47,6 +47,12 @@ class Model:
     def folder(self) -> str:
         return folder_name(self.name, self.digest)
 
+    def unnormalised(self, index: Index) -> tuple[str, ...]:
+        """What is to be said where it has no statistics of its own, and takes those of the shards."""
+        if self.trained.statistics is not None:
+            return ()
+        return (f"{self.path} does not say how its inputs were normalised; those of {index.folder} are, instead",)
+
     def trained_on(self, data: str, split: str) -> TrainedOn:
         """Whether it has learned, without labels, from a split of the shards with a fingerprint."""
         if self.random:
@@ -144,9 +150,10 @@ def models(settings: Downstream, first: Trained, index: Index) -> Iterator[Model
         trained = first if path == settings.ckpt[0] else load_model(path)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}")
-        if trained.statistics is None:
-            print(f"{path} does not say how its inputs were normalised; those of {index.folder} are, instead")
-        yield Model(name_of(path), path, trained, False)
+        model = Model(name_of(path), path, trained, False)
+        for note in model.unnormalised(index):
+            print(note)
+        yield model
 
 
 def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:

@@ -18,11 +18,12 @@ from gdt.eval import record
 from gdt.eval.measures import Measure, difference
 from gdt.eval.paper import reported
 from gdt.eval.record import RANDOM, Record, sentence
-from gdt.eval.settings.downstream import Protocol
+from gdt.eval.settings.downstream import PROTOCOLS, Protocol
 from gdt.pipeline.leaves import MODALITIES
 
-_TABLES: tuple[tuple[Protocol, ...], ...] = (("cross-modal",), ("retrieval", "few-shot"), ("linear", "finetune"))
-"""Which protocols share a table."""
+_SHARED: tuple[tuple[Protocol, ...], ...] = (("retrieval", "few-shot"), ("linear", "finetune"))
+"""Protocols that share a table."""
+_TABLES = tuple(dict.fromkeys(next((some for some in _SHARED if each in some), (each,)) for each in PROTOCOLS))
 
 Lines = list[list[str]]
 """Cells of a table, the heads first; the first of each line heads that line."""

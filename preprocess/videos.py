@@ -16,7 +16,8 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import dump_row
-from gdt.pipeline.shards.index import LABELS, Said, column_dataset
+from gdt.pipeline.shards.index import Said, column_dataset
+from gdt.pipeline.shards.layout import LABELS
 from gdt.preprocess.datasets.listing import Missing, Video, Words, key_of, size_of
 from gdt.preprocess.scratch import database
 

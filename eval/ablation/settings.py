@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gdt.common.errors import UserError, require_positive
-from gdt.eval.settings.search import RECALL
+from gdt.eval.search.settings import RECALL
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 

@@ -135,9 +135,3 @@ class Downstream:
     def asks_labels(self) -> bool:
         """Whether a setting says that protocols with labels are meant."""
         return bool(self.label or self.folds or self.gallery_per_class or self.gallery_split != "train")
-
-
-def require_places(side_by_side: int) -> None:
-    """Raise UserError where --side-by-side is below 0."""
-    if side_by_side < 0:
-        raise UserError(f"--side-by-side is {side_by_side}; it must be 0 or more")

@@ -88,15 +88,13 @@ def write_index(
 
 def rewrite_index(folder: Path, said: Said) -> None:
     """Let the index that is there say this of its videos, in the order of its ids; the shards are not looked at."""
-    with open_sealed(folder / INDEX) as file:
-        datasets, attributes = {name: file[name][:] for name in dataset_names(file)}, dict(file.attrs)
-    _write(folder, *with_said(datasets, attributes, said))
+    _write(folder, *with_said(*contents(folder), said))
 
 
 def read_said(folder: Path) -> tuple[np.ndarray, Said]:
     """Ids of the videos in an index (bytes, [n_videos]), and what it says of them. Raises Damaged or OSError."""
-    with open_sealed(folder / INDEX) as file:
-        return file["video/id"][:], {name: file[name][:] for name in filter(is_said, dataset_names(file))}
+    datasets, _ = contents(folder)
+    return datasets["video/id"], {name: datasets[name] for name in filter(is_said, datasets)}
 
 
 def _write(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> None:
@@ -109,11 +107,17 @@ def _write(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping
         file.attrs.update(sorted(attributes.items()))
 
 
-def dataset_names(file: h5py.File) -> list[str]:
-    """The names of all datasets of a file."""
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    return names
+def contents(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Datasets, text as bytes, and attributes of the index of a folder. Raises Damaged, OtherSchema or OSError."""
+    datasets: dict[str, np.ndarray] = {}
+
+    def read(name: str, item: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(item, h5py.Dataset):
+            datasets[name] = item[:]
+
+    with open_sealed(folder / INDEX) as file:
+        file.visititems(read)
+        return datasets, dict(file.attrs)
 
 
 def is_said(dataset: str) -> bool:
@@ -232,8 +236,7 @@ class Index(VideoTable):
         if not path.is_file():
             raise UserError(_no_index(folder))
         try:
-            with open_sealed(path) as file:
-                index = _read_index(folder, file)
+            index = _index(folder, *contents(folder))
         except OtherSchema as error:
             raise UserError(
                 f"{path} cannot be used: {error}; make the shards anew with 'make preprocess' into another folder, or "
@@ -271,6 +274,10 @@ class Index(VideoTable):
                 f"({int(wrong.sum())} videos in all); delete {INDEX} and run the same 'make preprocess' command again, "
                 "which keeps finished shards"
             )
+
+    def shard_path(self, video: int) -> Path:
+        """The shard that holds a video."""
+        return self.folder / self.shard_names[self.shard[video]]
 
     def fold(self, number: int) -> Index:
         """The same videos with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
@@ -333,25 +340,28 @@ def _no_index(folder: Path) -> str:
     return f"there are no shards in {folder} (no {INDEX}){there}; make them with '{making(folder)}'"
 
 
-def _read_index(folder: Path, file: h5py.File) -> Index:
+def _index(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Index:
     decoded = lru_cache(1 << 12)(bytes.decode)  # equal labels of millions of videos are one string
 
+    def below(group: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(group): column(name) for name in datasets if name.startswith(group)}
+
     def column(name: str) -> np.ndarray:
-        values = file[name][:]
+        values = datasets[name]
         if values.dtype == object:
             return np.asarray([decoded(value) for value in values], dtype=object)
         return values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values
 
-    settings, sums = json.loads(file.attrs["settings"]), json.loads(file.attrs["sums"])
+    settings, sums = json.loads(attributes["settings"]), json.loads(attributes["sums"])
     return Index(
         folder=folder,
-        **{name: column(f"video/{name}") for name in file["video"]},
+        **below("video/"),
         **{f"shard_{name}": column(f"shard/{name}") for name in ("bytes", "seal", "totals")},
-        classes=list(column("classes")),
         shard_names=list(column("shard/name")),
+        classes=list(column("classes")),
         fps=settings["fps"],
         bands=settings["bands"],
         statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
         settings=settings,
-        columns={unquote(name): column(_COLUMN + name) for name in file.get(_COLUMN, ())},
+        columns={unquote(name): values for name, values in below(_COLUMN).items()},
     )

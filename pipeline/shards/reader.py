@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 import zlib
-from collections import OrderedDict
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -28,7 +27,7 @@ class DamagedVideo(UserError):
 class ShardReader:
     """Random access to the frames and log-mel rows of an index, safe to share between threads.
 
-    Files are opened when first read, in the process that reads them, and the least recently used are closed. Reading
+    Files are opened when first read, and the least recently used are closed. Reading
     raises DamagedVideo where bytes are not those that were written, and UserError where a shard cannot be read.
     """
 
@@ -38,17 +37,15 @@ class ShardReader:
         wanted = open_files + 512
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-        self._limit = max(1, min(open_files, allowed - 512))
-        self._lock = threading.Lock()
-        self._files: OrderedDict[int, _OpenShard] = OrderedDict()
-        self._pid = os.getpid()
+        # pread has no place in the file that threads or forks would share, and whoever reads keeps a file open
+        self._opened = lru_cache(max(1, min(open_files, allowed - 512)))(partial(_OpenShard, index))
 
     def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
         """JPEG bytes of some frames of a video, given by their places in it, int64 [n] ascending: n uint8 arrays, the
         same one where a place is there again.
         """
         self._require_inside(video, "frames", positions[0], positions[-1], self.index.frame_count)
-        shard = self._shard(video)
+        shard = self._opened(int(self.index.shard[video]))
         wanted = np.asarray(positions) - positions[0]
         first, run = int(self.index.frame_start[video] + positions[0]), int(wanted[-1]) + 1
         offset = shard.read("frames/offset", first, run + 1)
@@ -67,7 +64,7 @@ class ShardReader:
     def logmel(self, video: int, start: int, count: int) -> np.ndarray:
         """Log-mel rows of a video from row `start`: float32 [count, bands]."""
         self._require_inside(video, "log-mel frames", start, start + count - 1, self.index.mel_count)
-        shard = self._shard(video)
+        shard = self._opened(int(self.index.shard[video]))
         bands = self.index.bands
         first = int(self.index.mel_start[video]) + start
         # whole pieces, since they have one checksum each
@@ -85,7 +82,7 @@ class ShardReader:
 
         A word counts if it begins and ends within that time.
         """
-        shard = self._shard(video)
+        shard = self._opened(int(self.index.shard[video]))
         first, count = int(self.index.text_start[video]), int(self.index.text_count[video])
         token, begin, end = (shard.read(f"text/{name}", first, count) for name in WORDS)
         place = int(self.index.place[video])
@@ -110,21 +107,6 @@ class ShardReader:
             f"shard {shard.path} is damaged: {what} of '{self.index.id[video]}' is not what was written; "
             + remake(self.index.folder),
         )
-
-    def _shard(self, video: int) -> _OpenShard:
-        number = int(self.index.shard[video])
-        with self._lock:
-            if self._pid != os.getpid():  # a fork must not share file handles with its parent
-                self._files, self._pid = OrderedDict(), os.getpid()
-            if number in self._files:
-                self._files.move_to_end(number)
-                return self._files[number]
-        opened = _OpenShard(self.index, number)  # slow on remote disks: not in the lock
-        with self._lock:
-            self._files[number] = opened
-            if len(self._files) > self._limit:
-                self._files.popitem(last=False)
-        return opened
 
 
 class _OpenShard:

@@ -23,6 +23,7 @@ from gdt.eval.retrieval import unit
 from gdt.eval.subjects import Data, Model, checkpoints
 from gdt.eval.tables import write_tables
 from gdt.pipeline.clips import uniform_plans
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import centred
@@ -89,23 +90,16 @@ def drawn(settings: Figures) -> tuple[list[Record], list[Planes]]:
         models.append(model)
     clips = [model.trained.settings.clip for model in models]
     videos = chosen(index, data.split, clips, settings)
+    how = _how(settings, index, videos, clips)
     device = any_device()
     provenance = Provenance.of(device)
     measured = _measured(models, index, videos, settings, device)
-    lasts = max((clip.frames - 1) * clip.stride + 1 for clip in clips) / index.fps
-    partly = ", so that neighbours show partly the same" if videos.apart < lasts else ""
-    how = {
-        KIND: "features of the trunk" if settings.kind == "features" else "embeddings",
-        ON_PLANES: videos.on_planes(index), "shown": ", ".join(map(str, index.id[videos.shown])),
-        IN_TIME: f"last {lasts:.2g} s and start {videos.apart:.2g} s after one another (median over videos){partly}",
-        **({LEFT_OUT: str(videos.too_short)} if videos.too_short else {}),
-    }  # fmt: skip
     found = []
     for model, each in zip(models, measured, strict=True):
         numbers = {DEVIATION: median(each.deviation), RATIO: ratio(each.apart), NEAREST: each.nearest}
-        if models[0].random and model is not models[0] and _alike(model, models[0]):
+        alike = model.trained.model.network == models[0].trained.model.network
+        if models[0].random and model is not models[0] and alike:
             numbers[MORE] = ratio(each.apart, measured[0].apart)
-        unknown = f"{model.path} does not say how its inputs were normalised; those of {index.folder} are, instead"
         found.append(
             model.record(
                 data, settings, protocol="figures", label=settings.label, queries=len(videos.spread),
@@ -114,10 +108,23 @@ def drawn(settings: Figures) -> tuple[list[Record], list[Planes]]:
                 per_video={
                     DEVIATION: tuple(each.deviation.tolist()), RELATIVE: tuple(each.apart.relative.tolist()),
                 },
-                notes=(unknown,) if model.trained.statistics is None else (),
+                notes=model.unnormalised(index),
             )
         )  # fmt: skip
     return found, [each.planes for each in measured]
+
+
+def _how(settings: Figures, index: Index, videos: Chosen, clips: Sequence[Clip]) -> dict[str, str]:
+    """What a reader needs to trust the numbers, in words."""
+    lasts = max((clip.frames - 1) * clip.stride + 1 for clip in clips) / index.fps
+    partly = ", so that neighbours show partly the same" if videos.apart < lasts else ""
+    left_out = {LEFT_OUT: str(videos.too_short)} if videos.too_short else {}
+    return {
+        KIND: "features of the trunk" if settings.kind == "features" else "embeddings",
+        ON_PLANES: videos.on_planes(index),
+        "shown": ", ".join(map(str, index.id[videos.shown])),
+        IN_TIME: f"last {lasts:.2g} s and start {videos.apart:.2g} s after one another (median over videos){partly}",
+    } | left_out
 
 
 def _require_pictures(model: Model, settings: Figures) -> None:
@@ -129,10 +136,6 @@ def _require_pictures(model: Model, settings: Figures) -> None:
         raise UserError(
             f"{model.path} holds a trunk alone, and embeddings need a head; --kind features takes the trunk's"
         )
-
-
-def _alike(one: Model, other: Model) -> bool:
-    return one.trained.model.network == other.trained.model.network
 
 
 def _measured(

@@ -96,22 +96,12 @@ class Sound(nn.Module):
         return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))
 
 
-class Flatten(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(len(x), -1)
-
-
-class Unsqueeze(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-1)
-
-
 class Projection(nn.Module):
     def __init__(self, inputs: int) -> None:
         super().__init__()
         self.block_forward = nn.Sequential(
-            Flatten(), nn.Dropout(0.3), nn.Linear(inputs, 512, bias=False), Unsqueeze(), nn.BatchNorm1d(512), Flatten(),
-            nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 256),
+            nn.Flatten(), nn.Dropout(0.3), nn.Linear(inputs, 512, bias=False), nn.Unflatten(1, (512, 1)),
+            nn.BatchNorm1d(512), nn.Flatten(), nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 256),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
