@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -103,12 +103,13 @@ def _torchvision(trained: Trained) -> dict[str, Any]:
 
 def _require_published(trained: Trained, kind: str, modalities: Sequence[str], heads: Sequence[str]) -> Statistics:
     """The statistics of a model of the published sizes. Raises UserError where it is of others or has none."""
-    own = trained.model.network
-    names = [name for modality in modalities for name in _SIZES[modality]] + [*heads]
+    own, published = asdict(trained.model.network), asdict(_PUBLISHED)
+    own["word_dimensions"] = own["word_dimensions"] or published["word_dimensions"]
+    names = [*(name for modality in modalities for name in _SIZES[modality]), *heads]
     differ = [
-        f"{name.replace('_', '-')} is {_of(own, name)} instead of {_of(_PUBLISHED, name)}"
+        f"{name.replace('_', '-')} is {own[name]} instead of {published[name]}"
         for name in names
-        if _of(own, name) != _of(_PUBLISHED, name)
+        if own[name] != published[name]
     ]
     if differ:
         raise UserError(
@@ -121,11 +122,6 @@ def _require_published(trained: Trained, kind: str, modalities: Sequence[str], h
             "to be normalised as those of others; --format safetensors says that it is not known"
         )
     return trained.statistics
-
-
-def _of(network: Network, name: str) -> Any:
-    """A size; for those of words, what 0 stands for."""
-    return getattr(network, name) or 300 if name == "word_dimensions" else getattr(network, name)
 
 
 def _expected(trained: Trained) -> str:

@@ -67,10 +67,16 @@ class Preprocessed:
 
 
 def preprocess(source: str | Path, out: str | Path, dataset: str = "folder", **settings: Any) -> Preprocessed:
-    """Make shards of the videos below a folder, in `out`; again: goes on where it stopped. See `Preprocess`."""
+    """Make shards of the videos below a folder, in `out`; again: goes on where it stopped.
+
+    `settings` are fields of `gdt.preprocess.stage.Preprocess`.
+    """
     from gdt.preprocess.stage import Preprocess, run
 
-    found = run(_with(Preprocess(dataset, Path(source), Path(out)), settings))
+    asked = _with(Preprocess(dataset, Path(source), Path(out)), settings)
+    if asked.dry_run:
+        raise UserError("dry_run is the command's: 'gdt preprocess --dry-run' says how long and how large all would be")
+    found = run(asked)
     return Preprocessed(found.index.folder, found.videos, found.kept, found.reasons)
 
 
@@ -87,18 +93,18 @@ class Pretrained:
 
 
 def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretrained:
-    """Train on shards, on this machine's first GPU or its CPU; again: goes on where it stopped. See `Pretrain`.
+    """Train on shards, on this machine's first GPU or its CPU; again: goes on where it stopped.
 
-    The data set is called like the folder of the shards unless `dataset` says otherwise. A run of `steps` needs no
-    `epochs`, and the other way round.
+    `settings` are fields of `gdt.train.settings.Pretrain`; `steps` take the place of a size's `epochs`, and the other
+    way round. The data set is called like the folder of its shards unless `dataset` says otherwise.
     """
-    from gdt.train.pretrain import pretrain
+    from gdt.train.pretrain import pretrain as train
 
     lengths = {"epochs": 0, "steps": 0} if {"epochs", "steps"} & settings.keys() else {}
     given = {"dataset": Path(shards).name, "shards": shards} | lengths | settings
-    checkpoint = pretrain(_with(_base(size), given))
+    checkpoint = train(_with(_base(size), given))
     *_, last = (checkpoint.parent / METRICS).read_text().splitlines()
-    row = json.loads(last)
+    row: dict[str, Any] = json.loads(last)
     return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["accuracy"])
 
 
@@ -116,10 +122,11 @@ class Evaluated:
 
 
 def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: Any) -> Evaluated:
-    """Evaluate models by the paper's protocols; again: goes on where it stopped. See `Downstream`.
+    """Evaluate models by the paper's protocols; again: goes on where it stopped.
 
-    `shards` are by default those that the first model learned from. Results are kept in `out`, by default
-    runs/eval-<dataset>, where the data set is called like the folder of the shards.
+    `settings` are fields of `gdt.eval.settings.downstream.Downstream`. `shards` are by default those that the first
+    model learned from; the data set is called like their folder. Results are kept in `out`, by default
+    runs/eval-<dataset>.
     """
     from gdt.eval import record
     from gdt.eval.downstream import downstream

@@ -46,7 +46,6 @@ print(gdt.nearest(features, one)[0])
 """
 
 
-@pytest.mark.slow  # that of the README is run, too
 def test_a_script_goes_from_clips_to_a_search(synthetic: Path, tmp_path: Path) -> None:
     """As people write them, without a guard of __main__, beside files with the names of this program's folders."""
     shutil.copytree(synthetic / "val", tmp_path / "mine")
@@ -160,6 +159,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: r["model"].embed(r["shards"], per="clips"), "--per is 'clips'; it must be video or clip"),
         (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),
         (lambda r: gdt.preprocess(r["empty"], r["empty"] / "out"), "there are no videos in .*expected:\\n"),
+        (lambda r: gdt.preprocess(r["shards"], r["empty"], dry_run=True), "'gdt preprocess --dry-run' says"),
         (lambda r: gdt.batches(r["shards"], size="small"), "there is no size 'small'"),
         (lambda r: gdt.pretrain(r["shards"], "small"), "there is no size 'small'"),
         (lambda r: gdt.pretrain(r["shards"], step=3), "settings of Pretrain: unknown: step"),

@@ -102,22 +102,15 @@ class Confusion(NamedTuple):
         return shades
 
 
-class Looked(NamedTuple):
-    """What stored features of test videos show."""
+class Neighbours(NamedTuple):
+    """Which videos are near which."""
 
     said: str
-    """Whose features of what they are."""
-    queries: list[Query]
-    confusion: Confusion
-    maps: list[Plot]
-
-
-class Heard(NamedTuple):
-    """Whose sound finds whose picture."""
-
-    said: str
+    """Of what they are."""
     queries: list[Query]
     maps: list[Plot]
+    confusion: Confusion | None = None
+    """Where videos have classes."""
 
 
 class Leaves(NamedTuple):
@@ -138,8 +131,10 @@ class Drawn:
     name: str
     told: str = ""
     leaves: Leaves | None = None
-    looked: Looked | None = None
-    heard: Heard | None = None
+    looked: Neighbours | None = None
+    """By the stored features of test videos."""
+    heard: Neighbours | None = None
+    """Of sounds, the pictures."""
     missing: list[Unread] = field(default_factory=list)
 
 
@@ -197,7 +192,7 @@ def short_commit(commit: str) -> str:
     return digits[:12] + dash + dirty or "not known"
 
 
-def look(found: Found, index: Index, settings: Report, key: str) -> Looked:
+def look(found: Found, index: Index, settings: Report, key: str) -> Neighbours:
     """Pictures of the features that an evaluation has stored. Raises UserError where there are none."""
     row = found.record
     if fingerprint(index) != row.data:
@@ -223,7 +218,7 @@ def look(found: Found, index: Index, settings: Report, key: str) -> Looked:
     said = f"{path}, weights {row.weights[:8]}, evaluated {row.provenance.started}"
     said += f", fold {fold.number}" if fold.number else ""
     average = features.average[features.places(fold.queries)]
-    return Looked(said, shown, confusion(fold, neighbours[:, 0]), maps(average, fold.query_label, settings, key))
+    return Neighbours(said, shown, maps(average, fold.query_label, settings, key), confusion(fold, neighbours[:, 0]))
 
 
 def confusion(fold: Fold, first: np.ndarray) -> Confusion:
@@ -283,7 +278,7 @@ def _scatter(axes: Axes, places: np.ndarray, label: np.ndarray, legend: list[Key
     axes.spines[:].set_visible(False)
 
 
-def listen(trained: Trained, index: Index, split: str, settings: Report, key: str) -> Heard:
+def listen(trained: Trained, index: Index, split: str, settings: Report, key: str) -> Neighbours:
     """Held-out videos asked with their sound. Raises UserError where model or videos have no picture or no sound."""
     both = ("video", "audio")
     if not set(both) <= set(trained.model.modalities):
@@ -312,7 +307,7 @@ def listen(trained: Trained, index: Index, split: str, settings: Report, key: st
     )
     labels = np.repeat(["picture", "sound"], len(videos))
     twice = replace(settings, points=2 * settings.points)
-    return Heard(said, queries, maps(np.concatenate([picture, sound]), labels, twice, key))
+    return Neighbours(said, queries, maps(np.concatenate([picture, sound]), labels, twice, key))
 
 
 class Pictures:

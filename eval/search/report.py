@@ -19,6 +19,7 @@ from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.eval.ablation.settings import Ablation
+from gdt.eval.drawing import save
 from gdt.eval.measures import Measure, difference
 from gdt.eval.processes import options
 from gdt.eval.record import RANDOM
@@ -97,7 +98,7 @@ def finish(settings: Search, found: Found, trainer: Trainer) -> str:
     write_text(out / "trials.json", serialization.to_json(ranked, indent=2) + "\n")
     write_text(out / "trials.csv", csv_of([_NUMBERS, *(one.row for one in ranked)]))
     important = importances(found)
-    picture(found, important, what).savefig(out / "importance.png", dpi=150)
+    save(picture(found, important, what), out / "importance.png")
     tested = _tested(settings, ranked[0], baseline, what, trainer)
     below = ["", *_said(settings, found, ranked[0]), _important(important, len(ranked)), "", tested]
     write_text(out / "table.txt", "\n".join([layout(lines), *below]) + "\n")

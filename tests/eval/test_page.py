@@ -20,6 +20,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
+from gdt.eval.measures import Measure
 from gdt.eval.page.collect import chosen, collect, subjects
 from gdt.eval.page.models import maps
 from gdt.eval.page.page import report, smooth
@@ -121,13 +122,6 @@ def page(text: str) -> Page:
     return Page(text)
 
 
-def interval(percent: float, answers: int) -> tuple[float, float]:
-    """Wilson's, as the roots of (p - x)^2 = z^2 x (1 - x) / n."""
-    p, z2 = percent / 100, 1.959963984540054**2 / answers
-    low, high = sorted(np.roots([1 + z2, -(2 * p + z2), p * p]).real)
-    return 100 * max(low, 0), 100 * min(high, 1)
-
-
 def rows_of(page: Page, folder: Path) -> dict[tuple[str, str], str]:
     """All cells of the tables of an evaluation, by row and column."""
     cells = {}
@@ -142,11 +136,10 @@ def test_every_number_is_that_of_the_json(page: Page, runs: Path) -> None:
     rows = json.loads((runs / "eval" / "results.json").read_text())
     expected: dict[tuple[str, str], str] = {}
     for row in rows:
-        for column, (value, chance, answers, *_) in row["measures"].items():
-            head = column.replace("video to audio", "V→A").replace("audio to video", "A→V")
-            low, high = interval(value, answers)
-            expected[row["model"], head] = f"{value:.1f} ({low:.1f}-{high:.1f})"
-            expected["chance", head] = f"{chance:.1f}"
+        for column, values in row["measures"].items():
+            head, measure = column.replace("video to audio", "V→A").replace("audio to video", "A→V"), Measure(*values)
+            expected[row["model"], head] = f"{measure.value:.1f} ({measure.low:.1f}-{measure.high:.1f})"
+            expected["chance", head] = f"{measure.chance:.1f}"
     assert rows_of(page, runs / "eval") == expected
     assert len(expected) == 3 * (6 + 3 + 2)  # 8 training videos of a class give no 20 shots
     for row in rows:  # and what could change them
