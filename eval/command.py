@@ -12,13 +12,15 @@ import tyro
 
 from gdt.common.commandline import Options
 from gdt.eval.ablation.settings import Ablation
+from gdt.eval.embed import Embed
+from gdt.eval.export import Export
 from gdt.eval.factors.settings import Factors
+from gdt.eval.nearest import Nearest
+from gdt.eval.page.settings import Report
 from gdt.eval.search.settings import Search
 from gdt.eval.settings.downstream import Downstream
-from gdt.eval.settings.embed import Embed, Nearest
-from gdt.eval.settings.export import Export
-from gdt.eval.settings.pictures import ShowBatch, ShowTree
-from gdt.eval.settings.report import Report
+from gdt.eval.show_batch import ShowBatch
+from gdt.eval.show_tree import ShowTree
 from gdt.pipeline import notation, presets
 from gdt.train.settings import require_one_name
 

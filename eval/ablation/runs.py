@@ -20,6 +20,7 @@ from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.ablation.compare import compared_rows, label, with_earlier
 from gdt.eval.ablation.settings import Ablation, is_written_out
+from gdt.eval.drawing import save
 from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.lines import factor_of, name_of, over_seeds
 from gdt.eval.factors.settings import Factors
@@ -197,13 +198,13 @@ def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[Proto
         compared = compared_rows(records, labels)
         tables = compared.tables
         write_text(out / "differences.csv", compared.to_csv())
-        bars(records).savefig(out / "table.png", dpi=150)
+        save(bars(records), out / "table.png")
         parts.append(compared.text)
         files.append("tables (txt, tex, csv), differences.csv, plot, numbers and checkpoints")
     if any(run.factors for run in runs):
         known = [replace(row, model=run.name) for run in runs if run.factors for row in record.read(run.factors)]
         record.write(out / NAME, known)
-        matrix(over_seeds(known)).savefig(out / "factors.png", dpi=150)
+        save(matrix(over_seeds(known)), out / "factors.png")
         parts.append(_factors_said(known))
         files.append("what features know of each factor, factors.png and factors.json")
     text = "\n\n".join(parts)

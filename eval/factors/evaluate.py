@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, memory_told
 from gdt.eval import record
+from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
 from gdt.eval.factors.lines import (
     EMBEDDING,
@@ -73,7 +74,7 @@ def factors(settings: Factors) -> str:
     every = [lines for rows in models for lines in (embedding_lines(rows), trunk_lines(rows)) if len(lines) > 1]
     write_tables(out, text, every)
     record.write(out / NAME, found)
-    matrix(found).savefig(out / "factors.png", dpi=150)
+    save(matrix(found), out / "factors.png")
     return f"\n{text}\n\ntables (txt, tex), numbers (json) and picture: {out}/"
 
 

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, memory_told
 from gdt.eval import record
+from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
 from gdt.eval.measures import Measure, median
 from gdt.eval.planes import Planes, planes
@@ -72,8 +73,8 @@ def figures(settings: Figures) -> str:
     text = "\n".join(told(found))
     write_tables(out, text)
     record.write(out / NAME, found)
-    pictures.deviation(found).savefig(out / "deviation.png", dpi=150)
-    pictures.clips(found, places).savefig(out / "clips.png", dpi=150)
+    save(pictures.deviation(found), out / "deviation.png")
+    save(pictures.clips(found, places), out / "clips.png")
     return f"\n{text}\n\npictures (deviation.png, clips.png), table and numbers (json): {out}/"
 
 

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gdt.eval.page.svg import Key, keys
+from gdt.eval.drawing import Key, keys
 from gdt.eval.planes import Planes
 from gdt.eval.record import RANDOM, Record
 from gdt.studies.figures.table import DEVIATION, NEAREST, ON_PLANES, RATIO, RELATIVE

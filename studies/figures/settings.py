@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gdt.common.errors import UserError, require_positive
-from gdt.eval.settings.embed import Kind
+from gdt.eval.embed import Kind
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from scipy import stats
 
 from gdt.common import serialization
 from gdt.common.files import write_text
+from gdt.eval.drawing import save
 from gdt.eval.tables import layout
 from gdt.pipeline import presets
 from gdt.studies.theorem import exact, simulation
@@ -106,7 +107,7 @@ def theorem(settings: Theorem) -> str:
     write_text(settings.out / "results.json", serialization.to_json(found, indent=2) + "\n")
     write_text(settings.out / "results.csv", to_csv(found.estimates))
     write_text(settings.out / "contrasts.csv", to_csv(found.contrasts))
-    plot(found.estimates).savefig(settings.out / "theorem.png", dpi=150)
+    save(plot(found.estimates), settings.out / "theorem.png")
     return f"\n{text}\n\ntable (txt, csv), plot and numbers: {settings.out}/"
 
 

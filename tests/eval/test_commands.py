@@ -18,8 +18,7 @@ from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract, stored
 from gdt.eval.settings.downstream import Downstream
-from gdt.eval.settings.pictures import ShowBatch
-from gdt.eval.show_batch import draw, in_words, show_batch
+from gdt.eval.show_batch import ShowBatch, draw, in_words, show_batch
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import VIDEO
 from gdt.pipeline.loader import Loader

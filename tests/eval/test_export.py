@@ -14,8 +14,7 @@ import safetensors.torch
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.export import export
-from gdt.eval.settings.export import Export
+from gdt.eval.export import Export, export
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import checkpoint, tensors
 from gdt.train.checkpoint import Data, Trained, load_model
@@ -41,9 +40,9 @@ def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] 
     torch.manual_seed(0)
     model = drawn(GDT(settings.network, modalities))
     path = folder / checkpoint.NAME
-    checkpoint.save(
-        path, model, torch.optim.SGD(model.parameters(), 0.1), 7, to_json(settings), Data("data", STATISTICS)
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = checkpoint.state_of(model, optimizer, 7, to_json(settings), Data("data", STATISTICS))
+    checkpoint.write(path, state)
     return path
 
 
@@ -78,19 +77,6 @@ def test_safetensors_give_back_what_the_checkpoint_holds(tmp_path: Path, modalit
     assert f"holds {', '.join(dict(load_model(path).model.named_children()))}\n" in said
     assert "clips of 8 stored frames, every 4-th, 32x32 pixels of frames whose shorter side is 36; pixels" in said
     assert ("log-mel values less -3, over 2.5" in said) == ("audio" in modalities)
-
-
-def test_a_checkpoint_that_does_not_know_its_statistics_does_not_know_them_afterwards(tmp_path: Path) -> None:
-    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
-    state = torch.load(path, weights_only=True) | {"format": checkpoint.BEFORE_STATISTICS}
-    new, old = ("block_forward.2.", "block_forward.4.", "block_forward.8."), ("1.", "2.", "5.")
-    for now, then in zip(new, old, strict=True):
-        state["model"] = {
-            name.replace(now, f"block_forward.{then}"): value for name, value in state["model"].items()
-        }  # fmt: skip
-    torch.save(state, path)
-    assert "how they were normalised is not known" in export(Export(path, out))
-    assert load_model(out).statistics is None and same(load_model(path), load_model(out))
 
 
 def test_no_flipped_bit_of_a_safetensors_file_changes_what_is_read(tmp_path: Path) -> None:
@@ -155,7 +141,7 @@ def paper() -> Trained:
 def read(paper: Trained, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trained]:
     """What the checkpoint of a name holds."""
     held = {"paper": paper, "old": replace(paper, statistics=None)}
-    monkeypatch.setattr("gdt.eval.export.load_model", lambda path: held[path.name])
+    monkeypatch.setattr("gdt.train.checkpoint.load_model", lambda path: held[path.name])
     return held
 
 

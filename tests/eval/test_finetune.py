@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.export import export
+from gdt.eval.export import Export, export
 from gdt.eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
-from gdt.eval.settings.export import Export
 from gdt.pipeline.clips import ResizedCrop, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index

@@ -16,7 +16,7 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.eval.command import settings_of
 from gdt.eval.measures import median
-from gdt.eval.page.deviations import deviations as on_the_page
+from gdt.eval.page.page import deviations as on_the_page
 from gdt.eval.planes import planes
 from gdt.eval.record import Record, read
 from gdt.pipeline.shards.index import Index

@@ -1,4 +1,4 @@
-"""Where batches are made: a processor, or a GPU with its streams. All that the two do differently is here."""
+"""The device on which batches are made: a processor, or a GPU with its streams. What they do differently is here."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ class DaliDevice:
     number: int | None
     """Of the GPU."""
 
-    def up(self, node: Any) -> Any:
-        """The node of a graph, where the operators are."""
-        return node.gpu() if self.operators == "gpu" else node
-
 
 @dataclass(frozen=True)
 class Canvas:
@@ -40,7 +36,7 @@ class Canvas:
     """To be called when all is drawn."""
 
 
-class Place:
+class Device:
     """A processor: what was called there is done when the call returns."""
 
     is_gpu = False
@@ -71,7 +67,7 @@ class Place:
         return Canvas(crops.numpy(), rows, lambda: None)
 
 
-class Gpu(Place):
+class Gpu(Device):
     """A GPU, on which the loader has a stream of high priority: its short kernels go before those of training."""
 
     is_gpu = True
@@ -118,6 +114,6 @@ class Gpu(Place):
         return Canvas(held.numpy(), np.arange(rows.size).reshape(rows.shape), send)
 
 
-def place_of(device: torch.device) -> Place:
-    """The parts of a device."""
-    return Gpu(device) if device.type == "cuda" else Place(device)
+def device_of(device: torch.device) -> Device:
+    """What the loader needs of a device of torch."""
+    return Gpu(device) if device.type == "cuda" else Device(device)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from gdt.common.errors import UserError
 from gdt.pipeline.groups import shared
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.train import kernels, preparing
+from gdt.train import kernels
+from gdt.train import memory as fitting
 from gdt.train.cost import WIDE, WIDER, arithmetic, memory
-from gdt.train.fitting import Fit, fit, room
 from gdt.train.kernels import Kernels, first_right, ways
+from gdt.train.learner import Learner
+from gdt.train.memory import Fit, fit, prepared, room
 from gdt.train.models.gdt import GDT
-from gdt.train.preparing import prepared
-from gdt.train.settings import SIZES, Optimization, Pretrain, from_json, to_json
-from gdt.train.trainer import Trainer
+from gdt.train.settings import SIZES, Optimization, Pretrain
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
 
@@ -174,13 +175,6 @@ def test_convolutions_get_the_layout_that_was_chosen(channels_last: bool) -> Non
     assert channels_last or all(x.is_contiguous() for x in seen)
 
 
-@pytest.mark.slow  # it compiles C++ for a minute or two
-def test_a_compiled_network_learns_the_same(tmp_path: Path) -> None:
-    shards, _ = draw(tmp_path, videos=6)
-    losses = [curve(shards, kernels=Kernels(torch.float32, compiled=compiled))[0] for compiled in (False, True)]
-    assert torch.allclose(losses[0], losses[1], atol=1e-4)
-
-
 def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
@@ -190,8 +184,8 @@ def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: py
             raise RuntimeError("CUDA out of memory. Tried to allocate")
         return candidates[0]
 
-    monkeypatch.setattr(preparing, "first_right", trial)
-    monkeypatch.setattr(preparing, "room", lambda device: 0.4 * GIB)
+    monkeypatch.setattr(fitting, "first_right", trial)
+    monkeypatch.setattr(fitting, "room", lambda device: 0.4 * GIB)
     said: list[str] = []
     settings = replace(SMALL, preset="e", videos_per_batch=128)
     plan = prepared(settings, settings.composition, 40, None, CPU, 1, said.append, trial=True)
@@ -204,15 +198,14 @@ def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: py
 
 
 def test_a_run_keeps_the_groups_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = {"settings": to_json(replace(SMALL, norm_leaves=2))}
+    begun = replace(SMALL, norm_leaves=2)
     for memory_there in (0.001 * GIB, 100 * GIB):
-        monkeypatch.setattr(preparing, "room", lambda device, there=memory_there: there)
+        monkeypatch.setattr(fitting, "room", lambda device, there=memory_there: there)
         plan = prepared(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
         assert plan.settings.norm_leaves == 2 and (plan.fit.chunk_leaves > 0) == (memory_there < GIB)
     prepared(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # 2 groups of each of 4 leaves
     with pytest.raises(UserError, match=r"4 videos .* groups of --norm-leaves 2 for 16 GPUs; take 1, 2, 4 or 8 GPUs"):
         prepared(SMALL, SMALL.composition, 40, begun, CPU, 16, print, trial=False)
-    assert from_json(begun["settings"]).norm_leaves == 2
 
 
 def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,9 +221,9 @@ def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.
         said.append(value)
         return -math.inf if len(said) == 2 else value  # the other rank has had no memory for its first trial
 
-    monkeypatch.setattr(preparing, "first_right", trial)
-    monkeypatch.setattr(preparing, "_least", least)
-    monkeypatch.setattr(preparing, "room", lambda device: 0.1 * GIB)
+    monkeypatch.setattr(fitting, "first_right", trial)
+    monkeypatch.setattr(fitting, "_least", least)
+    monkeypatch.setattr(fitting, "room", lambda device: 0.1 * GIB)
     settings = replace(SMALL, preset="e", videos_per_batch=128)
     plan = prepared(settings, settings.composition, 40, None, CPU, 1, print, trial=True)
     assert len(tried) == 2 and len(said) == 4  # two reductions each time, as on the rank that was short
@@ -256,103 +249,95 @@ class _Token:
     leaves: int
 
 
-@pytest.mark.parametrize("chunk_leaves", [0, 8])
-def test_what_ran_out_of_memory_in_its_backward_pass_is_gone_before_the_next(tmp_path: Path, chunk_leaves: int) -> None:
-    shards, _ = draw(tmp_path, videos=6)
+@contextlib.contextmanager
+def scarce(model: GDT, most: int, forward: bool) -> Iterator[list[int]]:
+    """No pass, forward or backward, with more leaves than so many in graphs that live; gives how many did, each time.
+
+    For any number of them where `most` is 0.
+    """
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
-    most: list[int] = []
-    backward = torch.Tensor.backward
+    held: list[int] = []
+    embed, backward = model.embed, torch.Tensor.backward
 
-    def begun(trainer: Trainer) -> None:
-        embed = trainer.model.embed
+    def require(leaves: int) -> None:
+        if most and leaves > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
-        def embedded(modality: str, inputs: object, keys: torch.Tensor) -> torch.Tensor:
-            made = embed(modality, inputs, keys)
-            if torch.is_grad_enabled():
-                made = _Held.apply(made, alive)
-                most.append(sum(token.leaves for token in alive))
-            return made
+    def embedded(modality: str, inputs: object, keys: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return embed(modality, inputs, keys)
+        if forward:
+            require(sum(token.leaves for token in alive) + len(keys))
+        made = _Held.apply(embed(modality, inputs, keys), alive)
+        held.append(sum(token.leaves for token in alive))
+        return made
 
-        def refused(tensor: torch.Tensor, *arguments: object) -> None:
-            if arguments and sum(token.leaves for token in alive) > 4:  # not that of the loss
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            backward(tensor, *arguments)
+    def taken_back(tensor: torch.Tensor, *arguments: object) -> None:
+        if arguments and not forward:  # not that of the loss
+            require(sum(token.leaves for token in alive))
+        backward(tensor, *arguments)
 
-        trainer.model.embed = embedded
-        torch.Tensor.backward = refused
-
+    model.embed, torch.Tensor.backward = embedded, taken_back
     try:
-        losses, trainer = curve(shards, norm_leaves=4, chunk_leaves=chunk_leaves, begun=begun)
+        yield held
     finally:
         torch.Tensor.backward = backward
-    plain, _ = curve(shards, norm_leaves=4)
-    assert torch.allclose(plain, losses, atol=1e-9)
-    assert trainer.gradient.chunk_leaves == 4
-    assert most[-8:] == [4] * 8  # 16 leaves of each of two modalities, four at a time
 
 
 def curve(
-    shards: Path,
-    norm_leaves: int = 0,
-    chunk_leaves: int = 0,
-    greedy: int = 0,
+    shards: Path, norm_leaves: int = 0, chunk_leaves: int = 0, most: int = 0, forward: bool = True,
     kernels: Kernels | None = None,
-    begun: Callable[[Trainer], None] = lambda _: None,
-) -> tuple[torch.Tensor, Trainer]:
-    """Losses of a few steps; no more than `greedy` leaves can be embedded at a time with their graph, where given."""
+) -> tuple[torch.Tensor, Learner, list[int]]:  # fmt: skip
+    """Losses of a few steps with `scarce` memory, what learned, and how many leaves were held."""
     settings: Pretrain = replace(SMALL, shards=shards, norm_leaves=norm_leaves, chunk_leaves=chunk_leaves)
     index = Index.open(shards)
     tree = settings.tree(index)
-    trainer = Trainer(settings, tree, DATA, CPU, kernels=kernels)
-    trainer.model.double()  # or what a ReLU rounds to decides, after a few steps
-    begun(trainer)
-    if greedy:
-        held = [0]
-        embed, backward = trainer.model.embed, torch.Tensor.backward
-
-        def limited(modality: str, inputs: object, keys: torch.Tensor) -> torch.Tensor:
-            held[0] += len(keys) * torch.is_grad_enabled()
-            if held[0] > greedy:
-                held[0] = 0
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-            return embed(modality, inputs, keys)
-
-        def freed(tensor: torch.Tensor, *arguments: object) -> None:
-            held[0] = 0
-            backward(tensor, *arguments)
-
-        trainer.model.embed = limited
-        torch.Tensor.backward = freed
+    learner = Learner(settings, tree, DATA, CPU, kernels=kernels)
+    learner.model.double()  # or what a ReLU rounds to decides, after a few steps
     plans = (shared(plan, 0, 1, norm_leaves) for plan in tree.plans(0, 3))
     losses = []
-    try:
-        with Loader(index, plans, settings.clip, CPU) as loader:
-            for step, batch in enumerate(loader):
-                batch.inputs["audio"] = batch.inputs["audio"].double()
-                losses.append(trainer.step(step, batch).loss)
-    finally:
-        if greedy:
-            torch.Tensor.backward = backward
-    return torch.stack(losses), trainer
+    with scarce(learner.model, most, forward) as held, Loader(index, plans, settings.clip, CPU) as loader:
+        for step, batch in enumerate(loader):
+            batch.inputs["audio"] = batch.inputs["audio"].double()
+            losses.append(learner.step(step, batch).loss)
+    return torch.stack(losses), learner, held
 
 
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("drawn"), videos=6)[0]
+
+
+@pytest.mark.parametrize(("forward", "chunk_leaves"), [(True, 0), (False, 0), (False, 8)])
 def test_a_lack_of_memory_halves_the_chunks_says_so_and_changes_no_number(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    shards: Path, capsys: pytest.CaptureFixture[str], forward: bool, chunk_leaves: int
 ) -> None:
-    shards, _ = draw(tmp_path, videos=6)
-    plain, one = curve(shards, norm_leaves=4)  # 16 leaves of each modality
+    plain, one, _ = curve(shards, norm_leaves=4)  # 16 leaves of each modality
     assert "out of memory" not in capsys.readouterr().out
-    halved, other = curve(shards, norm_leaves=4, greedy=5)
+    halved, other, held = curve(shards, 4, chunk_leaves, most=5, forward=forward)
     said = capsys.readouterr().out
     assert other.gradient.chunk_leaves == 4
-    assert "out of memory with chunks of 16 leaves; going on with --chunk-leaves 8, and the same numbers" in said
-    assert "out of memory with chunks of 8 leaves; going on with --chunk-leaves 4, and the same numbers" in said
+    for before, after in ((16, 8), (8, 4))[chunk_leaves > 0 :]:
+        words = f"out of memory with chunks of {before} leaves; going on with --chunk-leaves {after}, and the same"
+        assert words in said
     assert torch.allclose(plain, halved, atol=1e-9)
     state, same = one.model.state_dict(), other.model.state_dict()
     assert all(torch.allclose(state[name], same[name], atol=1e-9) for name in state)
-    with pytest.raises(torch.OutOfMemoryError):  # where one group is too much, there is nothing to halve
-        curve(shards, norm_leaves=4, greedy=3)
+    assert held[-8:] == [4] * 8  # what failed before is gone
+
+
+def test_where_less_at_a_time_cannot_be_a_lack_of_memory_is_raised(
+    shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError):  # one group is too much
+        curve(shards, norm_leaves=4, most=3)
     capsys.readouterr()
     with pytest.raises(torch.OutOfMemoryError):  # over the whole batch more is computed twice, and then there is no way
-        curve(shards, greedy=3)
+        curve(shards, most=3)
     assert "going on with the first stages' activations computed twice" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # it compiles C++ for a minute or two
+def test_a_compiled_network_learns_the_same(shards: Path) -> None:
+    losses = [curve(shards, kernels=Kernels(torch.float32, compiled=compiled))[0] for compiled in (False, True)]
+    assert torch.allclose(losses[0], losses[1], atol=1e-4)
