@@ -299,7 +299,7 @@ def test_videos_without_sound_are_searched_on_by_label(command: Run, silent: Pat
     assert all("augmentation:i:2" in row["composition"] or ":i:2" in row["composition"] for row in rows(made))
     space = Space(made, Index.open(silent))
     run = space.pretraining(rows(made)[0]["composition"])
-    untrained = Trained(GDT(run.network, ["video"]).eval(), run, 0, None)
+    untrained = Trained(GDT(run.network, ["video"]).eval(), run, 0, space.index.statistics)
     measure = Measuring(space, "val")(untrained)
     assert (measure.answers, round(measure.chance), round(3 * measure.value) % 100) == (3, 33, 0)
 
