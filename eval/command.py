@@ -18,7 +18,7 @@ from gdt.eval.factors.settings import Factors
 from gdt.eval.nearest import Nearest
 from gdt.eval.page.settings import Report
 from gdt.eval.search.settings import Search
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.eval.show_batch import ShowBatch
 from gdt.eval.show_tree import ShowTree
 from gdt.pipeline import notation, presets

@@ -23,7 +23,7 @@ from gdt.eval.finetune import METRICS, STATE
 from gdt.eval.processes import options, places, run_alone, side_by_side
 from gdt.eval.protocols import FORMAT, Extracted, Protocols, comparable, matters, recipe, short
 from gdt.eval.record import Record
-from gdt.eval.settings.downstream import LABELLED, PROTOCOLS, Downstream, Protocol
+from gdt.eval.settings import LABELLED, PROTOCOLS, Downstream, Protocol
 from gdt.eval.subjects import Data, Fold, Model, folds, held_out, models, of
 from gdt.eval.tables import report, to_csv
 from gdt.pipeline.word2vec import WordVectors

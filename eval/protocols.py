@@ -20,7 +20,7 @@ from gdt.eval.finetune import RECIPES, Finetuning, Recipe, Task, tiny, told
 from gdt.eval.measures import Measure, share
 from gdt.eval.record import sentence
 from gdt.eval.retrieval import few_shot, linear_probe, recall, targets
-from gdt.eval.settings.downstream import DECIDES, KS, SHOTS, Downstream, Protocol
+from gdt.eval.settings import DECIDES, KS, SHOTS, Downstream, Protocol
 from gdt.eval.subjects import Fold, Model, of, sampled
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors

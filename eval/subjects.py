@@ -15,7 +15,7 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.eval.finetune import WEIGHTS
 from gdt.eval.record import RANDOM, Record, TrainedOn, settings_of
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.checkpoint import NAME, Trained, load_model

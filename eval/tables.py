@@ -18,7 +18,7 @@ from gdt.eval import record
 from gdt.eval.measures import Measure, difference
 from gdt.eval.paper import reported
 from gdt.eval.record import RANDOM, Record, sentence
-from gdt.eval.settings.downstream import PROTOCOLS, Protocol
+from gdt.eval.settings import PROTOCOLS, Protocol
 from gdt.pipeline.leaves import MODALITIES
 
 _SHARED: tuple[tuple[Protocol, ...], ...] = (("retrieval", "few-shot"), ("linear", "finetune"))

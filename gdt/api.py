@@ -130,7 +130,7 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     """
     from gdt.eval import record
     from gdt.eval.downstream import downstream
-    from gdt.eval.settings.downstream import Downstream
+    from gdt.eval.settings import Downstream
 
     paths = _paths(checkpoints)
     dataset = settings.get("dataset") or (Path(shards).name if shards else "")

@@ -21,7 +21,7 @@ from benchmarks.gpu.step import Step, run_settings
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract
 from gdt.eval.record import read
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.pipeline import presets
 from gdt.pipeline.colour import Pixels
 from gdt.pipeline.leaves import Clip

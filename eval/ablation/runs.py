@@ -30,7 +30,7 @@ from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
-from gdt.eval.settings.downstream import Downstream, Protocol
+from gdt.eval.settings import Downstream, Protocol
 from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder

@@ -13,7 +13,7 @@ import numpy as np
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
 from gdt.eval.record import RANDOM, Record, parsed
-from gdt.eval.settings.downstream import PROTOCOLS
+from gdt.eval.settings import PROTOCOLS
 from gdt.eval.subjects import folder_name
 from gdt.eval.tables import Lines
 from gdt.preprocess.summary import SUMMARY

@@ -28,7 +28,7 @@ from gdt.eval.page.settings import Report
 from gdt.eval.planes import planes
 from gdt.eval.protocols import features_name, videos_of
 from gdt.eval.retrieval import nearest, unit
-from gdt.eval.settings.downstream import LABELLED, Downstream
+from gdt.eval.settings import LABELLED, Downstream
 from gdt.eval.show_batch import draw, in_words
 from gdt.eval.subjects import Fold, Model, folds
 from gdt.pipeline.composition import contrast, weight

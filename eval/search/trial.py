@@ -16,7 +16,7 @@ from gdt.eval.processes import failed, options, start
 from gdt.eval.progress import Follower
 from gdt.eval.protocols import Protocols
 from gdt.eval.search.space import Space
-from gdt.eval.settings.downstream import Downstream, Protocol
+from gdt.eval.settings import Downstream, Protocol
 from gdt.eval.subjects import Model, folds, held_out
 from gdt.pipeline.shards.index import fingerprint
 from gdt.pipeline.word2vec import WordVectors

@@ -17,7 +17,7 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract, stored
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.eval.show_batch import ShowBatch, draw, in_words, show_batch
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import VIDEO

@@ -22,7 +22,7 @@ from gdt.eval import extract
 from gdt.eval.command import settings_of
 from gdt.eval.downstream import downstream
 from gdt.eval.record import read
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Model
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.stage import Preprocess

@@ -11,7 +11,7 @@ import pytest
 
 from gdt.eval.downstream import downstream
 from gdt.eval.record import Record, read
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess

@@ -26,7 +26,7 @@ from gdt.eval.page.models import maps
 from gdt.eval.page.page import report, smooth
 from gdt.eval.page.settings import Report
 from gdt.eval.record import read
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_said, rewrite_index
 from gdt.studies.figures.draw import figures
 from gdt.studies.figures.settings import Figures

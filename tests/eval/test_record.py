@@ -13,7 +13,7 @@ from gdt.common.errors import UserError
 from gdt.eval.ablation.compare import with_earlier
 from gdt.eval.measures import Measure
 from gdt.eval.record import RANDOM, Factor, Record, parsed, read, settings_of, write
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.eval.tables import compared, layout, lines_of, to_csv, to_latex
 from gdt.train.provenance import Provenance
 from gdt.train.settings import SIZES

@@ -18,7 +18,7 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.record import read
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train import checkpoint
 from gdt.train.checkpoint import load_model
