@@ -7,11 +7,13 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gdt.common.errors import UserError, require_positive
@@ -76,9 +78,20 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
             except (OSError, TimeoutError, ValueError) as error:
                 raise UserError(f"no Dask scheduler answers at {scheduler}; start one with 'dask scheduler'") from error
         else:
+            stack.enter_context(_script_left_alone())
             cluster = stack.enter_context(_slurm(workers) if scheduler else _local(workers))
             client = distributed.Client(cluster, set_as_default=False)
         yield stack.enter_context(client)
+
+
+@contextlib.contextmanager
+def _script_left_alone() -> Iterator[None]:
+    """Worker processes would run the script again that this process runs, unless it guards against that."""
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
 
 
 def _local(workers: int) -> distributed.LocalCluster:

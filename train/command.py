@@ -24,12 +24,7 @@ def main(arguments: Sequence[str]) -> None:
     job, arguments = submit.parsed(arguments)
     status: Any = 0
     try:
-        if job.nodes > 1 or job.scheduler or job.sbatch:
-            submit.submit(job, arguments)
-        elif job.gpus > 1:
-            launch.launch(job.gpus, arguments)
-        else:
-            exit_with_message(lambda: _pretrain(arguments))
+        exit_with_message(lambda: _start(job, arguments))
     except SystemExit as end:
         status = end.code
     if "torch" in sys.modules:  # it is imported once there is something to compute, and not for --help
@@ -46,21 +41,27 @@ def options(_: Sequence[str]) -> Mapping[str, Any]:
     return get_type_hints(Pretrain) | get_type_hints(submit.Job) | {"size": POSITIONAL}
 
 
-def _pretrain(arguments: Sequence[str]) -> None:
-    os.environ.update(ranks(os.environ))
+def _start(job: submit.Job, arguments: Sequence[str]) -> None:
+    if job == submit.Job():
+        os.environ.update(ranks(os.environ))
     with launch.told_once():
         settings = settings_of(arguments)
         require_meeting(os.environ)
     if settings is None:
         return
-    try:
+    if job.nodes > 1 or job.scheduler or job.sbatch:
+        submit.submit(job, settings, arguments)
+    elif job.gpus > 1:
+        launch.launch(job.gpus, settings, arguments)
+    else:
         from gdt.train.pretrain import pretrain
 
-        pretrain(settings)
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") != "0":  # the first rank says so
-            sys.exit(130)
-        raise
+        try:
+            pretrain(settings)
+        except KeyboardInterrupt:
+            if os.environ.get("RANK", "0") != "0":  # the first rank says so
+                sys.exit(130)
+            raise
 
 
 def settings_of(arguments: Sequence[str]) -> Pretrain | None:

@@ -21,14 +21,14 @@ from typing import Literal
 from gdt.common.errors import UserError
 from gdt.common.supervise import DIES_WITH, WATCHED, from_terminal
 from gdt.train.launchers import ranks, require_meeting
+from gdt.train.settings import Pretrain
 
 
-def launch(number: int, arguments: Sequence[str]) -> None:
-    """Start the processes, and exit with their status. Raises UserError where the settings or the GPUs will not do."""
-    from gdt.train.command import settings_of
+def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
+    """Start the processes, and exit with their status; `settings` are those of the arguments.
 
-    if (settings := settings_of(arguments)) is None:
-        return
+    Raises UserError where the GPUs will not do.
+    """
     require_gpus(number, settings.device)
     machine = ranks(os.environ)
     require_meeting(machine)

@@ -54,6 +54,7 @@ class Trainer:
             precision=precision(settings.precision, device),
         )
         self.index = Index.open(settings.shard_folder)
+        shards = fingerprint(self.index)  # whatever the inputs are normalised with
         self.tree = settings.tree(self.index, self.say)
         start = load_model(settings.init) if settings.init else None
         if start is not None:
@@ -64,10 +65,10 @@ class Trainer:
             # which words there are is under the seals of the shards, not in the fingerprint
             said = f"{self.words.checksum()}{zlib.crc32(self.index.shard_seal.tobytes()):08x}"
             settings = replace(settings, network=replace(settings.network, word_dimensions=self.words.dimensions))
-        self.data = Data(fingerprint(self.index), self.index.statistics, said)
+        self.data = Data(shards, self.index.statistics, said)
         require_alike(
             flags(settings)
-            | {"set of shards": self.data.fingerprint[:12], "set of words": said, "version of torch": torch.__version__}
+            | {"set of shards": shards[:12], "set of words": said, "version of torch": torch.__version__}
             | {"normalisation of the inputs": str(self.index.statistics.to_numbers())},
             "start all of them with the same command, the same software and the same shards",
         )
@@ -129,6 +130,7 @@ class Trainer:
                 self.reports.loaded()
                 self.skipped.update(batch.damaged)
                 figures = self.learner.step(step, batch)
+                # the report of the step before tells every rank what signals any had got: all stop after the same step
                 signal = self.log_step(self.reports.add(step, figures, stop.signal)) or heard
                 if self.world == 1:
                     signal = stop.signal

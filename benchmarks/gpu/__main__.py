@@ -80,7 +80,7 @@ def _goes_on(
             append(rows, replace(row, failed=f"{how}; see {log}"))
     if how and len(found) == before:  # it failed outside of any row
         append(rows, Row(section, section, failed=f"{how}; see {log}"))
-    return bool(how) and len(found) > before
+    return bool(how) and len(found) > before and time.time() < deadline
 
 
 def _end(child: subprocess.Popen[bytes], rows: Path, deadline: float, tell: Callable[[], None]) -> str:

@@ -226,11 +226,12 @@ class Index(VideoTable):
         return len(self.id)
 
     @staticmethod
-    def open(folder: Path) -> Index:
+    def open(folder: str | Path) -> Index:
         """Read `index.h5` and check that every shard is there in full length.
 
         Raises UserError if the folder, the index or a shard is missing, cut short or of another schema.
         """
+        folder = Path(folder)
         path = folder / INDEX
         if not path.is_file():
             raise UserError(_no_index(folder))

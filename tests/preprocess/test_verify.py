@@ -289,9 +289,8 @@ def test_what_cannot_be_read_is_never_removed(
         monkeypatch.setattr(module, place, lambda path: fail() if path.name.startswith("shard") else real(path))
     else:
         monkeypatch.setattr(module, place, fail)
-    monkeypatch.setattr(sys, "argv", ["verify", "--shards", str(copy), "--full", "--remove"])
     with pytest.raises(UserError, match=r"^3 shards or indexes could not be checked, and were kept: look at the disk"):
-        module.main()
+        module.main(["--shards", str(copy), "--full", "--remove"])
     assert "shard-000002.h5: it cannot be read (" in capsys.readouterr().err and names(copy) == before
 
 
@@ -377,9 +376,11 @@ def test_the_advice_works_as_it_is_printed(copy: Path) -> None:
     done = subprocess.run(verifying, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "cannot be decoded" in done.stderr and "object at" not in done.stderr
     assert "then the same 'make preprocess' command as before makes them again" in done.stderr
-    advice = re.search("`python (.*)`", done.stderr)[1]
-    assert shlex.split(advice)[1:] == ["verify", "--shards", str(folder), "--full", "--remove"]
-    done = subprocess.run(f"{sys.executable} {advice}", shell=True, capture_output=True, text=True, env=environment)
+    advice = re.search("`gdt (.*)`", done.stderr)[1]
+    assert shlex.split(advice) == ["verify", "--shards", str(folder), "--full", "--remove"]
+    done = subprocess.run(
+        f"{sys.executable} -m gdt {advice}", shell=True, capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 2 and "they were removed" in done.stderr and not path.exists()
 
 

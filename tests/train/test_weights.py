@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.results import from_json
+from gdt.eval.record import read
 from gdt.eval.settings.downstream import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train import checkpoint
@@ -96,22 +96,12 @@ class Sound(nn.Module):
         return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))
 
 
-class Flatten(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(len(x), -1)
-
-
-class Unsqueeze(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-1)
-
-
 class Projection(nn.Module):
     def __init__(self, inputs: int) -> None:
         super().__init__()
         self.block_forward = nn.Sequential(
-            Flatten(), nn.Dropout(0.3), nn.Linear(inputs, 512, bias=False), Unsqueeze(), nn.BatchNorm1d(512), Flatten(),
-            nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 256),
+            nn.Flatten(), nn.Dropout(0.3), nn.Linear(inputs, 512, bias=False), nn.Unflatten(1, (512, 1)),
+            nn.BatchNorm1d(512), nn.Flatten(), nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 256),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -282,7 +272,7 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     downstream(replace(settings, out=tmp_path / "one"))
     monkeypatch.undo()
     downstream(replace(settings, out=tmp_path / "other"))
-    one, other = (from_json((tmp_path / name / "results.json").read_text()) for name in ("one", "other"))
+    one, other = (read(tmp_path / name / "results.json") for name in ("one", "other"))
     assert [result.measures for result in one] == [result.measures for result in other] and len(one) == 3
 
 

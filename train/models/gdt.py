@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pkgutil import resolve_name
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,6 @@ from gdt.train.models.backbone import Backbone
 from gdt.train.models.dropout import Dropout
 from gdt.train.models.network import BACKBONES, Network
 from gdt.train.models.text import TextNetwork
-
-Base = TypeVar("Base", bound=nn.Module)
 
 
 class Head(nn.Module):
@@ -46,10 +44,10 @@ class Head(nn.Module):
         return functional.normalize(x if x.dtype == torch.float64 else x.float(), dim=1)
 
 
-class Trunk(nn.Module, Generic[Base]):
+class Trunk(nn.Module):
     """Holds a trunk under the name `base`, as the published checkpoints do."""
 
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
 
@@ -59,8 +57,10 @@ class Trunk(nn.Module, Generic[Base]):
         return features
 
 
-class VideoTrunk(Trunk[Backbone]):
+class VideoTrunk(Trunk):
     """Takes clips as the loader makes them, or as floats [n, 3, frames, height, width]."""
+
+    base: Backbone
 
     def forward(self, x: Pixels | Tensor) -> Tensor:
         if isinstance(x, Pixels):

@@ -8,25 +8,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
-from gdt.eval.measures import Measure
+from gdt.eval.measures import Measure, clustered, jackknife
 from gdt.eval.retrieval import nearest, unit
 
 _SAME = 1e-6
 """Distance of vectors of length 1 that only rounding sets apart."""
-
-
-class Interval(NamedTuple):
-    """A number with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
 
 
 class Distances(NamedTuple):
@@ -54,7 +45,7 @@ def distances(features: np.ndarray) -> Distances:
     return Distances(np.mean(pairs, axis=0), others)
 
 
-def moved(found: Distances, beside: Distances | None = None) -> Interval:
+def moved(found: Distances, beside: Distances | None = None) -> Measure:
     """Invariance: distance between two values of the factor in the same clip, as a multiple of that between videos.
 
     0 where features ignore the factor, 1 where its values lie as far apart as other videos. Of the time shift it is
@@ -66,17 +57,6 @@ def moved(found: Distances, beside: Distances | None = None) -> Interval:
         other, other_without = _ratio(beside)
         whole, without = whole - other, without - other_without
     return jackknife(whole, without, least=-np.inf if beside is not None else 0.0)
-
-
-def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Interval:
-    """A number of n videos, from what it is with each of them left out [n], by Student's t with n - 1.
-
-    `least` is the lowest that it can be.
-    """
-    n = len(without)
-    error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
-    half = float(stats.t.ppf(0.975, n - 1) * error)
-    return Interval(whole, max(least, whole - half), whole + half)
 
 
 def _ratio(found: Distances) -> tuple[float, np.ndarray]:
@@ -117,21 +97,3 @@ def recognised(features: np.ndarray) -> Measure:
     own = np.arange(len(first))
     right = np.stack([nearest(a, b, 1)[:, 0] == own for a, b in ((first, second), (second, first))], 1)
     return clustered(right, 100 / len(first), cross_validated=False)
-
-
-def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Measure:
-    """Answers [n, m] of n videos as a share whose interval knows that those of one video depend on each other.
-
-    It is Wilson's with as many independent answers as have the variance that the videos' means have (Korn and Graubard
-    1998), no more than there are answers, and as many as videos where all are right or all wrong. Where each probe has
-    learned from the videos that others are asked about, every pair of videos counts twice; two of the answers are then
-    taken for one, as simulated probes on noise need it.
-    """
-    n, answers = right.shape[0], right.size
-    share = float(right.mean())
-    variance = float(right.mean(1).var(ddof=1)) / n
-    independent: float = n
-    if 0 < share < 1:
-        independent = min(answers, share * (1 - share) / variance) if variance else answers
-        independent = independent / 2 if cross_validated else independent
-    return Measure(100 * share, chance, max(1, round(independent)))

@@ -1,29 +1,49 @@
-"""Frozen features of uniformly spread clips (section A.5), stored, so that they are computed once."""
+"""What networks make of clips; and features of videos, stored so that they are computed once."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_with
 from gdt.pipeline.clips import uniform_plans
-from gdt.pipeline.loader import Loader
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
+from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Trained
 from gdt.train.models.gdt import autocast
 
 
+def outputs(
+    index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device,
+    make: Callable[[Batch], Sequence[Tensor]], bar: tqdm[None], per: int = 1,
+) -> list[np.ndarray]:  # fmt: skip
+    """The tensors that `make` makes of a batch, each joined over the batches of all plans.
+
+    The bar is moved by one for every `per` leaves. Raises UserError where a shard is damaged.
+    """
+    made: list[list[np.ndarray]] = []
+    with Loader(index, plans, clip, device, Loading()) as loader, torch.inference_mode(), autocast(device), bar:
+        for batch in loader:
+            made.append([value.float().cpu().numpy() for value in make(batch)])
+            bar.update(len(batch.plan) // per)
+    return [np.concatenate(parts) for parts in zip(*made, strict=True)]
+
+
 @dataclass(frozen=True)
 class Features:
-    """Features of n videos, each the mean over its clips: float32 [n, dim]."""
+    """Features of n videos (section A.5), each the mean over its uniformly spread clips: float32 [n, dim]."""
 
     videos: np.ndarray
     """Rows of the index, int64 [n], ascending."""
@@ -50,16 +70,13 @@ def extract(
     index = trained.normalised(index)
     plans = uniform_plans(index, videos, clips, clip, augmentation, at_once=clips_per_batch)
     trunk = trained.model.video_network.base.to(device)
-    average: list[np.ndarray] = []
-    maximum: list[np.ndarray] = []
+
+    def pooled(batch: Batch) -> list[Tensor]:
+        maps: Tensor = trunk.maps(batch.inputs["video"].floats()).float()
+        return [each.unflatten(0, (-1, clips)).mean(1) for each in (maps.mean((2, 3, 4)), maps.amax((2, 3, 4)))]
+
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
-    with Loader(index, plans, clip, device, Loading()) as loader, torch.inference_mode(), autocast(device), bar:
-        for batch in loader:
-            maps = trunk.maps(batch.inputs["video"].floats()).float()
-            for pooled, into in ((maps.mean((2, 3, 4)), average), (maps.amax((2, 3, 4)), maximum)):
-                into.append(pooled.unflatten(0, (-1, clips)).mean(1).cpu().numpy())
-            bar.update(len(batch.plan) // clips)
-    return Features(videos, np.concatenate(average), np.concatenate(maximum))
+    return Features(videos, *outputs(index, plans, clip, device, pooled, bar, clips))
 
 
 def read(path: Path, videos: np.ndarray) -> Features | None:

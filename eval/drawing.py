@@ -1,4 +1,4 @@
-"""Plots as SVG inside a page: they follow its colours, and no two of them share a name."""
+"""What all plots share: how things are told apart, how pictures are written, and SVG inside a page."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from gdt.common.files import writing
 
 _INK = "#010203"
 """Stands for the page's colour of text, which differs between light and dark."""
@@ -36,17 +39,8 @@ class Key:
 
 
 _COLOURS = (
-    "#2b7bba",
-    "#d0602a",
-    "#138a63",
-    "#b8558f",
-    "#8a6fc4",
-    "#8a7400",
-    "#c2504f",
-    "#2a8b9c",
-    "#6f7f1f",
-    "#7f7f7f",
-)
+    "#2b7bba", "#d0602a", "#138a63", "#b8558f", "#8a6fc4", "#8a7400", "#c2504f", "#2a8b9c", "#6f7f1f", "#7f7f7f",
+)  # fmt: skip
 """Each at a contrast of 3 or more with white and with near black."""
 _SHAPES = (("o", "●"), ("s", "■"), ("^", "▲"), ("D", "◆"), ("v", "▼"), ("P", "✚"), ("*", "★"), ("X", "✖"), ("p", "⬟"),
            ("h", "⬢"))  # fmt: skip
@@ -57,6 +51,13 @@ def keys(names: list[str]) -> list[Key]:
     """One for each name; from the eleventh on colours come again with other shapes."""
     n = len(_COLOURS)
     return [Key(_COLOURS[k % n], *_SHAPES[(k + k // n) % n], name) for k, name in enumerate(names)]
+
+
+def save(figure: Figure, path: Path, dpi: int = 150) -> None:
+    """Write a picture, and the folder it is in."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=dpi)
 
 
 def svg(key: str, said: str, draw: Callable[[Axes], None], size: tuple[float, float] = (4.4, 2.9)) -> Markup:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gdt.common.errors import UserError, require_positive
-from gdt.eval.settings.downstream import require_places
 from gdt.pipeline import presets
 
 RECALL = "recall"
@@ -77,8 +76,8 @@ class Search:
     """Lines of the table that is printed; the files have all trials."""
 
     def __post_init__(self) -> None:
-        require_places(self.side_by_side)
         require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step", "best")
+        require_positive(self, "", "seed", "gallery_per_class", "side_by_side", least=0)
         if self.query_split in ("test", "train"):
             why = "which is for the one figure at the end" if self.query_split == "test" else "which is learned from"
             raise UserError(
@@ -92,9 +91,6 @@ class Search:
                 f"--augmentations is {' '.join(map(str, self.augmentations)) or 'empty'}; it must be one or more "
                 "different numbers, 1 or more"
             )
-        for name in ("seed", "gallery_per_class"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be 0 or more")
         if self.measure == RECALL and self.gallery_per_class != type(self).gallery_per_class:
             raise UserError("--gallery-per-class has no effect on recall across modalities; it is of labels")
         presets.preset(self.baseline)

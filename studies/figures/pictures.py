@@ -11,12 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gdt.eval.page.svg import Key, keys
+from gdt.eval.drawing import Key, keys
 from gdt.eval.planes import Planes
-from gdt.studies.figures.results import Findings, Seen, shown_as
+from gdt.eval.record import RANDOM, Record
+from gdt.studies.figures.table import DEVIATION, NEAREST, ON_PLANES, RATIO, RELATIVE
 
-DEVIATION = "standard deviation over the clips of a video"
-RELATIVE = "distance between its clips (1: clips of two videos)"
+TITLES = {
+    DEVIATION: "standard deviation over the clips of a video",
+    RELATIVE: "distance between its clips (1: clips of two videos)",
+}
+"""Of the histograms."""
 _BINS = 40
 _GREY = "#7f7f7f"
 _MARKERS = "osD^"
@@ -24,34 +28,32 @@ _AS_IT_IS: Any = {"text.parse_math": False}
 """Names of models and classes are text, whatever they are made of."""
 
 
-def marks(models: Sequence[Seen]) -> list[Key]:
+def marks(records: Sequence[Record]) -> list[Key]:
     """How each is drawn; random weights in grey."""
-    trained = iter(keys([seen.model for seen in models if not seen.random]))
-    return [Key(_GREY, "o", "●", seen.model) if seen.random else next(trained) for seen in models]
+    trained = iter(keys([record.model for record in records if record.preset != RANDOM]))
+    return [Key(_GREY, "o", "●", each.model) if each.preset == RANDOM else next(trained) for each in records]
 
 
 @rc_context(_AS_IT_IS)
-def deviation(found: Findings) -> Figure:
+def deviation(records: Sequence[Record]) -> Figure:
     """The paper's histogram of deviations, and beside it what can be compared between models."""
-    models, of = found.models, marks(found.models)
-    figure = Figure(figsize=(10, 4.1 + 0.16 * len(models)), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    histogram(left, [seen.deviation for seen in models], of)
-    histogram(right, [seen.relative for seen in models], of)
-    left.set_xlabel(DEVIATION)
-    right.set_xlabel(RELATIVE)
-    for axes in (left, right):
+    first, of = records[0], marks(records)
+    figure = Figure(figsize=(10, 4.1 + 0.16 * len(records)), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
+        histogram(axes, [record.per_video[name] for record in records], of)
+        axes.set_xlabel(title)
         axes.spines[["top", "right"]].set_visible(False)
     lines = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in of]
-    names = [
-        f"{seen.model}: median {seen.median.value:.4f}, ratio {seen.ratio.value:.2f} "
-        f"({seen.ratio.low:.2f}-{seen.ratio.high:.2f})"
-        for seen in models
-    ]
+    names = []
+    for record in records:
+        median, ratio = record.measures[DEVIATION], record.measures[RATIO]
+        names.append(
+            f"{record.model}: median {median.value:.4f}, ratio {ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+        )
     figure.legend(lines, names, loc="outside lower center", frameon=False, fontsize=8)
     figure.suptitle(
-        f"How far time-shifted clips of a video lie apart: {found.dataset}, {found.split}, {len(found.videos)} videos\n"
-        "dotted: medians", fontsize=10,
+        f"How far time-shifted clips of a video lie apart: {first.dataset}, {first.query_split}, {first.queries} "
+        "videos\ndotted: medians", fontsize=10,
     )  # fmt: skip
     return figure
 
@@ -74,19 +76,20 @@ def histogram(axes: Axes, values: Sequence[Sequence[float]], of: Sequence[Key]) 
 
 
 @rc_context(_AS_IT_IS)
-def clips(found: Findings, places: Sequence[Planes]) -> Figure:
+def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
     """A row for each model, with the places of its clips [videos * clips]; a colour and shape for each video."""
-    n, s = len(found.shown), found.settings.clips
+    first = records[0]
+    s = first.clips
+    n = len(places[0].pca) // s
     figure = Figure(figsize=(8.4, 0.7 + 3.9 * len(places)), layout="constrained")
     rows = figure.subplots(len(places), 2, squeeze=False)
     hues = colormaps["hsv"](np.linspace(0, 1, n, endpoint=False)) * (0.85, 0.85, 0.85, 1)
-    for row, seen, plane in zip(rows, found.models, places, strict=True):
-        low, high = seen.nearest.interval
-        share = 100 * plane.variance
+    for row, record, plane in zip(rows, records, places, strict=True):
+        nearest, share = record.measures[NEAREST], 100 * plane.variance
         said = (
-            f"{seen.model}\nPCA: {share[0]:.0f} % and {share[1]:.0f} % of the variance",
-            f"nearest other clip of the same video: {seen.nearest.value:.1f} % ({low:.1f}-{high:.1f}), chance "
-            f"{seen.nearest.chance:.1f}\nt-SNE: perplexity {plane.perplexity:.3g}",
+            f"{record.model}\nPCA: {share[0]:.0f} % and {share[1]:.0f} % of the variance",
+            f"nearest other clip of the same video: {nearest.value:.1f} % ({nearest.low:.1f}-{nearest.high:.1f}), "
+            f"chance {nearest.chance:.1f}\nt-SNE: perplexity {plane.perplexity:.3g}",
         )
         for axes, title, xy in zip(row, said, (plane.pca, plane.tsne), strict=True):
             for number, track in enumerate(xy.reshape(n, s, 2)):
@@ -98,7 +101,7 @@ def clips(found: Findings, places: Sequence[Planes]) -> Figure:
             axes.set_yticks([])
             axes.spines[:].set_color("#cccccc")
     figure.suptitle(
-        f"{s} clips each of {shown_as(found)} ({found.dataset}, {found.split})\n"
+        f"{s} clips each of {first.how[ON_PLANES]} ({first.dataset}, {first.query_split})\n"
         "a colour for each video, a line through its clips in the order of time", fontsize=9,
     )  # fmt: skip
     return figure

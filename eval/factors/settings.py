@@ -50,17 +50,14 @@ class Factors:
         if not self.ckpt:
             raise UserError("--ckpt is empty; name one checkpoint or more")
         require_positive(self, "", "starts")
-        for name, least, why in (
-            ("folds", 2, "or a probe would be asked about the videos that it has learned from"),
-            ("draws", 2, "or there is nothing to tell apart"),
-            ("videos", max(3, self.folds), "as there are --folds of them, and distances between them"),
-        ):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"--{name} is {value}; it must be {least} or more, {why}")
+        many = "or a probe would be asked about the videos that it has learned from"
+        require_positive(self, "", "folds", least=2, why=many)
+        require_positive(self, "", "draws", least=2, why="or there is nothing to tell apart")
+        between = "as there are --folds of them, and distances between them"
+        require_positive(self, "", "videos", least=self.fewest, why=between)
         if not 0 < self.probe_c < float("inf"):
             raise UserError(f"--probe-c is {self.probe_c}; it must be above 0")
-        if self.seed < 0:
-            raise UserError(f"--seed is {self.seed}; it must be 0 or more")
+        require_positive(self, "", "seed", least=0)
 
     @property
     def fewest(self) -> int:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from gdt.common.errors import UserError
-from gdt.eval.factors.measures import Interval, clustered, jackknife
-from gdt.eval.measures import Measure
+from gdt.eval.measures import Measure, clustered, jackknife
 
 _SAME = 1e-12
 """Squared distance of vectors of length 1 that only rounding sets apart."""
@@ -56,7 +54,7 @@ def apart(features: np.ndarray) -> Apart:
     return Apart(x.var(1, ddof=1).sum(1), between, without)
 
 
-def ratio(found: Apart, beside: Apart | None = None) -> Interval:
+def ratio(found: Apart, beside: Apart | None = None) -> Measure:
     """Distance between clips of a video as a multiple of that between clips of two videos, root mean square.
 
     0 where a video has one feature, 1 where its clips lie as far apart as those of others; unlike `deviations` it can
@@ -75,13 +73,6 @@ def _ratio(found: Apart) -> tuple[float, np.ndarray]:
     within = found.within
     others = (within.sum() - within) / (len(within) - 1)
     return float(np.sqrt(within.mean() / found.between)), np.sqrt(others / np.maximum(found.without, _SAME))
-
-
-def median(values: np.ndarray) -> Interval:
-    """With the order statistics that hold it in 95 % of all draws, the lowest and highest where there are few [n]."""
-    ordered, n = np.sort(values), len(values)
-    place = max(0, int(stats.binom.ppf(0.025, n, 0.5)) - 1)
-    return Interval(float(np.median(ordered)), float(ordered[place]), float(ordered[n - 1 - place]))
 
 
 def own_nearest(features: np.ndarray) -> Measure:

@@ -1,35 +1,64 @@
-"""What features know of each factor: models in, tables, JSON and one picture out."""
+"""What features know of each factor: models in, tables, records and one picture out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
+from tqdm import tqdm
 
 from gdt.common.errors import UserError, memory_told
-from gdt.common.files import write_text
-from gdt.eval import results as tables
-from gdt.eval.factors.features import EMBEDDING, TRUNK, Made, features
-from gdt.eval.factors.measures import distances, moved, recognised, told
-from gdt.eval.factors.picture import matrix
-from gdt.eval.factors.promises import RULES, Promises, Seen, kept, promises
-from gdt.eval.factors.results import WORDS, Result, Row, embedding_lines, to_json, trunk_lines
+from gdt.eval import record
+from gdt.eval.drawing import save
+from gdt.eval.extract import outputs
+from gdt.eval.factors.lines import (
+    EMBEDDING,
+    PLACES,
+    TRUNK,
+    WORDS,
+    by_model,
+    embedding_lines,
+    measures,
+    told_of,
+    trunk_lines,
+)  # fmt: skip
+from gdt.eval.factors.probing import distances, moved, recognised, told
+from gdt.eval.factors.promises import (
+    MOVES,
+    MOVES_MORE,
+    MOVES_RANDOM,
+    TOLD,
+    TOLD_RANDOM,
+    Promises,
+    Seen,
+    kept,
+    promises,
+)  # fmt: skip
+from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
-from gdt.eval.settings.factors import Factors
-from gdt.eval.subjects import Model, asked_for, held_out, name_of
-from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.eval.plots import matrix
+from gdt.eval.record import Factor, Record
+from gdt.eval.subjects import Data, checkpoints, held_out
+from gdt.eval.tables import write_tables
+from gdt.pipeline.leaves import Clip
+from gdt.pipeline.loader import Batch
+from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.video import Video
 from gdt.train.checkpoint import Trained, load_model
-from gdt.train.models.gdt import any_device, modalities_of
+from gdt.train.models.gdt import GDT, any_device, modalities_of
 from gdt.train.provenance import Provenance
 
+NAME = "factors.json"
 _SEEN_AND_HEARD = ("video", "audio")
 """Modalities whose networks are looked at."""
+Made = dict[str, list[np.ndarray]]
+"""By place and model, float32 [n, s, k, d]."""
 
 
 def factors(settings: Factors) -> str:
@@ -38,59 +67,44 @@ def factors(settings: Factors) -> str:
     Raises UserError where a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
     with memory_told("set --videos lower"):
-        results = evaluated(settings)
-    out = settings.out or Path("runs") / f"factors-{results[0].dataset}"
-    out.mkdir(parents=True, exist_ok=True)
-    text = "\n\n".join("\n".join(told_of(result)) for result in results)
-    every = [lines for result in results for lines in (embedding_lines(result), trunk_lines(result)) if len(lines) > 1]
-    write_text(out / "table.txt", text + "\n")
-    write_text(out / "table.tex", "\n\n".join(tables.to_latex(lines) for lines in every) + "\n")
-    write_text(out / "factors.json", to_json(results) + "\n")
-    matrix(results).savefig(out / "factors.png", dpi=150)
+        found = evaluated(settings)
+    out = settings.out or Path("runs") / f"factors-{found[0].dataset}"
+    models = by_model(found).values()
+    text = "\n\n".join("\n".join(told_of(rows)) for rows in models)
+    every = [lines for rows in models for lines in (embedding_lines(rows), trunk_lines(rows)) if len(lines) > 1]
+    write_tables(out, text, every)
+    record.write(out / NAME, found)
+    save(matrix(found), out / "factors.png")
     return f"\n{text}\n\ntables (txt, tex), numbers (json) and picture: {out}/"
 
 
-def evaluated(settings: Factors) -> list[Result]:
-    """The results of all checkpoints, in their order."""
-    trained = {path: load_model(path) for path in dict.fromkeys(settings.ckpt)}
-    first = next(iter(trained.values()))
-    dataset, index = asked_for(settings.ckpt[0], first, settings.dataset, settings.shards)
-    split = settings.split or ("test" if (index.split == "test").any() else "val")
-    videos = held_out(index, split).queries
-    order = np.random.default_rng(settings.seed).permutation(videos)
+def evaluated(settings: Factors) -> list[Record]:
+    """The records of all checkpoints, in their order."""
+    first = load_model(settings.ckpt[0])
+    data = Data.asked_for(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
+    models = checkpoints(first, settings.ckpt)
+    order = np.random.default_rng(settings.seed).permutation(held_out(data.index, data.split).queries)
     device = any_device()
     provenance = Provenance.of(device)
-    data = fingerprint(index)
     found = []
-    names = [name_of(path) for path in trained]
-    for path, model in trained.items():
-        name, digest = name_of(path), Model(name_of(path), path, model, False).digest
-        print(f"{path}: {model.name}", flush=True)
-        promised = promises(model)
-        rows, notes = _rows(model, index, order, promised, settings, device)
-        seen: Literal["others", "these", "unknown"]
-        seen = "unknown" if model.data != data else "these" if model.settings.split == split else "others"
-        found.append(
-            Result(
-                model=name if names.count(name) == 1 else f"{name} ({digest[:8]})",
-                weights=digest,
-                checkpoint=path,
-                preset=model.name,
-                composition=promised.composition,
-                step=model.step,
-                seed=model.settings.seed,
-                dataset=dataset,
-                data=data,
-                split=split,
-                trained_on=seen,
-                rows=tuple(rows),
-                notes=tuple(notes),
-                evaluation=settings,
-                pretraining=model.settings,
-                provenance=provenance,
-            )
-        )
+    for model in models:
+        print(f"{model.path}: {model.trained.name}", flush=True)
+        promised = promises(model.trained)
+        rows, notes = _rows(model.trained, data.index, order, promised, settings, device)
+        how = {"composition": promised.composition} if promised.composition else {}
+        for factor, trial, places in rows:
+            found.append(
+                model.record(
+                    data, settings, protocol="factors", factor=factor, queries=len(trial.videos),
+                    clips=len(trial.leaves), measures=measures(places), how=how, notes=tuple(notes),
+                    provenance=provenance,
+                )
+            )  # fmt: skip
     return found
+
+
+Row = tuple[Factor, Trial, dict[str, Seen]]
+"""What was seen of a factor, by place."""
 
 
 def _rows(
@@ -124,6 +138,37 @@ def _rows(
             places = {place: _seen(values[place], trial, settings) for place in (TRUNK, *heads)}
             rows.append(_row(trial, trial.network, trial.values, places, promised))
     return rows, list(dict.fromkeys([*notes, *unfit]))
+
+
+def features(
+    models: Sequence[GDT], index: Index, trials: Sequence[Trial], clip: Clip, device: torch.device
+) -> list[Made]:
+    """What each of the models, which are in evaluation mode, makes of each of the trials, which are of one network.
+
+    The clips are loaded once for all models. Raises UserError where a shard is damaged.
+    """
+    if not trials:
+        return []
+    network = trials[0].network
+    parts = [
+        [model.get_submodule(name).to(device) for name in (f"{network}_network", f"mlp_{network[0]}")]
+        for model in models
+    ]
+
+    def made(batch: Batch) -> list[Tensor]:
+        pooled = [trunk(batch.inputs[network]) for trunk, _ in parts]
+        return [*pooled, *(head(values) for (_, head), values in zip(parts, pooled, strict=True))]
+
+    plans = chain.from_iterable(trial.plans() for trial in trials)
+    total = sum(len(trial.leaves) for trial in trials)
+    bar = tqdm(total=total, unit="clip", desc=f"clips of {network}", mininterval=1.0, leave=False)
+    ends = np.cumsum([len(trial.leaves) for trial in trials])[:-1]
+    values = [np.split(rows, ends) for rows in outputs(index, plans, clip, device, made, bar)]
+    found = []
+    for number, trial in enumerate(trials):
+        each = [rows[number].reshape(*trial.shape, -1) for rows in values]
+        found.append(dict(zip(PLACES, (each[: len(models)], each[len(models) :]), strict=True)))
+    return found
 
 
 def _networks(trained: Trained, index: Index, order: np.ndarray) -> tuple[list[str], list[str]]:
@@ -171,10 +216,11 @@ def _trials(planner: Planner, promised: Promises, networks: Sequence[str]) -> tu
 def _seen(values: Sequence[np.ndarray], trial: Trial, settings: Factors) -> Seen:
     """Both numbers of the model and of random weights, [n, s, k, d] each."""
     if isinstance(trial.transformation, Video):
-        return Seen(None, None, None, *map(recognised, values))
+        return dict(zip((TOLD, TOLD_RANDOM), map(recognised, values), strict=True))
     own, random = map(distances, values)
-    answers = (told(each, settings.folds, settings.probe_c, settings.seed) for each in values)
-    return Seen(moved(own), moved(random), moved(own, random), *answers)
+    answers = [told(each, settings.folds, settings.probe_c, settings.seed) for each in values]
+    seen = {MOVES: moved(own), MOVES_RANDOM: moved(random), MOVES_MORE: moved(own, random)}
+    return seen | dict(zip((TOLD, TOLD_RANDOM), answers, strict=True))
 
 
 def _between(parts: Sequence[tuple[Trial, Made]], promised: Promises, settings: Factors) -> Row:
@@ -188,41 +234,7 @@ def _between(parts: Sequence[tuple[Trial, Made]], promised: Promises, settings: 
 
 def _row(trial: Trial, network: str, values: tuple[str, ...], places: dict[str, Seen], promised: Promises) -> Row:
     name = trial.transformation.name
-    embedding = places.get(EMBEDDING)
     holds, against = None, ""
-    if embedding is not None and name in promised.contrasts:
-        holds, against = kept(name, promised.contrasts, embedding)
-    return Row(
-        name, network, values, len(trial.videos), len(trial.leaves), promised.of(name), places.get(TRUNK), embedding,
-        holds, against,
-    )  # fmt: skip
-
-
-def told_of(result: Result) -> list[str]:
-    """The tables of a model, and what a reader needs to trust them, line by line."""
-    counts = tables.span(row.videos for row in result.rows)
-    clips = result.evaluation.starts
-    trained = {"others": "", "these": ", which it has learned from", "unknown": ""}[result.trained_on]
-    lines = [f"{result.model}: {result.preset}, {result.step} steps, {result.checkpoint}"]
-    lines += [f"composition: {result.composition}"] if result.composition else []
-    if len(embeddings := embedding_lines(result)) > 1:
-        lines += ["", "Embeddings, which the loss compares:", "", tables.layout(embeddings)]
-    lines += ["", "Features of the trunk:", "", tables.layout(trunk_lines(result)), ""]
-    lines += [
-        f"{result.dataset}, {result.split}: {counts} videos{trained}, {clips} clips each; in brackets 95 % intervals "
-        "over videos",
-        "moves: distance between values of the factor, all else the same, as a multiple of that between videos; of "
-        "features at length 1",
-        f"told: by a linear probe, in videos that it has not seen ({result.evaluation.folds} folds); of time_shift the "
-        "third of the video; of video, how often the nearest clip of another time is of the same video",
-        "random: random weights of the same network; · not varied, which promises nothing",
-    ]
-    if any(row.factor == "modality" for row in result.rows):
-        lines.append("modality: the two trunks have no feature in common, so that only embeddings can be compared")
-    lines += result.notes
-    if any(row.kept is not None for row in result.rows):
-        lines += RULES
-        broken = [row for row in result.rows if row.kept is False]
-        lines += [f"not kept: {row.factor} of {row.of} is {row.promise}, but {row.against}" for row in broken]
-        lines += [] if broken else ["every promise is kept"]
-    return lines
+    if EMBEDDING in places and name in promised.contrasts:
+        holds, against = kept(name, promised.contrasts, places[EMBEDDING])
+    return Factor(name, network, values, promised.of(name), holds, against), trial, places

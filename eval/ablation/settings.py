@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from gdt.common.errors import UserError, require_positive
-from gdt.eval.settings.downstream import require_places
-from gdt.eval.settings.search import RECALL
+from gdt.eval.search.settings import RECALL
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 
@@ -64,7 +63,7 @@ class Ablation:
     """Folder of the runs and the table; default runs/ablation-<dataset>."""
 
     def __post_init__(self) -> None:
-        require_places(self.side_by_side)
+        require_positive(self, "", "side_by_side", least=0)
         require_positive(self, "", "clips")
         if RECALL in self.labels and len(self.labels) > 1:
             raise UserError("--labels recall stands alone: recall across modalities takes no labels")
