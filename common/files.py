@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -56,7 +56,8 @@ def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
         write_text(out / "table.txt", text)
         write_lines(out / "rows.jsonl", map(dump_row, rows))
     """
-    partial = partial_of(path) if scratch is None else scratch / path.name
+    partial = path.with_name(path.name + ".partial") if scratch is None else scratch / path.name
+    partial.unlink(missing_ok=True)
     try:
         with partial.open("wb") as file:
             yield file
@@ -78,26 +79,6 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Write a text file with `writing`, from lines that end with their line breaks and come one at a time."""
     with writing(path) as file:
         file.writelines(line.encode() for line in lines)
-
-
-def partial_of(path: Path) -> Path:
-    """The name of a file while it is being written; what lies there, of whatever kind, is removed."""
-    partial = path.with_name(path.name + ".partial")
-    partial.unlink(missing_ok=True)
-    return partial
-
-
-def publish(partial: Path, path: Path) -> None:
-    """Flush a finished temporary file to disk and give it its name. Superseded by `writing`."""
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.rename(path)
-
-
-def write_with(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file with a function that takes it, open. Superseded by `writing`."""
-    with writing(path) as file:
-        write(file)
 
 
 def dump_row(row: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
-from gdt.common.files import write_with
+from gdt.common.files import writing
 from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -110,8 +110,6 @@ def stored(
         return found
     features = _taken(videos, *whole) if whole else None
     features = features or extract(trained, index, videos, clips, device)
-    write_with(
-        path,
-        lambda file: np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum),
-    )
+    with writing(path) as file:
+        np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
     return features

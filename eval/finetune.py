@@ -7,7 +7,6 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import write_lines, write_with
+from gdt.common.files import write_lines, writing
 from gdt.eval.extract import outputs
 from gdt.eval.measures import Measure
 from gdt.eval.retrieval import top_k
@@ -303,7 +302,8 @@ class Finetuning:
     def _write(self, name: str, state: dict[str, Any]) -> None:
         path = self.folder / name
         try:
-            write_with(path, partial(torch.save, state))
+            with writing(path) as file:
+                torch.save(state, file)
         except (OSError, RuntimeError) as error:  # RuntimeError is how torch's writer tells of a full disk
             raise UserError(
                 f"{path} cannot be written ({first_line(error)}); see that there is room, then run the same command "

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError
+from gdt.pipeline.compiled import resize
 from gdt.pipeline.device import Canvas, Device
 from gdt.pipeline.graphs import Pipeline, video_graph
 from gdt.pipeline.jpeg import decode
-from gdt.pipeline.kernels import resize
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 

@@ -40,15 +40,14 @@ def video_graph(size: int, branches: int, decoder: str, hardware: float) -> Any:
 
 
 @pipeline_def
-def audio_graph(device: DaliDevice) -> Any:
+def audio_graph(device: DaliDevice, mean: float, scale: float) -> Any:
     """Log-mel rows [frames, bands] -> made louder, normalised, masked: float32 [bands, frames]."""
-
-    def source(name: str, dtype: Any, ndim: int) -> Any:
-        node = fn.external_source(name=name, batch=True, dtype=dtype, ndim=ndim)
-        return node.gpu() if device.operators == "gpu" and name in _AUDIO_DATA else node
-
-    rows, gain = source("rows", types.FLOAT, 2), source("gain", types.FLOAT, 0)
-    mean, scale = source("mean", types.FLOAT, 0), source("scale", types.FLOAT, 0)
+    rows, gain = (
+        fn.external_source(name=name, batch=True, dtype=types.FLOAT, ndim=ndim)
+        for name, ndim in (("rows", 2), ("gain", 0))
+    )
+    if device.operators == "gpu":
+        rows, gain = rows.gpu(), gain.gpu()
     louder = rows + gain * (rows > MEL_FLOOR)  # silence stays silent: a gain on zero energy changes nothing
     bank = fn.transpose((louder - mean) * scale, perm=[1, 0])
     for axis, name in enumerate(("frequency", "time")):
@@ -59,7 +58,6 @@ def audio_graph(device: DaliDevice) -> Any:
 
 
 AUDIO_CLIPS = 1024
-_AUDIO_DATA = ("rows", "gain", "mean", "scale")
 
 
 class Pipeline:

@@ -5,8 +5,8 @@ of it is under a checksum: what is read in pieces (PIECES) piece by piece, all e
 shards lie `index.h5` (one row per video of all shards, classes, statistics; the one file opened at start, sealed too)
 and `rejected.jsonl` (every video left out, and why).
 
-A new column of the video table is a line of `VideoTable`, and an argument of VideoRecord where it is filled; raise
-SCHEMA (seal.py), since the shards that there are lack it.
+A new column of the video table is a line of `VideoTable`, and one of the columns of a VideoRecord where it is filled
+(preprocess/worker.py); raise SCHEMA (seal.py) with it, since the shards that there are lack the column.
 """
 
 from __future__ import annotations

@@ -23,6 +23,11 @@ from tests.conftest import ROOT
 """The README's recipe for a transformation of one's own."""
 
 
+def test_every_file_of_transformations_is_a_factor() -> None:
+    files = {path.stem for path in (ROOT / "pipeline" / "transformations").glob("*.py")} - {"__init__", "base"}
+    assert files == set(TRANSFORMATIONS)
+
+
 def test_a_composition_is_read() -> None:
     text = "video:d:4 time_shift:d:3 speed(0.5,1,2):d:2 modality:i:2:differs augmentation:i:1"
     video, shift, speed, modality, augmentation = parse(text, 4).factors

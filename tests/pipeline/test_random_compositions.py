@@ -26,6 +26,7 @@ from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.transformations.video import Video
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.loss import gdt_loss
+from tests.pipeline.test_tree import same_leaves
 from tests.train.test_loss import RHO, embed, tensors
 
 SOURCE = Source(np.arange(40), np.full(40, 50), 30)
@@ -159,13 +160,10 @@ def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: 
     if composition.videos_per_batch % world:
         assume(False)
     parts = [shared(plan, rank, world) for rank in range(world)]
-    leaf = np.concatenate([part.columns["leaf"] for part in parts])
-    assert np.array_equal(np.sort(leaf), np.arange(len(plan)))
-    for name, values in plan.columns.items():
-        assert np.array_equal(np.concatenate([part.columns[name] for part in parts]), values[leaf])
-    for field in ("video", "modality", "start", "frames", "mel_frames", "words", "words_seconds", "turns"):
-        joined = np.concatenate([getattr(part.leaves, field) for part in parts])
-        assert np.array_equal(joined, getattr(plan.leaves, field)[leaf])
+    same_leaves(parts, plan)
+    for part in parts:
+        for modality in np.unique(part.leaves.modality):  # each in the order of the tree
+            assert (np.diff(part.columns["leaf"][part.leaves.modality == modality]) > 0).all()
     videos = [set(part.leaves.video.tolist()) for part in parts]
     assert sum(map(len, videos)) == composition.videos_per_batch  # no video is on two ranks
 
@@ -175,6 +173,5 @@ def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: 
 def test_what_is_printed_is_read_again(composition: Composition) -> None:
     again = parse(str(composition), composition.videos_per_batch)
     assert str(again) == str(composition)
-    assert [str(f.transformation) for f in again.factors] == [str(f.transformation) for f in composition.factors]
     assert all(np.array_equal(a, b) for a, b in zip(
         plan_of(again).columns.values(), plan_of(composition).columns.values(), strict=True))  # fmt: skip

@@ -203,7 +203,9 @@ NAMES = ["colour", "a/b", ".", "..", "100%", "%2F", "/", "é ü", "label/x", " "
 
 
 def test_an_index_says_what_the_list_says_and_any_column_may_be_the_labels(copy: Path, index: Index) -> None:
-    assert index.columns == {}
+    assert index.columns == {} and index.labelled("label") is index
+    with pytest.raises(UserError, match=r"index.h5 has no column 'colour'; it has label$"):
+        index.labelled("colour")
     n, draw = len(index), random.Random(0)
     values = {name: [draw.choice(["", "blue", "réd", "a/b"]) for _ in range(n)] for name in NAMES}
     labels, splits = [f"class {k % 4}" if k % 5 else "" for k in range(n)], ["test"] * n
@@ -231,17 +233,6 @@ def test_an_index_says_what_the_list_says_and_any_column_may_be_the_labels(copy:
     assert {path: path.read_bytes() for path in paths} == shards
 
 
-def test_an_index_without_further_columns_has_its_labels_alone(index: Index) -> None:
-    assert index.labelled("label") is index
-    with pytest.raises(UserError, match=r"index.h5 has no column 'colour'; it has label$"):
-        index.labelled("colour")
-
-
-def test_no_shards_names_the_command_that_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="make preprocess DATASET=kinetics"):
-        Index.open(tmp_path / "kinetics")
-
-
 def test_another_schema_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gdt.pipeline.shards.seal.SCHEMA", 3)
     with pytest.raises(UserError, match="it has schema 2 and this version reads schema 3; make the shards anew"):
@@ -259,12 +250,6 @@ def test_a_shard_cut_in_half_is_named(copy: Path) -> None:
         Index.open(copy)
 
 
-def test_a_damaged_index_is_one_sentence(copy: Path) -> None:
-    (copy / "index.h5").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="index.h5 is damaged"):
-        Index.open(copy)
-
-
 def test_no_bit_of_an_index_can_flip_unseen(copy: Path) -> None:
     path = copy / "index.h5"
     whole = path.read_bytes()
@@ -274,9 +259,10 @@ def test_no_bit_of_an_index_can_flip_unseen(copy: Path) -> None:
         with pytest.raises(UserError, match="index.h5 is damaged: .* run the same 'make preprocess' command again"):
             Index.open(copy)
         path.write_bytes(whole)
-    path.write_bytes(whole + b"x")
-    with pytest.raises(UserError, match=r"index.h5 is damaged: it has \d+ bytes instead of"):
-        Index.open(copy)
+    for other, why in ((whole + b"x", r"it has \d+ bytes instead of"), (b"nonsense", "its first line is not")):
+        path.write_bytes(other)
+        with pytest.raises(UserError, match=f"index.h5 is damaged: {why}"):
+            Index.open(copy)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +292,9 @@ def test_a_shard_that_is_not_the_one_of_the_index_is_refused(copy: Path, shards:
     assert len(ShardReader(index).frames(video, np.arange(5))) == 5
 
 
-def test_an_unfinished_folder_is_not_called_empty(copy: Path) -> None:
+def test_an_empty_folder_names_the_command_and_an_unfinished_one_is_not_called_so(copy: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="make preprocess DATASET=kinetics"):
+        Index.open(tmp_path / "kinetics")
     (copy / "index.h5").unlink()
     with pytest.raises(UserError, match=r"holds 3 shards and no index.h5, so preprocessing has not come to its end"):
         Index.open(copy)
