@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from heapq import nlargest
+from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,17 +193,13 @@ def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -
             raise Rejected("its sound is silence" if len(waveform) else "it has no sound")
         if len(waveform):
             note = note or "its sound is silence"
-    sums = _write_bank(waveform, bank) if heard else np.zeros(3, np.int64)
-    if not heard:
-        bank.touch()
+    sums = _write_bank(waveform if heard else Waveform(target.pcm, most=0), bank)
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
     words = video.words
     if words is not None:  # those said after the picture has ended are of no use
-        spoken = [k for k in range(len(words.token)) if words.end[k] <= seconds]
-        words = Words(
-            [words.token[k] for k in spoken], [words.start[k] for k in spoken], [words.end[k] for k in spoken]
-        )
+        within = [end <= seconds for end in words.end]
+        words = Words(*(list(compress(column, within)) for column in astuple(words)))
     record = VideoRecord(
         video.id, video.label, video.split, ",".join(video.folds), taken.height, taken.width, silence, note,
         taken.jpeg, taken.sizes, bank, *(astuple(words) if words else ()),
