@@ -22,7 +22,6 @@ from gdt.common.errors import UserError
 from gdt.common.files import is_full, open_regular
 from gdt.pipeline.shards.index import mel_sums
 from gdt.pipeline.shards.layout import VideoRecord, write_shard
-from gdt.preprocess import scratch
 from gdt.preprocess.datasets.listing import Words, size_of
 from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums
 from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
@@ -85,7 +84,7 @@ def make_numbered(task: tuple[int, ShardTask]) -> tuple[int, Made]:
 
 def full_disk_named(error: Exception, folder: Path) -> Exception:
     """A full disk as a sentence; what else may go wrong with files as it is."""
-    if not (is_full(error) or scratch.is_full(error)):
+    if not is_full(error):
         return error
     return UserError(
         f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
