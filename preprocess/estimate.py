@@ -8,7 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import dask
@@ -63,7 +63,8 @@ def estimate(settings: Preprocess) -> str:
         stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))
         began = time.perf_counter()
         with cluster.connect("", workers) as client:
-            warm = (_first(task, scratch / f"shard-{900_000 + k}.h5") for k, task in enumerate([tasks[0]] * workers))
+            first = replace(tasks[0], videos=tasks[0].videos[:1], sizes=tasks[0].sizes[:1])
+            warm = (replace(first, path=scratch / f"shard-{900_000 + k}.h5") for k in range(workers))
             list(cluster.unordered(client, _decode, warm, workers))  # they pay for the imports
             start = time.perf_counter() - began
             until = time.monotonic() + _SECONDS
@@ -112,11 +113,6 @@ def _tasks(videos: VideoList, scratch: Path, settings: Preprocess) -> list[Shard
             sizes = [size for _, size in rows[: len(group)]]
             tasks.append(ShardTask(path, group, settings.extraction, videos.source, "", sizes, last=True))
     return [tasks[k] for k in np.random.default_rng(0).permutation(len(tasks))]
-
-
-def _first(task: ShardTask, path: Path) -> ShardTask:
-    """The first video of a task alone."""
-    return ShardTask(path, task.videos[:1], task.extraction, task.source, "", task.sizes[:1], last=True)
 
 
 def _decode(task: ShardTask) -> _Sample:

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import shutil
-import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -52,8 +51,8 @@ class Preprocess(cluster.Workers):
     """Of `--help`, and the settings below them."""
 
     dataset: str = "folder"
-    """Which layout the videos have: folder, ig65m, kinetics, ucf101, hmdb51, howto100m, vggsound, audioset, synthetic
-    or synthetic-hard."""
+    """Which layout the videos have: folder (any tree) or a data set, such as kinetics or synthetic; an unknown name
+    lists them."""
     source: Path | None = None
     """Folder of the videos. The synthetic sets are generated there (default data/videos/<dataset>)."""
     destination: Path | None = None
@@ -104,7 +103,7 @@ def run(settings: Preprocess) -> Summary:
     """Make every shard that is not there yet, then the index. Raises UserError on bad input, before any work."""
     try:
         return _run(settings)
-    except (OSError, RuntimeError, sqlite3.Error) as error:
+    except (OSError, RuntimeError) as error:
         raise full_disk_named(error, settings.shard_folder) from error
 
 
@@ -117,7 +116,8 @@ def _run(settings: Preprocess) -> Summary:
         source = settings.source_folder
         videos = listed(as_planned(items, source, destination), settings, destination, stack)
         if not len(videos):
-            raise UserError(f"none of the videos in {source} can be used: {_first_missing(videos)}")
+            why = next(map("{id}: {reason}".format_map, map(json.loads, videos.missing_rows())), "there are none")
+            raise UserError(f"none of the videos in {source} can be used: {why}")
         details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.dataset} | language
         _refuse_to_replace(videos, destination, details, settings.drop_gone)
         if not settings.scheduler:  # elsewhere, workers may still be at what a killed run gave them
@@ -195,17 +195,12 @@ def tell_changed(settings: Preprocess, shares: Shares) -> None:
         print(f"{', '.join(changes)}; videos that change their split by it are counted as relabelled", flush=True)
 
 
-def _first_missing(videos: VideoList) -> str:
-    row = next(videos.missing_rows(), None)
-    return "there are none" if row is None else "{id}: {reason}".format(**json.loads(row))
-
-
 def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, Any], drop_gone: bool) -> None:
     """A wrong SOURCE, a disk that is not mounted or a changed option must not replace finished shards, which may be
     days of work.
     """
-    there = list(destination.glob("shard-*.h5"))
-    for path in there:
+    before = read_settings(destination)
+    for path in destination.glob("shard-*.h5"):
         try:
             seal_of(path)
         except OtherSchema as error:
@@ -215,10 +210,7 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
             ) from error
         except (OSError, Damaged):
             pass  # it is made again
-    if not there:
-        return
-    before = read_settings(destination)
-    if before is None:
+    if before is None or not any(destination.glob("shard-*.h5")):
         return
     changed = [
         f"{name.replace('_', '-')} {before.get(name)}, now {value}"

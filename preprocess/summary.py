@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import nlargest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,20 +63,22 @@ class Summary:
         return len(self.index.shard_names) - self.shards_made
 
     @property
-    def hours(self) -> float:
-        return float(self.index.frame_count.sum()) / self.index.fps / 3600
-
-    @property
-    def gigabytes(self) -> float:
-        return float(self.index.shard_bytes.sum()) / 1e9
-
-    @property
     def without_sound(self) -> int:
         return int((self.index.mel_count == 0).sum())
 
     @property
-    def silent_seconds(self) -> float:
-        return float(self.index.silence.sum())
+    def figures(self) -> dict[str, Any]:
+        """What `summary.json` says."""
+        index = self.index
+        splits = {split: int(np.count_nonzero(index.split == split)) for split in _SPLITS}
+        return {
+            "videos": self.videos, "kept": self.kept, "decoded": self.decoded, "relabelled": self.relabelled,
+            "left_out": self.reasons, "notes": self.notes, "splits": {split: n for split, n in splits.items() if n},
+            "classes": len(index.classes), "hours": float(index.frame_count.sum()) / index.fps / 3600,
+            "gigabytes": float(index.shard_bytes.sum()) / 1e9, "without_sound": self.without_sound,
+            "silent_seconds": float(index.silence.sum()), "words": int(index.text_count.sum()),
+            "slowest": self.slowest,
+        }  # fmt: skip
 
 
 def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int, slow: Sequence[Slow]) -> Summary:
@@ -93,14 +95,7 @@ def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: in
     summary = Summary(
         index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, slowest
     )
-    row = {
-        "videos": videos, "kept": summary.kept, "decoded": decoded, "relabelled": relabelled,
-        "left_out": summary.reasons, "notes": summary.notes,
-        "splits": _splits(index), "classes": len(index.classes), "hours": summary.hours,
-        "gigabytes": summary.gigabytes, "without_sound": summary.without_sound,
-        "silent_seconds": summary.silent_seconds, "words": int(index.text_count.sum()), "slowest": slowest,
-    }  # fmt: skip
-    write_text(path, json.dumps(row, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(summary.figures, indent=1, ensure_ascii=False) + "\n")
     return summary
 
 
@@ -110,17 +105,13 @@ def _kind(reason: str) -> str:
     return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
 
 
-def _splits(index: Index) -> dict[str, int]:
-    return {split: n for split in _SPLITS if (n := int(np.count_nonzero(index.split == split)))}
-
-
 def describe(summary: Summary) -> str:
     """The table printed at the end of a run."""
-    index, folder = summary.index, summary.index.folder
-    splits = ", ".join(f"{n} {split}" for split, n in _splits(index).items())
+    index, folder, figures = summary.index, summary.index.folder, summary.figures
+    splits = ", ".join(f"{n} {split}" for split, n in figures["splits"].items())
     lines = [
         f"{summary.kept} of {summary.videos} videos kept ({splits}; {len(index.classes)} classes), "
-        f"{summary.hours:.2f} hours, {summary.gigabytes:.2f} GB in {folder}",
+        f"{figures['hours']:.2f} hours, {figures['gigabytes']:.2f} GB in {folder}",
         f"{summary.decoded} decoded, {summary.relabelled} relabelled; {summary.shards_made} shards made now, "
         f"{summary.shards_kept} were there already",
     ]
@@ -132,10 +123,12 @@ def describe(summary: Summary) -> str:
         lines += _counts(summary.notes)
     if summary.without_sound:
         lines.append(f"{summary.without_sound} kept without sound: only presets a to d can learn from them")
-    lines.append(f"{summary.silent_seconds:.0f} s of the sound are silence")
+    lines.append(f"{figures['silent_seconds']:.0f} s of the sound are silence")
     if index.settings.get("vocabulary"):
-        words, videos = int(index.text_count.sum()), int((index.text_count > 0).sum())
-        lines.append(f"{words} words in {videos} videos, beside stop words and those that the word2vec file lacks")
+        videos = int((index.text_count > 0).sum())
+        lines.append(
+            f"{figures['words']} words in {videos} videos, beside stop words and those that the word2vec file lacks"
+        )
     if summary.slowest:
         named = ", ".join(f"{row.id} ({row.seconds:.1f} s)" for row in summary.slowest[:3])
         lines.append(f"slowest: {named}; all figures in {folder / SUMMARY}")

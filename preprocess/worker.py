@@ -21,7 +21,6 @@ from gdt.common.errors import UserError
 from gdt.common.files import is_full, open_regular
 from gdt.pipeline.shards.index import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
-from gdt.preprocess import scratch
 from gdt.preprocess.datasets.listing import Words, size_of
 from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums
 from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
@@ -84,7 +83,7 @@ def make_numbered(task: tuple[int, ShardTask]) -> tuple[int, Made]:
 
 def full_disk_named(error: Exception, folder: Path) -> Exception:
     """A full disk as a sentence; what else may go wrong with files as it is."""
-    if not (is_full(error) or scratch.is_full(error)):
+    if not is_full(error):
         return error
     return UserError(
         f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
@@ -192,9 +191,7 @@ def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -
             raise Rejected("its sound is silence" if len(waveform) else "it has no sound")
         if len(waveform):
             note = note or "its sound is silence"
-    sums = _write_bank(waveform, bank) if heard else np.zeros(3, np.int64)
-    if not heard:
-        bank.touch()
+    sums = _write_bank(waveform if heard else Waveform(target.pcm, most=0), bank)
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
     words = video.words or Words([], [], [])

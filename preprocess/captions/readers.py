@@ -13,7 +13,6 @@ import json
 import math
 import re
 import reprlib
-import sqlite3
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -117,9 +116,9 @@ class _Spool(Captions):
             scratch.mkdir(parents=True, exist_ok=True)
             self._said = database(scratch, "CREATE TABLE said (id, block); CREATE INDEX ids ON said (id)")
             self._said.executemany("INSERT INTO said VALUES (?, ?)", blocks)
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             raise UserError(
-                f"cannot set captions aside in {scratch}: {getattr(error, 'strerror', error)}; they take about half "
+                f"cannot set captions aside in {scratch}: {error.strerror or error}; they take about half "
                 "of the size of the file they come from"
             ) from error
         if not len(self):

@@ -17,20 +17,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from gdt.preprocess.synthetic import drawing
 from gdt.preprocess.synthetic.beat import Array, Beat, Motion, Sound, Tempo, decay
-from gdt.preprocess.synthetic.drawing import (
-    SAMPLE_RATE,
-    Frames,
-    Thing,
-    Times,
-    backdrop,
-    draw_ground,
-    draw_thing,
-    paint,
-    room,
-    tone,
-    wavetable,
-)  # fmt: skip
 from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video
 
 RAMP = 0.9
@@ -241,7 +229,7 @@ class SyntheticHard(GeneratedSet):
 class Idle:
     """A thing that does nothing: how it looks, and how it moves all the same."""
 
-    thing: Thing
+    thing: drawing.Thing
     kind: str
     rate: float
     """Of a circle or a wobble, in Hz: slower than any action; negative in the other sense."""
@@ -266,7 +254,7 @@ class Voice:
     delay: float
     """Seconds behind the picture."""
 
-    def beat(self, times: Times) -> Beat:
+    def beat(self, times: drawing.Times) -> Beat:
         """The beat that is heard at times [N] in seconds."""
         return self.tempo.beat(times - self.delay)
 
@@ -279,7 +267,7 @@ class Scene:
     tempo: Tempo
     pace: str
     """Of TEMPI."""
-    actor: Thing
+    actor: drawing.Thing
     colour: str
     """Of COLOURS."""
     timbre: str
@@ -322,11 +310,11 @@ class Scene:
         }
 
 
-def draw_coloured(rng: np.random.Generator, place: float) -> tuple[Thing, str]:
+def draw_coloured(rng: np.random.Generator, place: float) -> tuple[drawing.Thing, str]:
     """A thing, and the name of its colour; actors and others are drawn alike but for how far out they are."""
     number = int(rng.integers(len(COLOURS)))
     hue = number / len(COLOURS) + rng.uniform(-0.03, 0.03)
-    return draw_thing(rng, hue, (0.24, 0.34), place, drift=0.15), COLOURS[number]
+    return drawing.draw_thing(rng, hue, (0.24, 0.34), place, drift=0.15), COLOURS[number]
 
 
 def draw_idle(rng: np.random.Generator, seconds: float) -> Idle:
@@ -360,7 +348,7 @@ def draw_scene(settings: SyntheticHard, split: str, action: str, n: int) -> Scen
     idle = tuple(draw_idle(rng, settings.seconds) for _ in range(others))
     shares = settings.late, settings.missing, settings.offscreen
     sound = str(rng.choice(SOUNDS, p=(1 - sum(shares), *shares)))
-    ground = draw_ground(rng, rng.uniform)
+    ground = drawing.draw_ground(rng, rng.uniform)
     return Scene(
         action=action,
         tempo=voice.tempo,
@@ -393,7 +381,7 @@ def _heard(rng: np.random.Generator, sound: str, voice: Voice) -> tuple[Voice, .
     return (voice,)
 
 
-def act(scene: Scene, times: Times) -> Motion:
+def act(scene: Scene, times: drawing.Times) -> Motion:
     """Where the actor is and how it looks at times [T] in seconds."""
     motion = ACTIONS[scene.action].move(scene.tempo.beat(times))
     sense = -1 if scene.mirrored else 1
@@ -401,7 +389,7 @@ def act(scene: Scene, times: Times) -> Motion:
     return motion._replace(x=x, y=y, angle=sense * np.asarray(motion.angle))
 
 
-def idle(thing: Idle, times: Times) -> Motion:
+def idle(thing: Idle, times: drawing.Times) -> Motion:
     """The same of a thing that does nothing; reversed in time, these motions are of their own kind again."""
     (x, y), (drift_x, drift_y) = thing.thing.place, thing.thing.drift
     turned = 2 * np.pi * thing.rate * times + thing.lead
@@ -416,23 +404,25 @@ def idle(thing: Idle, times: Times) -> Motion:
     return Motion(x=x + walked[0], y=y + walked[1])
 
 
-def paint_marked(frames: Frames, thing: Thing, motion: Motion) -> None:
+def paint_marked(frames: drawing.Frames, thing: drawing.Thing, motion: Motion) -> None:
     """Draw a thing and, on its rim, the marker that shows how far it has turned, into `frames` in place."""
-    paint(frames, thing, motion)
+    drawing.paint(frames, thing, motion)
     at = np.asarray(motion.angle) + thing.angle
     rim = RIM * thing.radius
     x, y = motion.x + rim * motion.width * np.cos(at), motion.y + rim * motion.height * np.sin(at)
     white = np.full((2, 3), 255, np.float32)
-    paint(frames, replace(thing, shape="circle", radius=0.3 * thing.radius, colours=white), motion._replace(x=x, y=y))
+    drawing.paint(
+        frames, replace(thing, shape="circle", radius=0.3 * thing.radius, colours=white), motion._replace(x=x, y=y)
+    )
 
 
-def picture(scene: Scene, settings: SyntheticHard) -> Frames:
+def picture(scene: Scene, settings: SyntheticHard) -> drawing.Frames:
     """The frames of a scene: uint8 [T, size, size, 3], frame k at k / fps seconds."""
     rng = np.random.default_rng(scene.seeds[0])
     times = np.arange(round(settings.seconds * settings.fps)) / settings.fps
     shake_x, shake_y = rng.normal(scale=scene.shake, size=(2, len(times))).astype(np.float32)
     pan_x, pan_y = (times * speed for speed in scene.pan)
-    frames = backdrop(scene.texture, scene.ground, pan_x + shake_x, pan_y + shake_y, settings.size, rng)
+    frames = drawing.backdrop(scene.texture, scene.ground, pan_x + shake_x, pan_y + shake_y, settings.size, rng)
     # the actor is in front: what it does is the one thing that is never hidden
     moving = [*((other.thing, idle(other, times)) for other in scene.idle), (scene.actor, act(scene, times))]
     for thing, motion in moving:
@@ -440,11 +430,11 @@ def picture(scene: Scene, settings: SyntheticHard) -> Frames:
     return frames
 
 
-def heard(voice: Voice, times: Times, rng: np.random.Generator) -> Array:
+def heard(voice: Voice, times: drawing.Times, rng: np.random.Generator) -> Array:
     """The waveform of a voice at times [samples] in seconds."""
-    table, mixed = wavetable(voice.timbre, rng), np.zeros(len(times), np.float32)
+    table, mixed = drawing.wavetable(voice.timbre, rng), np.zeros(len(times), np.float32)
     for part in ACTIONS[voice.action].sound(voice.beat(times)):
-        wave = tone(part, voice.pitch, table, times, times[-1] + 0.002, rng)
+        wave = drawing.tone(part, voice.pitch, table, times, times[-1] + 0.002, rng)
         mixed += (voice.loudness * part.loudness * wave).astype(np.float32)
     return mixed
 
@@ -452,8 +442,8 @@ def heard(voice: Voice, times: Times, rng: np.random.Generator) -> Array:
 def sound(scene: Scene, settings: SyntheticHard) -> Array:
     """The waveform of a scene, float32 [samples] within [-1, 1] at `SAMPLE_RATE`."""
     rng = np.random.default_rng(scene.seeds[1])
-    times = np.arange(round(settings.seconds * SAMPLE_RATE)) / SAMPLE_RATE
-    mixed = scene.noise * room(scene.ambience, len(times), rng)
+    times = np.arange(round(settings.seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
+    mixed = scene.noise * drawing.room(scene.ambience, len(times), rng)
     for voice in scene.voices:
         mixed += heard(voice, times, rng)
     return np.clip(mixed, -1, 1).astype(np.float32)

@@ -10,19 +10,8 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from gdt.preprocess.synthetic import drawing
 from gdt.preprocess.synthetic.beat import Array, Beat, Motion, Sound, Tempo, decay
-from gdt.preprocess.synthetic.drawing import (
-    SAMPLE_RATE,
-    Frames,
-    Thing,
-    backdrop,
-    draw_ground,
-    draw_thing,
-    paint,
-    room,
-    tone,
-    wavetable,
-)  # fmt: skip
 from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video
 
 TAKE_OFF, LANDING = 0.35, 0.8  # of a jump, in cycles
@@ -154,8 +143,8 @@ class Scene:
 
     action: str
     tempo: Tempo
-    actor: Thing
-    distractors: tuple[Thing, ...]
+    actor: drawing.Thing
+    distractors: tuple[drawing.Thing, ...]
     hue: float
     reach: float
     """Factor of the actor's excursions; negative values mirror them left to right."""
@@ -188,16 +177,16 @@ def draw_scene(settings: Synthetic, split: str, action: str, n: int) -> Scene:
     pitch, timbre, ambience = np.where(copied, (1 - size, hue, background), rng.uniform(size=3)).tolist()
     hues = rng.uniform(size=4).tolist()
     distractors = tuple(
-        draw_thing(rng, hues[i], _radius(rng.uniform(-1.2, -0.4)), place=0.9, drift=rng.choice((0, 0.15)))
+        drawing.draw_thing(rng, hues[i], _radius(rng.uniform(-1.2, -0.4)), place=0.9, drift=rng.choice((0, 0.15)))
         for i in range(rng.integers(1, 3))
     )
     # Panning, jitter, contrast of the background and noise are weak on purpose: where they outweigh the motion and the
     # events, cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch).
-    ground = draw_ground(rng, iter(hues[2:]).__next__)
+    ground = drawing.draw_ground(rng, iter(hues[2:]).__next__)
     return Scene(
         action=action,
         tempo=Tempo(start, rate, depth, period, lead),
-        actor=draw_thing(rng, hue, _radius(size), place=0.15, drift=0.05),
+        actor=drawing.draw_thing(rng, hue, _radius(size), place=0.15, drift=0.05),
         distractors=distractors,
         hue=hue,
         reach=rng.uniform(0.85, 1.15) * (-1) ** int(rng.integers(2)),
@@ -210,17 +199,17 @@ def draw_scene(settings: Synthetic, split: str, action: str, n: int) -> Scene:
     )
 
 
-def picture(scene: Scene, settings: Synthetic) -> Frames:
+def picture(scene: Scene, settings: Synthetic) -> drawing.Frames:
     """The frames of a scene: uint8 [T, size, size, 3], frame k at k / fps seconds."""
     rng = np.random.default_rng(scene.seeds[0])
     times = np.arange(round(settings.seconds * settings.fps)) / settings.fps
     shake_x, shake_y = rng.normal(scale=0.005, size=(2, len(times))).astype(np.float32)
     pan_x, pan_y = (times * speed for speed in rng.uniform(-0.1, 0.1, 2))
     camera = pan_x + shake_x, pan_y + shake_y
-    frames = backdrop(scene.background, scene.background_colours, *camera, settings.size, rng)
+    frames = drawing.backdrop(scene.background, scene.background_colours, *camera, settings.size, rng)
     for thing in scene.distractors:
         x, y = (place + times * speed for place, speed in zip(thing.place, thing.drift, strict=True))
-        paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
+        drawing.paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
     motion = ACTIONS[scene.action].motion(scene.tempo.beat(times))
     wander = np.sin(times * 1.5 + scene.tempo.lead), np.cos(times * 1.5 + scene.tempo.lead)
     (place_x, place_y), (drift_x, drift_y) = scene.actor.place, scene.actor.drift
@@ -229,19 +218,19 @@ def picture(scene: Scene, settings: Synthetic) -> Frames:
         y=abs(scene.reach) * motion.y + place_y + drift_y * wander[1] - shake_y,
         angle=math.copysign(1, scene.reach) * np.asarray(motion.angle),
     )
-    paint(frames, scene.actor, motion)
+    drawing.paint(frames, scene.actor, motion)
     return frames
 
 
 def sound(scene: Scene, settings: Synthetic) -> Array:
     """The waveform of a scene, float32 [samples] within [-1, 1] at `SAMPLE_RATE`."""
     rng = np.random.default_rng(scene.seeds[1])
-    times = np.arange(round(settings.seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    times = np.arange(round(settings.seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
     made = ACTIONS[scene.action].sound(scene.tempo.beat(times))
-    wave = tone(made, scene.pitch, wavetable(scene.timbre, rng), times, settings.seconds + 0.001, rng)
+    wave = drawing.tone(made, scene.pitch, drawing.wavetable(scene.timbre, rng), times, settings.seconds + 0.001, rng)
     level, noise_level, hum_level = np.exp(rng.uniform(np.log((0.35, 0.002, 0.001)), np.log((0.7, 0.01, 0.01))))
     hum = np.sin((times * (2 * np.pi * rng.uniform(50, 120))).astype(np.float32))
-    mixed = level * made.loudness * wave + noise_level * room(scene.ambience, len(times), rng) + hum_level * hum
+    mixed = level * made.loudness * wave + noise_level * drawing.room(scene.ambience, len(times), rng) + hum_level * hum
     return np.clip(mixed, -1, 1).astype(np.float32)
 
 

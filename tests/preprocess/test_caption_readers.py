@@ -287,14 +287,14 @@ def test_captions_that_are_no_file_are_named(tmp_path: Path, name: str, what: st
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "caption.json").write_text(json.dumps({f"{k} {'x' * 999}": HELLO for k in range(99)}))
 
-    def small(path: str) -> sqlite3.Connection:
-        found = connect(path)
+    def small(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        found = connect(*arguments, **options)
         found.execute("PRAGMA max_page_count=9")
         return found
 
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", small)
-    with pytest.raises(UserError, match="cannot set captions aside in .*: database or disk is full; they take about"):
+    with pytest.raises(UserError, match="cannot set captions aside in .*: No space left on device; they take about"):
         find(tmp_path)
 
 

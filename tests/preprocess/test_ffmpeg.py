@@ -14,6 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -364,15 +365,14 @@ def test_a_pixel_aspect_cannot_fill_the_disk(tmp_path: Path) -> None:
     assert (taken.height, taken.width) == (160, 16 * 160)
 
 
-def test_a_cover_is_no_picture(tmp_path: Path) -> None:
-    cover = made(
-        tmp_path / "song.mp4", "testsrc=s=64x64:r=25:d=0.04", tone(), "-c:v", "mjpeg", "-disposition:v", "attached_pic"
-    )
-    assert reason(cover, tmp_path) == "there is no video stream in it"
+COVER = ("-c:v", "mjpeg", "-disposition:v", "attached_pic")
 
 
-def test_sound_without_picture_is_left_out(tmp_path: Path) -> None:
-    assert reason(made(tmp_path / "sound.mp4", "", tone()), tmp_path) == "there is no video stream in it"
+@pytest.mark.parametrize(("picture", "options"), [("", ()), ("testsrc=s=64x64:r=25:d=0.04", COVER)])
+def test_sound_without_picture_or_with_a_cover_is_left_out(
+    tmp_path: Path, picture: str, options: tuple[str, ...]
+) -> None:
+    assert reason(made(tmp_path / "song.mp4", picture, tone(), *options), tmp_path) == "there is no video stream in it"
 
 
 def test_less_than_the_least_is_left_out(tmp_path: Path) -> None:
@@ -455,10 +455,6 @@ def assert_events(taken: Extracted, flashes: list[float], clicks: list[float]) -
         assert np.ptp(click - flash) < FRAME
 
 
-def test_flashes_and_clicks_stay_together_within_one_frame(flash_and_click: Path, tmp_path: Path) -> None:
-    assert_events(kept(flash_and_click, tmp_path), [1, 2, 3], [1, 2, 3])
-
-
 def shifted(source: Path, path: Path, picture: float, sound: float, *options: object) -> Path:
     inputs = ["-itsoffset", picture, "-i", source, "-itsoffset", sound, "-i", source]
     return encode(path, *inputs, "-map", "0:v", "-map", "1:a", "-c", "copy", *options)
@@ -538,8 +534,20 @@ def test_a_file_that_is_the_segment_already_is_taken_whole(
     assert np.abs(shown_times(taken) - np.arange(120) / 30).max() <= 1 / 30 + 0.03
 
 
-def test_flash_and_click_of_a_segment_stay_together(flash_and_click: Path, tmp_path: Path) -> None:
-    assert_events(kept(Video("part", flash_and_click, segment=(1.7, 3.4)), tmp_path), [0.3, 1.3], [0.3, 1.3])
+@pytest.mark.parametrize(
+    ("part", "times", "count"),
+    [
+        ({}, [1, 2, 3], 120), ({"segment": (1.7, 3.4)}, [0.3, 1.3], 51),
+        ({"stretches": ((0.7, 1.2), (1.5, 1.9), (2.8, 3.3))}, [0.3, 1.1], 42),
+    ],
+)  # fmt: skip
+def test_flashes_and_clicks_stay_together_within_one_frame(
+    flash_and_click: Path, tmp_path: Path, part: dict[str, Any], times: list[float], count: int
+) -> None:
+    taken = kept(Video("part", flash_and_click, **part), tmp_path)
+    assert_events(taken, times, times)
+    assert abs(len(taken.sizes) - count) <= bool(part.get("segment"))
+    assert "stretches" not in part or len(taken.waveform) == 24_000 * count // 30
 
 
 def test_only_the_stretches_are_kept_of_picture_and_sound(ticking: Path, tmp_path: Path) -> None:
@@ -547,12 +555,6 @@ def test_only_the_stretches_are_kept_of_picture_and_sound(ticking: Path, tmp_pat
     expected = np.concatenate([0.5 + np.arange(15) / 30, 2 + np.arange(36) / 30])
     assert len(taken.sizes) == 51 and len(taken.waveform) == 24_000 * 17 // 10
     assert np.abs(shown_times(taken) - expected).max() <= 1 / 30 + 0.03
-
-
-def test_flash_and_click_stay_together_in_stretches(flash_and_click: Path, tmp_path: Path) -> None:
-    taken = kept(Video("parts", flash_and_click, stretches=((0.7, 1.2), (1.5, 1.9), (2.8, 3.3))), tmp_path)
-    assert_events(taken, [0.3, 1.1], [0.3, 1.1])
-    assert len(taken.sizes) == 42 and len(taken.waveform) == 24_000 * 14 // 10
 
 
 def test_stretches_of_a_picture_that_starts_late_are_on_the_clock(flash_and_click: Path, tmp_path: Path) -> None:
@@ -749,12 +751,20 @@ def test_a_crash_leaves_out_one_video_of_its_group(ticking: Path, tmp_path: Path
         assert isinstance(taken, Extracted) and len(taken.sizes) == 120 and abs(seconds(taken) - 4) < 0.06
 
 
-@pytest.mark.parametrize("script", ["kill -TERM $$", "kill -KILL $$", "kill -INT $$", "exit 255"])
-def test_an_ffmpeg_that_is_stopped_is_no_fault_of_the_video(
-    ticking: Path, tmp_path: Path, fake: Fake, script: str
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("kill -TERM $$", "ffmpeg was stopped from outside"), ("kill -KILL $$", "ffmpeg was stopped from outside"),
+        ("kill -INT $$", "ffmpeg was stopped from outside"), ("exit 255", "ffmpeg was stopped from outside"),
+        ("exit 127", "ffmpeg cannot be started"),
+        ("echo 'ffmpeg: cannot execute' >&2; exit 126", "ffmpeg cannot be started"),
+    ],
+)  # fmt: skip
+def test_an_ffmpeg_that_is_stopped_or_cannot_start_is_no_fault_of_the_video(
+    ticking: Path, tmp_path: Path, fake: Fake, script: str, message: str
 ) -> None:
     fake(script)
-    with pytest.raises(UserError, match="ffmpeg was stopped from outside"):
+    with pytest.raises(UserError, match=message):
         extract(ticking, tmp_path)
 
 
@@ -779,15 +789,6 @@ def test_an_interrupted_ffmpeg_makes_neither_a_short_video_nor_a_rejected_one(
     monkeypatch.setattr("gdt.preprocess.process.subprocess.Popen", started)
     with pytest.raises(UserError, match="ffmpeg was stopped from outside"):
         extract_group([target], Extraction())
-
-
-@pytest.mark.parametrize("script", ["exit 127", "echo 'ffmpeg: cannot execute' >&2; exit 126"])
-def test_an_ffmpeg_that_cannot_start_is_no_fault_of_the_video(
-    ticking: Path, tmp_path: Path, fake: Fake, script: str
-) -> None:
-    fake(script)
-    with pytest.raises(UserError, match="ffmpeg cannot be started"):
-        extract(ticking, tmp_path)
 
 
 SAYS_FULL = "echo '[out#0 @ 0x1] [error] Error writing trailer: No space left on device' >&2; exit 1"
@@ -847,24 +848,25 @@ def assert_gone(pid_file: Path) -> None:
         os.kill(int(pid_file.read_text()), 0)
 
 
-def test_an_ffmpeg_that_hangs_is_killed_and_the_video_left_out(
-    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "_GRACE", 0.4)
-    fake(f"echo $$ > {tmp_path}/pid; exec sleep 60")
-    began = time.monotonic()
-    assert reason(ticking, tmp_path) == "ffmpeg took more than 0 s for 0 s of it"
-    assert time.monotonic() - began < 5
-    assert_gone(tmp_path / "pid")
+SEGMENT = (1.0, 2.0)
 
 
-def test_an_ffmpeg_that_talks_and_does_not_advance_is_killed_too(
-    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("program", "segment", "script"),
+    [
+        ("ffmpeg", None, "exec sleep 60"), ("ffprobe", SEGMENT, "exec sleep 60"),
+        ("ffmpeg", None, "while true; do echo out_time_us=10000; sleep 0.05; done"),
+    ],
+)  # fmt: skip
+def test_what_hangs_or_talks_and_does_not_advance_is_killed_and_the_video_left_out(
+    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, program: str,
+    segment: tuple[float, float] | None, script: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(process, "_GRACE", 0.4)
-    fake(f"echo $$ > {tmp_path}/pid; while true; do echo out_time_us=10000; sleep 0.05; done")
+    fake(f"echo $$ > {tmp_path}/pid; {script}", program)
     began = time.monotonic()
-    assert reason(ticking, tmp_path, Extraction(patience=1)) == "ffmpeg took more than 0 s for 0 s of it"
+    video = Video("part", ticking, segment=segment)
+    assert reason(video, tmp_path, Extraction(patience=1)) == "ffmpeg took more than 0 s for 0 s of it"
     assert time.monotonic() - began < 5
     assert_gone(tmp_path / "pid")
 
@@ -909,16 +911,7 @@ def test_a_file_that_does_not_say_its_length_is_taken_whole(
     ticking: Path, tmp_path: Path, fake: Fake, script: str
 ) -> None:
     fake(script, "ffprobe")
-    assert len(kept(Video("part", ticking, segment=(1.0, 2.0)), tmp_path).sizes) == 120
-
-
-def test_an_ffprobe_that_hangs_is_killed(
-    ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "_GRACE", 0.4)
-    fake(f"echo $$ > {tmp_path}/pid; exec sleep 60", "ffprobe")
-    assert "took more than" in reason(Video("part", ticking, segment=(1.0, 2.0)), tmp_path)
-    assert_gone(tmp_path / "pid")
+    assert len(kept(Video("part", ticking, segment=SEGMENT), tmp_path).sizes) == 120
 
 
 # -------------------------------------------------------------------------------------------------- groups, names, etc.

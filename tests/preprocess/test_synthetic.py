@@ -1,4 +1,4 @@
-"""The generated data set: reproducible files, a layout others can rely on, and sound on time with the picture."""
+"""Generated data sets: reproducible files, a layout others can rely on, and sound on time with the picture."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ import numpy.typing as npt
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.synthetic import GeneratedSet, Synthetic, generate
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
 from gdt.preprocess.synthetic.files import GROUP, SPLITS, UNFINISHED, Video, run_ffmpeg
+from gdt.preprocess.synthetic.hard import SyntheticHard
 from gdt.preprocess.synthetic.standard import ACTIONS, draw_scene
 
 MARKER = "synthetic.json"
 # More videos than one ffmpeg process takes, so that two workers share them.
 SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0, size=32)
+HARD = SyntheticHard(train=2, val=1, test=1, seconds=1.0, size=32)
+every_set = pytest.mark.parametrize("settings", [SMALL, HARD], ids=lambda settings: settings.name)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -42,10 +45,12 @@ def decode(path: Path, size: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np
     return np.frombuffer(frames.stdout, np.uint8).reshape(-1, size, size, 3), np.frombuffer(samples.stdout, np.float32)
 
 
-def test_files_do_not_depend_on_workers(made: Path, tmp_path: Path) -> None:
-    assert sum(getattr(SMALL, split) for split in SPLITS) * SMALL.classes > GROUP
-    generate(tmp_path / "set", SMALL, workers=2, progress=False)
-    assert contents(tmp_path / "set") == contents(made)
+@every_set
+def test_files_do_not_depend_on_workers(settings: GeneratedSet, tmp_path: Path) -> None:
+    assert sum(getattr(settings, split) for split in SPLITS) * len(settings.actions) > GROUP
+    for workers in (1, 2):
+        generate(tmp_path / str(workers), settings, workers=workers, progress=False)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
 
 
 def test_layout(made: Path) -> None:
@@ -131,36 +136,37 @@ def test_failing_ffmpeg_is_quoted() -> None:
         run_ffmpeg(["ffmpeg", "-v", "error", "-i", "nowhere.mp4"])
 
 
-def test_command_line(made: Path, tmp_path: Path) -> None:
-    sizes = ["--train", "1", "--val", "0", "--test", "0", "--classes", "1", "--seconds", "1", "--size", "32"]
-    command = [
-        sys.executable,
-        "-m",
-        "gdt",
-        "generate",
-        "synthetic",
-        "--no-progress",
-        *sizes,
-        "--destination",
-        str(tmp_path),
-    ]
+@every_set
+def test_command_line(settings: GeneratedSet, tmp_path: Path) -> None:
+    small = replace(settings, train=1, val=0, test=0)
+    generate(tmp_path / "expected", small, workers=1, progress=False)
+    options = ["--train", "1", "--val", "0", "--test", "0", "--seconds", "1", "--size", "32"]
+    options += ["--classes", "3"] if isinstance(settings, Synthetic) else []
+    command = [sys.executable, "-m", "gdt", "generate", settings.name, "--no-progress", *options]
+    command += ["--destination", str(tmp_path / "typed")]
     subprocess.run(command, check=True)
-    name = "train/bounce/train_bounce_0000.mp4"
-    assert contents(tmp_path)[name] == contents(made)[name]
+    assert contents(tmp_path / "typed") == contents(tmp_path / "expected")
     again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
-    assert again.returncode == 2 and again.stderr.startswith("error: ") and "seed is 0 there" in again.stderr
+    assert again.returncode == 2 and again.stderr.startswith("error: ") and "seed is 0 there, 1 here" in again.stderr
 
 
-def test_every_video_has_its_own_stream() -> None:
+@every_set
+def test_every_video_has_its_own_stream(settings: GeneratedSet) -> None:
     def differ(one: Video, other: Video) -> bool:
         return not np.array_equal(one.frames, other.frames) and not np.array_equal(one.waveform, other.waveform)
 
-    reference = SMALL.render("train", "jump", 0)
-    assert differ(reference, replace(SMALL, seed=1).render("train", "jump", 0))
-    assert differ(reference, SMALL.render("val", "jump", 0))
-    assert differ(reference, SMALL.render("train", "jump", 1))
-    again = replace(SMALL, train=1000, classes=10).render("train", "jump", 0)
+    action = settings.actions[0]
+    reference = settings.render("train", action, 0)
+    assert differ(reference, replace(settings, seed=1).render("train", action, 0))
+    assert differ(reference, settings.render("val", action, 0))
+    assert differ(reference, settings.render("train", action, 1))
+    again = replace(settings, train=1000).render("train", action, 0)
     assert np.array_equal(reference.frames, again.frames) and np.array_equal(reference.waveform, again.waveform)
+
+
+def test_a_class_of_few_is_that_of_all() -> None:
+    few, every = (replace(SMALL, classes=classes).render("train", "spin", 0) for classes in (3, 10))
+    assert np.array_equal(few.frames, every.frames) and np.array_equal(few.waveform, every.waveform)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
