@@ -29,11 +29,11 @@ class Learner:
     """What learns in one run, on one rank."""
 
     def __init__(
-        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1,
+        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, world: int = 1,
         kernels: Kernels | None = None, recomputed: int = 0,
     ) -> None:  # fmt: skip
         """`recomputed` are parts of the video trunk, as in `Backbone`."""
-        self.settings, self.device, self.rank, self.world = settings, device, rank, world
+        self.settings, self.device, self.world = settings, device, world
         self.composition = tree.composition
         self.schedule = settings.schedule(tree.batches_per_epoch)
         self.path = settings.run_folder / checkpoint.NAME

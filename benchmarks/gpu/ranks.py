@@ -90,7 +90,7 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
                 precision="float32", steps=STEPS,
             )  # fmt: skip
             tree = tree_of(run)
-            trainer = Learner(run, tree, data, device, rank, world, Kernels(torch.float32))
+            trainer = Learner(run, tree, data, device, world, Kernels(torch.float32))
             found[norm] = []
             for step in range(STEPS):
                 plan = shared(tree.plan(step, 0), rank, world, norm_leaves)  # an epoch has one batch
