@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +10,7 @@ import numpy as np
 import torch
 import tyro
 
-from benchmarks.common import machine, print_apart
+from benchmarks.timing import Clock, in_turns, machine, peak
 from gdt.common.errors import exit_with_message
 from gdt.eval.retrieval import few_shot, recall
 from gdt.train.crossmodal import hits
@@ -30,35 +28,40 @@ class Benchmark:
     """Of a feature."""
     classes: int = 400
     """Among which both are spread evenly."""
+    rounds: int = 1
+    """Of all measurements."""
 
 
-def measure(settings: Benchmark, name: str) -> str:
-    """One line of the table, measured in this process."""
+Features = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Queries, their classes, the gallery, its classes."""
+EVALUATIONS: dict[str, Callable[[Features], object]] = {
+    "1-NN": lambda features: recall(*features, (1,)),
+    "R@1, R@5, R@20": lambda features: recall(*features, (1, 5, 20)),
+    "20 draws of 5 shots": lambda features: few_shot(*features, 5, 20),
+    "recall across modalities, among the queries": lambda features: hits(
+        {"video": torch.from_numpy(features[2][: len(features[0])]), "audio": torch.from_numpy(features[0])}
+    ),
+}
+
+
+def measure(settings: Benchmark, name: str) -> dict[str, float]:
+    """Seconds, and the memory that it takes beside the features."""
     rng = np.random.default_rng(0)
     gallery = rng.standard_normal((settings.gallery, settings.dimensions), np.float32)
     query = rng.standard_normal((settings.queries, settings.dimensions), np.float32)
     known, asked = (np.arange(len(part)) % settings.classes for part in (gallery, query))
-    pairs = {"video": torch.from_numpy(gallery[: settings.queries]), "audio": torch.from_numpy(query)}
-    what: dict[str, Callable[[], object]] = {
-        "1-NN": lambda: recall(query, asked, gallery, known, (1,)),
-        "R@1, R@5, R@20": lambda: recall(query, asked, gallery, known, (1, 5, 20)),
-        "20 draws of 5 shots": lambda: few_shot(query, asked, gallery, known, 5, 20),
-        "recall across modalities, among the queries": lambda: hits(pairs),
-    }
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.perf_counter()
-    what[name]()
-    taken = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return f"{name}: {taken:.1f} s; {(peak - before) / 1024:.0f} MiB beside the {before / 1024:.0f} MiB of features"
+    before, clock = peak(), Clock()
+    EVALUATIONS[name]((query, asked, gallery, known))
+    return {name: clock.lap(), f"{name}: memory beside the features": peak() - before}
 
 
 def main() -> None:
     settings = tyro.cli(Benchmark, prog="python -m benchmarks.features")
     print(machine())
     print(f"{settings.queries} queries, {settings.gallery} videos, {settings.dimensions} dimensions", flush=True)
-    for name in ("1-NN", "R@1, R@5, R@20", "20 draws of 5 shots", "recall across modalities, among the queries"):
-        print_apart(partial(measure, settings, name))
+    figures = in_turns(settings.rounds, *(partial(measure, settings, name) for name in EVALUATIONS))
+    for name in figures:
+        figures.show(name, "MiB" if "memory" in name else "s")
 
 
 if __name__ == "__main__":

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
-import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from benchmarks.common import machine, scratch, videos
+from benchmarks.timing import Clock, in_turns, machine, peak, scratch, videos
 from gdt.common.errors import exit_with_message
 from gdt.pipeline.shards.layout import shard_rejected
 from gdt.preprocess.datasets.listing import Video
@@ -39,8 +36,16 @@ def long_video(folder: Path, hours: float) -> Path:
         ["ffmpeg", "-v", "error", "-stream_loop", str(int(hours * 360) - 1), "-i", short, "-c", "copy", path],
         check=True,
     )  # fmt: skip
-    short.unlink()
     return path
+
+
+def measure(path: Path, shard: Path) -> dict[str, float]:
+    """One video made into a shard, in this process, as a worker does it."""
+    clock = Clock()
+    make_shard(ShardTask(shard, [Video(path.name, path)], Extraction(), path.parent, content=""))
+    if rejected := shard_rejected(shard):
+        raise RuntimeError(rejected[0]["reason"])
+    return {"seconds": clock.lap(), "worker": peak(), "its ffmpeg": peak(resource.RUSAGE_CHILDREN)}
 
 
 def main() -> None:
@@ -48,23 +53,14 @@ def main() -> None:
     with scratch() as name:
         folder = Path(name)
         path = settings.video.absolute() if settings.video else long_video(folder, settings.hours)
-        task = ShardTask(folder / "shard-000000.h5", [Video(path.name, path)], Extraction(), path.parent, content="")
-        child = os.fork()  # a process of its own, as a worker is
-        if child == 0:
-            began = time.perf_counter()
-            make_shard(task)
-            own, ffmpeg = (
-                resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-            )
-            reasons = [row["reason"] for row in shard_rejected(task.path)]
-            print(
-                f"{machine()}; {path.stat().st_size / 1e6:.0f} MB of video to {task.path.stat().st_size / 1e6:.0f} MB "
-                f"of shard in {time.perf_counter() - began:.0f} s {reasons or ''}\n"
-                f"worker {own / 1024:.0f} MiB, its ffmpeg {ffmpeg / 1024:.0f} MiB"
-            )
-            sys.stdout.flush()
-            os._exit(0)
-        os.waitpid(child, 0)
+        shard = folder / "shard-000000.h5"
+        figures = in_turns(1, lambda: measure(path, shard))
+        print(
+            f"{machine()}; {path.stat().st_size / 1e6:.0f} MB of video to {shard.stat().st_size / 1e6:.0f} MB of shard"
+        )
+    figures.show("seconds", "s")
+    for name in ("worker", "its ffmpeg"):
+        figures.show(name, "MiB")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +12,7 @@ from statistics import median
 import numpy as np
 import tyro
 
-from benchmarks.common import machine, print_apart, scratch
+from benchmarks.timing import Clock, in_turns, machine, peak, scratch
 from gdt.common.errors import exit_with_message
 from gdt.pipeline import presets
 from gdt.pipeline.groups import shared
@@ -36,6 +34,8 @@ class Benchmark:
     """Lengths of the lists."""
     videos_per_shard: int = 128
     """Videos in one shard, and so in one task."""
+    rounds: int = 1
+    """Of all measurements."""
 
 
 def entries(count: int, source: Path) -> Iterator[Video]:
@@ -50,57 +50,45 @@ def simulated(task: ShardTask) -> int:
     return len(task.videos)
 
 
-def measure(count: int, videos_per_shard: int) -> str:
-    """One line of the table, measured in this process, which holds the list, the client and the scheduler."""
+def scheduling(count: int, videos_per_shard: int) -> dict[str, float]:
+    """Seconds and memory of this process, which holds the list, the client and the scheduler."""
     language = {"vocabulary": "", "stop_words": ""}
-    with scratch() as name:
-        folder = Path(name)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        began = time.perf_counter()
-        with VideoList(entries(count, folder), folder, folder) as videos:
-            listed = time.perf_counter()
-            plan = Plan(videos, folder, videos_per_shard, megabytes_per_shard=256)
-            plan.write(language)
-            pending = plan.pending(Extraction(), language)
-            planned = time.perf_counter()
-            with cluster.connect("", len(os.sched_getaffinity(0))) as client:
-                tasks = (plan.task(shard, Extraction(), language) for shard in pending)
-                total = sum(cluster.unordered(client, simulated, tasks, 1))
-            ended = time.perf_counter()
-        if total != count:
-            raise RuntimeError(f"{total} of {count} videos came back")
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return (
-            f"{count:9d} videos, {len(plan):6d} tasks: listed in {listed - began:.1f} s, planned in "
-            f"{planned - listed:.1f} s, scheduled in {ended - planned:.1f} s; {peak / 1024:.0f} MiB, of which "
-            f"{before / 1024:.0f} before"
-        )
+    before, clock = peak(), Clock()
+    with scratch() as name, VideoList(entries(count, Path(name)), Path(name), Path(name)) as videos:
+        figures = {"listed": clock.lap()}
+        plan = Plan(videos, Path(name), videos_per_shard, megabytes_per_shard=256)
+        plan.write(language)
+        pending = plan.pending(Extraction(), language)
+        figures["planned"] = clock.lap()
+        with cluster.connect("", len(os.sched_getaffinity(0))) as client:
+            tasks = (plan.task(shard, Extraction(), language) for shard in pending)
+            total = sum(cluster.unordered(client, simulated, tasks, 1))
+        figures["scheduled"] = clock.lap()
+    if total != count:
+        raise RuntimeError(f"{total} of {count} videos came back")
+    return figures | {"memory": peak(), "memory before": before}
 
 
-def batches(count: int, ranks: int = 8, steps: int = 20) -> str:
-    """Plans of batches of so many videos of a set, and a rank's share of each: time by the number of videos."""
-    tree = Tree(presets.composition("l", min(512, count // 2)), Source(np.arange(count), np.full(count, 250), 30),
-                Clip(), bands=40)  # fmt: skip
-    took = []
+def batches(count: int, ranks: int = 8, steps: int = 20) -> dict[str, float]:
+    """Milliseconds that the plan of a batch of row l takes, with a rank's share of it."""
+    source = Source(np.arange(count), np.full(count, 250), 30)
+    tree = Tree(presets.composition("l", min(512, count // 2)), source, Clip(), bands=40)
+    taken, clock = [], Clock()
     for step in range(steps + 1):
-        began = time.perf_counter()
         shared(tree.plan(0, step % tree.batches_per_epoch), 0, ranks)
-        took.append(1000 * (time.perf_counter() - began))
-    first, usual = took[0], median(took[1:])
-    size = tree.composition.videos_per_batch
-    return (
-        f"{count:9d} videos, batches of {size} of row l for {ranks} ranks: {usual:.1f} ms each, {first:.0f} ms for the "
-        "first of an epoch"
-    )
+        taken.append(1000 * clock.lap())
+    return {"first batch of an epoch": taken[0], "batch": median(taken[1:])}
 
 
 def main() -> None:
     settings = tyro.cli(Benchmark, prog="python -m benchmarks.planning")
     print(machine(), flush=True)
     for count in settings.videos:
-        print_apart(partial(measure, count, settings.videos_per_shard))
-    for count in settings.videos:
-        print_apart(partial(batches, count))
+        measures = partial(scheduling, count, settings.videos_per_shard), partial(batches, count)
+        figures = in_turns(settings.rounds, *measures)
+        print(f"\n{count} videos, {settings.videos_per_shard} in a task")
+        for name in figures:
+            figures.show(name, "ms" if "batch" in name else "MiB" if "memory" in name else "s")
 
 
 if __name__ == "__main__":

@@ -2,16 +2,14 @@
 
 Bare ffmpeg has the same filters, encoders and number of processes, one video each, but no Python, no log-mel, no
 shards. The usual way pipes raw frames into Python, shrinks them and makes the JPEGs there, and takes the sound with a
-second process; the same with ffmpeg shrinking the frames is the best that can be said for it. All are timed in turn,
-several times, and the medians compared.
+second process; the same with ffmpeg shrinking the frames is the best that can be said for it.
 """
 
 from __future__ import annotations
 
 import os
-import statistics
+import shutil
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,11 +20,14 @@ import ffmpeg
 import tyro
 from PIL import Image
 
-from benchmarks.common import machine, scratch, videos
+from benchmarks.timing import Clock, Figures, in_turns, machine, scratch, videos
 from gdt.common.errors import UserError, exit_with_message
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.stage import Preprocess, run
+
+BARE, USUAL, SMALL = "bare ffmpeg", "usual way, frames shrunk in Python", "usual way, frames shrunk in ffmpeg"
+STAGE, START, ONE, START_OF_ONE = "stage", "start of the stage", "stage, one worker", "start of one worker"
 
 
 @dataclass(frozen=True)
@@ -35,28 +36,29 @@ class Benchmark:
 
     source: Path | None = None
     """Folder of videos; by default some are made."""
-    repeats: int = 3
-    """Runs of each kind, of which the median counts."""
+    made: int = 64
+    """How many are made."""
+    rounds: int = 3
+    """Runs of each kind, in turns, of which the median counts."""
     copies: int = 3
     """How often each video is taken, so that a run is long beside its last shards, when some workers have no more."""
     workers: int = len(os.sched_getaffinity(0))
     """Processes of each kind."""
 
 
-def bare(paths: Sequence[Path], folder: Path, workers: int) -> None:
+def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
     """`workers` bare ffmpeg processes at a time, one video each."""
-    names = [(path, folder / f"{k}.mjpeg", folder / f"{k}.pcm") for k, path in enumerate(paths)]
-    targets = [Target(Video(path.name, path), jpeg, pcm) for path, jpeg, pcm in names]
 
-    def one(target: Target) -> None:
+    def one(number: int) -> None:
+        target = Target(Video(paths[number].name, paths[number]), folder / f"{number}.mjpeg", folder / f"{number}.pcm")
         arguments = command([target], Extraction(), sound=True)
         subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, targets))
+        list(pool.map(one, range(len(paths))))
 
 
-def usual(paths: Sequence[Path], folder: Path, workers: int, shrink_in_ffmpeg: bool) -> None:
+def usual(paths: Sequence[Path], workers: int, shrink_in_ffmpeg: bool, folder: Path) -> None:
     """`workers` Python processes, one video each, through raw frames."""
     outs = [folder / str(k) for k in range(len(paths))]
     with ProcessPoolExecutor(workers) as pool:
@@ -86,64 +88,65 @@ def _usual(path: Path, out: Path, shrink_in_ffmpeg: bool) -> None:
     sound.global_args("-loglevel", "quiet").run(quiet=True)
 
 
-def stage(source: Path, folder: Path, workers: int, videos_per_shard: int = 8) -> None:
+def stage(source: Path, workers: int, videos_per_shard: int, folder: Path) -> None:
     """The whole stage, the start of its workers included."""
     run(Preprocess("folder", source, folder, videos_per_shard=videos_per_shard, workers=workers))
+
+
+def seconds(name: str, measured: Callable[[Path], None], scratch: Path) -> dict[str, float]:
+    """That it takes, into a folder that is removed."""
+    folder = scratch / "out"
+    folder.mkdir()
+    clock = Clock()
+    measured(folder)
+    taken = clock.lap()
+    shutil.rmtree(folder)
+    return {name: taken}
 
 
 def main() -> None:
     settings = tyro.cli(Benchmark, prog="python -m benchmarks.preprocess")
     with scratch() as name:
-        folder = Path(name)
-        (folder / "videos").mkdir()
-        made = videos(settings.source, folder / "videos")
-        if len(made) <= settings.workers:
+        folder, workers = Path(name), settings.workers
+        made = videos(settings.source, folder / "videos", settings.made)
+        if len(made) <= workers:
             raise UserError(f"{len(made)} videos are too few to measure with")
-        workers = settings.workers
-        source = folder / "source"
-        source.mkdir()
-        for number, path in enumerate(made * settings.copies):
-            (source / f"{number:06d}{path.suffix}").symlink_to(path.absolute())
+
+        def linked(name: str, count: int) -> Path:
+            """A folder of so many videos."""
+            (folder / name).mkdir(exist_ok=True)
+            for number, path in enumerate((made * settings.copies)[:count]):
+                (folder / name / f"{number:06d}{path.suffix}").symlink_to(path.absolute())
+            return folder / name
+
+        n = len(made) * settings.copies
+        source = linked("source", n)
         paths = sorted(source.iterdir())
-        for count in (1, workers):  # one video for each worker, so that all of them start
-            (folder / f"first-{count}").mkdir(exist_ok=True)
-            for path in paths[:count]:
-                (folder / f"first-{count}" / path.name).symlink_to(path.resolve())
         kinds: dict[str, Callable[[Path], None]] = {
-            "bare": lambda out: bare(paths, out, workers),
-            "stage": lambda out: stage(source, out, workers),
-            "start": lambda out: stage(folder / f"first-{workers}", out, workers, videos_per_shard=1),
-            "one": lambda out: stage(source, out, 1),
-            "start of one": lambda out: stage(folder / "first-1", out, 1),
-            "usual": lambda out: usual(paths, out, workers, shrink_in_ffmpeg=False),
-            "usual, small": lambda out: usual(paths, out, workers, shrink_in_ffmpeg=True),
+            BARE: partial(bare, paths, workers),
+            STAGE: partial(stage, source, workers, 8),
+            START: partial(
+                stage, linked("first", workers), workers, 1
+            ),  # one video for each, so that all of them start
+            ONE: partial(stage, source, 1, 8),
+            START_OF_ONE: partial(stage, linked("first of one", 1), 1, 8),
+            USUAL: partial(usual, paths, workers, False),
+            SMALL: partial(usual, paths, workers, True),
         }
-        times: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for k in range(settings.repeats):
-            for kind, measured in kinds.items():
-                out = folder / f"{kind}-{k}"
-                out.mkdir()
-                began = time.perf_counter()
-                measured(out)
-                times[kind].append(time.perf_counter() - began)
-        seconds = {kind: statistics.median(values) for kind, values in times.items()}
-        n = len(paths)
-        for whole, start, decoded in (("stage", "start", workers), ("one", "start of one", 1)):
-            seconds[f"{whole}, steady"] = (seconds[whole] - seconds[start]) * n / (n - decoded)
-        print(f"{machine()}; {n} videos, {workers} processes, median of {settings.repeats}")
-        for kind, text in (
-            ("bare", "bare ffmpeg"),
-            ("usual", "usual way: frames shrunk in Python"),
-            ("usual, small", "usual way: frames shrunk in ffmpeg"),
-            ("stage", "stage, start included"),
-            ("stage, steady", "stage, without start"),
-            ("one, steady", "stage, one worker, without start"),
-        ):
-            own = seconds[kind]
-            ratios = ", ".join(f"{seconds[other] / own:.2f}" for other in ("bare", "usual", "usual, small"))
-            print(f"{text:36s}{n / own:6.2f} videos/s; times bare, usual, usual small: {ratios}")
-        print(f"{workers} workers against one: {seconds['one, steady'] / seconds['stage, steady']:.2f}")
-        print(f"start of the stage: {seconds['start']:.2f} s (workers, imports, one video each)")
+        measures = [partial(seconds, name, measured, folder) for name, measured in kinds.items()]
+        taken = in_turns(settings.rounds, *measures)
+    rates = Figures({name: [n / one for one in taken[name]] for name in (BARE, USUAL, SMALL)})
+    rates[f"{STAGE}, start included"] = [n / one for one in taken[STAGE]]
+    for whole, start, decoded in ((STAGE, START, workers), (ONE, START_OF_ONE, 1)):
+        steady = [a - b for a, b in zip(taken[whole], taken[start], strict=True)]
+        rates[f"{whole}, without start"] = [(n - decoded) / one for one in steady]
+    print(f"{machine()}; {n} videos, {workers} processes, {settings.rounds} rounds")
+    for name in (BARE, USUAL, SMALL):
+        rates.show(name, "videos/s")
+    for name in list(rates)[3:]:
+        rates.show(name, "videos/s", BARE, USUAL, SMALL)
+    rates.show(f"{STAGE}, without start", "videos/s", f"{ONE}, without start")
+    taken.show(START, "s")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import tyro
 
-from benchmarks.common import machine, print_apart, scratch
 from benchmarks.planning import entries
+from benchmarks.timing import Clock, in_turns, machine, peak, scratch
 from gdt.common.errors import exit_with_message
 from gdt.pipeline.shards.index import Index, read_said, rewrite_index
-from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess import datasets
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.logmel import BANDS
@@ -37,6 +35,8 @@ class Benchmark:
     """Lengths of the lists."""
     videos_per_shard: int = 128
     """Videos in one shard."""
+    rounds: int = 1
+    """Of all measurements."""
 
 
 def relabelled(count: int, source: Path) -> Iterator[Video]:
@@ -50,19 +50,19 @@ def write_hollow(task: ShardTask, scratch: Path) -> None:
     """A shard as it is wanted, of videos that have a frame of four bytes each and no sound."""
     records = []
     for k, video in enumerate(task.videos):
-        files = scratch / f"{k}.jpeg", scratch / f"{k}.mel"
-        files[0].write_bytes(b"\xff\xd8\xff\xd9")
-        files[1].touch()
-        said = video.id, video.label, video.split, ",".join(video.folds)
-        records.append(VideoRecord(*said, 2, 2, 0.0, "", files[0], np.full(1, 4), files[1]))
-    attributes = {
-        "settings": json.dumps(dict(task.details)), "pixel_sums": np.ones((3, 3), int), "mel_sums": np.ones(3, int),
-    }  # fmt: skip
-    write_shard(task.path, records, [], attributes, task.content, BANDS, scratch)
+        frame, sound = scratch / f"{k}.jpeg", scratch / f"{k}.mel"
+        frame.write_bytes(b"\xff\xd8\xff\xd9")
+        sound.touch()
+        said = {"id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds)}
+        records.append(VideoRecord({**said, "height": 2, "width": 2}, frame, np.full(1, 4), sound))
+    sums = {"pixel_sums": np.ones((3, 3), int), "mel_sums": np.ones(3, int)}
+    write_shard(
+        task.path, records, [], {"settings": json.dumps(dict(task.details))} | sums, task.content, BANDS, scratch
+    )
 
 
-def measure(count: int, videos_per_shard: int) -> str:
-    """One line of the table, measured in this process."""
+def measure(count: int, videos_per_shard: int) -> dict[str, float]:
+    """Seconds and memory of this process."""
     with scratch() as name:
         source, folder = Path(name), Path(name, "shards")
         (folder / "scratch").mkdir(parents=True)
@@ -73,34 +73,28 @@ def measure(count: int, videos_per_shard: int) -> str:
             for shard in range(len(plan)):
                 write_hollow(plan.task(shard, settings.extraction, details), folder / "scratch")
         datasets.DATASETS[NAME] = datasets.DataSet(lambda source: entries(count, source), "")
-        first = seconds_of(settings, (0, 0))
+        figures = {"index from the shards": seconds_of(settings, 0)}
         datasets.DATASETS[NAME] = datasets.DataSet(lambda source: relabelled(count, source), "")
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        second = seconds_of(settings, (0, count))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        third = seconds_of(settings, (0, 0))
-        began = time.perf_counter()
+        before = peak()
+        figures |= {"relabelled": seconds_of(settings, count), "memory": peak(), "memory before": before}
+        figures["nothing changed"] = seconds_of(settings, 0)
+        clock = Clock()
         with VideoList(relabelled(count, source), source, folder) as videos:
-            listed = time.perf_counter()
+            figures["relabelled: listing"] = clock.lap()
             said = videos.say(read_said(folder)[0])
-            looked_up = time.perf_counter()
+            figures["relabelled: labels looked up"] = clock.lap()
             rewrite_index(folder, said)
-            written = time.perf_counter()
+            figures["relabelled: index rewritten"] = clock.lap()
             Index.open(folder)
-        return (
-            f"{count:9d} videos in {len(plan)} shards: relabelled in {second:.1f} s (listed in {listed - began:.1f} s, "
-            f"labels looked up in {looked_up - listed:.1f} s, index rewritten in {written - looked_up:.1f} s), nothing "
-            f"changed {third:.1f} s, index from the shards {first:.1f} s; {peak / 1024:.0f} MiB, of which "
-            f"{before / 1024:.0f} before"
-        )
+        return figures
 
 
-def seconds_of(settings: Preprocess, expected: tuple[int, int]) -> float:
-    """How long a run takes that decodes and relabels so many videos."""
-    began = time.perf_counter()
+def seconds_of(settings: Preprocess, relabelled: int) -> float:
+    """How long a run takes that decodes nothing and relabels so many videos."""
+    clock = Clock()
     summary = run(settings)
-    taken = time.perf_counter() - began
-    if (summary.decoded, summary.relabelled) != expected:
+    taken = clock.lap()
+    if (summary.decoded, summary.relabelled) != (0, relabelled):
         raise RuntimeError(f"{summary.decoded} videos were decoded and {summary.relabelled} relabelled")
     return taken
 
@@ -109,7 +103,10 @@ def main() -> None:
     settings = tyro.cli(Benchmark, prog="python -m benchmarks.relabel")
     print(machine(), flush=True)
     for count in settings.videos:
-        print_apart(partial(measure, count, settings.videos_per_shard))
+        figures = in_turns(settings.rounds, partial(measure, count, settings.videos_per_shard))
+        print(f"\n{count} videos")
+        for name in figures:
+            figures.show(name, "MiB" if "memory" in name else "s")
 
 
 if __name__ == "__main__":

@@ -184,3 +184,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 def _no_file(path: Path, what: str) -> UserError:
     return UserError(f"{path} is {what}, not a file; put a regular file there, or take it away")
+
+
+def require_new_file(out: Path, overwrite: bool) -> None:
+    """Raise UserError, naming --out, unless a file can be written there without replacing one unasked."""
+    if (what := kind(out)) not in ("", "missing"):
+        raise UserError(f"{out} is {what}, not a file; set --out to a file")
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} is there already; set --out to another file, or --overwrite to replace it")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write to; set --out to a file in one there is")

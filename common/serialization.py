@@ -34,6 +34,8 @@ def rebuilt(kind: type[T], values: Any, missing: Mapping[str, Any] | None = None
 def _build(kind: Any, value: Any, name: str, missing: Mapping[str, Any]) -> Any:
     if is_dataclass(kind):
         return _dataclass(kind, value, name, missing)
+    if kind is Any:
+        return value
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):  # of a type and None
         (some,) = (option for option in arguments if option is not NoneType)

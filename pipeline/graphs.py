@@ -10,7 +10,7 @@ import nvidia.dali.types as types
 import torch
 from nvidia.dali import pipeline_def
 
-from gdt.pipeline.place import DaliDevice, Place
+from gdt.pipeline.device import DaliDevice, Device
 from gdt.pipeline.shards.layout import MEL_FLOOR
 
 
@@ -45,7 +45,7 @@ def audio_graph(device: DaliDevice) -> Any:
 
     def source(name: str, dtype: Any, ndim: int) -> Any:
         node = fn.external_source(name=name, batch=True, dtype=dtype, ndim=ndim)
-        return device.up(node) if name in _AUDIO_DATA else node
+        return node.gpu() if device.operators == "gpu" and name in _AUDIO_DATA else node
 
     rows, gain = source("rows", types.FLOAT, 2), source("gain", types.FLOAT, 0)
     mean, scale = source("mean", types.FLOAT, 0), source("scale", types.FLOAT, 0)
@@ -67,19 +67,17 @@ class Pipeline:
 
     AHEAD = 2
 
-    def __init__(self, graph: Any, place: Place) -> None:
-        self._graph, self._place = graph, place
-        self._started = False
-        graph.build()
-
-    @classmethod
-    def made(cls, place: Place, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any) -> Pipeline:
-        """One of the graphs above, where the operators of a place are."""
-        built = graph(
-            *arguments, batch_size=batch_size, num_threads=threads, device_id=place.dali.number,
-            prefetch_queue_depth=cls.AHEAD,
+    def __init__(
+        self, device: Device, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any
+    ) -> None:
+        """One of the graphs above, with its arguments, where the device's operators are."""
+        self._device = device
+        self._graph = graph(
+            *arguments, batch_size=batch_size, num_threads=threads, device_id=device.dali.number,
+            prefetch_queue_depth=self.AHEAD,
         )  # fmt: skip
-        return cls(built, place)
+        self._graph.build()
+        self._started = False
 
     def run(self, feed: Iterable[dict[str, Any]]) -> Iterator[list[torch.Tensor]]:
         """Outputs of every run, as tensors of this thread's stream that hold until the next one is asked for."""
@@ -106,7 +104,7 @@ class Pipeline:
             self._graph.release_outputs()
 
     def _outputs(self) -> Iterator[list[torch.Tensor]]:
-        yield [torch.from_dlpack(output.as_tensor()) for output in self._place.outputs(self._graph)]
+        yield [torch.from_dlpack(output.as_tensor()) for output in self._device.outputs(self._graph)]
         self._graph.release_outputs()
 
 

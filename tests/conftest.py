@@ -112,7 +112,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def server() -> Iterator[subprocess.Popen[str]]:
     """A process that runs commands in forks of itself."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.forked"], env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT,
+        [sys.executable, "-m", "tests.forked"], env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     yield process

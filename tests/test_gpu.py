@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.gpu.device import device_of
+from benchmarks.gpu.device import numbers
 from benchmarks.gpu.loading import MEAN, NEARLY_ALL, levels
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.settings import IDEAS, Settings, Way
+from benchmarks.gpu.settings import SIZES as BENCH_SIZES
 from benchmarks.gpu.step import Step, run_settings
-from benchmarks.gpu.ways import IDEAS, Way
 from gdt.eval.downstream import downstream
-from gdt.eval.features import extract
-from gdt.eval.results import from_json
+from gdt.eval.extract import extract
+from gdt.eval.record import read
 from gdt.eval.settings.downstream import Downstream
 from gdt.pipeline import presets
 from gdt.pipeline.colour import Pixels
@@ -176,21 +176,17 @@ def test_batch_norm_of_two_ranks_is_that_of_the_joined_batch(tmp_path: Path) -> 
         assert max(off.values()) < 1e-6, off
 
 
-TINY = Settings(device=DEVICE, size="tiny", leaves_of_ideas=16, steps=1, warm=1)
-
-
-@pytest.mark.parametrize("name", ["recompute-3", "side-stream", "padded-folded", "graph", "chunks"])
+@pytest.mark.parametrize("name", ["recompute-3", "side-stream", "padded-folded", "graph", "gradient-caching"])
 def test_another_way_to_compute_a_step_has_the_same_losses(name: str) -> None:
     """In float32, over a few updates."""
-    run, device = run_settings(TINY, "l", 16), device_of(DEVICE)
-    plain = Way(bfloat16=False, compiled=False)
-    other, groups = (plain, {"norm_leaves": 4}) if name == "chunks" else (IDEAS[name].of(plain), {})
+    run = run_settings(Settings(device=DEVICE, size=BENCH_SIZES["tiny"]), "l", 16)
+    other = IDEAS[name].of(Way(bfloat16=False, compiled=False))
+    plain = Way(bfloat16=False, compiled=False, one_forward=other.one_forward)
     losses = []
-    with device.numbers(benchmark=False, exact=True):
-        for way, more in ((plain, {}), (other, {"chunk_leaves": 4} if name == "chunks" else {})):
-            step = Step(way, run, device, **groups, **more)
-            first = step.settle(2)
-            losses.append([first, *(float(step().loss) for _ in range(4))])
+    with numbers(benchmark=False, exact=True):
+        for way in (plain, other):
+            step = Step(way, run, torch.device(DEVICE))
+            losses.append([step.settle(2), *(float(step().loss) for _ in range(4))])
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -202,7 +198,7 @@ def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
         clips_per_epoch=2, clips=2, random="no", side_by_side=1, out=tmp_path / "eval",
     )  # fmt: skip
     assert "finetune top-1" in downstream(settings)
-    results = from_json((tmp_path / "eval" / "results.json").read_text())
+    results = read(tmp_path / "eval" / "results.json")
     expected = "bfloat16" if DEVICE == "cuda" else "float32"
     assert {result.how["precision"] for result in results} == {expected} and len(results) == 5
     trained, index = load_model(path), Index.open(shards)

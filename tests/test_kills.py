@@ -39,21 +39,22 @@ sys.addaudithook(watch)
 """
 
 
+def run_command(arguments: list[object], folder: Path, **environment: str) -> int:
+    """The exit status of a command that is in a session of its own, with all that it starts."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, start_new_session=True, check=False,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+    )  # fmt: skip
+    return done.returncode
+
+
 def kill(arguments: list[object], folder: Path, moment: str) -> None:
     """Run a command that is killed, with all its processes, at a moment that has to come."""
     (folder / "hook").mkdir(exist_ok=True)
     (folder / "hook" / "sitecustomize.py").write_text(HOOK)
-    process = subprocess.run(
-        [sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, start_new_session=True, check=False,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300,
-        env=os.environ | {"PYTHONPATH": f"{folder / 'hook'}:{ROOT}", "GDT_KILL": moment},
-    )  # fmt: skip
-    assert process.returncode == -signal.SIGKILL, (moment, process.returncode)
-
-
-def undisturbed(arguments: list[object], folder: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, check=True, env=environment)
+    ended = run_command(arguments, folder, PYTHONPATH=f"{folder / 'hook'}:{ROOT}", GDT_KILL=moment)
+    assert ended == -signal.SIGKILL, (moment, ended)
 
 
 # what is about to happen, to which file, the how manieth time, and seconds to wait after that
@@ -106,16 +107,11 @@ os.rename run.json 1 0
 """.splitlines()
 
 
-def few(moments: list[str], every: int) -> list[object]:
-    """The moments, of which each `every`-th is in the suite and the others are slow."""
-    parts: list[list[str]] = [[], []]
-    for k, moment in enumerate(moments):
-        parts[k % every != 1].append(moment)
-    return [pytest.param(parts[0], id="few"), pytest.param(parts[1], id="many", marks=pytest.mark.slow)]
-
-
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("moments", few(PREPROCESSING, 13))
+@pytest.mark.parametrize("moments", [
+    pytest.param(PREPROCESSING[1::13], id="few"),
+    pytest.param([moment for k, moment in enumerate(PREPROCESSING) if k % 13 != 1], id="many", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Path, moments: list[str]) -> None:
     videos, whole, folder = tmp_path / "videos", tmp_path / "whole", tmp_path / "shards"
     videos.mkdir()
@@ -135,7 +131,7 @@ def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Pa
         for path in [path for path in made if path.name == name] or made[:2]:  # so that there is something to do
             path.unlink()
         kill(command, tmp_path, moment)
-    undisturbed(command, tmp_path)
+    assert run_command(command, tmp_path) == 0
     assert digests(folder) == expected
     assert not [path for path in folder.iterdir() if path.is_dir()]
 
@@ -167,11 +163,7 @@ def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: P
 
     for moment in PRETRAINING:
         kill(command(folder), tmp_path, moment)
-    for folder_of_run in (folder, whole):
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        subprocess.run(
-            [sys.executable, "-m", "gdt", *map(str, command(folder_of_run))], cwd=tmp_path, check=True, env=environment
-        )
+    assert [run_command(command(one), tmp_path) for one in (folder, whole)] == [0, 0]
     assert losses(folder) == losses(whole) and len(losses(whole)) == 30
     one, other = (torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (folder, whole))
     assert all(torch.equal(one[name], other[name]) for name in other)

@@ -6,103 +6,101 @@ down, and another process goes on with the next one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu.settings import SECTIONS, Settings, parsed
-from benchmarks.gpu.table import AGAIN, BEGUN, ROWS, Begun, Row, append, read, told, write
+from benchmarks.gpu.settings import parsed
+from benchmarks.gpu.table import BEGUN, Row, append, read, text
 from gdt.common.errors import UserError, exit_with_message, quiet_until_ready
-from gdt.common.serialization import to_json
 
-_GRACE = 20.0
+GRACE = 20.0
 """Seconds after its time in which a section may finish what it has begun."""
+PATIENCE = 600.0
+"""Seconds that a row may take."""
+COMMAND = [sys.executable, "-m", "benchmarks.gpu.section"]
+"""What a section's name, its deadline and the arguments of the command line are given to."""
 
 
-def run(settings: Settings, say: Callable[[str], None] = print) -> str:
+def run(arguments: Sequence[str], say: Callable[[str], None] = print) -> str:
     """Measure all; the table, which is in the folder, too. Raises UserError where there is nothing to measure on."""
+    settings = parsed(arguments)
     settings.out.mkdir(parents=True, exist_ok=True)
-    path, values = settings.out / ROWS, to_json(settings)
-    for old in (path, settings.out / BEGUN, *(_log(settings, section) for section in SECTIONS)):
-        old.unlink(missing_ok=True)
+    rows, table = settings.out / "rows.jsonl", settings.out / "table.txt"
+    rows.unlink(missing_ok=True)
+    told: set[tuple[str, str]] = set()
+
+    def tell() -> None:
+        """Say, and put into the table, what has been measured since."""
+        for row in read(rows):
+            if row.failed != BEGUN and (row.section, row.what) not in told:
+                told.add((row.section, row.what))
+                say(str(row))
+                table.write_text(text(read(rows)) + "\n")
+
     deadline = time.time() + 60 * settings.minutes
-    for section in settings.measured:
-        if time.time() > deadline:
-            append(path, Row(section, section, failed="skipped: no time is left"))
-            continue
+    for section in settings.sections:
         say(f"-- {section}, {max(0.0, deadline - time.time()) / 60:.1f} minutes left")
-        _run_section(section, settings, values, deadline, say)
-        failed = [row.failed for row in read(path) if row.failed]
-        if section == "machine" and failed:
+        log = settings.out / f"{section}.log"
+        log.unlink(missing_ok=True)
+        while _goes_on([*COMMAND, section, str(deadline), *arguments], section, rows, log, deadline, tell):
+            pass
+        tell()
+        if section == "machine" and (failed := [row.failed for row in read(rows) if row.failed]):
             raise UserError(failed[0])
-        write(settings.out, read(path), values)
-    return write(settings.out, read(path), values)
+    return text(read(rows))
 
 
-def _run_section(section: str, settings: Settings, values: str, deadline: float, say: Callable[[str], None]) -> None:
-    while ended := _run_process(section, settings, values, deadline, say):
-        begun = Begun.read(settings.out)
-        (settings.out / BEGUN).unlink(missing_ok=True)
-        if begun or ended != AGAIN:
-            what = begun.what if begun else section
-            append(settings.out / ROWS, Row(section, what, failed=f"{ended}; see {_log(settings, section)}"))
-        if time.time() > deadline or not (begun or ended == AGAIN):
-            return
-
-
-def _run_process(section: str, settings: Settings, values: str, deadline: float, say: Callable[[str], None]) -> str:
-    """How it ended, if not well; AGAIN where another one should go on."""
-    path = settings.out / ROWS
-    seen = len(read(path))
-    with _log(settings, section).open("a") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.gpu.section", section, str(deadline), values],
-            stdout=log, stderr=subprocess.STDOUT, start_new_session=True,  # so that what it starts ends with it
-        )  # fmt: skip
-        try:
-            while True:
-                try:
-                    status: int | None = child.wait(0.2)
-                except subprocess.TimeoutExpired:
-                    status = None
-                rows = read(path)
-                if len(rows) > seen:
-                    say("\n".join(map(told, rows[seen:])))
-                    write(settings.out, rows, values)
-                    seen = len(rows)
-                if status is not None:
-                    return {0: "", int(AGAIN): AGAIN}.get(status, f"ended with status {status}")
-                if time.time() > deadline + _GRACE:
-                    return "ended, as its time was up"
-                begun = Begun.read(settings.out)
-                if begun and time.time() > begun.until:
-                    return "ended, as it took many times as long as expected"
-        finally:
-            _end(child)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """A section and all that it has started."""
+def _goes_on(
+    command: list[str], section: str, rows: Path, log: Path, deadline: float, tell: Callable[[], None]
+) -> bool:
+    """Run a section in a process; whether another one should go on where it ended."""
+    if time.time() > deadline:
+        append(rows, Row(section, section, failed="skipped: no time is left"))
+        return False
+    before = len(read(rows))
+    with log.open("ab") as file:
+        # in a session of its own, so that what it starts ends with it
+        child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        os.killpg(child.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
-    child.wait()
+        how = _end(child, rows, deadline, tell)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    found = read(rows)
+    for row in found:
+        if row.failed == BEGUN:
+            append(rows, replace(row, failed=f"{how}; see {log}"))
+    if how and len(found) == before:  # it failed outside of any row
+        append(rows, Row(section, section, failed=f"{how}; see {log}"))
+    return bool(how) and len(found) > before and time.time() < deadline
 
 
-def _log(settings: Settings, section: str) -> Path:
-    return settings.out / f"{section}.log"
+def _end(child: subprocess.Popen[bytes], rows: Path, deadline: float, tell: Callable[[], None]) -> str:
+    """How a process ends, if not well; "" where it does."""
+    began = time.time()
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = child.wait(0.2)
+            return f"ended with status {status}" if status else ""
+        tell()
+        if time.time() > deadline + GRACE:
+            return "ended, as its time was up"
+        if time.time() > max(began, rows.stat().st_mtime if rows.is_file() else 0.0) + PATIENCE:
+            return f"ended, as it took more than {PATIENCE:.0f} s"
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    settings = parsed(sys.argv[1:])
-    table = run(settings, lambda text: print(text, flush=True))
-    print(f"\n{table}\n\nthe table is in {settings.out}")
+    table = run(sys.argv[1:], lambda text: print(text, flush=True))
+    print(f"\n{table}\n\nthe table is in {parsed(sys.argv[1:]).out}")
 
 
 if __name__ == "__main__":

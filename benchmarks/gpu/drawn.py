@@ -4,101 +4,85 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import shutil
-from concurrent.futures import ProcessPoolExecutor
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from gdt.common.files import partial_of
+from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.table import Rows, Values
 from gdt.pipeline.shards.index import mel_sums, write_index
-from gdt.pipeline.shards.layout import INDEX, VideoRecord, write_shard
+from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 
-FRAME_BYTES = 7000
-"""Of a JPEG of 160 pixels shorter side, as preprocessing makes them of Kinetics; others in proportion to the area."""
+_QUALITY = 77
+"""With which a JPEG of 160 pixels shorter side has about 7 kB, as preprocessing makes them of Kinetics."""
 _PER_SHARD = 32
 _BANDS = 40
-Sums = tuple[np.ndarray, np.ndarray]
 
 
-def draw(folder: Path, videos: int, frames: int, side: int, processes: int) -> Path:
+def shards(settings: Settings, rows: Rows) -> None:
+    def drawn() -> Values:
+        size, folder = settings.size, settings.shards
+        draw(folder, size.videos, size.frames, size.shorter_side)
+        held = sum(path.stat().st_size for path in folder.glob("shard-*.h5"))
+        return {"videos": size.videos, "frames": size.frames, "MB": held / 1e6,
+                "kB/frame": held / 1e3 / size.videos / size.frames}  # fmt: skip
+
+    rows("drawn", drawn)
+
+
+def draw(folder: Path, videos: int, frames: int, side: int) -> None:
     """Shards of so many videos, each another one, unless they are there."""
     if (folder / INDEX).is_file():
-        return folder
+        return
     shutil.rmtree(folder, ignore_errors=True)
-    scratch = partial_of(folder / "scratch")
-    scratch.mkdir(parents=True)
+    folder.mkdir(parents=True)
     parts = [range(first, min(first + _PER_SHARD, videos)) for first in range(0, videos, _PER_SHARD)]
     names = [folder / f"shard-{number:06d}.h5" for number in range(len(parts))]
-    count = min(processes, len(parts))
-    arguments = (names, parts, [frames] * len(parts), [side] * len(parts), [scratch] * len(parts))
-    if count > 1:
-        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(_shard, *arguments))
-    else:
-        list(map(_shard, *arguments))
-    scratch.rmdir()
+    # Pillow encodes without Python's lock
+    with ThreadPoolExecutor() as pool, tempfile.TemporaryDirectory(dir=folder) as scratch:
+        list(pool.map(partial(_shard, frames, side, Path(scratch)), names, parts))
     write_index(folder, names, {"settings": json.dumps({"fps": 30, "bands": _BANDS})})
-    return folder
 
 
-def _shard(path: Path, videos: range, frames: int, side: int, scratch: Path) -> None:
+def _shard(frames: int, side: int, scratch: Path, path: Path, videos: range) -> None:
     records, pixels, mels = [], np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
     for video in videos:
-        record, (own_pixels, own_mels) = _video(video, frames, side, scratch)
-        records.append(record)
-        pixels += own_pixels
-        mels += own_mels
+        rng = np.random.default_rng(video)
+        pictures = _pictures(rng, frames, side)
+        jpegs = list(map(_encoded, pictures))
+        bank = rng.normal(0, 4, (frames * 100 // 30 + 1, _BANDS)).astype(np.float32)
+        files = scratch / f"{video}.jpeg", scratch / f"{video}.rows"
+        files[0].write_bytes(b"".join(jpegs))
+        bank.tofile(files[1])
+        sizes = np.array(list(map(len, jpegs)))
+        height, width = pictures[0].shape[:2]
+        columns = {"id": f"v{video:06}", "split": "train", "height": height, "width": width}
+        records.append(VideoRecord(columns, files[0], sizes, files[1]))
+        shown = pictures[0].reshape(-1, 3).astype(np.int64)
+        pixels += np.stack([np.full(3, len(shown)), shown.sum(0), (shown**2).sum(0)], 1)
+        mels += mel_sums(bank)
     write_shard(path, records, [], {"pixel_sums": pixels, "mel_sums": mels}, "drawn", _BANDS, scratch)
 
 
-def _video(number: int, frames: int, side: int, scratch: Path) -> tuple[VideoRecord, Sums]:
-    """A camera that pans over a landscape of noise, and a light that wanders at the pace of a hum."""
-    rng = np.random.default_rng(number)
+def _pictures(rng: np.random.Generator, frames: int, side: int) -> list[np.ndarray]:
+    """A camera that pans over a landscape of noise at every scale, as pictures have: uint8 [height, width, 3] each."""
     height, width = side, -(-side * 4 // 3)
-    landscape = _landscape(rng, height + frames, width + 2 * frames)
-    pace = rng.uniform(0.5, 3)
-    y, x = np.mgrid[:height, :width].astype(np.float32) / side
-    jpegs: list[bytes] = []
-    pixels = np.zeros((3, 3), np.int64)
-    quality = 0
-    for t in range(frames):
-        angle = 2 * np.pi * pace * t / 30 + number
-        light = np.exp(-((x - 0.66 - 0.3 * np.cos(angle)) ** 2 + (y - 0.5 - 0.3 * np.sin(angle)) ** 2) * 30)
-        frame = landscape[t : t + height, 2 * t : 2 * t + width] + 80 * light[..., None] * (1, -1, 0.5)
-        picture = frame.clip(0, 255).astype(np.uint8)
-        quality = quality or _quality(picture, FRAME_BYTES * side**2 // 160**2)
-        jpegs.append(_encoded(picture, quality))
-        wide = picture.reshape(-1, 3).astype(np.int64)
-        pixels += np.stack([np.full(3, len(wide)), wide.sum(0), (wide**2).sum(0)], 1)
-    rows = frames * 100 // 30 + 1
-    phase = 2 * np.pi * pace * np.arange(rows)[:, None] / 100 + number
-    bank = (5 * np.sin(phase + 6 * np.arange(_BANDS) / _BANDS) + rng.normal(0, 2, (rows, _BANDS))).astype(np.float32)
-    jpeg, logmel = scratch / f"{number}.jpeg", scratch / f"{number}.rows"
-    jpeg.write_bytes(b"".join(jpegs))
-    bank.tofile(logmel)
-    sizes = np.array(list(map(len, jpegs)))
-    record = VideoRecord(f"v{number:06}", "", "train", "", height, width, 0.0, "", jpeg, sizes, logmel)
-    return record, (pixels, mel_sums(bank))
-
-
-def _landscape(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Noise at every scale, as pictures have: float32 [height, width, 3]."""
-    found = np.full((height, width, 3), 128, np.float32)
+    whole = (width + 2 * frames, height + frames)
+    landscape = np.full((whole[1], whole[0], 3), 128, np.float32)
     for cells in (3, 9, 27, 81):
         coarse = Image.fromarray(rng.integers(0, 256, (cells, cells * 2, 3), np.uint8))
-        found += (np.asarray(coarse.resize((width, height), Image.Resampling.BICUBIC), np.float32) - 128) * cells**-0.5
-    return found
+        landscape += (np.asarray(coarse.resize(whole, Image.Resampling.BICUBIC), np.float32) - 128) * cells**-0.5
+    shown = landscape.clip(0, 255).astype(np.uint8)
+    return [shown[t : t + height, 2 * t : 2 * t + width] for t in range(frames)]
 
 
-def _quality(picture: np.ndarray, wanted: int) -> int:
-    """With which a JPEG has about so many bytes."""
-    return min(range(30, 97, 6), key=lambda quality: abs(len(_encoded(picture, quality)) - wanted))
-
-
-def _encoded(picture: np.ndarray, quality: int) -> bytes:
+def _encoded(picture: np.ndarray) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(picture).save(file, "JPEG", quality=quality, subsampling="4:2:0")
+    Image.fromarray(picture).save(file, "JPEG", quality=_QUALITY, subsampling="4:2:0")
     return file.getvalue()

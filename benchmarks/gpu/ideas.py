@@ -1,14 +1,12 @@
-"""Ideas that training does not have, as functions on its model that leave what it computes as it is."""
+"""Convolutions that training does not have, as functions on its model that leave what it computes as it is."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.gpu.device import Processor
 from gdt.train.models.gdt import GDT
 
 
@@ -21,36 +19,24 @@ def padded(model: GDT, multiple: int = 8) -> None:
     for sequence in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
         match list(sequence):
             case [nn.Conv3d() as space, nn.BatchNorm3d() as norm, nn.ReLU(), nn.Conv3d() as time, *_]:
-                more = -space.out_channels % multiple
-                if more:
-                    sequence[0] = _grown(space, 0, more)
-                    sequence[1] = _grown_norm(norm, more)
-                    sequence[3] = _grown(time, 1, more)
+                width = -(-space.out_channels // multiple) * multiple
+                sequence[0] = _grown(space, nn.Conv3d(space.in_channels, width, **_how(space)))
+                sequence[1] = _grown(norm, nn.BatchNorm3d(width, norm.eps, norm.momentum))
+                sequence[3] = _grown(time, nn.Conv3d(width, time.out_channels, **_how(time)))
 
 
-def _grown(conv: nn.Conv3d, axis: int, more: int) -> nn.Conv3d:
-    """With more outputs (axis 0) or inputs (axis 1), of zero weights."""
-    shape = list(conv.weight.shape)
-    shape[axis] = more
-    weight = torch.cat([conv.weight.detach(), conv.weight.new_zeros(shape)], axis)
-    return _with(weight, conv, type(conv))
+def _how(conv: nn.Conv3d) -> dict[str, Any]:
+    return {"kernel_size": conv.kernel_size, "stride": conv.stride, "padding": conv.padding, "bias": False}
 
 
-def _with(weight: Tensor, conv: nn.Conv3d, kind: type[nn.Conv3d]) -> nn.Conv3d:
-    """The convolution with another weight, as another kind."""
-    outputs, inputs = weight.shape[:2]
-    made = kind(inputs, outputs, conv.kernel_size, conv.stride, conv.padding, bias=False, device="meta")  # type: ignore[arg-type]
-    made.weight = nn.Parameter(weight)
-    return made
-
-
-def _grown_norm(norm: nn.BatchNorm3d, more: int) -> nn.BatchNorm3d:
-    device, dtype = norm.weight.device, norm.weight.dtype
-    made = nn.BatchNorm3d(norm.num_features + more, norm.eps, norm.momentum, device=device, dtype=dtype)
-    with torch.no_grad():
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            getattr(made, name)[: norm.num_features] = getattr(norm, name)
-    return made
+def _grown(module: nn.Module, made: nn.Module) -> nn.Module:
+    """A larger layer, with what a smaller one has; the weights of a convolution that come on top are zero."""
+    state = made.state_dict()
+    for name, value in module.state_dict().items():
+        if isinstance(made, nn.Conv3d):
+            state[name].zero_()
+        state[name][tuple(map(slice, value.shape))] = value
+    return made.to(value.device)
 
 
 def folded(model: GDT) -> None:
@@ -63,7 +49,9 @@ def folded(model: GDT) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Conv3d and (child.kernel_size[0] > 1) != (child.kernel_size[1] > 1):
-                setattr(parent, name, _with(child.weight, child, _Folded))
+                made = _Folded(child.in_channels, child.out_channels, **_how(child), device="meta")
+                made.weight = child.weight
+                setattr(parent, name, made)
 
 
 class _Folded(nn.Conv3d):
@@ -76,19 +64,3 @@ class _Folded(nn.Conv3d):
             return rows.unflatten(3, x.shape[3:])
         frames = functional.conv2d(x.transpose(1, 2).flatten(0, 1), self.weight[:, :, 0], None, by, pad)
         return frames.unflatten(0, (x.shape[0], x.shape[2])).transpose(1, 2)
-
-
-def side_stream(model: GDT, device: Processor) -> None:
-    """Let sound be embedded on a stream of its own, beside the pictures that were begun before it."""
-    beside, embed = device.beside(), model.embed
-
-    def aside(modality: str, inputs: Any, keys: Tensor | None = None) -> Tensor:
-        if modality != "audio":
-            beside.begin()
-            return embed(modality, inputs, keys)
-        with beside.on():
-            made = embed(modality, inputs, keys)
-        beside.join(made)
-        return made
-
-    model.embed = aside  # type: ignore[method-assign]

@@ -4,40 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from benchmarks.gpu import ideas
-from benchmarks.gpu.device import Processor
-from benchmarks.gpu.settings import Settings
-from benchmarks.gpu.table import Values
-from benchmarks.gpu.ways import Way
+from benchmarks.gpu import ideas as other_convolutions
+from benchmarks.gpu.device import as_graph, most_held, numbers, on_gpu, seconds, side_stream
+from benchmarks.gpu.settings import IDEAS, PLAIN, PREDICTED, Settings, Way
+from benchmarks.gpu.table import Rows, Values, read
 from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.groups import shared
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.cost import arithmetic, memory, peak
-from gdt.train.kernels import Kernels
+from gdt.train.kernels import Kernels, first_right, ways
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Optimization, Pretrain
 from gdt.train.step import Figures, Gradient, How
 
 BANDS = 40
 _MEAN, _STD = np.full(3, 110.0), np.full(3, 60.0)
-_AGREE = 1e-3
-"""Of features computed in float32 in two ways, relative to their length."""
+_ALIKE = 0.05
+"""Share by which the loss of another way to compute the same may be off after a few steps; bfloat16 rounds."""
 
 
 def run_settings(settings: Settings, row: str, leaves: int) -> Pretrain:
     """Of pretraining on a row of table 1 with so many video clips per step."""
+    size = settings.size
     base = Pretrain(
-        preset=row, clip=settings.clip, augmentation=settings.augmentation, network=settings.network, epochs=0,
-        steps=1000, device=settings.device, optimization=Optimization(rate=1e-3, per_videos=0, warmup_epochs=0),
-        threads=settings.threads or int(settings.device == "cpu"),
+        preset=row, clip=size.clip, augmentation=size.augmentation, network=size.network, epochs=0, steps=1000,
+        device=settings.device, optimization=Optimization(rate=1e-3, per_videos=0, warmup_epochs=0),
+        threads=int(settings.device == "cpu"),
     )  # fmt: skip
     return replace(base, videos_per_batch=leaves // base.composition.clips_per_video)
 
@@ -50,11 +50,10 @@ def tree_of(run: Pretrain) -> Tree:
 
 def batch_of(plan: BatchPlan, run: Pretrain, device: torch.device) -> Batch:
     """The batch of a plan with bytes instead of videos: those of a leaf are the same on any number of ranks."""
-    clip, leaf = run.clip, plan.columns["leaf"]
-    inputs: dict[str, Any] = {}
+    clip, inputs = run.clip, dict[str, Any]()
     for modality in plan.leaves.modalities:
         own = plan.leaves.of(modality)
-        numbers = leaf[plan.leaves.modality == (0 if modality == "video" else 1)]
+        numbers = plan.columns["leaf"][plan.leaves.modality == (0 if modality == "video" else 1)]
         drawn = [np.random.Generator(np.random.Philox([n, run.seed])) for n in numbers.tolist()]
         if modality == "video":
             shape = (clip.frames, clip.size, clip.size, 3)
@@ -66,32 +65,31 @@ def batch_of(plan: BatchPlan, run: Pretrain, device: torch.device) -> Batch:
         else:
             bank = np.stack([one.standard_normal((1, BANDS, clip.mel_frames), np.float32) for one in drawn])
             inputs[modality] = torch.from_numpy(bank).to(device)
-    table = {name: torch.from_numpy(values).to(device) for name, values in plan.columns.items()}
-    joined = table
-    if plan.joined is not None:
-        joined = {name: torch.from_numpy(values).to(device) for name, values in plan.joined.items()}
+    table, joined = (
+        {name: torch.from_numpy(values).to(device) for name, values in columns.items()}
+        for columns in (plan.columns, plan.joined or plan.columns)
+    )
     return Batch(inputs=inputs, table=table, joined=joined, plan=plan, damaged=[])
 
 
 class Step:
     """Gradient and update of one batch, computed in some way."""
 
-    def __init__(
-        self, way: Way, run: Pretrain, device: Processor, batch: Batch | None = None, norm_leaves: int = 0,
-        chunk_leaves: int = 0,
-    ) -> None:  # fmt: skip
-        """`batch` is that of the first plan, which is made where it is not given."""
-        if not way.one_forward:
-            norm_leaves = run.videos_per_batch  # the first leaf of every video is a group, and so on
-        composition, numbers = run.composition, torch.bfloat16 if way.bfloat16 else torch.float32
+    def __init__(self, way: Way, run: Pretrain, device: torch.device) -> None:
+        # the first leaf of every video is a group, and so on
+        norm_leaves = 0 if way.one_forward else run.videos_per_batch
+        chunk_leaves = norm_leaves if way.cached else 0
+        precision = torch.bfloat16 if way.bfloat16 else torch.float32
         if run.threads:
             torch.set_num_threads(run.threads)
         model = model_of(way, run, device)
         if way.side_stream:
-            ideas.side_stream(model, device)
-        Kernels(numbers, way.channels_last, way.compiled).apply(model)
-        how = How(composition.factors, run.temperature, run.seed, numbers, norm_leaves, chunk_leaves)
-        self.batch = batch or batch_of(shared(tree_of(run).plan(0, 0), 0, 1, norm_leaves), run, device.device)
+            side_stream(model, device)
+        Kernels(precision, way.channels_last, way.compiled).apply(model)
+        how = How(run.composition.factors, run.temperature, run.seed, precision, norm_leaves, chunk_leaves)
+        self.batch = batch_of(shared(tree_of(run).plan(0, 0), 0, 1, norm_leaves), run, device)
+        if not way.bytes:
+            self.batch.inputs["video"] = self.batch.inputs["video"].floats().contiguous()
         self.model, self.gradient = model, Gradient(model, how, say=_raise)
         o = run.optimization
         self.optimizer = torch.optim.SGD(
@@ -101,17 +99,19 @@ class Step:
         self._compute: Callable[[], Figures] = lambda: self.gradient(0, self.batch)
 
     def __call__(self) -> Figures:
-        with self._device.numbers(self.way.cudnn_benchmark):
+        with numbers(self.way.cudnn_benchmark):
             figures = self._compute()
             self.optimizer.step()
+        if self.way.waits:
+            figures.loss.item()
         return figures
 
     def settle(self, steps: int) -> float:
         """Take the steps in which kernels are chosen; returns the loss of the first."""
         losses = [self().loss.clone() for _ in range(max(1, steps))]
         if self.way.graph:
-            with self._device.numbers(self.way.cudnn_benchmark):
-                self._compute = self._device.graph(self._compute)
+            with numbers(self.way.cudnn_benchmark):
+                self._compute = as_graph(self._compute, self._device)
         return float(losses[0])
 
 
@@ -120,65 +120,106 @@ def _raise(text: str) -> None:
     raise MemoryError(text)
 
 
-def model_of(way: Way, run: Pretrain, device: Processor) -> GDT:
+def model_of(way: Way, run: Pretrain, device: torch.device) -> GDT:
     """A model with the same weights for every way, not yet laid out."""
     torch.manual_seed(run.seed)
-    model = GDT(run.network, run.composition.modalities).to(device.device)
+    model = GDT(run.network, run.composition.modalities).to(device)
     model.video_network.base.recomputed = way.recomputed
     if way.padded:
-        ideas.padded(model)
+        other_convolutions.padded(model)
     if way.folded:
-        ideas.folded(model)
+        other_convolutions.folded(model)
     return model
 
 
-def measured(step: Step, run: Pretrain, device: Processor, settings: Settings) -> Values:
+def measured(settings: Settings, device: torch.device, way: Way, leaves: int) -> dict[str, float | str]:
     """Clips/s, share of the peak, memory, and the losses of the first step and of the last.
 
     `GiB counted` is what planning a run counts of activations alone, before anything is compiled.
     """
-    loss = step.settle(settings.warm)
+    run = run_settings(settings, "l", leaves)
+    step = Step(way, run, device)
+    loss = step.settle(settings.size.warm)
     last: list[Figures] = []
 
     def take() -> None:
         last[:] = [step()]
 
-    seconds = device.seconds(take, settings.steps)
-    clips = run.videos_per_batch * run.composition.clips_per_video
-    found: dict[str, float | str] = {"clips/s": clips / seconds, "ms": 1000 * seconds}
-    stated, what = peak(device.device), (run.network, run.clip, BANDS, run.composition.modalities)
+    taken = seconds(take, settings.size.steps, device)
+    found: dict[str, float | str] = {"clips/s": leaves / taken, "ms": 1000 * taken}
+    stated, what = peak(device), (run.network, run.clip, BANDS, run.composition.modalities)
     if stated is not None:
-        found["MFU %"] = 100 * clips * sum(arithmetic(*what).values()) / seconds / stated
-    of_leaf = memory(*what, torch.bfloat16 if step.way.bfloat16 else torch.float32, step.way.recomputed)
-    found |= {"GiB": device.most(), "GiB counted": clips * sum(of_leaf.values()) / 2**30}
+        found["MFU %"] = 100 * leaves * sum(arithmetic(*what).values()) / taken / stated
+    of_leaf = memory(*what, torch.bfloat16 if way.bfloat16 else torch.float32, way.recomputed)
+    found |= {"GiB": most_held(device), "GiB counted": leaves * sum(of_leaf.values()) / 2**30}
     return found | {"loss": loss, "last loss": float(last[0].loss)}
 
 
-def disagreement(way: Way, run: Pretrain, device: Processor, leaves: int = 4) -> float:
-    """By how much the features of some leaves differ from those of the plain model, relative to their length, both in
-    full float32. Raises AssertionError where that is more than rounding.
-    """
-    batch = batch_of(shared(tree_of(run).plan(0, 0), 0, 1), run, device.device)
-    clips: Tensor = batch.inputs["video"].part(0, leaves).floats()
-    with device.numbers(benchmark=False, exact=True), torch.no_grad():
-        plain, other = (model_of(one, run, device).train().video_network(clips) for one in (Way(), way))
-    off = float((plain - other).norm() / plain.norm())
-    if not off < _AGREE:
-        raise AssertionError(f"its features differ by {off:.2g} of their length from those of the plain network")
-    return off
+# ----------------------------------------------------------------------------------------------------------- sections
 
 
-def plain_step(run: Pretrain, device: Processor) -> Callable[[], float]:
-    """The published code's way: float32, contiguous clips, eager, every branch and every view on its own, an optimiser
-    that goes from parameter to parameter, and a host that waits for the loss of every step.
+def kernels(settings: Settings, rows: Rows, device: torch.device) -> None:
+    """What a run would compute with, found as a run finds it."""
 
-    It gets what torch gives everyone, TF32 and cuDNN's benchmark, and clips that are floats on the device already.
-    """
-    way = Way(bfloat16=False, channels_last=False, compiled=False, fused=False, one_forward=False)
-    step = Step(way, run, device)
-    step.optimizer = torch.optim.SGD(
-        step.model.parameters(), run.optimization.rate, run.optimization.momentum, foreach=False,
-        weight_decay=run.optimization.weight_decay,
-    )  # fmt: skip
-    step.batch.inputs["video"] = step.batch.inputs["video"].floats().contiguous()
-    return lambda: step().loss.item()
+    def chosen() -> Values:
+        said: list[str] = []
+        cuda, size = on_gpu(device), settings.size
+        candidates = ways(torch.bfloat16 if cuda else torch.float32, compiled=cuda)
+        with numbers(benchmark=True):
+            found = first_right(candidates, size.network, size.clip, size.leaves_of_ideas, 0, device, said.append)
+        kept = {"bfloat16": found.precision == torch.bfloat16, "channels_last": found.channels_last,
+                "compiled": found.compiled}  # fmt: skip
+        return {name: "yes" if value else "no" for name, value in kept.items()} | {"is": "; ".join(said)}
+
+    rows("the first that are right", chosen)
+
+
+def best(settings: Settings, rows: Rows) -> Way:
+    """The way that training computes: with the kernels that were found right, or what comes first where none were."""
+    for row in read(rows.path):
+        if row.section == "kernels" and row.values:
+            names = ("bfloat16", "channels_last", "compiled")
+            return Way(**{name: row.values[name] == "yes" for name in names})
+    return Way() if settings.device == "cuda" else Way(bfloat16=False, compiled=False)
+
+
+def step(settings: Settings, rows: Rows, device: torch.device) -> None:
+    """The best way over sizes, and the plain way."""
+    way, size, found = best(settings, rows), settings.size, dict[int, float]()
+    for leaves in size.leaves:
+        if values := rows(f"best way, {leaves} clips", partial(measured, settings, device, way, leaves)):
+            found[leaves] = float(values["clips/s"])
+    most = size.leaves_of_ideas
+    for leaves in sorted({most, *(n for n in size.leaves if n < most)}, reverse=True):
+        if plain := rows(f"plain way, {leaves} clips", partial(measured, settings, device, PLAIN, leaves)):
+            break
+    if plain and found:
+        fastest = max(found, key=lambda n: found[n])
+        gain = {n: found[n] / float(plain["clips/s"]) for n in (fastest, leaves) if n in found}
+        told = f"{PREDICTED['step']}; best way of {fastest} clips, the fastest, over plain way of {leaves}"
+        gains = {"gain predicted": PREDICTED["plain"], "gain measured": gain[fastest], "is": told}
+        rows("best over plain way", lambda: gains | {"at equal clips": gain.get(leaves, "not measured")})
+
+
+def ideas(settings: Settings, rows: Rows, device: torch.device) -> None:
+    """Each idea switched over on its own, from the best way."""
+    base, leaves = best(settings, rows), settings.size.leaves_of_ideas
+    best_way = partial(measured, settings, device, base, leaves)
+    first = rows(f"best way, {leaves} clips", best_way)
+
+    def measure(name: str) -> Values:
+        idea, way = IDEAS[name], IDEAS[name].of(base)
+        if way == base:
+            return {"is": "the best way here does so already"}
+        said: dict[str, float | str] = {"gain predicted": idea.predicted}
+        found = measured(settings, device, way, leaves)
+        if first:
+            said["gain measured"] = float(found["clips/s"]) / float(first["clips/s"])
+            off = abs(float(found["last loss"]) / float(first["last loss"]) - 1)
+            if idea.same and not off < _ALIKE:
+                said["is"] = f"NOT THE SAME: its last loss is off by {100 * off:.0f} %"
+        return said | found | {"why": idea.why}
+
+    for name in settings.ideas:
+        rows(name, partial(measure, name))
+    rows("best way, once more", best_way)  # how far the first one can be relied on

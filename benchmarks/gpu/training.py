@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ import torch
 from benchmarks.gpu import absent
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.step import batch_of, run_settings
-from benchmarks.gpu.table import Values
+from benchmarks.gpu.table import Rows, Values
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import BatchPlan
@@ -25,26 +26,14 @@ from gdt.train.settings import METRICS, Pretrain
 
 EPOCHS, VIDEOS, GPUS = 100, 240_000, 8
 """Of the paper's training on Kinetics-400, with as many GPUs as are asked about."""
+_NO_LOADING = "; nothing was loaded, as DALI is not installed: batches were ready, and waiting says nothing"
 
 
-class Ready:
-    """In the place of the loader: the batches of plans, all with the bytes that were made for the first of them."""
-
-    def __init__(self, run: Pretrain, plans: Iterable[BatchPlan], device: torch.device) -> None:
-        self._run, self._plans, self._device = run, plans, device
-
-    def __iter__(self) -> Iterator[Batch]:
-        made: Batch | None = None
-        for plan in self._plans:
-            made = made or batch_of(plan, self._run, self._device)
-            table = {name: torch.from_numpy(values).to(self._device) for name, values in plan.columns.items()}
-            yield replace(made, table=table, joined=table, plan=plan)
-
-    def __enter__(self) -> Ready:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return
+def training(settings: Settings, rows: Rows, device: torch.device) -> None:
+    videos = settings.size.videos
+    for row in settings.size.rows:
+        rows(f"row {row}, {videos} videos", partial(whole, settings, row, videos))
+    rows(f"row l, {videos // GPUS} videos, as on each of {GPUS}", partial(whole, settings, "l", videos // GPUS))
 
 
 def whole(settings: Settings, row: str, videos: int) -> Values:
@@ -57,18 +46,17 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     shutil.rmtree(out, ignore_errors=True)
     bare = "nvidia.dali" in absent.MISSING
     run = replace(
-        base, videos_per_batch=videos, shards=settings.shards, out=out, steps=settings.training_steps,
+        base, videos_per_batch=videos, shards=settings.shards, out=out, steps=settings.size.training_steps,
         checkpoint_minutes=1e6, loading=Loading(decoder="cpu") if bare else Loading(),
     )  # fmt: skip
     ready = bare and "audio" in base.composition.modalities
 
-    def made(index: Any, plans: Iterable[BatchPlan], clip: Any, device: torch.device, *others: Any) -> Ready:
-        return Ready(run, plans, device)
+    def made(index: Any, plans: Iterable[BatchPlan], clip: Any, device: torch.device, *others: Any) -> Any:
+        return nullcontext(_ready(run, plans, device))
 
-    with mock.patch("gdt.train.trainer.Loader", made) if ready else nullcontext():
-        path = pretrain(run)
+    with mock.patch("gdt.train.pretrain.Loader", made) if ready else nullcontext():
+        pretrain(run).unlink()
     lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
-    path.unlink()
     counted = lines[len(lines) // 3 :]
     names = {"clips/s": ("clips_per_second", 1), "waiting %": ("waiting", 100), "MFU %": ("mfu", 100)}
     values: dict[str, float | str] = {
@@ -77,11 +65,17 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     values |= {"GiB": max(line["memory_gib"] for line in lines), "steps": len(lines), "loss": lines[-1]["loss"]}
     kept = json.loads((out / "settings.json").read_text())
     told = f"norm leaves {kept['norm_leaves']}, chunk leaves {kept['chunk_leaves']}, {kept['precision']}"
-    if ready:
-        told += "; nothing was loaded, as DALI is not installed: batches were ready, and waiting says nothing"
-    return values | {
-        "is": told, "arithmetic": arithmetic(row, base.composition.clips_per_video, float(values["clips/s"]))
-    }  # fmt: skip
+    hours = arithmetic(row, base.composition.clips_per_video, float(values["clips/s"]))
+    return values | {"is": f"{told}{_NO_LOADING * ready}; {hours}"}
+
+
+def _ready(run: Pretrain, plans: Iterable[BatchPlan], device: torch.device) -> Iterator[Batch]:
+    """In the place of the loader: the batches of plans, all with the bytes that were made for the first of them."""
+    made: Batch | None = None
+    for plan in plans:
+        made = made or batch_of(plan, run, device)
+        table = {name: torch.from_numpy(values).to(device) for name, values in plan.columns.items()}
+        yield replace(made, table=table, joined=table, plan=plan)
 
 
 def arithmetic(row: str, clips_per_video: int, clips_per_second: float) -> str:

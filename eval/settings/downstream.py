@@ -7,25 +7,27 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, require_positive
 
 Protocol = Literal["cross-modal", "retrieval", "few-shot", "linear", "finetune"]
-PROTOCOLS: tuple[Protocol, ...] = ("cross-modal", "retrieval", "few-shot", "linear", "finetune")
-"""In the order of the table's columns."""
-LABELLED: tuple[Protocol, ...] = ("retrieval", "few-shot", "linear", "finetune")
+_OF_LABELS = ("label", "folds", "gallery_per_class")
+DECIDES: dict[Protocol, tuple[str, ...]] = {
+    "cross-modal": ("word2vec",),
+    "retrieval": _OF_LABELS,
+    "few-shot": (*_OF_LABELS, "seed"),
+    "linear": (*_OF_LABELS, "seed", "train_samples", "linear_c"),
+    "finetune": (*_OF_LABELS, "seed", "train_samples", "recipe", "size", "epochs", "rate", "clips_per_epoch"),
+}
+"""Of each protocol, in the order of the table's columns, the settings that decide its numbers beside --clips."""
+PROTOCOLS = tuple(DECIDES)
+LABELLED = tuple(protocol for protocol in PROTOCOLS if "label" in DECIDES[protocol])
 """Those that need labels."""
 KS = (1, 5, 20)
 """Of retrieval, as in the paper."""
 SHOTS = (1, 5, 20)
 """Videos per class of few-shot classification."""
-_EFFECT: dict[tuple[str, ...], tuple[Protocol, ...]] = {
-    ("recipe", "epochs", "rate", "clips_per_epoch"): ("finetune",),
-    ("linear_c",): ("linear",),
-    ("train_samples",): ("linear", "finetune"),
-    ("word2vec",): ("cross-modal",),
-    ("label", "folds", "gallery_per_class"): LABELLED,
-}
-"""Settings that only some protocols have."""
+_EVERYWHERE = ("seed", "size")
+"""Settings that may be given for any protocol."""
 
 
 @dataclass(frozen=True)
@@ -103,28 +105,25 @@ class Downstream:
     """Write the tables; not where another call, of which this is a part, will do so."""
 
     def __post_init__(self) -> None:
-        if self.clips < 1:
-            raise UserError(f"--clips is {self.clips}; it must be 1 or more")
-        for name in ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads"):
-            if getattr(self, name) < 0:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be 0 or more")
+        require_positive(self, "", "clips")
+        counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "side_by_side")
+        require_positive(self, "", *counts, least=0)
         if self.rate < 0 or not self.linear_c > 0:
             raise UserError("--rate must be 0 or more and --linear-c above 0")
         if min(self.folds, default=1) < 1:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
-        require_places(self.side_by_side)
         if self.protocols:
             self._require_effect()
 
     def _require_effect(self) -> None:
         """Raise UserError where a setting is of no protocol that was asked for."""
         plain = {field.name: field.default for field in fields(self)}
-        for names, protocols in _EFFECT.items():
-            given = [name for name in names if getattr(self, name) != plain[name]]
-            if given and not set(protocols) & set(self.protocols):
+        for name in dict.fromkeys(name for names in DECIDES.values() for name in names):
+            of = [protocol for protocol in PROTOCOLS if name in DECIDES[protocol]]
+            if getattr(self, name) != plain[name] and name not in _EVERYWHERE and not set(of) & set(self.protocols):
                 raise UserError(
-                    f"--{given[0].replace('_', '-')} has no effect on {', '.join(self.protocols)}; it is of "
-                    f"{' and '.join(protocols)}"
+                    f"--{name.replace('_', '-')} has no effect on {', '.join(self.protocols)}; it is of "
+                    f"{' and '.join(of)}"
                 )
 
     @property
@@ -136,9 +135,3 @@ class Downstream:
     def asks_labels(self) -> bool:
         """Whether a setting says that protocols with labels are meant."""
         return bool(self.label or self.folds or self.gallery_per_class or self.gallery_split != "train")
-
-
-def require_places(side_by_side: int) -> None:
-    """Raise UserError where --side-by-side is below 0."""
-    if side_by_side < 0:
-        raise UserError(f"--side-by-side is {side_by_side}; it must be 0 or more")

@@ -34,7 +34,7 @@ class SoundSource(InputSource):
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
         if self._graph is None:
-            self._graph = Pipeline.made(self.place, self.loading.threads, audio_graph, AUDIO_CLIPS, self.place.dali)
+            self._graph = Pipeline(self.device, self.loading.threads, audio_graph, AUDIO_CLIPS, self.device.dali)
         fed: deque[tuple[_Work, np.ndarray, list[str]]] = deque()
         works = ahead(self._works(batches), self.loading.read_ahead, lambda work: len(work.leaves))
         usable, damaged = [], []
@@ -83,7 +83,7 @@ class SoundSource(InputSource):
 
     def _read(self, video: int, rows: np.ndarray) -> np.ndarray:
         first, last = int(rows.min()), int(rows.max())
-        return self.readings.reader.logmel(video, first, last - first + 1)[rows - first]
+        return self.reader.logmel(video, first, last - first + 1)[rows - first]
 
     def _average(self, video: int) -> np.ndarray:
         return np.full((self.clip.mel_frames, self.index.bands), self.index.statistics.mel_mean, np.float32)

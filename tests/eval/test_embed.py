@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.embed import features_of, read, rows_of
-from gdt.eval.settings.embed import Embed
+from gdt.eval.embed import Embed, features, features_of, read
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -77,10 +76,10 @@ def test_alone_in_a_folder_and_from_shards_a_video_has_the_same_features(
     checkpoint: Path, videos: Path, synthetic: Path, shards: Path, tmp_path: Path
 ) -> None:
     base = Embed(checkpoint, (videos,), out=tmp_path / "f.npz", clips=3, workers=1)
-    folder = rows_of(base)
+    folder = features(base)
     name = next(name for name in folder.id if name.startswith("test_"))
-    alone = rows_of(replace(base, source=(videos / name,)))
-    stored = rows_of(replace(base, source=(), shards=shards))
+    alone = features(replace(base, source=(videos / name,)))
+    stored = features(replace(base, source=(), shards=shards))
     assert len(folder.left_out) == 1 and alone.id.tolist() == [str(videos / name)]
     for modality in ("video", "audio"):
         one = folder.features[modality][folder.id.tolist().index(name)]
@@ -161,7 +160,7 @@ def test_sources_and_files_that_are_none_are_one_sentence(command: Run, checkpoi
 
 def test_real_videos_are_embedded_and_bad_ones_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:
     """Clips that break naive pipelines."""
-    rows = rows_of(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))
+    rows = features(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))
     files, left_out = [path for path in (real / "clips").iterdir() if path.is_file()], rows.left_out
     assert len(rows.id) > 10 and left_out and len(rows.id) + len(left_out) <= len(files)
     assert all(Path(path).is_file() for path in rows.path) and all(reason for _, reason in left_out)

@@ -14,8 +14,7 @@ import safetensors.torch
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.export import export
-from gdt.eval.settings.export import Export
+from gdt.eval.export import Export, export
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import checkpoint, tensors
 from gdt.train.checkpoint import Data, Trained, load_model
@@ -142,7 +141,7 @@ def paper() -> Trained:
 def read(paper: Trained, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trained]:
     """What the checkpoint of a name holds."""
     held = {"paper": paper, "old": replace(paper, statistics=None)}
-    monkeypatch.setattr("gdt.eval.export.load_model", lambda path: held[path.name])
+    monkeypatch.setattr("gdt.train.checkpoint.load_model", lambda path: held[path.name])
     return held
 
 

@@ -126,6 +126,20 @@ def test_batches_hold_what_the_composition_says(composition: Composition) -> Non
 
 
 @ours
+@given(compositions)
+def test_contrast_and_weight_are_products_of_the_factors(composition: Composition) -> None:
+    """Entry by entry, as section 3.1 has them."""
+    table = plan_of(composition).columns
+    c, w = (f(composition.factors, table, table) for f in (contrast, weight))
+    for a, b in np.random.default_rng(0).integers(0, len(c), (500, 2)):
+        equal = {f: table[f.name][a] == table[f.name][b] for f in composition.factors}
+        assert c[a, b] == all(same or f.contrast is Contrast.INVARIANT for f, same in equal.items())
+        assert w[a, b] == (a != b and not any(same and f.weight is Weight.DIFFERS for f, same in equal.items()))
+    assert (c == c.T).all() and c.diagonal().all()
+    assert (((c.astype(int) @ c.astype(int)) > 0) == c).all()  # transitive: what two steps reach, one step reaches
+
+
+@ours
 @given(compositions, st.integers(0, 5))
 def test_the_loss_does_not_depend_on_the_order_of_the_leaves(composition: Composition, seed: int) -> None:
     plan = plan_of(composition)

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.results import from_json
+from gdt.eval.record import read
 from gdt.eval.settings.downstream import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train import checkpoint
@@ -272,7 +272,7 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     downstream(replace(settings, out=tmp_path / "one"))
     monkeypatch.undo()
     downstream(replace(settings, out=tmp_path / "other"))
-    one, other = (from_json((tmp_path / name / "results.json").read_text()) for name in ("one", "other"))
+    one, other = (read(tmp_path / name / "results.json") for name in ("one", "other"))
     assert [result.measures for result in one] == [result.measures for result in other] and len(one) == 3
 
 

@@ -1,0 +1,83 @@
+"""Commands in forks of a process that has imported everything: what `gdt` does, but for its seconds of start.
+
+This process must stay without work of its own: what uses threads cannot be forked safely.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gdt.command import console
+from gdt.eval.command import COMMANDS as EVAL
+from gdt.studies.command import COMMANDS as STUDIES
+
+_HEAVY = (
+    "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
+    "gdt.preprocess.command", "gdt.preprocess.verify", "gdt.train.command", "gdt.train.pretrain", "gdt.eval.command",
+    "gdt.studies.command",
+    *(one.run.partition(":")[0] for commands in (EVAL, STUDIES) for one in commands.values()),
+)  # fmt: skip
+_LIMIT = 900.0
+"""Seconds after which a command and all that it has started are killed."""
+
+
+def run(command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str]) -> int:
+    """Run `gdt command` in a folder, its outputs into two files; the exit status, as subprocess has it."""
+    sys.stdout.flush()
+    if not (pid := os.fork()):
+        _child(command, folder, said, errors, environment)
+    until = time.monotonic() + _LIMIT
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        time.sleep(0.005)
+        if time.monotonic() > until:
+            os.killpg(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(ended[1])
+
+
+def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str]) -> None:
+    """Everything that a new process would have of its own, then the command; never returns."""
+    code: Any = 1
+    try:
+        os.setsid()
+        os.chdir(folder)
+        os.environ.update(environment)
+        tempfile.tempdir = None  # as TMPDIR says now
+        for number, path in ((1, said), (2, errors)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.argv = ["gdt", *command]
+        sys.path.insert(0, str(folder))
+        console()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def serve() -> None:
+    """Run what comes on standard input, a line of JSON each, and answer with its exit status."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        paths = {name: Path(request.pop(name)) for name in ("folder", "said", "errors")}
+        for name in _HEAVY:
+            importlib.import_module(name)
+        print(run(**request, **paths), flush=True)
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,314 @@
+"""Thousands of faults, each of which has to end in the right result or in one sentence.
+
+Damage in shards, index, checkpoints and the small files beside them, odd entries and odd names among the videos: each
+meets the commands that read it, which may give what they give without the fault, or say in one sentence what is wrong
+and exit with 2. A crash, a hang, a traceback, or a result that is wrong without a word fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from gdt.eval.downstream import downstream
+from gdt.eval.settings.downstream import Downstream
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import read_rejected
+from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.stage import run as preprocess
+from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.verify import check_shard
+from tests.conftest import ROOT, Run
+from tests.test_kills import kill, run_command
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
+
+COUNT = int(os.environ.get("GDT_FAULTS", "2000"))
+"""How many faults, over all tests: GDT_FAULTS=100 takes minutes."""
+LIMIT = 120.0
+"""Seconds that no command may take; the slowest undisturbed ones take about 10."""
+SHARDS = [f"shard-{number:06d}.h5" for number in range(3)]
+SPECIAL = [
+    "\n", "\r", "\t", " ", "'", '"', "%d", "%", "$(x)", "`y`", "|", ";", "&", "*", "?", "[0-9]", "\\", "-", "--",
+    "~", ":", "file:", "http:", "concat:", "\u2028", "\u202e", "é", "e\u0301", "映画", "\x01", "\x1b[31m", "\x7f",
+    "#", "=", ",", "No space left on device", "[error] ", "[fatal] x: No space left on device", "Duration: 9",
+    "matches no streams", "a", "b",
+]  # fmt: skip
+"""What some program would stumble over in a name."""
+
+
+@dataclass(frozen=True)
+class World:
+    """What is damaged, and what comes of it without damage."""
+
+    folder: Path
+    losses: list[float]
+    measures: list[object]
+    digests: dict[str, str]
+
+    def fresh(self) -> Path:
+        """A folder for an example, in the place of the last one's."""
+        here = self.folder / "here"
+        shutil.rmtree(here, ignore_errors=True)
+        here.mkdir()
+        return here
+
+    def copy(self, name: str) -> Path:
+        """A copy, in a fresh folder, of one of its folders: links that nothing but Damage.apply writes to."""
+        ignored = shutil.ignore_patterns(".lock")
+        return shutil.copytree(self.folder / name, self.fresh() / name, copy_function=os.link, ignore=ignored)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Videos, shards, a run of four steps, one that was killed after two, and measures of frozen features."""
+    folder = tmp_path_factory.mktemp("world")
+    videos, shards = folder / "videos", folder / "shards"
+    generate(videos, Synthetic(train=6, val=1, test=2, classes=2, seconds=2.0), workers=1, progress=False)
+    (videos / "broken.mp4").write_bytes(b"nonsense")
+    preprocess(Preprocess("folder", videos, shards, videos_per_shard=8, workers=1))
+    assert run_command(training(shards, folder / "run"), folder) == 0
+    kill(training(shards, folder / "half"), folder, "os.link checkpoint.previous.pt.partial 2 0")
+    downstream(Downstream((folder / "run",), "x", shards, ("retrieval",), clips=2, out=folder / "eval", threads=1))
+    return World(folder, losses(folder / "run"), measures(folder / "eval"), digests(shards))
+
+
+def fuzz(share: float, **drawn: st.SearchStrategy) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of this share of all faults; it gets what is drawn, and `real` once in forty times."""
+    tried = settings(
+        max_examples=max(1, round(share * COUNT)), deadline=None, database=None, print_blob=True,
+        phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    return lambda test: tried(given(real=st.integers(0, 39).map(lambda number: number == 39), **drawn)(test))
+
+
+# ------------------------------------------------------------------------------------------------------------- damage
+
+
+@dataclass(frozen=True)
+class Damage:
+    """What happens to a file."""
+
+    kind: str
+    place: int
+    """Where, modulo the length; from the end where it is negative."""
+    size: int
+    seed: int
+
+    def apply(self, path: Path) -> bool:
+        """Whether that changed anything."""
+        whole = path.read_bytes()
+        data, n, draw = bytearray(whole), len(whole), random.Random(self.seed)
+        place = self.place % max(n, 1)
+        piece = slice(place, min(place + self.size, n))
+        length = piece.stop - piece.start
+        match self.kind if n else "longer":  # a data set without rejects has an empty list of them
+            case "bit":
+                data[place] ^= 1 << draw.randrange(8)
+            case "bits":
+                for k in draw.choices(range(n), k=64):
+                    data[k] ^= 1 << draw.randrange(8)
+            case "hole" | "ones":
+                data[piece] = (b"\0" if self.kind == "hole" else b"\xff") * length
+            case "noise":
+                data[piece] = draw.randbytes(length)
+            case "cut":
+                del data[place:]
+            case "longer":
+                data += draw.randbytes(self.size)
+            case "empty":
+                data.clear()
+        path.unlink()  # it may be a link to what other examples use
+        path.write_bytes(data)
+        return data != whole
+
+
+# the beginning and the end, where formats keep what they are about, more often than by chance
+PLACES = st.integers(0, 2**40) | st.integers(0, 8191) | st.integers(-8192, -1)
+KINDS = ["bit", "bit", "bit", "bits", "hole", "hole", "ones", "cut", "longer", "noise", "empty"]
+DAMAGE = st.builds(Damage, st.sampled_from(KINDS), PLACES, st.sampled_from([16, 512, 4096]), st.integers(0, 2**32))
+
+
+Faults = dict[str, Damage]
+"""By the file's name."""
+
+
+def damage_to(names: list[str], most: int = 1) -> st.SearchStrategy[Faults]:
+    return st.dictionaries(st.sampled_from(names), DAMAGE, min_size=1, max_size=most)
+
+
+def damage(folder: Path, faults: Faults) -> bool:
+    """Whether anything has changed."""
+    changed = [fault.apply(folder / name) for name, fault in faults.items()]
+    return any(changed)
+
+
+# --------------------------------------------------------------------------------------------------- commands and ends
+
+
+def training(shards: Path, run: Path) -> list[object]:
+    sizes = ["--videos-per-batch", 4, "--threads", 1, "--network.dropout", 0.3, "--preset", "l", "--steps", 4]
+    return ["pretrain", "tiny", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
+
+
+def preprocessing(shards: Path, source: Path) -> list[object]:
+    return ["preprocess", "--source", source, "--destination", shards, "--workers", 1, "--videos-per-shard", 8]
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def measures(folder: Path) -> list[object]:
+    return [result["measures"] for result in json.loads((folder / "results.json").read_text())]
+
+
+def digests(shards: Path) -> dict[str, str]:
+    """Of everything that the videos and the settings decide."""
+    names = ["index.h5", "plan.jsonl", "rejected.jsonl", *(path.name for path in shards.glob("shard-*.h5"))]
+    return {name: hashlib.sha256((shards / name).read_bytes()).hexdigest() for name in names}
+
+
+def end(command: Run, arguments: list[object], real: bool) -> tuple[bool, str]:
+    """Whether a command did what it should, and what it said; where it did not, that has to be one sentence.
+
+    `real` runs it as a user does, by a new Python; else it runs in a fork of one that has imported everything.
+    """
+    began = time.monotonic()
+    if real:
+        done = subprocess.run(
+            [sys.executable, "-m", "gdt", *map(str, arguments)], capture_output=True, text=True, check=False,
+            timeout=LIMIT, env=os.environ | {"PYTHONPATH": str(ROOT)}, errors="replace",
+        )  # fmt: skip
+    else:
+        done = command(*arguments)
+    said = done.stdout + done.stderr
+    assert time.monotonic() - began < LIMIT
+    assert "Traceback" not in said, said
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert done.returncode == 0 or (done.returncode == 2 and len(errors) == 1), (done.returncode, said)
+    return done.returncode == 0, said
+
+
+# -------------------------------------------------------------------------------------------------------------- tests
+
+
+@fuzz(0.32, faults=damage_to([*SHARDS, "index.h5", "index.h5"]), skip=st.booleans())
+def test_training_on_damaged_shards(world: World, command: Run, faults: Faults, skip: bool, real: bool) -> None:
+    shards = world.copy("shards")
+    run = shards.with_name("run")
+    damage(shards, faults)
+    good, said = end(command, training(shards, run) + ["--loading.damaged", "skip"] * skip, real)
+    assert not good or losses(run) == world.losses or "damaged clips were skipped" in said
+
+
+@fuzz(0.10, faults=damage_to(["checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl", "settings.json"], most=2))
+def test_training_that_goes_on_from_damage(world: World, command: Run, faults: Faults, real: bool) -> None:
+    run = world.copy("half")
+    damage(run, faults)
+    good, _ = end(command, training(world.folder / "shards", run), real)
+    if "metrics.jsonl" in faults:  # a log, in which what is damaged is dropped
+        assert losses(run)[-2:] == world.losses[-2:] if good else len(faults) > 1
+    else:
+        assert not good or losses(run) == world.losses
+
+
+@fuzz(0.06, fault=DAMAGE)
+def test_features_of_a_damaged_checkpoint(world: World, command: Run, fault: Damage, real: bool) -> None:
+    here = world.fresh()
+    shutil.copy(world.folder / "run" / "checkpoint.pt", here)
+    fault.apply(here / "checkpoint.pt")
+    arguments = ["eval", "downstream", "--ckpt", here / "checkpoint.pt", "--shards", world.folder / "shards"]
+    arguments += ["--dataset", "x", "--clips", 2, "--protocols", "retrieval", "--threads", 1, "--out", here / "eval"]
+    good, _ = end(command, arguments, real)
+    assert not good or measures(here / "eval") == world.measures
+
+
+@fuzz(0.17, faults=damage_to([*SHARDS, "index.h5"]))
+def test_verifying_finds_and_names_all_damage(world: World, command: Run, faults: Faults, real: bool) -> None:
+    shards = world.copy("shards")
+    changed = damage(shards, faults)
+    good, said = end(command, ["verify", "--shards", shards, "--workers", 1], real)
+    assert good != changed
+    assert good or all(f"{shards / name}: " in said for name in faults)
+
+
+SMALL = ["index.h5", "plan.jsonl", "rejected.jsonl", "summary.json"]
+
+
+@fuzz(0.23, faults=damage_to(SHARDS) | damage_to(SMALL, most=3))
+def test_preprocessing_makes_again_what_is_damaged(world: World, command: Run, faults: Faults, real: bool) -> None:
+    """But for damage in the data of a shard, which is left to those who read it."""
+    shards = world.copy("shards")
+    damage(shards, faults)
+    if end(command, preprocessing(shards, world.folder / "videos"), real)[0]:
+        now = digests(shards)
+        assert now.keys() == world.digests.keys()
+        other = [name for name in now if now[name] != world.digests[name]]
+        assert all(name.startswith("shard") and check_shard(shards / name, full=False) for name in other)
+
+
+ENTRIES = ["fifo", "folder", "device", "broken link", "loop", "empty", "text", "cut", "damaged", "link"]
+STEMS = st.lists(st.sampled_from(SPECIAL), min_size=1, max_size=6).map(lambda parts: "".join(parts)[:60])
+PATHS = st.builds("{}{}{}".format, st.sampled_from(["", "a/"]), STEMS,
+                  st.sampled_from([".mp4", ".MP4", ".mkv", ".avi"]))  # fmt: skip
+
+
+def enter(path: Path, kind: str, video: Path, fault: Damage) -> str:
+    """Put something that is named like a video there; whether it is kept, left out, or either."""
+    match kind:
+        case "video":
+            os.link(video, path)
+        case "link":
+            path.symlink_to(video)
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "device" | "broken link" | "loop":
+            path.symlink_to({"device": "/dev/zero", "broken link": "nowhere", "loop": path.name}[kind])
+        case _:
+            data = video.read_bytes()
+            path.write_bytes({"empty": b"", "text": b"no video\n" * 50, "cut": data[: len(data) // 20]}.get(kind, data))
+            if kind == "damaged":
+                fault.apply(path)
+    return {"video": "kept", "link": "kept", "damaged": "either"}.get(kind, "left out")
+
+
+WHAT = st.tuples(st.just("video") | st.sampled_from(ENTRIES), st.integers(0, 17), DAMAGE)
+DRY = st.integers(0, 6).map(lambda number: number == 6)
+
+
+@fuzz(0.12, entries=st.dictionaries(PATHS, WHAT, min_size=3, max_size=6), dry=DRY)
+def test_preprocessing_of_odd_entries_and_names(
+    world: World, command: Run, entries: dict[str, tuple[str, int, Damage]], dry: bool, real: bool
+) -> None:
+    here = world.fresh()
+    source, shards = here / "source", here / "shards"
+    (source / "a").mkdir(parents=True)
+    videos = sorted(path for path in (world.folder / "videos").rglob("*.mp4") if path.name != "broken.mp4")
+    os.link(videos[0], source / "good.mp4")
+    expected: dict[str, set[str]] = {"kept": {"good.mp4"}, "either": set(), "left out": set()}
+    for path, (kind, number, fault) in entries.items():
+        expected[enter(source / path, kind, videos[number % len(videos)], fault)].add(path)
+    good, said = end(command, preprocessing(shards, source) + ["--dry-run"] * dry, real)
+    if dry:
+        assert not good or ("videos decoded" in said and not shards.exists())
+    elif good:
+        kept, either, out = expected.values()
+        inside, named = set(Index.open(shards).id), {row["id"] for row in read_rejected(shards)}
+        assert kept <= inside <= kept | either and out <= named <= out | either
+        assert inside | named == kept | either | out
