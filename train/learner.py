@@ -63,11 +63,6 @@ class Learner:
         """What a checkpoint after `done` steps holds."""
         return checkpoint.state_of(self.model, self.optimizer, done, to_json(self.settings), self._data)
 
-    def save(self, done: int) -> None:
-        """Write the checkpoint after `done` steps."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(self.path, self.state(done))
-
     def resume(self, state: Mapping[str, Any]) -> int:
         """Go on from the state of the run's checkpoint; returns the first step to do.
 
