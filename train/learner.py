@@ -29,11 +29,11 @@ class Learner:
     """What learns in one run, on one rank."""
 
     def __init__(
-        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1,
+        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, world: int = 1,
         kernels: Kernels | None = None, recomputed: int = 0,
     ) -> None:  # fmt: skip
         """`recomputed` are parts of the video trunk, as in `Backbone`."""
-        self.settings, self.device, self.rank, self.world = settings, device, rank, world
+        self.settings, self.device, self.world = settings, device, world
         self.composition = tree.composition
         self.schedule = settings.schedule(tree.batches_per_epoch)
         self.path = settings.run_folder / checkpoint.NAME
@@ -62,11 +62,6 @@ class Learner:
     def state(self, done: int) -> dict[str, Any]:
         """What a checkpoint after `done` steps holds."""
         return checkpoint.state_of(self.model, self.optimizer, done, to_json(self.settings), self._data)
-
-    def save(self, done: int) -> None:
-        """Write the checkpoint after `done` steps."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        checkpoint.write(self.path, self.state(done))
 
     def resume(self, state: Mapping[str, Any]) -> int:
         """Go on from the state of the run's checkpoint; returns the first step to do.

@@ -79,9 +79,7 @@ class Trainer:
         trial = device.type != "cpu"
         plan = prepared(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
         self.settings, self.fit = plan.settings, plan.fit
-        self.learner = Learner(
-            self.settings, self.tree, self.data, device, rank, world, plan.kernels, self.fit.recomputed
-        )
+        self.learner = Learner(self.settings, self.tree, self.data, device, world, plan.kernels, self.fit.recomputed)
         self.steps, self.path = self.learner.schedule.steps, self.learner.path
         self.first = self.begin(start) if state is None else self.go_on(state, wrong)
         require_alike(

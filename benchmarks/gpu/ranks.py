@@ -80,7 +80,7 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
         )  # fmt: skip
         tree = tree_of(run)
         with numbers(benchmark=False, exact=True):
-            trainer = Learner(run, tree, data, device, rank, world, Kernels(torch.float32))
+            trainer = Learner(run, tree, data, device, world, Kernels(torch.float32))
             plans = [shared(tree.plan(step, 0), rank, world, norm_leaves) for step in range(STEPS)]  # of an epoch each
             batches = (batch_of(plan, run, device) for plan in plans)
             found[norm] = [float(trainer.step(step, batch).loss) for step, batch in enumerate(batches)]

@@ -143,7 +143,7 @@ def test_the_untrained_model_is_the_one_that_the_run_began_with(
     with torch.no_grad():
         for value in run.model.parameters():
             value += 1
-    run.save(7)
+    checkpoint.write(run.path, run.state(7))
     trained, untrained = checkpoint.load_model(run.path), checkpoint.load_model(tmp_path).untrained()
     assert {name for name, _ in untrained.model.named_children()} == networks
     assert (trained.settings, trained.step) == (settings, 7) and (untrained.settings, untrained.step) == (settings, 0)

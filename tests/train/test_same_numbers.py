@@ -82,7 +82,7 @@ def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 
     """
     asked = settings(shards, preset, way)
     tree = asked.tree(Index.open(shards))
-    trainer = Learner(asked, tree, DATA, torch.device("cpu"), rank, world)
+    trainer = Learner(asked, tree, DATA, torch.device("cpu"), world)
     trainer.model.double()
     trainer.model.video_network.base.recomputed = 2 if way.recompute else 0
     found: dict[str, list[torch.Tensor]] = {"loss": [], "accuracy": [], "gradient": []}
