@@ -19,7 +19,10 @@ libraries := PYTHON% STAMP CONDA_PREFIX VIRTUAL_ENV SHELL MAKE% PATH HOME TMPDIR
   NCCL_% TORCH_% PYTORCH_% MKL_% DASK_% GDT_% %_proxy %_PROXY
 typed := $(filter-out $(libraries),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
 gdt = @GDT_GOALS="$(or $(MAKECMDGOALS),$@)" GDT_TYPED="$(filter-out $(1),$(typed))" $(PYTHON) -m gdt
-none = $(if $(typed),$(error '$@' takes no variables, and $(typed) was typed))
+fixed := $(firstword $(filter help setup demo test lint clean,$(MAKECMDGOALS)))
+ifneq ($(and $(fixed),$(typed)),)
+$(error '$(fixed)' takes no variables, and $(typed) was typed)
+endif
 # the checkpoint that `make pretrain` with the same variables has made
 checkpoint = runs/$(or $(1),$(DATASET),synthetic)-$(if $(FACTORS),own,$(or $(PRESET),l))/checkpoint.pt
 
@@ -37,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 
 demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in five minutes
-	$(none)@$(PYTHON) -m gdt generate synthetic --destination data/videos/demo --train 40 --val 1 --test 20
+	@$(PYTHON) -m gdt generate synthetic --destination data/videos/demo --train 40 --val 1 --test 20
 	@$(PYTHON) -m gdt preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
 	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 \
 	  --side-by-side 3 --factors no --out runs/demo
@@ -104,7 +107,7 @@ lint: $(STAMP) ## style and types
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 
 test: $(STAMP) lint ## set up, then style, types and the whole test suite
-	$(none)@$(PYTHON) -m pytest -n 2 --dist worksteal
+	@$(PYTHON) -m pytest -n 2 --dist worksteal
 
 clean: ## remove the virtual environment; data and runs stay
 	rm -rf .venv

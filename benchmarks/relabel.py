@@ -15,7 +15,7 @@ from benchmarks.planning import entries
 from benchmarks.timing import Clock, in_turns, machine, peak, scratch
 from gdt.common.errors import exit_with_message
 from gdt.pipeline.shards.index import Index, read_said, rewrite_index
-from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess import datasets
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.logmel import BANDS
@@ -38,11 +38,11 @@ def write_hollow(task: ShardTask, scratch: Path) -> None:
     """A shard as it is wanted, of videos that have a frame of four bytes each and no sound."""
     records = []
     for k, video in enumerate(task.videos):
-        files = scratch / f"{k}.jpeg", scratch / f"{k}.mel"  # write_shard takes them away
-        files[0].write_bytes(b"\xff\xd8\xff\xd9")
-        files[1].touch()
-        said = video.id, video.label, video.split, ",".join(video.folds)
-        records.append(VideoRecord(*said, 2, 2, 0.0, "", files[0], np.full(1, 4), files[1]))
+        frame, sound = scratch / f"{k}.jpeg", scratch / f"{k}.mel"
+        frame.write_bytes(b"\xff\xd8\xff\xd9")
+        sound.touch()
+        said = {"id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds)}
+        records.append(VideoRecord({**said, "height": 2, "width": 2}, frame, np.full(1, 4), sound))
     sums = {"pixel_sums": np.ones((3, 3), int), "mel_sums": np.ones(3, int)}
     write_shard(
         task.path, records, [], {"settings": json.dumps(dict(task.details))} | sums, task.content, BANDS, scratch

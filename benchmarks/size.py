@@ -3,7 +3,7 @@
     python -m benchmarks.size
 
 Tensors on torch's meta device have shapes and no content, so what autograd keeps for the backward pass and what is
-multiplied can be counted for any size; `train.fitting` then chooses as it does where a run begins. Time is the
+multiplied can be counted for any size; `train.memory` then chooses as it does where a run begins. Time is the
 arithmetic at a stated share of the GPU's peak: an estimate, not a measurement.
 """
 
@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from gdt.pipeline.presets import composition as composition_of
 from gdt.train.cost import WIDE, WIDER, arithmetic, memory, parameters
-from gdt.train.fitting import Fit, fit
+from gdt.train.memory import Fit, fit
 from gdt.train.settings import SIZES
 
 _GIB = 2**30

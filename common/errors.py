@@ -17,12 +17,13 @@ class UserError(Exception):
 INTERRUPTED = "interrupted; the same command goes on from here"
 
 
-def require_positive(settings: object, group: str, *names: str) -> None:
-    """Raise UserError, naming the option --group.name, where one of the settings is below 1."""
+def require_positive(settings: object, group: str, *names: str, least: int = 1, why: str = "") -> None:
+    """Raise UserError, naming the option --group.name, where one of the settings is below `least`."""
     for name in names:
-        if getattr(settings, name) < 1:
+        if getattr(settings, name) < least:
             option = ".".join(filter(None, (group, name.replace("_", "-"))))
-            raise UserError(f"--{option} is {getattr(settings, name)}; it must be 1 or more")
+            because = f", {why}" if why else ""
+            raise UserError(f"--{option} is {getattr(settings, name)}; it must be {least} or more{because}")
 
 
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "memory allocation",

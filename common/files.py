@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and files that are files."""
+"""The one way in which files are written, whole or not at all; and opening none that would be waited for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,39 +37,48 @@ def require_readable(what: object, error: OSError) -> None:
         ) from error
 
 
-def partial_of(path: Path) -> Path:
-    """The name of a file while it is being written; what lies there, of whatever kind, is removed."""
-    partial = path.with_name(path.name + ".partial")
+@contextmanager
+def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
+    """Write a file that appears whole or not at all.
+
+    Gives a new binary file, `<name>.partial` beside `path` (or one in `scratch`, a folder of the same file system),
+    which at the end is flushed to disk and renamed. A leftover of a killed writer is removed first, of whatever kind,
+    and after an error what was written so far. For example:
+
+        with writing(out / "features.npz") as file:
+            np.savez(file, features=features)
+        with writing(out / "table.png") as file:
+            figure.savefig(file, format="png", dpi=150)
+        with writing(out / "checkpoint.pt") as file:
+            torch.save(state, file)
+        with writing(out / "rows.h5") as file, h5py.File(file.name, "w") as rows:
+            rows["id"] = ids
+        write_text(out / "table.txt", text)
+        write_lines(out / "rows.jsonl", map(dump_row, rows))
+    """
+    partial = path.with_name(path.name + ".partial") if scratch is None else scratch / path.name
     partial.unlink(missing_ok=True)
-    return partial
-
-
-def publish(partial: Path, path: Path) -> None:
-    """Flush a finished temporary file to disk and give it its name: it appears whole or not at all."""
-    with partial.open("rb") as file:
-        os.fsync(file.fileno())
-    partial.rename(path)
-
-
-def write_with(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file atomically with a function that takes it, open."""
-    partial = partial_of(path)
-    with partial.open("wb") as file:
-        write(file)
-    publish(partial, path)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically."""
+    """Write a small text file with `writing`."""
     write_lines(path, [text])
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file atomically, from lines that end with their line breaks and come one at a time."""
-    partial = partial_of(path)
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
-    publish(partial, path)
+    """Write a text file with `writing`, from lines that end with their line breaks and come one at a time."""
+    with writing(path) as file:
+        file.writelines(line.encode() for line in lines)
 
 
 def dump_row(row: Mapping[str, Any]) -> str:
@@ -155,3 +165,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 def _no_file(path: Path, what: str) -> UserError:
     return UserError(f"{path} is {what}, not a file; put a regular file there, or take it away")
+
+
+def require_new_file(out: Path, overwrite: bool) -> None:
+    """Raise UserError, naming --out, unless a file can be written there without replacing one unasked."""
+    if (what := kind(out)) not in ("", "missing"):
+        raise UserError(f"{out} is {what}, not a file; set --out to a file")
+    if out.exists() and not overwrite:
+        raise UserError(f"{out} is there already; set --out to another file, or --overwrite to replace it")
+    if not out.absolute().parent.is_dir():
+        raise UserError(f"there is no folder {out.parent} to write to; set --out to a file in one there is")

@@ -1,4 +1,4 @@
-"""One run at a time in a folder of shards."""
+"""One run at a time in a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = ".lock"
 
 @contextlib.contextmanager
 def locked(destination: Path, otherwise: str = "set --destination") -> Iterator[None]:
-    """Hold the folder of the shards: two runs at once would each remove what the other makes.
+    """Hold a folder that is written to: two runs at once would each remove what the other makes.
 
     A folder that was made for it, and in which nothing was put, is gone afterwards. Raises UserError where that cannot
     be; `otherwise` is what else the user may do.

@@ -11,14 +11,16 @@ from typing import Annotated, Any, NamedTuple, Union, get_type_hints
 import tyro
 
 from gdt.common.commandline import Options
-from gdt.eval.settings.ablation import Ablation
-from gdt.eval.settings.downstream import Downstream
-from gdt.eval.settings.embed import Embed, Nearest
-from gdt.eval.settings.export import Export
-from gdt.eval.settings.factors import Factors
-from gdt.eval.settings.pictures import ShowBatch, ShowTree
-from gdt.eval.settings.report import Report
-from gdt.eval.settings.search import Search
+from gdt.eval.ablation.settings import Ablation
+from gdt.eval.embed import Embed
+from gdt.eval.export import Export
+from gdt.eval.factors.settings import Factors
+from gdt.eval.nearest import Nearest
+from gdt.eval.page.settings import Report
+from gdt.eval.search.settings import Search
+from gdt.eval.settings import Downstream
+from gdt.eval.show_batch import ShowBatch
+from gdt.eval.show_tree import ShowTree
 from gdt.pipeline import notation, presets
 from gdt.train.settings import require_one_name
 
@@ -41,7 +43,7 @@ COMMANDS = {
     "embed": Command(Embed, "gdt.eval.embed:embed"),
     "nearest": Command(Nearest, "gdt.eval.nearest:nearest"),
     "export": Command(Export, "gdt.eval.export:export"),
-    "factors": Command(Factors, "gdt.eval.factors.report:factors"),
+    "factors": Command(Factors, "gdt.eval.factors.evaluate:factors"),
     "report": Command(Report, "gdt.eval.page.page:report", "the page is {0}"),
     "show-batch": Command(ShowBatch, "gdt.eval.show_batch:show_batch", "the picture is {0}"),
     "show-tree": Command(ShowTree, "gdt.eval.show_tree:show_tree", "{0[0]}\n\nthe picture is {0[1]}"),

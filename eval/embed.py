@@ -1,4 +1,7 @@
-"""Features of videos in a file: of folders and files as they are, or of shards."""
+"""Features of videos in a file: of folders and files as they are, or of shards.
+
+torch and DALI are imported once there is something to compute: the command line reads the settings below.
+"""
 
 from __future__ import annotations
 
@@ -6,43 +9,94 @@ import contextlib
 import io
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, get_args
 
 import h5py
 import numpy as np
-import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import partial_of, publish
-from gdt.eval.settings.embed import Embed, Kind, Per
+from gdt.common.files import require_new_file, writing
 from gdt.pipeline.clips import parts, uniform_plans
 from gdt.pipeline.leaves import MODALITIES
-from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
-from gdt.preprocess.datasets import folder
-from gdt.preprocess.datasets.listing import SUFFIXES, Missing
-from gdt.train.checkpoint import Trained, load_model
-from gdt.train.models.gdt import any_device, autocast, modalities_of
 from gdt.train.provenance import Provenance
 
+if TYPE_CHECKING:
+    import torch
+
+    from gdt.train.checkpoint import Trained
+
+Modality = Literal["video", "audio"]
+Kind = Literal["embeddings", "features"]
+Per = Literal["video", "clip"]
 FORMAT = "gdt-features-1"
 
 
 @dataclass(frozen=True)
-class Rows:
+class Embed:
+    """Write features of videos, of one's own or of a preprocessed data set, to a file."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "model": ("ckpt",),
+        "videos": ("source", "dataset", "shards", "workers"),
+        "features": ("of", "kind", "per", "clips"),
+        "file": ("out", "overwrite"),
+    }
+    """Of `--help`, and the settings below them."""
+
+    ckpt: Path
+    """Checkpoint of a pretrained model, or weights from elsewhere."""
+    source: tuple[Path, ...] = ()
+    """Folders of videos, and video files; they are preprocessed into a folder that is removed at the end."""
+    dataset: str = ""
+    """Preprocessed data set, in place of --source."""
+    shards: Path | None = None
+    """Folder of its shards; default data/shards/<dataset>."""
+    out: Path = Path("features.h5")
+    """The file to write: .h5, .npz or, with pyarrow installed, .parquet."""
+    of: tuple[Modality, ...] = ()
+    """What features are of; default picture and sound, as far as the model has networks for them."""
+    kind: Kind = "embeddings"
+    """Embeddings of length 1, in which picture and sound can be compared, or average-pooled features of the trunks,
+    which are better for classifiers."""
+    per: Per = "video"
+    """A row per video, the mean over its clips, or a row per clip with the second at which it starts."""
+    clips: int = 10
+    """Uniform clips per video."""
+    workers: int = 0
+    """Worker processes that decode videos; 0 takes one per core."""
+    overwrite: bool = False
+    """Replace the file where there is one."""
+
+    def __post_init__(self) -> None:
+        if bool(self.source) == bool(self.dataset or self.shards):
+            raise UserError("set --source to videos, or --dataset to preprocessed ones")
+        for name, given, known in (
+            ("kind", (self.kind,), get_args(Kind)), ("per", (self.per,), get_args(Per)),
+            ("of", self.of, get_args(Modality)),
+        ):  # fmt: skip
+            if unknown := [value for value in given if value not in known]:
+                raise UserError(f"--{name} is '{unknown[0]}'; it must be {' or '.join(known)}")
+        if self.clips < 1:
+            raise UserError(f"--clips is {self.clips}; it must be 1 or more")
+        if self.out.suffix not in _WRITERS:
+            raise UserError(f"--out is {self.out}; its name must end in {', '.join(_WRITERS)}")
+        require_new_file(self.out, self.overwrite)
+
+
+@dataclass(frozen=True)
+class Features:
     """Features, one row per video or per clip."""
 
     id: np.ndarray
@@ -65,34 +119,35 @@ def embed(settings: Embed) -> str:
     Raises UserError where the checkpoint, the videos or the file cannot be used.
     """
     try:
-        rows = rows_of(settings)
+        rows = features(settings)
     except KeyboardInterrupt:
         print("\ninterrupted; nothing was written, and the same command begins anew", file=sys.stderr)
         sys.exit(130)
     try:
-        partial = partial_of(settings.out)
-        _WRITERS[settings.out.suffix](partial, rows)
-        publish(partial, settings.out)
+        with writing(settings.out) as file:
+            _WRITERS[settings.out.suffix](file, rows)
     except OSError as error:
         raise UserError(f"{settings.out} cannot be written ({error.strerror}); see that there is room") from error
-    lacking = {name: int(np.isnan(values[:, 0]).sum()) for name, values in rows.features.items()}
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
     videos = len(np.unique(rows.id.astype(str)))
     lines = [f"{settings.out} holds {settings.kind} of {videos} videos, a row per {settings.per}: {sizes}"]
-    for name, n in lacking.items():
-        if n:
-            first = rows.id[np.isnan(rows.features[name][:, 0])][0]
-            lines.append(f"{n} rows are without {name} for the length of a clip, and hold NaN (first: {first})")
+    for name, values in rows.features.items():
+        if len(lacking := rows.id[np.isnan(values[:, 0])]):
+            lines.append(
+                f"{len(lacking)} rows are without {name} for the length of a clip, and hold NaN (first: {lacking[0]})"
+            )
     lines += [f"{len(rows.left_out)} videos could not be used:"] if rows.left_out else []
     lines += [f"  {path}: {reason}" for path, reason in rows.left_out]
     return "\n".join(lines)
 
 
-def rows_of(settings: Embed, trained: Trained | None = None) -> Rows:
+def features(settings: Embed, trained: Trained | None = None) -> Features:
     """Features, by a model that was read already where there is one.
 
     Raises UserError where the checkpoint or the videos cannot be used.
     """
+    from gdt.train.checkpoint import load_model
+
     trained = trained or load_model(settings.ckpt)
     modalities = _modalities(settings, trained)
     with contextlib.ExitStack() as stack:
@@ -104,7 +159,7 @@ def rows_of(settings: Embed, trained: Trained | None = None) -> Rows:
 
 
 def _modalities(settings: Embed, trained: Trained) -> list[str]:
-    there = [name for name in modalities_of(trained.model.state_dict()) if name in ("video", "audio")]
+    there = [name for name in trained.model.modalities if name in get_args(Modality)]
     fresh = trained.foreign.fresh if trained.foreign else ()
     for name in settings.of:
         if name not in there:
@@ -120,99 +175,97 @@ def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[s
     """Shards of the videos, their files by id, and what was left out with its reason."""
     if not settings.source:
         return Index.open(shard_folder(settings.dataset, settings.shards)), {}, []
-    scratch = Path(
-        stack.enter_context(tempfile.TemporaryDirectory(prefix=".embed-", dir=settings.out.absolute().parent))
-    )
-    videos = scratch / "videos"
-    videos.mkdir()
+    from gdt.preprocess.cluster import one_per_core
+    from gdt.preprocess.datasets import folder
+    from gdt.preprocess.datasets.listing import SUFFIXES, Missing
+    from gdt.preprocess.stage import Preprocess, run
+
+    beside = settings.out.absolute().parent
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".embed-", dir=beside)))
+    links, shards = scratch / "videos", scratch / "shards"
+    links.mkdir()
     for number, source in enumerate(settings.source):
-        if source.is_dir():
-            (videos / f"{number}").symlink_to(source.absolute())
-        elif not source.is_file():
+        if not source.is_dir() and not source.is_file():
             raise UserError(f"there is no file or folder {source}; set --source to videos")
-        elif source.suffix.lower() not in SUFFIXES:
+        if source.is_file() and source.suffix.lower() not in SUFFIXES:
             raise UserError(f"{source} is not named like a video; names end in {', '.join(sorted(SUFFIXES))}")
-        else:
-            (videos / f"{number}{source.suffix}").symlink_to(source.absolute())
+        (links / f"{number}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
+    single = len(settings.source) == 1 and settings.source[0].is_dir()
+    root = settings.source[0] if single else links
 
     def told(path: str) -> str:
-        """A path below the links as the user knows it."""
-        first, _, rest = os.path.relpath(path, videos).partition(os.sep)
+        """A path as the user knows it, who does not know of the links."""
+        if single:
+            return path
+        first, _, rest = os.path.relpath(path, links).partition(os.sep)
         return str(settings.source[int(Path(first).stem)] / rest)
 
-    single = len(settings.source) == 1 and settings.source[0].is_dir()
-    root = settings.source[0] if single else videos
     try:
-        _preprocess(root, scratch / "shards", settings.workers)
-    except UserError as error:  # in the words of somebody who does not know of the links and of the folder
-        rejected = list(read_rejected(scratch / "shards")) if (scratch / "shards").is_dir() else []
+        with contextlib.redirect_stdout(io.StringIO()):  # what it says at its end is of the folder that is removed
+            index = run(Preprocess("folder", root, shards, workers=settings.workers or one_per_core())).index
+    except UserError as error:
+        rejected = list(read_rejected(shards)) if shards.is_dir() else []
         if not rejected:
             raise
-        path, reason = rejected[0]["path"], rejected[0]["reason"]
+        path, reason = told(rejected[0]["path"]), rejected[0]["reason"]
         more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
-        raise UserError(f"no video can be used: {path if single else told(path)}: {reason}{more}") from error
-    paths = {item.id: str(item.path) for item in folder.listing(root) if not isinstance(item, Missing)}
-    left_out = [(row["path"], row["reason"]) for row in read_rejected(scratch / "shards")]
-    index = Index.open(scratch / "shards")
+        raise UserError(f"no video can be used: {path}: {reason}{more}") from error
+    paths = {item.id: told(str(item.path)) for item in folder.listing(root) if not isinstance(item, Missing)}
+    left_out = [(told(row["path"]), row["reason"]) for row in read_rejected(shards)]
     if single:
         return index, paths, left_out
-    names = np.asarray([told(paths[name]) for name in index.id], object)
-    return replace(index, id=names), dict(zip(names, names, strict=True)), [(told(path), why) for path, why in left_out]
-
-
-_CHILD = """import sys
-sys.path.insert(0, sys.argv.pop(1))
-from gdt.common.supervise import die_with
-die_with(int(sys.argv.pop(1)))
-from gdt.command import console
-console()"""
-"""What `gdt preprocess` does, wherever a script was started and whatever lies there under the name gdt."""
-
-
-def _preprocess(source: Path, shards: Path, workers: int) -> None:
-    """In a process of its own, as its workers would run the script again that uses this as a library.
-
-    Its progress is passed on. Raises UserError that says what it says.
-    """
-    root = str(Path(folder.__file__).resolve().parents[2])
-    command = ["preprocess", "--dataset", "folder", "--source", str(source), "--destination", str(shards)]
-    command += ["--workers", str(workers)] if workers else []
-    with subprocess.Popen(
-        [sys.executable, "-P", "-c", _CHILD, root, str(os.getpid()), *command],
-        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    ) as stage:  # fmt: skip
-        assert stage.stderr is not None
-        try:
-            said = _passed_on(io.TextIOWrapper(stage.stderr, errors="replace", newline=""))
-        except BaseException:
-            stage.terminate()  # or it would go on writing into a folder that is about to be removed
-            raise
-    if stage.returncode:
-        raise UserError(said)
-
-
-def _passed_on(lines: Iterable[str]) -> str:
-    """Show what a stage says while it works; returns its error, which is left to the caller, or its last words."""
-    error, last = "", ""
-    for line in lines:  # the progress bar begins one whenever it moves
-        if error or line.startswith("error: "):
-            error += line
-            continue
-        last = line.strip() or last
-        if sys.stderr is not None:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-    return error.removeprefix("error: ").strip() or f"preprocessing ended before it was done ({last})"
+    names = np.asarray([paths[name] for name in index.id], object)
+    return replace(index, id=names), dict(zip(names, names, strict=True)), left_out
 
 
 def features_of(
     trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind, per: Per,
     device: torch.device | None = None,
-) -> Rows:  # fmt: skip
+) -> Features:  # fmt: skip
     """Features of all videos of an index, in its order; of sound, of those that have it for the length of a clip."""
+    import torch
+
+    from gdt.pipeline.loader import Loader
+    from gdt.train.models.gdt import any_device, autocast
+
     device = device or any_device()
-    with _for_evaluation(trained.model, device):
-        return _features_of(trained, index, modalities, clips, kind, per, device)
+    index, model, clip = trained.normalised(index), trained.model, trained.settings.clip
+    crop = centred(trained.settings.augmentation.scale[0])
+    heard = np.ones(len(index), bool)
+    if "audio" in modalities:
+        heard = index.start_counts(clip.frames, clip.stride, clip.mel_frames) > 0
+    groups = [(np.flatnonzero(heard), modalities), (np.flatnonzero(~heard), [m for m in modalities if m != "audio"])]
+    found: dict[str, np.ndarray] = {}
+    starts = np.zeros((len(index), clips), np.float32)
+    with (
+        _for_evaluation(model, device), torch.inference_mode(), autocast(device),
+        tqdm(total=len(index), unit="video", desc="features", mininterval=1.0, leave=False) as bar,
+    ):  # fmt: skip
+        for videos, present in groups:
+            if not len(videos) or not present:
+                bar.update(len(videos))
+                continue
+            plans = uniform_plans(index, videos, clips, clip, crop, modalities=present)
+            with Loader(index, plans, clip, device, Loading()) as loader:
+                for part, batch in zip(parts(videos, clips), loader, strict=True):
+                    starts[part] = batch.plan.leaves.start[: len(part) * clips].reshape(-1, clips) / index.fps
+                    for name, inputs in batch.inputs.items():
+                        out = model.get_submodule(f"{name}_network")(inputs)
+                        out = out if kind == "features" else model.get_submodule(f"mlp_{name[0]}")(out)
+                        values = out.float().unflatten(0, (-1, clips)).cpu().numpy()
+                        kept = values if per == "clip" else _mean(values, kind)
+                        found.setdefault(name, np.full((len(index), *kept.shape[1:]), np.nan, np.float32))[part] = kept
+                    bar.update(len(part))
+    if not found:
+        raise UserError(f"none of the {len(index)} videos has {' or '.join(modalities)} for the length of a clip")
+    made = {
+        "format": FORMAT, "kind": kind, "per": per, "clips": str(clips),
+        "provenance": serialization.to_json(Provenance.of(device)),
+    }  # fmt: skip
+    if per == "video":
+        return Features(index.id, np.full(len(index), "", object), np.zeros(len(index), np.float32), found, made)
+    flat = {name: values.reshape(-1, values.shape[2]) for name, values in found.items()}
+    return Features(np.repeat(index.id, clips), np.full(starts.size, "", object), starts.reshape(-1), flat, made)
 
 
 @contextlib.contextmanager
@@ -226,103 +279,48 @@ def _for_evaluation(model: torch.nn.Module, device: torch.device) -> Iterator[No
         model.to(place).train(training)
 
 
-def _features_of(
-    trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind, per: Per, device: torch.device
-) -> Rows:
-    index = trained.normalised(index)
-    clip = trained.settings.clip
-    heard = index.start_counts(clip.frames, clip.stride, clip.mel_frames) > 0
-    groups = [(np.flatnonzero(heard), modalities), (np.flatnonzero(~heard), [m for m in modalities if m != "audio"])]
-    if "audio" not in modalities:
-        groups = [(np.arange(len(index)), modalities)]
-    found: dict[str, np.ndarray] = {}
-    starts = np.zeros((len(index), clips), np.float32)
-    with tqdm(total=len(index), unit="video", desc="features", mininterval=1.0, leave=False) as bar:
-        for videos, present in groups:
-            for part, start, values in _extracted(trained, index, videos, present, clips, kind, device):
-                starts[part] = start / index.fps
-                for name, value in values.items():
-                    kept = value if per == "clip" else _mean(value, kind)
-                    rows = found.setdefault(name, np.full((len(index), *kept.shape[1:]), np.nan, np.float32))
-                    rows[part] = kept
-                bar.update(len(part))
-            bar.update(len(videos) if not present else 0)
-    if not found:
-        raise UserError(f"none of the {len(index)} videos has {' or '.join(modalities)} for the length of a clip")
-    made = {
-        "format": FORMAT, "kind": kind, "per": per, "clips": str(clips),
-        "provenance": serialization.to_json(Provenance.of(device)),
-    }  # fmt: skip
-    if per == "video":
-        return Rows(index.id, np.full(len(index), "", object), np.zeros(len(index), np.float32), found, made)
-    flat = {name: values.reshape(-1, values.shape[2]) for name, values in found.items()}
-    return Rows(np.repeat(index.id, clips), np.full(starts.size, "", object), starts.reshape(-1), flat, made)
-
-
-def _mean(values: np.ndarray, kind: str) -> np.ndarray:
+def _mean(values: np.ndarray, kind: Kind) -> np.ndarray:
     """Over clips, [n, clips, d] to [n, d]; of embeddings again at length 1."""
     mean: np.ndarray = values.mean(1)
     return mean / np.linalg.norm(mean, axis=1, keepdims=True) if kind == "embeddings" else mean
 
 
-def _extracted(
-    trained: Trained, index: Index, videos: np.ndarray, modalities: Sequence[str], clips: int, kind: str,
-    device: torch.device,
-) -> Iterator[tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]]:  # fmt: skip
-    """Some videos at a time: their rows of the index, the start frames [n, clips], and [n, clips, d] by modality."""
-    if not len(videos) or not modalities:
-        return
-    clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
-    plans = uniform_plans(index, videos, clips, clip, augmentation, modalities=modalities)
-    model = trained.model
-    with Loader(index, plans, clip, device, Loading()) as loader:
-        for part, batch in zip(parts(videos, clips), loader, strict=True):
-            values = {}
-            for name, inputs in batch.inputs.items():
-                with torch.inference_mode(), autocast(device):  # not around the yield, where others' code runs
-                    trunk: Tensor = model.get_submodule(f"{name}_network")(inputs)
-                    out = trunk if kind == "features" else model.get_submodule(f"mlp_{name[0]}")(trunk)
-                values[name] = out.float().unflatten(0, (-1, clips)).cpu().numpy()
-            start = batch.plan.leaves.start[: len(part) * clips].reshape(-1, clips)
-            yield part, start, values
-
-
-def _write_h5(path: Path, rows: Rows) -> None:
-    with h5py.File(path, "w") as file:
-        text = h5py.string_dtype()
-        file.create_dataset("id", data=rows.id.astype(object), dtype=text)
-        file.create_dataset("path", data=rows.path.astype(object), dtype=text)
-        file["start"] = rows.start
+def _write_h5(file: BinaryIO, rows: Features) -> None:
+    with h5py.File(file.name, "w") as made:
+        for name in ("id", "path"):
+            made.create_dataset(name, data=getattr(rows, name).astype(object), dtype=h5py.string_dtype())
+        made["start"] = rows.start
         for name, values in rows.features.items():
-            file[name] = values
-        file.attrs.update(rows.made)
+            made[name] = values
+        made.attrs.update(rows.made)
 
 
-def _write_npz(path: Path, rows: Rows) -> None:
+def _write_npz(file: BinaryIO, rows: Features) -> None:
     arrays: dict[str, Any] = {"id": rows.id.astype(str), "path": rows.path.astype(str), "start": rows.start}
     arrays |= rows.features | {"made": np.asarray(json.dumps(rows.made))}
-    with path.open("wb") as file:
-        np.savez(file, **arrays)
+    np.savez(file, **arrays)
 
 
-def _write_parquet(path: Path, rows: Rows) -> None:
+def _write_parquet(file: BinaryIO, rows: Features) -> None:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise UserError("files of .parquet need pyarrow: 'pip install pyarrow', or set --out to .h5 or .npz") from error
     columns = {"id": rows.id.tolist(), "path": rows.path.tolist(), "start": rows.start}
-    columns |= {
-        name: pyarrow.FixedSizeListArray.from_arrays(values.reshape(-1), values.shape[1])
-        for name, values in rows.features.items()
-    }
-    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(rows.made), path)
+    for name, values in rows.features.items():
+        columns[name] = pyarrow.FixedSizeListArray.from_arrays(values.reshape(-1), values.shape[1])
+    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(rows.made), file)
 
 
-_WRITERS: dict[str, Callable[[Path, Rows], None]] = {".h5": _write_h5, ".npz": _write_npz, ".parquet": _write_parquet}
+_WRITERS: dict[str, Callable[[BinaryIO, Features], None]] = {
+    ".h5": _write_h5,
+    ".npz": _write_npz,
+    ".parquet": _write_parquet,
+}
 
 
-def read(path: Path) -> Rows:
+def read(path: Path) -> Features:
     """The features in a file of .h5 or .npz. Raises UserError where it is no such one."""
     if not path.is_file():
         raise UserError(f"there is no file {path} of features; make one with 'make embed'")
@@ -336,7 +334,7 @@ def read(path: Path) -> Rows:
                 made = {name: str(value) for name, value in file.attrs.items()}
         if made.get("format") != FORMAT:
             raise ValueError(f"its format is {made.get('format')}, not {FORMAT}")
-        features = {name: arrays[name] for name in MODALITIES if name in arrays}
-        return Rows(arrays["id"].astype(object), arrays["path"].astype(object), arrays["start"], features, made)
+        found = {name: arrays[name] for name in MODALITIES if name in arrays}
+        return Features(arrays["id"].astype(object), arrays["path"].astype(object), arrays["start"], found, made)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path} holds no features of this program ({first_line(error)}); make it anew") from error

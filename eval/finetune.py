@@ -7,7 +7,6 @@ import copy
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,12 +17,13 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import write_lines, write_with
+from gdt.common.files import write_lines, writing
+from gdt.eval.extract import outputs
 from gdt.eval.measures import Measure
 from gdt.eval.retrieval import top_k
 from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.loader import Loader
+from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation, centred
@@ -228,18 +228,16 @@ class Finetuning:
         """Top-1 and top-5 of the videos, by the average over their clips, and of the clips."""
         recipe, task = self.recipe, self.task
         per_video = recipe.test_clips * recipe.test_crops
-        clips, videos = [], []
+
+        def scored(batch: Batch) -> list[Tensor]:
+            scores = self._scores(batch.inputs).unflatten(0, (-1, per_video))
+            return [(scores.softmax(2) if recipe.averaged == "softmax" else scores).mean(1), scores.flatten(0, 1)]
+
         self.model.eval()
         bar = tqdm(total=len(task.test), unit="video", desc=f"{name}, test", mininterval=0.5, leave=False)
-        loader = Loader(task.index, self.test_plans(), recipe.clip, self.device, Loading())
-        with loader, torch.inference_mode(), bar:
-            for batch in loader:
-                scores = self._scores(batch.inputs).unflatten(0, (-1, per_video))
-                clips.append(scores.flatten(0, 1).cpu().numpy())
-                videos.append((scores.softmax(2) if recipe.averaged == "softmax" else scores).mean(1).cpu().numpy())
-                bar.update(len(videos[-1]))
-        of_videos = top_k(np.concatenate(videos), task.test_target, (1, 5))
-        of_clips = top_k(np.concatenate(clips), np.repeat(task.test_target, per_video), (1, 5))
+        videos, clips = outputs(task.index, self.test_plans(), recipe.clip, self.device, scored, bar, per_video)
+        of_videos = top_k(videos, task.test_target, (1, 5))
+        of_clips = top_k(clips, np.repeat(task.test_target, per_video), (1, 5))
         # the clips of a video are answers to one question, and so count as one in the interval
         clip_wise = {f"clip top-{k}": m._replace(answers=len(task.test)) for k, m in of_clips.items()}
         return {f"finetune top-{k}": measure for k, measure in of_videos.items()} | clip_wise
@@ -304,7 +302,8 @@ class Finetuning:
     def _write(self, name: str, state: dict[str, Any]) -> None:
         path = self.folder / name
         try:
-            write_with(path, partial(torch.save, state))
+            with writing(path) as file:
+                torch.save(state, file)
         except (OSError, RuntimeError) as error:  # RuntimeError is how torch's writer tells of a full disk
             raise UserError(
                 f"{path} cannot be written ({first_line(error)}); see that there is room, then run the same command "

@@ -13,26 +13,76 @@ _Z = 1.959963984540054
 
 
 class Measure(NamedTuple):
-    """A share of correct answers, in percent."""
+    """A number with what it is worth: a share of correct answers, in percent, or whatever has `bounds`."""
 
     value: float
-    chance: float
+    chance: float = 0.0
     """What guessing gives."""
-    answers: int
-    """Answers that it is a share of."""
+    answers: int = 0
+    """Answers that it is a share of, or videos that it is of."""
     spread: float = 0.0
     """Standard deviation over repetitions, where it is a mean of such."""
+    bounds: tuple[float, float] | None = None
+    """The 95 % interval of a number that is no share."""
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval (Wilson), percent: of the answers' sampling, not of training or of the draw of shots."""
+        """95 % interval: `bounds`, or of a share Wilson's, percent: of the answers' sampling, not of training or of the
+        draw of shots.
+        """
+        if self.bounds is not None:
+            return self.bounds
         low, high = _wilson(self.value / 100, self.answers)
         return 100 * low, 100 * high
+
+    @property
+    def low(self) -> float:
+        return self.interval[0]
+
+    @property
+    def high(self) -> float:
+        return self.interval[1]
 
 
 def share(correct: np.ndarray, chance: float) -> Measure:
     """Of a bool array, one entry per answer; `chance` in percent."""
     return Measure(float(100 * np.mean(correct)), chance, len(correct))
+
+
+def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Measure:
+    """Answers [n, m] of n videos as a share whose interval knows that those of one video depend on each other.
+
+    It is Wilson's with as many independent answers as have the variance that the videos' means have (Korn and Graubard
+    1998), no more than there are answers, and as many as videos where all are right or all wrong. Where each probe has
+    learned from the videos that others are asked about, every pair of videos counts twice; two of the answers are then
+    taken for one, as simulated probes on noise need it.
+    """
+    n, answers = right.shape[0], right.size
+    share = float(right.mean())
+    variance = float(right.mean(1).var(ddof=1)) / n
+    independent: float = n
+    if 0 < share < 1:
+        independent = min(answers, share * (1 - share) / variance) if variance else answers
+        independent = independent / 2 if cross_validated else independent
+    return Measure(100 * share, chance, max(1, round(independent)))
+
+
+def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Measure:
+    """A number of n videos, from what it is with each of them left out [n], by Student's t with n - 1.
+
+    `least` is the lowest that it can be.
+    """
+    n = len(without)
+    error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
+    half = float(stats.t.ppf(0.975, n - 1) * error)
+    return Measure(whole, answers=n, bounds=(max(least, whole - half), whole + half))
+
+
+def median(values: np.ndarray) -> Measure:
+    """With the order statistics that hold it in 95 % of all draws, the lowest and highest where there are few [n]."""
+    ordered, n = np.sort(values), len(values)
+    place = max(0, int(stats.binom.ppf(0.025, n, 0.5)) - 1)
+    return Measure(float(np.median(ordered)), answers=n, bounds=(float(ordered[place]), float(ordered[n - 1 - place])))
 
 
 def difference(one: Sequence[Measure], other: Sequence[Measure]) -> tuple[float, float, float]:

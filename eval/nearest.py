@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -12,9 +13,29 @@ import numpy as np
 from tabulate import tabulate
 
 from gdt.common.errors import UserError
-from gdt.eval.embed import Rows, read, rows_of
-from gdt.eval.retrieval import unit
-from gdt.eval.settings.embed import Embed, Kind, Nearest, Per
+from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features, read
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """Find the videos that are most like one."""
+
+    query: str
+    """Id of a video in the file of features, or a video file."""
+    features: Path = Path("features.h5")
+    """File that `gdt eval embed` wrote, .h5 or .npz."""
+    by: Modality = "video"
+    """What of the query is compared: its picture or its sound."""
+    among: Modality | None = None
+    """With what of the others; default the same. Another one needs embeddings."""
+    k: int = 5
+    """How many to find."""
+    ckpt: Path | None = None
+    """For a query that is a video file: the checkpoint that the features are of; default the one they name."""
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UserError(f"--k is {self.k}; it must be 1 or more")
 
 
 def nearest(settings: Nearest) -> str:
@@ -43,13 +64,15 @@ def nearest(settings: Nearest) -> str:
 
 
 def most_similar(
-    rows: Rows, query: Rows, own: np.ndarray, by: str, among: str, k: int
+    rows: Features, query: Features, own: np.ndarray, by: str, among: str, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of the k rows that are nearest by cosine to any of those asked for, nearest first, and the cosines.
 
     `own` are the numbers of the rows that ask, where `query` is `rows`; none of them is found. Else all of `query` ask.
     Raises UserError where there is nothing to compare, or what is no measure of anything.
     """
+    from gdt.eval.retrieval import unit  # scikit-learn takes a second
+
     require_comparable(rows, query, by, among)
     if k < 1:
         raise UserError(f"k is {k}; it must be 1 or more")
@@ -67,7 +90,7 @@ def most_similar(
     return others[found], similarity[found]
 
 
-def require_comparable(rows: Rows, query: Rows, by: str, among: str) -> None:
+def require_comparable(rows: Features, query: Features, by: str, among: str) -> None:
     """Raise UserError where the cosine of features means nothing."""
     for name, held in ((by, query), (among, rows)):
         if name not in held.features:
@@ -80,7 +103,7 @@ def require_comparable(rows: Rows, query: Rows, by: str, among: str) -> None:
         raise UserError("these are features of two models; embed both with the same one")
 
 
-def _embedded(settings: Nearest, rows: Rows) -> Rows:
+def _embedded(settings: Nearest, rows: Features) -> Features:
     """Features of a video file, made as those of the file of features were."""
     with tempfile.TemporaryDirectory() as folder:
         query = Embed(
@@ -88,4 +111,4 @@ def _embedded(settings: Nearest, rows: Rows) -> Rows:
             of=(settings.by,), kind=cast(Kind, rows.made["kind"]), per=cast(Per, rows.made["per"]),
             clips=int(rows.made["clips"]), workers=1,
         )  # fmt: skip
-        return rows_of(query)
+        return features(query)

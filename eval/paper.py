@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gdt.eval.settings.downstream import Protocol
+from gdt.eval.settings import Protocol
 
 Reported = dict[str, dict[str, float]]
 """By whom and what, the columns of the table."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -100,3 +100,12 @@ def failed(what: str, log: Path, status: int) -> UserError:
     """What to raise where a command that was started has ended so: its last line, and where its log is."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return UserError(f"{what} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
+
+
+def options(settings: Any, base: Any) -> list[str]:
+    """What to type so that a command with the settings `base` has these: the options whose values are others."""
+    words = []
+    for name, value in vars(settings).items():
+        if value != getattr(base, name):
+            words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
+    return words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,16 @@ _SECONDS = 8.0
 class Progress:
     """Steps of all runs, the loss of those that run, and the time that is left for them."""
 
-    def __init__(self, runs: Mapping[Path, Pretrain]) -> None:
-        """`runs` are settings by the folder of the run."""
-        self._logs = {folder: Follower(folder / METRICS) for folder in runs}
-        self._steps = {folder: _steps(settings) for folder, settings in runs.items()}
+    def __init__(self, runs: Mapping[Path, Pretrain], what: str = "pretrain", more: int = 0, over: int = 0) -> None:
+        """`runs` are settings by the folder of the run; so many `more` steps are of runs to `follow`, or `over`."""
+        self._logs: dict[Path, Follower] = {}
+        self._steps: dict[Path, int] = {}
         self._running: dict[Path, str] = {}
-        for log in self._logs.values():
-            log.look()
+        self._over, self._lock = over, threading.Lock()
+        for folder, settings in runs.items():
+            self.follow(folder, _steps(settings))
         self._bar = tqdm(
-            total=sum(self._steps.values()), initial=self._done(), unit="step", desc="pretrain", smoothing=0.05,
+            total=sum(self._steps.values()) + more, initial=self._done(), unit="step", desc=what, smoothing=0.05,
             mininterval=0.0 if sys.stderr.isatty() else _SECONDS, dynamic_ncols=True,
         )  # fmt: skip
 
@@ -39,16 +41,24 @@ class Progress:
     def __exit__(self, *error: object) -> None:
         self._bar.close()
 
+    def follow(self, folder: Path, steps: int) -> None:
+        """A run of so many steps; may be called from any thread."""
+        log = Follower(folder / METRICS)
+        log.look()
+        with self._lock:
+            self._steps[folder], self._logs[folder] = steps, log
+
     def look(self) -> None:
         """See how far the runs are; to call every second."""
-        for folder, log in self._logs.items():
-            if log.look():
-                step = int(log.last["step"]) + 1
-                evaluated = step >= self._steps[folder]
-                what = "being evaluated" if evaluated else f"loss {log.last['loss']:.2f}"
-                self._running[folder] = f"{folder.name}: {what}"
-        self._bar.set_postfix_str(", ".join(list(self._running.values())), refresh=False)
-        self._bar.update(self._done() - self._bar.n)
+        with self._lock:
+            for folder, log in self._logs.items():
+                if log.look():
+                    step = int(log.last["step"]) + 1
+                    evaluated = step >= self._steps[folder]
+                    what = "being evaluated" if evaluated else f"loss {log.last['loss']:.2f}"
+                    self._running[folder] = f"{folder.name}: {what}"
+            self._bar.set_postfix_str(", ".join(list(self._running.values())), refresh=False)
+            self._bar.update(self._done() - self._bar.n)
         if sys.stderr.isatty():
             self._bar.refresh()  # the time goes on even where no step is done
 
@@ -57,12 +67,15 @@ class Progress:
         self._running[folder] = f"{folder.name}: {what}"
 
     def finished(self, folder: Path, text: str) -> None:
-        """A run is trained and evaluated, which is said in a line above the bar."""
-        self._running.pop(folder, None)
+        """A run is over, as if with all its steps, which is said in a line above the bar; from any thread."""
+        with self._lock:
+            self._over += self._steps[folder]
+            del self._logs[folder]
+            self._running.pop(folder, None)
         self._bar.write(text)
 
     def _done(self) -> int:
-        return sum(int(log.last["step"]) + 1 for log in self._logs.values() if log.last)
+        return self._over + sum(int(log.last["step"]) + 1 for log in self._logs.values() if log.last)
 
 
 class Follower:

@@ -1,4 +1,6 @@
-"""One model by one protocol on one fold."""
+"""One model by one protocol on one fold. A protocol is a function here, its line in `_FOUND_BY`, and its name with the
+settings that decide its numbers in `settings.downstream`.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.features import Features, stored
+from gdt.eval.extract import Features, stored
 from gdt.eval.finetune import RECIPES, Finetuning, Recipe, Task, tiny, told
 from gdt.eval.measures import Measure, share
-from gdt.eval.results import sentence
+from gdt.eval.record import sentence
 from gdt.eval.retrieval import few_shot, linear_probe, recall, targets
-from gdt.eval.settings.downstream import KS, SHOTS, Downstream, Protocol
+from gdt.eval.settings import DECIDES, KS, SHOTS, Downstream, Protocol
 from gdt.eval.subjects import Fold, Model, of, sampled
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
@@ -28,9 +30,10 @@ from gdt.train.models.gdt import modalities_of
 
 _DRAWS = 20
 """Choices of shots over which few-shot accuracies are averaged."""
-FORMAT = 1
+FORMAT = 2
 """Raise it when the same settings give other numbers."""
-
+_IN_THE_FOLD = ("label", "folds", "gallery_per_class", "word2vec")
+"""Settings that the digests of a fold and of the words hold."""
 
 Extracted = dict[str, tuple[Path, np.ndarray]]
 """By the folder of a model: features that this call has stored, of which those of fewer videos may be taken."""
@@ -69,43 +72,13 @@ class Protocols:
 
         Finetuning keeps in `folder` what it goes on from, and the finetuned weights.
         """
-        if protocol == "finetune":
-            return self._finetune(model, sampled(fold, self.settings.train_samples, self.settings.seed), folder)
-        own: dict[Protocol, Callable[[Model, Fold], Evaluated]] = {
-            "cross-modal": self._cross_modal, "retrieval": self._retrieval, "few-shot": self._few_shot,
-            "linear": self._linear,
-        }  # fmt: skip
-        found = own[protocol](model, fold)
-        clips = f"{self.settings.clips} of {told(model.trained.settings.clip)}, centre crops"
-        return found._replace(how={"clips": clips} | found.how)
+        return _FOUND_BY[protocol](self, model, fold, folder)
 
-    def _retrieval(self, model: Model, fold: Fold) -> Evaluated:
-        features = self._features(model)
-        query, gallery = (features.maximum[features.places(part)] for part in (fold.queries, fold.gallery))
-        found = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
-        return Evaluated({f"R@{k}": measure for k, measure in found.items()}, {"pooling": "maximum"}, fold)
+    def clips(self, model: Model) -> dict[str, str]:
+        """Those that frozen features are of, in words."""
+        return {"clips": f"{self.settings.clips} of {told(model.trained.settings.clip)}, centre crops"}
 
-    def _few_shot(self, model: Model, fold: Fold) -> Evaluated:
-        features, seed = self._features(model), self.settings.seed
-        query, gallery = (features.average[features.places(part)] for part in (fold.queries, fold.gallery))
-        fewest = np.unique(fold.gallery_label, return_counts=True)[1].min()
-        found = {
-            f"{shots}-shot": few_shot(query, fold.query_label, gallery, fold.gallery_label, shots, _DRAWS, seed)
-            for shots in SHOTS
-            if shots <= fewest
-        }
-        how = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(fewest)}
-        return Evaluated(found, how, fold)
-
-    def _linear(self, model: Model, fold: Fold) -> Evaluated:
-        features, c = self._features(model), self.settings.linear_c
-        fold = sampled(fold, self.settings.train_samples, self.settings.seed)
-        query, gallery = (features.average[features.places(part)] for part in (fold.queries, fold.gallery))
-        found = linear_probe(query, fold.query_label, gallery, fold.gallery_label, c, (1, 5))
-        how = {"pooling": "average", "C": f"{c:g}"}
-        return Evaluated({f"linear top-{k}": measure for k, measure in found.items()}, how, fold)
-
-    def _features(self, model: Model) -> Features:
+    def features(self, model: Model) -> Features:
         """Of all videos that a fold needs, computed once."""
         videos = videos_of(self.folds)
         name = features_name(self.data, videos, self.settings.clips, self.device.type)
@@ -118,47 +91,94 @@ class Protocols:
             self._latest = (path, features)
         return self._latest[1]
 
-    def _cross_modal(self, model: Model, fold: Fold) -> Evaluated:
-        trained, settings = model.trained, self.settings
-        modalities = comparable(modalities_of(trained.model.state_dict()), self.index, settings)
-        if len(modalities) < 2:
-            lacking = "the videos have no sound" if not self.index.mel_count.any() else "it was trained on one modality"
-            raise UserError(
-                f"recall across modalities needs two of them, and of {model.path} only {' '.join(modalities)} can be "
-                f"used ({lacking}; words need --word2vec)"
-            )
-        index = trained.normalised(self.index)
-        words = self.words if "text" in modalities else None
-        clip = trained.settings.clip
-        videos = crossmodal.with_all(index, fold.queries, clip, modalities)
-        if len(videos) < 2:
-            raise UserError(
-                f"{len(videos)} of the {len(fold.queries)} videos of the split '{self.query_split}' have "
-                f"{' and '.join(modalities)} for the length of a clip; recall across modalities needs two or more"
-            )
-        scale = trained.settings.augmentation.scale[0]
-        model_on = trained.model.to(self.device)
-        found = crossmodal.embed(model_on, index, videos, clip, scale, settings.clips, self.device, modalities, words)
-        n = len(found.videos)
-        if n < 2:
-            raise UserError(f"in {n} of the videos of the split '{self.query_split}' something is said; see WORD2VEC=")
-        measures = {
-            f"{one} to {other} R@{k}": share(right, 100 * min(k, n) / n)
-            for (one, other, k), right in crossmodal.hits(found.embeddings).items()
-        }
-        return Evaluated(measures, {}, replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
-    def _finetune(self, model: Model, fold: Fold, folder: Path) -> Evaluated:
-        chosen = recipe(self.settings, model.trained)
-        classes = np.unique(fold.gallery_label)
-        task = Task(
-            model.trained.normalised(self.index), fold.gallery, targets(fold.gallery_label, classes),
-            fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), self.data,
-        )  # fmt: skip
-        name, how = of(model, fold), chosen.described() | {"seed": str(self.settings.seed)}
-        print(f"finetuning {name}: {sentence(how)}", flush=True)
-        run = Finetuning(model.trained, task, chosen, self.settings.seed, fold.number, self.device, folder)
-        return Evaluated(run.run(f"finetune {name}"), how, fold)
+def _pooled(by: Protocols, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
+    """Features of queries and gallery by one of the two ways of pooling, and how they came about."""
+    features = by.features(model)
+    values: np.ndarray = getattr(features, pooling)
+    how = by.clips(model) | {"pooling": pooling}
+    return values[features.places(fold.queries)], values[features.places(fold.gallery)], how
+
+
+def _retrieval(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+    query, gallery, how = _pooled(by, model, fold, "maximum")
+    found = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
+    return Evaluated({f"R@{k}": measure for k, measure in found.items()}, how, fold)
+
+
+def _few_shot(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+    query, gallery, how = _pooled(by, model, fold, "average")
+    seed = by.settings.seed
+    fewest = np.unique(fold.gallery_label, return_counts=True)[1].min()
+    found = {
+        f"{shots}-shot": few_shot(query, fold.query_label, gallery, fold.gallery_label, shots, _DRAWS, seed)
+        for shots in SHOTS
+        if shots <= fewest
+    }
+    how |= {"draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(fewest)}
+    return Evaluated(found, how, fold)
+
+
+def _linear(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+    fold = sampled(fold, by.settings.train_samples, by.settings.seed)
+    query, gallery, how = _pooled(by, model, fold, "average")
+    c = by.settings.linear_c
+    found = linear_probe(query, fold.query_label, gallery, fold.gallery_label, c, (1, 5))
+    return Evaluated({f"linear top-{k}": m for k, m in found.items()}, how | {"C": f"{c:g}"}, fold)
+
+
+def _cross_modal(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+    trained, settings = model.trained, by.settings
+    modalities = comparable(trained, by.index, settings)
+    if len(modalities) < 2:
+        lacking = "the videos have no sound" if not by.index.mel_count.any() else "it was trained on one modality"
+        raise UserError(
+            f"recall across modalities needs two of them, and of {model.path} only {' '.join(modalities)} can be "
+            f"used ({lacking}; words need --word2vec)"
+        )
+    index = trained.normalised(by.index)
+    words = by.words if "text" in modalities else None
+    clip = trained.settings.clip
+    videos = crossmodal.with_all(index, fold.queries, clip, modalities)
+    if len(videos) < 2:
+        raise UserError(
+            f"{len(videos)} of the {len(fold.queries)} videos of the split '{by.query_split}' have "
+            f"{' and '.join(modalities)} for the length of a clip; recall across modalities needs two or more"
+        )
+    scale = trained.settings.augmentation.scale[0]
+    network = trained.model.to(by.device)
+    found = crossmodal.embed(network, index, videos, clip, scale, settings.clips, by.device, modalities, words)
+    n = len(found.videos)
+    if n < 2:
+        raise UserError(f"in {n} of the videos of the split '{by.query_split}' something is said; see WORD2VEC=")
+    measures = {
+        f"{one} to {other} R@{k}": share(right, 100 * min(k, n) / n)
+        for (one, other, k), right in crossmodal.hits(found.embeddings).items()
+    }
+    return Evaluated(measures, by.clips(model), replace(fold, queries=found.videos, query_label=np.full(n, "")))
+
+
+def _finetune(by: Protocols, model: Model, fold: Fold, folder: Path) -> Evaluated:
+    fold = sampled(fold, by.settings.train_samples, by.settings.seed)
+    chosen = recipe(by.settings, model.trained)
+    classes = np.unique(fold.gallery_label)
+    task = Task(
+        model.trained.normalised(by.index), fold.gallery, targets(fold.gallery_label, classes),
+        fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), by.data,
+    )  # fmt: skip
+    name, how = of(model, fold), chosen.described() | {"seed": str(by.settings.seed)}
+    print(f"finetuning {name}: {sentence(how)}", flush=True)
+    run = Finetuning(model.trained, task, chosen, by.settings.seed, fold.number, by.device, folder)
+    return Evaluated(run.run(f"finetune {name}"), how, fold)
+
+
+_FOUND_BY: dict[Protocol, Callable[[Protocols, Model, Fold, Path], Evaluated]] = {
+    "cross-modal": _cross_modal,
+    "retrieval": _retrieval,
+    "few-shot": _few_shot,
+    "linear": _linear,
+    "finetune": _finetune,
+}
 
 
 def videos_of(folds: Sequence[Fold]) -> np.ndarray:
@@ -184,26 +204,15 @@ def recipe(settings: Downstream, trained: Trained) -> Recipe:
     return replace(found, clips=settings.clips_per_epoch or found.clips, test_clips=settings.clips)
 
 
-def comparable(modalities: Sequence[str], index: Index, settings: Downstream) -> list[str]:
+def comparable(trained: Trained, index: Index, settings: Downstream) -> list[str]:
     """Those modalities of a model that can be compared on these shards."""
     there = {"video": True, "audio": bool(index.mel_count.any()), "text": settings.word2vec is not None}
-    return [name for name in modalities if there[name]]
+    return [name for name in modalities_of(trained.model.state_dict()) if there[name]]
 
 
 def matters(settings: Downstream, protocol: Protocol) -> dict[str, object]:
     """The settings that decide the numbers of a protocol, besides who is evaluated on whom."""
-    s = settings
-    own: dict[Protocol, dict[str, object]] = {
-        "cross-modal": {},
-        "retrieval": {},
-        "few-shot": {"seed": s.seed},
-        "linear": {"seed": s.seed, "samples": s.train_samples, "c": s.linear_c},
-        "finetune": {
-            "seed": s.seed, "samples": s.train_samples, "recipe": s.recipe, "size": s.size, "epochs": s.epochs,
-            "rate": s.rate, "clips_per_epoch": s.clips_per_epoch,
-        },
-    }  # fmt: skip
-    return {"clips": s.clips, **own[protocol]}
+    return {name: getattr(settings, name) for name in ("clips", *DECIDES[protocol]) if name not in _IN_THE_FOLD}
 
 
 def short(values: object) -> str:

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from gdt.common.errors import UserError
-from gdt.eval.settings.pictures import ShowBatch
+from gdt.common.errors import UserError, require_positive
 from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, relations
-from gdt.pipeline.colour import Pixels
+from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
-from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.text import NOTHING
 from gdt.pipeline.tree import Tree
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, corners
 from gdt.train.settings import SIZES, Pretrain
+
+if TYPE_CHECKING:  # the command line, which reads the settings below, does not wait for these
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from gdt.pipeline.colour import Pixels
+    from gdt.pipeline.loader import Batch
 
 MEL_RATE = SAMPLE_RATE // HOP
 """Log-mel rows per second."""
@@ -28,8 +31,48 @@ _TICKS_HERTZ = (250, 1000, 3000, 8000)
 _ROW_INCHES = 1.5
 
 
+@dataclass(frozen=True)
+class ShowBatch:
+    """Draw every leaf of one video of a batch as a PNG."""
+
+    dataset: str = "synthetic"
+    """Preprocessed data set."""
+    shards: Path | None = None
+    """Folder of its shards; default data/shards/<dataset>."""
+    preset: str = "l"
+    """Row of the paper's table 1, or another name of gdt pretrain --preset help."""
+    factors: str = ""
+    """A composition of your own instead of a preset, as in pretraining."""
+    factors_from: Path | None = None
+    """Python file with transformations of your own."""
+    word2vec: Path | None = None
+    """Where words are a modality: the file of word vectors with which the shards were made."""
+    size: Literal["tiny", "paper"] = "tiny"
+    """Size of the clips."""
+    batch: int = 0
+    """Which batch of the first epoch."""
+    seed: int = 0
+    """Seed of the plan."""
+    frames: int = 8
+    """Frames drawn of each video leaf."""
+    out: Path | None = None
+    """The picture; default runs/batch-<dataset>-<preset>.png."""
+
+    def __post_init__(self) -> None:
+        require_positive(self, "", "frames")
+        if not self.factors and self.preset != "help":
+            presets.preset(self.preset)
+        if self.out is not None and self.out.suffix != ".png":
+            raise UserError(f"--out is {self.out}; the picture's name must end in .png")
+
+
 def show_batch(settings: ShowBatch) -> Path:
     """Draw the leaves of the first video of a batch, as the network gets them but for the normalisation."""
+    import torch
+
+    from gdt.eval.drawing import save
+    from gdt.pipeline.loader import Loader
+
     base = SIZES[settings.size][1]
     train = Pretrain(
         dataset=settings.dataset, shards=settings.shards, preset=settings.preset, seed=settings.seed,
@@ -46,8 +89,7 @@ def show_batch(settings: ShowBatch) -> Path:
         title = "your factors" if settings.factors else f"preset {settings.preset}"
         picture = draw(next(iter(loader)), tree, index, title, settings.frames, words.words if words else ())
     path = settings.out or Path("runs") / f"batch-{settings.dataset}-{train.name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    picture.savefig(path, dpi=130)
+    save(picture, path, dpi=130)
     return path
 
 
@@ -56,6 +98,10 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
 
     Above each what was drawn for it, and what it attracts and repels; below the seconds of the video, frame by frame.
     """
+    from matplotlib.figure import Figure
+
+    from gdt.pipeline.sources.text import NOTHING
+
     modality, plan = batch.plan.leaves.modality, batch.plan.leaves
     leaves = _of_first_video(batch)
     picture = Figure(figsize=(8, _ROW_INCHES * len(leaves)), layout="constrained")
@@ -72,16 +118,8 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
         else:
             tokens = batch.inputs[name].tokens[place]
             said = " ".join(words[token] for token in tokens[tokens != NOTHING])
-            axis.text(
-                0.5,
-                0.5,
-                said or "(nothing is said)",
-                ha="center",
-                va="center",
-                wrap=True,
-                fontsize=10,
-                parse_math=False,
-            )
+            said = said or "(nothing is said)"
+            axis.text(0.5, 0.5, said, ha="center", va="center", wrap=True, fontsize=10, parse_math=False)
             axis.set_axis_off()
         axis.set_title(label, fontsize=8, loc="left", pad=3, parse_math=False)
         axis.set_title(relation, fontsize=8, loc="right", pad=3, parse_math=False)

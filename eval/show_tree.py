@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from gdt.common.errors import UserError
-from gdt.eval.settings.pictures import ShowTree
 from gdt.pipeline.composition import Composition, Table, contrast, weight
 from gdt.pipeline.factors import Factor
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train.settings import Pretrain
+
+if TYPE_CHECKING:  # the command line, which reads the settings below, does not wait for it
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ATTRACTS, REPELS, IGNORES = "attracts", "repels", "is not compared with"
 _COLOURS = {ATTRACTS: "#2b7bba", REPELS: "#e08a3c", IGNORES: "#e4e4e4"}
@@ -28,8 +30,36 @@ _MOST = 256
 """Leaves in a picture that can be read."""
 
 
+@dataclass(frozen=True)
+class ShowTree:
+    """Print and draw the sampling tree of a composition, with what each leaf attracts and repels."""
+
+    preset: str = "l"
+    """Row of the paper's table 1, or another name of gdt pretrain --preset help."""
+    factors: str = ""
+    """A composition of your own instead of a preset, as in pretraining."""
+    factors_from: Path | None = None
+    """Python file with transformations of your own."""
+    videos: int = 2
+    """How many videos are drawn; the numbers of partners are those of --videos-per-batch."""
+    videos_per_batch: int = 512
+    """K_i of the batch that the numbers are of."""
+    out: Path | None = None
+    """The picture, .png, .svg or .pdf; default runs/tree-<preset>.png."""
+
+    def __post_init__(self) -> None:
+        if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
+            raise UserError(f"--out is {self.out}; the picture's name must end in .png, .svg or .pdf")
+        if self.videos > self.videos_per_batch:
+            raise UserError(f"--videos is {self.videos} of a batch of {self.videos_per_batch}; set it to no more")
+        if self.videos < 2:
+            raise UserError(f"--videos is {self.videos}; it must be 2 or more, or there is nothing to repel")
+
+
 def show_tree(settings: ShowTree) -> tuple[str, Path]:
     """The tree as text, and the path of its picture."""
+    from gdt.eval.drawing import save
+
     train = Pretrain(
         preset=settings.preset, factors=settings.factors, factors_from=settings.factors_from,
         videos_per_batch=settings.videos_per_batch,
@@ -41,8 +71,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
         raise UserError(f"{drawn.n} leaves are too many to draw; set --videos to fewer")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    drawn.picture(title).savefig(path, dpi=130)
+    save(drawn.picture(title), path, dpi=130)
     attracted, repelled = partners(batch)
     text = "\n".join(
         [
@@ -135,6 +164,8 @@ class Drawn:
 
     def picture(self, title: str) -> Figure:
         """The tree, one row per leaf, and beside it a matrix of what each leaf does to each."""
+        from matplotlib.figure import Figure
+
         height = max(3.0, 0.28 * self.n + 1.2)
         figure = Figure(figsize=(2.2 + 1.7 * len(self.factors) + height - 1, height), layout="constrained")
         tree, matrix = figure.subplots(1, 2, width_ratios=(1.5 * len(self.factors), height - 1))

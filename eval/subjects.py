@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.eval.finetune import WEIGHTS
-from gdt.eval.results import RANDOM
-from gdt.eval.settings.downstream import Downstream
-from gdt.pipeline.shards.index import Index
+from gdt.eval.record import RANDOM, Record, TrainedOn, settings_of
+from gdt.eval.settings import Downstream
+from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.checkpoint import NAME, Trained, load_model
 from gdt.train.tensors import raw
@@ -45,6 +46,66 @@ class Model:
     @property
     def folder(self) -> str:
         return folder_name(self.name, self.digest)
+
+    def unnormalised(self, index: Index) -> tuple[str, ...]:
+        """What is to be said where it has no statistics of its own, and takes those of the shards."""
+        if self.trained.statistics is not None:
+            return ()
+        return (f"{self.path} does not say how its inputs were normalised; those of {index.folder} are, instead",)
+
+    def trained_on(self, data: str, split: str) -> TrainedOn:
+        """Whether it has learned, without labels, from a split of the shards with a fingerprint."""
+        if self.random:
+            return "others"
+        if self.trained.data != data:
+            return "unknown"
+        return "these" if self.trained.settings.split == split else "others"
+
+    def record(self, data: Data, settings: Any, **found: Any) -> Record:
+        """The record of what was found of it: see there for the fields that `found` has to name."""
+        trained = self.trained
+        return Record(
+            model=self.name,
+            weights=self.digest,
+            checkpoint=self.path,
+            preset=RANDOM if self.random else trained.name,
+            step=trained.step,
+            seed=trained.settings.seed,
+            trained_on=self.trained_on(data.fingerprint, data.split),
+            pretraining=trained.settings,
+            dataset=data.dataset,
+            shards=data.index.folder,
+            data=data.fingerprint,
+            query_split=data.split,
+            settings=settings_of(settings),
+            **found,
+        )
+
+
+@dataclass(frozen=True)
+class Data:
+    """What models are evaluated on."""
+
+    dataset: str
+    index: Index
+    fingerprint: str
+    """Of the shards."""
+    split: str
+    """Of the videos that are evaluated."""
+
+    @classmethod
+    def asked_for(cls, path: Path, first: Trained, dataset: str, shards: Path | None, split: str, label: str) -> Data:
+        """The data set that is named, or that the first checkpoint, at `path`, was pretrained on; of its videos those
+        of the split, or else of test, or val where there are none of test; with the labels of a column that count.
+
+        Raises UserError where neither is known, or the shards cannot be used.
+        """
+        if first.foreign is not None and not (dataset or shards):
+            raise UserError(f"{path} is of no run of this program; say with --dataset what to evaluate it on")
+        name = dataset or first.settings.dataset
+        index = opened(name, shard_folder(name, shards or (None if dataset else first.settings.shards)))
+        split = split or ("test" if (index.split == "test").any() else "val")
+        return cls(name, index.labelled(label), fingerprint(index), split)
 
 
 @dataclass(frozen=True)
@@ -89,9 +150,21 @@ def models(settings: Downstream, first: Trained, index: Index) -> Iterator[Model
         trained = first if path == settings.ckpt[0] else load_model(path)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}")
-        if trained.statistics is None:
-            print(f"{path} does not say how its inputs were normalised; those of {index.folder} are, instead")
-        yield Model(name_of(path), path, trained, False)
+        model = Model(name_of(path), path, trained, False)
+        for note in model.unnormalised(index):
+            print(note)
+        yield model
+
+
+def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
+    """Models by names of their own, which hold the digest where several have one; `first` is the first of them."""
+    paths = list(dict.fromkeys(paths))
+    found = [Model(name_of(path), path, load_model(path) if k else first, False) for k, path in enumerate(paths)]
+    names = [model.name for model in found]
+    return [
+        replace(model, name=f"{model.name} ({model.digest[:8]})") if names.count(model.name) > 1 else model
+        for model in found
+    ]
 
 
 def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
@@ -147,17 +220,6 @@ def opened(dataset: str, folder: Path) -> Index:
             f"with --shards, or make them with 'make preprocess DATASET={dataset} SOURCE=<your videos>'"
         )
     return index
-
-
-def asked_for(path: Path, first: Trained, dataset: str, shards: Path | None) -> tuple[str, Index]:
-    """Name and shards of the data set that is named, or that the first checkpoint, at `path`, was pretrained on.
-
-    Raises UserError where neither is known, or the shards cannot be used.
-    """
-    if first.foreign is not None and not (dataset or shards):
-        raise UserError(f"{path} is of no run of this program; say with --dataset what to evaluate it on")
-    name = dataset or first.settings.dataset
-    return name, opened(name, shard_folder(name, shards or (None if dataset else first.settings.shards)))
 
 
 def _labelled(index: Index, split: str) -> np.ndarray:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gdt.api import *  # noqa: F403
 
 _NAMES = {
-    "GDT", "Batch", "Batches", "Features", "Index", "Model", "UserError", "batches", "gdt_loss", "load", "nearest",
-    "read_features",
+    "GDT", "Batch", "Batches", "Evaluated", "Features", "Index", "Model", "Preprocessed", "Pretrained", "UserError",
+    "batches", "evaluate", "gdt_loss", "load", "nearest", "preprocess", "pretrain", "read_features",
 }  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted(_NAMES)
+    if name == "preprocess":  # the package of that name, which can be called
+        return importlib.import_module("gdt.preprocess")
     if name in _NAMES:
         from gdt import api
 

@@ -48,7 +48,7 @@ def with_variables(
             raise UserError(_refusal(goals[0], name, known))
     own = _without(list(arguments), [name for name, words in given.items() if words])
     position = given.pop("size", []) if known.get("size") is POSITIONAL else []
-    return [*own, *position, *(word for words in given.values() for word in words), *more]
+    return [*position, *own, *(word for words in given.values() for word in words), *more]
 
 
 POSITIONAL = "positional"

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError
+from gdt.pipeline.compiled import resize
+from gdt.pipeline.device import Canvas, Device
 from gdt.pipeline.graphs import Pipeline, video_graph
 from gdt.pipeline.jpeg import decode
-from gdt.pipeline.kernels import resize
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.place import Canvas, Place
 from gdt.pipeline.sources.loading import Loading
 
 
@@ -52,8 +52,8 @@ Crops = Callable[[int], torch.Tensor]
 class Engine(ABC):
     """Fills the crops of batches."""
 
-    def __init__(self, clip: Clip, place: Place, loading: Loading) -> None:
-        self.clip, self.place, self.loading = clip, place, loading
+    def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
+        self.clip, self.device, self.loading = clip, device, loading
 
     @abstractmethod
     def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
@@ -70,18 +70,18 @@ class Engine(ABC):
 class CoresEngine(Engine):
     """A thread per core: a frame is decoded and its regions are resized while it lies in that core's cache."""
 
-    def __init__(self, clip: Clip, place: Place, loading: Loading) -> None:
-        super().__init__(clip, place, loading)
+    def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
+        super().__init__(clip, device, loading)
         self._pool = ThreadPoolExecutor(loading.threads, thread_name_prefix="decoder")
         self._own = threading.local()
 
     def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
         begun: deque[tuple[Canvas, list[Future[None]]]] = deque()
         for run in runs:
-            canvas = self.place.canvas(crops(run.leaves), run.rows)
+            canvas = self.device.canvas(crops(run.leaves), run.rows)
             begun.append((canvas, [self._pool.submit(self._draw, run, k, canvas) for k in range(len(run.rows))]))
             # one more than is drawn, so that no core waits for the others at the end of a run
-            while len(begun) > (0 if run.last else self.place.CANVASES - 1):
+            while len(begun) > (0 if run.last else self.device.CANVASES - 1):
                 canvas, clips = begun.popleft()
                 for clip in clips:
                     clip.result()
@@ -133,8 +133,8 @@ def taps(begin: float, end: float, size: int, length: int, step: int = 1) -> tup
 class DaliEngine(Engine):
     """A DALI graph; on a GPU the JPEGs are decoded there."""
 
-    def __init__(self, clip: Clip, place: Place, loading: Loading) -> None:
-        super().__init__(clip, place, loading)
+    def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
+        super().__init__(clip, device, loading)
         self._graphs: dict[int, Pipeline] = {}
 
     def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
@@ -155,9 +155,8 @@ class DaliEngine(Engine):
     def _graph(self, branches: int) -> Pipeline:
         if branches not in self._graphs:
             clips, hardware = self.loading.clips_at_once, float(self.loading.jpeg_hardware)
-            arguments = (self.clip.size, branches, self.place.dali.decoder, hardware)
-            graph = (video_graph, clips * self.clip.frames, *arguments)
-            self._graphs[branches] = Pipeline.made(self.place, self.loading.threads, *graph)
+            graph = video_graph, clips * self.clip.frames, self.clip.size, branches, self.device.dali.decoder, hardware
+            self._graphs[branches] = Pipeline(self.device, self.loading.threads, *graph)
         return self._graphs[branches]
 
     def _feed(self, runs: Iterable[Run], ahead: deque[Run]) -> Iterator[dict[str, Any]]:
@@ -173,9 +172,9 @@ class DaliEngine(Engine):
             yield inputs
 
 
-def engine(clip: Clip, place: Place, loading: Loading) -> Engine:
+def engine(clip: Clip, device: Device, loading: Loading) -> Engine:
     """The one that is asked for; by default DALI where it decodes on a GPU, and this machine's cores where not."""
-    if loading.decoder == "gpu" and not place.is_gpu:
+    if loading.decoder == "gpu" and not device.is_gpu:
         raise UserError("--loading.decoder gpu needs --device cuda; leave it out, and the cores of this machine decode")
-    dali = loading.decoder == "gpu" or (loading.decoder == "auto" and place.is_gpu)
-    return (DaliEngine if dali else CoresEngine)(clip, place, loading)
+    dali = loading.decoder == "gpu" or (loading.decoder == "auto" and device.is_gpu)
+    return (DaliEngine if dali else CoresEngine)(clip, device, loading)

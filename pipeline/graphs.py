@@ -10,7 +10,7 @@ import nvidia.dali.types as types
 import torch
 from nvidia.dali import pipeline_def
 
-from gdt.pipeline.place import DaliDevice, Place
+from gdt.pipeline.device import DaliDevice, Device
 from gdt.pipeline.shards.layout import MEL_FLOOR
 
 
@@ -40,15 +40,14 @@ def video_graph(size: int, branches: int, decoder: str, hardware: float) -> Any:
 
 
 @pipeline_def
-def audio_graph(device: DaliDevice) -> Any:
+def audio_graph(device: DaliDevice, mean: float, scale: float) -> Any:
     """Log-mel rows [frames, bands] -> made louder, normalised, masked: float32 [bands, frames]."""
-
-    def source(name: str, dtype: Any, ndim: int) -> Any:
-        node = fn.external_source(name=name, batch=True, dtype=dtype, ndim=ndim)
-        return device.up(node) if name in _AUDIO_DATA else node
-
-    rows, gain = source("rows", types.FLOAT, 2), source("gain", types.FLOAT, 0)
-    mean, scale = source("mean", types.FLOAT, 0), source("scale", types.FLOAT, 0)
+    rows, gain = (
+        fn.external_source(name=name, batch=True, dtype=types.FLOAT, ndim=ndim)
+        for name, ndim in (("rows", 2), ("gain", 0))
+    )
+    if device.operators == "gpu":
+        rows, gain = rows.gpu(), gain.gpu()
     louder = rows + gain * (rows > MEL_FLOOR)  # silence stays silent: a gain on zero energy changes nothing
     bank = fn.transpose((louder - mean) * scale, perm=[1, 0])
     for axis, name in enumerate(("frequency", "time")):
@@ -59,7 +58,6 @@ def audio_graph(device: DaliDevice) -> Any:
 
 
 AUDIO_CLIPS = 1024
-_AUDIO_DATA = ("rows", "gain", "mean", "scale")
 
 
 class Pipeline:
@@ -67,19 +65,17 @@ class Pipeline:
 
     AHEAD = 2
 
-    def __init__(self, graph: Any, place: Place) -> None:
-        self._graph, self._place = graph, place
-        self._started = False
-        graph.build()
-
-    @classmethod
-    def made(cls, place: Place, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any) -> Pipeline:
-        """One of the graphs above, where the operators of a place are."""
-        built = graph(
-            *arguments, batch_size=batch_size, num_threads=threads, device_id=place.dali.number,
-            prefetch_queue_depth=cls.AHEAD,
+    def __init__(
+        self, device: Device, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any
+    ) -> None:
+        """One of the graphs above, with its arguments, where the device's operators are."""
+        self._device = device
+        self._graph = graph(
+            *arguments, batch_size=batch_size, num_threads=threads, device_id=device.dali.number,
+            prefetch_queue_depth=self.AHEAD,
         )  # fmt: skip
-        return cls(built, place)
+        self._graph.build()
+        self._started = False
 
     def run(self, feed: Iterable[dict[str, Any]]) -> Iterator[list[torch.Tensor]]:
         """Outputs of every run, as tensors of this thread's stream that hold until the next one is asked for."""
@@ -106,7 +102,7 @@ class Pipeline:
             self._graph.release_outputs()
 
     def _outputs(self) -> Iterator[list[torch.Tensor]]:
-        yield [torch.from_dlpack(output.as_tensor()) for output in self._place.outputs(self._graph)]
+        yield [torch.from_dlpack(output.as_tensor()) for output in self._device.outputs(self._graph)]
         self._graph.release_outputs()
 
 

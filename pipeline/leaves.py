@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -67,18 +68,15 @@ class Leaves:
     def plain(cls, n: int, clip: Clip, bands: int) -> Leaves:
         """Leaves to which nothing has been done: the first clip of the first video, in the first modality."""
         zeros = np.zeros(n, np.int64)
+
+        def positions(count: int) -> np.ndarray:
+            return np.tile(np.arange(count, dtype=np.int64), (n, 1))
+
         return cls(
-            zeros,
-            zeros.copy(),
-            zeros.copy(),
-            np.tile(np.arange(clip.frames, dtype=np.int64) * clip.stride, (n, 1)),
-            np.tile(np.arange(clip.mel_frames, dtype=np.int64), (n, 1)),
-            np.tile(np.arange(clip.words, dtype=np.int64), (n, 1)),
-            np.full(n, clip.words_seconds),
-            zeros.copy(),
-            bands,
-            {},
-        )
+            video=zeros, modality=zeros.copy(), start=zeros.copy(), turns=zeros.copy(),
+            frames=positions(clip.frames) * clip.stride, mel_frames=positions(clip.mel_frames),
+            words=positions(clip.words), words_seconds=np.full(n, clip.words_seconds), bands=bands, draws={},
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.video)
@@ -98,8 +96,5 @@ class Leaves:
 
     def take(self, chosen: np.ndarray | slice) -> Leaves:
         """Some of the leaves, given by their places, a mask or a slice."""
-        return Leaves(
-            self.video[chosen], self.modality[chosen], self.start[chosen], self.frames[chosen], self.mel_frames[chosen],
-            self.words[chosen], self.words_seconds[chosen], self.turns[chosen], self.bands,
-            {name: values[chosen] for name, values in self.draws.items()},
-        )  # fmt: skip
+        arrays: dict[str, Any] = {name: values[chosen] for name, values in self.arrays().items()}
+        return replace(self, **arrays, draws={name: values[chosen] for name, values in self.draws.items()})

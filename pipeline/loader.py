@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from gdt.common.errors import UserError
+from gdt.pipeline.device import Device, device_of
 from gdt.pipeline.leaves import Clip, Leaves
-from gdt.pipeline.place import Place, place_of
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.sources.base import InputSource, Memory, Part, Readings
+from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.sources.base import InputSource, Memory, Part
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.sources.sound import SoundSource
 from gdt.pipeline.sources.text import TextSource
@@ -55,36 +54,35 @@ class Loader:
 
     All plans have leaves of the same modalities; `words` are needed where text is one of them. Raises UserError where
     nothing can load a modality of the first plan, and later if a shard turns out damaged. Close it, or use it as a
-    context manager, to end early. `place` has the device's streams and memory, instead of its own.
+    context manager, to end early.
     """
 
     def __init__(
-        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device, loading: Loading = Loading(),
-        words: WordVectors | None = None, place: Place | None = None,
+        self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device | Device,
+        loading: Loading = Loading(), words: WordVectors | None = None,
     ) -> None:  # fmt: skip
+        self._device = device_of(device) if isinstance(device, torch.device) else device
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
-        self._plans = itertools.chain(first, stream)
-        self._loading = loading
-        self._place = place or place_of(device)
         modalities = first[0].leaves.modalities if first else ()
-        self._executor = Executor(Readings(index, loading, words), clip, self._place, loading, modalities)
-        self._ready: queue.Queue[Any] = queue.Queue(loading.prefetch)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._produce, name="loader", daemon=True)
+        reader = ShardReader(index)
+        self._sources = {name: _source(name)(reader, clip, self._device, loading, words) for name in modalities}
+        self._all_usable = loading.damaged == "stop" and all(source.always_usable for source in self._sources.values())
+        self._ahead = loading.prefetch + 1  # those that wait, and the one that is made
+        # one more is held by the consumer; the one in use comes first
+        self._memories = deque(Memory(self._device.device) for _ in range(self._ahead + 1))
+        self._batches = self._execute(itertools.chain(first, stream))
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        self._side_by_side = ThreadPoolExecutor(max(1, len(modalities)), thread_name_prefix="source")
 
     def __iter__(self) -> Iterator[Batch]:
-        self._thread.start()
-        while True:
-            item = self._ready.get()
-            if item is None:
-                return
-            if isinstance(item, BaseException):
-                raise item
-            batch, memory, done = item
-            self._place.wait(done)  # the training stream waits for the batch, not the CPU
+        waiting = deque(self._background.submit(self._make) for _ in range(self._ahead))
+        while made := waiting.popleft().result():
+            waiting.append(self._background.submit(self._make))
+            batch, memory, done = made
+            self._device.wait(done)  # the training stream waits for the batch, not the CPU
             yield batch
-            memory.released = self._place.mark()
+            memory.released = self._device.mark()
 
     def __enter__(self) -> Loader:
         return self
@@ -93,85 +91,44 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Stop the background work; safe to call more than once."""
-        self._stop.set()
-        while self._thread.is_alive():
-            try:
-                self._ready.get(timeout=0.05)  # make room, so that the thread sees the stop
-            except queue.Empty:
-                continue
-        self._executor.close()
-
-    def _produce(self) -> None:
-        # as many as wait in the queue, one that is filled and one that the consumer holds; the one in use comes first
-        memories = deque(Memory(self._place.device) for _ in range(self._loading.prefetch + 2))
-
-        def next_memory() -> Memory:
-            memories.rotate(1)
-            self._place.wait(memories[0].released)
-            return memories[0]
-
-        try:
-            with self._place.aside():
-                for batch in self._executor.execute(self._plans, next_memory):
-                    self._put((batch, memories[0], self._place.mark()))
-                    if self._stop.is_set():
-                        return
-            self._put(None)
-        except BaseException as error:
-            self._put(error)
-
-    def _put(self, item: object) -> None:
-        while not self._stop.is_set():
-            try:
-                self._ready.put(item, timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-
-class Executor:
-    """Turns a stream of plans into a stream of batches; sources work side by side, and run ahead of what is asked."""
-
-    def __init__(
-        self, readings: Readings, clip: Clip, place: Place, loading: Loading, modalities: Sequence[str]
-    ) -> None:
-        self._place = place
-        self._sources = {name: _source(name)(readings, clip, place, loading) for name in modalities}
-        self._all_usable = loading.damaged == "stop" and all(source.always_usable for source in self._sources.values())
-        self._pool = ThreadPoolExecutor(max(1, len(modalities)), thread_name_prefix="source")
-
-    def close(self) -> None:
-        """Drop what is still to be read, and what decodes."""
-        self._pool.shutdown()
+        """Stop the background work, and drop what is still to be read; safe to call more than once."""
+        self._background.shutdown(cancel_futures=True)
+        self._side_by_side.shutdown()
         for source in self._sources.values():
             source.close()
 
-    def execute(self, plans: Iterable[BatchPlan], memories: Callable[[], Memory]) -> Iterator[Batch]:
-        """Make every leaf of every plan; `memories` gives the memory of the next batch."""
-        current: Memory
+    def _make(self) -> tuple[Batch, Memory, Any] | None:
+        """The next batch, its memory, and the point of the loader's stream at which it is there."""
+        with self._device.aside():
+            batch = next(self._batches, None)
+            return None if batch is None else (batch, self._memories[0], self._device.mark())
+
+    def _execute(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
+        """Make every leaf of every plan; sources work side by side, and run ahead of what is asked."""
         sorted_plans, *copies = for_each((self._sorted(plan) for plan in plans), 1 + len(self._sources))
         parts = {
-            name: source.parts(map(partial(_leaves, name), copy), lambda: current)
+            name: source.parts(_leaves(copy, name), lambda: self._memories[0])
             for copy, (name, source) in zip(copies, self._sources.items(), strict=True)
         }
         for plan in sorted_plans:
-            current = memories()
-            making = {name: self._pool.submit(self._next, stream) for name, stream in parts.items()}
+            self._memories.rotate(1)
+            memory = self._memories[0]
+            self._device.wait(memory.released)
+            making = {name: self._side_by_side.submit(self._next, stream) for name, stream in parts.items()}
             wait(making.values())
             made = {name: part.result() for name, part in making.items()}
-            table = {name: current.hold(f"table {name}", values) for name, values in plan.columns.items()}
+            table = {name: memory.hold(f"table {name}", values) for name, values in plan.columns.items()}
             joined = dict(table)
             if plan.joined is not None:
-                joined = {name: current.hold(f"joined {name}", values) for name, values in plan.joined.items()}
+                joined = {name: memory.hold(f"joined {name}", values) for name, values in plan.joined.items()}
             if not self._all_usable:
                 usable = np.concatenate([part.usable for part in made.values()]).astype(np.int64)
-                table["usable"] = current.hold("table usable", usable)
+                table["usable"] = memory.hold("table usable", usable)
             damaged = [what for part in made.values() for what in part.damaged]
             yield Batch({name: part.inputs for name, part in made.items()}, table, joined, plan, damaged)
 
     def _next(self, parts: Iterator[Part]) -> Part:
-        with self._place.aside():
+        with self._device.aside():
             return next(parts)
 
     def _sorted(self, plan: BatchPlan) -> BatchPlan:
@@ -181,8 +138,8 @@ class Executor:
         return plan.take(np.argsort(plan.leaves.modality, kind="stable"))
 
 
-def _leaves(modality: str, plan: BatchPlan) -> Leaves:
-    return plan.leaves.of(modality)
+def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:
+    return (plan.leaves.of(modality) for plan in plans)
 
 
 def _source(modality: str) -> type[InputSource]:

@@ -7,6 +7,7 @@ differ in it. Brackets after the name set up the transformation: `speed(1,2,4):i
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import re
 import sys
@@ -21,17 +22,23 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.factors import Contrast, Factor, Weight
 from gdt.pipeline.transformations.augmentation import Augment, Augmentation
 from gdt.pipeline.transformations.base import Choice, Transformation
-from gdt.pipeline.transformations.modality import Modality
-from gdt.pipeline.transformations.order import Order
-from gdt.pipeline.transformations.rotation import Rotation
-from gdt.pipeline.transformations.speed import Speed
-from gdt.pipeline.transformations.time_reversal import TimeReversal
-from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.transformations.video import Video
 
 Transformations = Mapping[str, type[Transformation]]
+
+
+def _defined_in(module: types.ModuleType) -> list[type[Transformation]]:
+    """The transformations that a module defines."""
+    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Transformation)]
+    return [kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)]
+
+
+_FILES = ("video", "time_shift", "modality", "time_reversal", "augmentation", "speed", "order", "rotation")
+"""Those in transformations/: a new one is a file there and its name here."""
 TRANSFORMATIONS: Transformations = {
-    kind.name: kind for kind in (Video, TimeShift, Modality, TimeReversal, Augment, Speed, Order, Rotation)
+    kind.name: kind
+    for file in _FILES
+    for kind in _defined_in(importlib.import_module(f"gdt.pipeline.transformations.{file}"))
 }
 _CONTRASTS = {contrast.value[0]: contrast for contrast in Contrast}
 _FACTOR = re.compile(r"(?P<name>\w+)(\((?P<settings>[^()]*)\))?:(?P<contrast>\w+)(:(?P<k>\d+))?(:(?P<weight>\w+))?")
@@ -123,12 +130,7 @@ def with_own_code(path: Path, code: bytes) -> Transformations:
         exec(compile(code, path, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         raise _located(path, error) from error
-    kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and issubclass(kind, Transformation)]
-    own = {
-        _name_of(kind, path): kind
-        for kind in kinds
-        if kind.__module__ == module.__name__ and not inspect.isabstract(kind)
-    }
+    own = {_name_of(kind, path): kind for kind in _defined_in(module)}
     if not own:
         raise UserError(f"{path} defines no transformation: no class that has a Transformation's or a Choice's methods")
     if taken := own.keys() & (TRANSFORMATIONS.keys() | _COLUMNS):

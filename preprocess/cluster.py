@@ -7,17 +7,19 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, TypeVar
-
-import dask
-import distributed
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gdt.common.errors import UserError, require_positive
+
+if TYPE_CHECKING:  # half a second, which a run without anything to do need not wait for
+    import distributed
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -36,7 +38,6 @@ _CONFIG: dict[str, Any] = {
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.system-monitor.interval": "5s",
 }
-_LOST = (distributed.client.FutureCancelledError, distributed.comm.CommClosedError, TimeoutError, OSError)
 
 
 def one_per_core() -> int:
@@ -65,6 +66,9 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
     `scheduler` is empty for this machine, an address (tcp://host:8786), or `slurm` for jobs of one worker each.
     Raises UserError where it cannot be reached.
     """
+    import dask
+    import distributed
+
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(logging.CRITICAL)  # of a lost scheduler, `unordered` tells in one sentence
     with dask.config.set(_CONFIG), contextlib.ExitStack() as stack:
@@ -74,13 +78,26 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
             except (OSError, TimeoutError, ValueError) as error:
                 raise UserError(f"no Dask scheduler answers at {scheduler}; start one with 'dask scheduler'") from error
         else:
+            stack.enter_context(_script_left_alone())
             cluster = stack.enter_context(_slurm(workers) if scheduler else _local(workers))
             client = distributed.Client(cluster, set_as_default=False)
         yield stack.enter_context(client)
 
 
+@contextlib.contextmanager
+def _script_left_alone() -> Iterator[None]:
+    """Worker processes would run the script again that this process runs, unless it guards against that."""
+    script, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = script
+
+
 def _local(workers: int) -> distributed.LocalCluster:
     """Worker processes on this machine that leave Ctrl-C to this one, which ends them."""
+    import distributed
+
     main = threading.current_thread() is threading.main_thread()
     told: list[int] = []
     resource_tracker.ensure_running()  # its start would unblock what is blocked next
@@ -111,6 +128,8 @@ def _local(workers: int) -> distributed.LocalCluster:
 
 def _slurm(workers: int) -> Any:
     """Jobs of one worker; queue, account and the like come from dask-jobqueue's own file of settings."""
+    import dask
+
     try:
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
@@ -135,6 +154,9 @@ def unordered(
     Workers may come and go; `expected` are counted before they have come. Raises UserError if the scheduler is lost,
     or one task ends several workers.
     """
+    import distributed
+
+    lost = (distributed.client.FutureCancelledError, distributed.comm.CommClosedError, TimeoutError, OSError)
     if not client.scheduler_info(n_workers=-1)["workers"]:
         print("waiting for workers", flush=True)
         client.wait_for_workers(1)
@@ -161,7 +183,7 @@ def unordered(
                 ) from error
             del task_of[future.key]
             future.release()
-    except _LOST as error:
+    except lost as error:
         raise UserError(
             "the Dask scheduler was lost; run the same command again (finished shards are kept), with SCHEDULER set to "
             f"one that runs ({type(error).__name__})"

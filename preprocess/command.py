@@ -8,14 +8,18 @@ from typing import Any, get_type_hints
 import tyro
 
 from gdt.common.commandline import Options
-from gdt.preprocess.estimate import estimate
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import describe
 
 
 def main(arguments: Sequence[str]) -> None:
     settings = settings_of(arguments)
-    print(estimate(settings) if settings.dry_run else describe(run(settings)))
+    if settings.dry_run:
+        from gdt.preprocess.estimate import estimate
+
+        print(estimate(settings))
+    else:
+        print(describe(run(settings)))
 
 
 def options(_: Sequence[str]) -> Mapping[str, Any]:

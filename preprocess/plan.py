@@ -13,15 +13,15 @@ import itertools
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from gdt.common.files import checked_lines, dump_row, with_checksum, write_lines
-from gdt.pipeline.shards.index import LABELS
 from gdt.pipeline.shards.layout import shard_content
 from gdt.pipeline.shards.seal import SCHEMA, Damaged, open_sealed
 from gdt.preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
@@ -70,14 +70,14 @@ class Plan:
         self.numbers = array("q")
         self._places, self._ends = array("q"), array("q", [0])
         assigned = np.zeros(len(videos), bool)
-        known, whole = _assigned(destination)
-        for number, ids in known:
-            places = [place for place in map(videos.place, ids) if place is not None and not assigned[place]]
+        planned, whole = _planned(destination)
+        for row in planned:
+            places = [place for place in map(videos.place, row["videos"]) if place is not None and not assigned[place]]
             if not whole:
                 places.sort()  # as they were cut
             if places:
                 assigned[places] = True
-                self._add(number, places)
+                self._add(row["shard"], places)
         group: list[int] = []
         size, limit = 0, megabytes_per_shard * 1e6
         number = max(self.numbers, default=-1)
@@ -123,10 +123,7 @@ class Plan:
 
     def _is_done(self, shard: int, extraction: Extraction, details: Mapping[str, Any]) -> bool:
         content = shard_content(self.path(shard))
-        if content is None:
-            return False
-        task = self.task(shard, extraction, details)
-        return content == task.content or content in _earlier_contents(task)
+        return content is not None and content == self.task(shard, extraction, details).content
 
     def write(self, details: Mapping[str, Any]) -> None:
         """Keep the assignment beside the shards: settings and shares, then for each shard its number and its videos."""
@@ -150,50 +147,25 @@ def _split_folder(path: str, video_id: str) -> str:
 def as_planned(items: Iterable[Video | Missing], source: Path, destination: Path) -> Iterator[Video | Missing]:
     """The videos by the ids that they have in the plan of a folder, where it is another path of theirs.
 
-    An id that is a path below train/, val/ or test/ becomes a whole path once another video has that path there, too;
-    and an earlier version had whole paths only. Neither is a reason to decode a video again. 16 bytes of memory for
-    each video of the plan.
+    An id that is a path below train/, val/ or test/ becomes a whole path once another video has that path there, too,
+    and back again: no reason to decode a video again. 16 bytes of memory for each video of the plan.
     """
-    known, short, folders = _planned_keys(destination)
+    ids, paths = array("Q"), array("Q")  # and those of ids that are without the folder of their split
+    for row in _planned(destination)[0]:
+        ids.extend(map(key_of, row["videos"]))
+        named = zip(row.get("folders", ()), row["videos"], strict=False)
+        paths.extend(key_of(f"{folder}/{name}") for folder, name in named if folder)
+    known, short = (np.sort(np.frombuffer(keys, np.uint64)) for keys in (ids, paths))
     for item in items:
         if len(known) and isinstance(item, Video) and str(item.path).endswith(item.id):
             path = os.path.relpath(item.path, source)
             first, _, rest = path.partition("/")
             if first.lower() in SPLITS and item.id in (path, rest):
-                item = replace(item, id=_planned_id(item.id, path, rest, folders, known, short))
+                if find_key(short, path) is not None:
+                    item = replace(item, id=rest)
+                elif find_key(known, item.id) is None and find_key(known, path) is not None:
+                    item = replace(item, id=path)
         yield item
-
-
-def _planned_keys(destination: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:
-    """Keys of the ids in the plan of a folder, and of the paths of those that are without the folder of their split.
-
-    Both are uint64 and sorted. Then the names of splits' folders in which the other ids begin.
-    """
-    ids, paths, folders = array("Q"), array("Q"), set()
-    for name, folder in _planned(destination):
-        ids.append(key_of(name))
-        if folder:
-            paths.append(key_of(f"{folder}/{name}"))
-        elif (first := name.partition("/")[0]).lower() in SPLITS:
-            folders.add(first)
-    return np.sort(np.frombuffer(ids, np.uint64)), np.sort(np.frombuffer(paths, np.uint64)), folders
-
-
-def _planned_id(name: str, path: str, rest: str, folders: set[str], known: np.ndarray, short: np.ndarray) -> str:
-    """The id in the plan of a video that is called `name` now, whose path is `rest` below the folder of a split.
-
-    `known`, `short` and `folders` are those of `_planned_keys`.
-    """
-    if _holds(short, path):
-        return rest
-    if name == path or _holds(known, name):
-        return name
-    before = [path] if _holds(known, path) else [old for each in folders if _holds(known, old := f"{each}/{rest}")]
-    return before[0] if len(before) == 1 else name
-
-
-def _holds(keys: np.ndarray, name: str) -> bool:
-    return find_key(keys, name) is not None
 
 
 def _content(videos: list[list[object]], extraction: Extraction, details: Mapping[str, Any]) -> str:
@@ -201,108 +173,69 @@ def _content(videos: list[list[object]], extraction: Extraction, details: Mappin
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _earlier_contents(task: ShardTask) -> Iterator[str]:
-    """What an earlier version called the same shard, with label, split and folds in it: as now, and as they were."""
-
-    def content(said: Callable[[Video], Sequence[object]]) -> str:
-        rows = zip(task.videos, task.sizes, strict=True)
-        described = [[size, video.id, *said(video), *decides(video)[1:]] for video, size in rows]
-        return _content(described, task.extraction, task.details)
-
-    def now(video: Video) -> Sequence[object]:
-        return video.label, video.split, video.folds
-
-    yield content(now)
-    with contextlib.suppress(OSError, Damaged), open_sealed(task.path) as file:
-        ids, label, split, folds = (file[name].asstr()[:].tolist() for name in ("video/id", *LABELS))
-        folds = [row.split(",") if row else [] for row in folds]
-        then = dict(zip(ids, zip(label, split, folds, strict=True), strict=True))
-        yield content(lambda video: then.get(video.id) or now(video))
-
-
 def read_settings(destination: Path) -> dict[str, Any] | None:
     """The settings that the shards of a folder were planned with, None where there is nothing that tells them."""
-    lines = _lines(destination / PLAN)
-    if lines is not None:
-        return dict(json.loads(next(lines))["settings"])
-    for path in _shards(destination):
-        with contextlib.suppress(OSError, Damaged), open_sealed(path) as file:
-            return dict(json.loads(file.attrs["settings"]))
-    return None
+    rows = _rows(destination)
+    if rows is not None:
+        return dict(next(rows)["settings"])
+    return next((json.loads(file.attrs["settings"]) for _, file in _shards(destination)), None)
 
 
 def read_shares(destination: Path) -> Shares | None:
     """The shares of the last run into a folder, None where there is no plan that tells them."""
-    lines = _lines(destination / PLAN)
-    # an earlier version kept none
-    return None if lines is None else Shares(**json.loads(next(lines)).get("shares", {}))
+    rows = _rows(destination)
+    return None if rows is None else Shares(**next(rows)["shares"])
 
 
 def absent_videos(videos: VideoList, destination: Path) -> tuple[int, dict[int, set[str]]]:
     """How many videos the plan of a folder names, and by shard the ids of those that the list does not have."""
     planned, absent = 0, {}
-    for number, ids in _assigned(destination)[0]:
-        planned += len(ids)
-        if names := {name for name in ids if videos.place(name) is None}:
-            absent[number] = names
+    for row in _planned(destination)[0]:
+        planned += len(row["videos"])
+        if names := {name for name in row["videos"] if videos.place(name) is None}:
+            absent[row["shard"]] = names
     return planned, absent
 
 
 def held_videos(destination: Path, wanted: Mapping[int, set[str]]) -> Iterator[str]:
     """Those of the wanted ids, given by shard, that finished shards of a folder hold."""
-    for number, names in wanted.items():
-        path = destination / f"shard-{number:06d}.h5"
-        if path.is_file():
-            with contextlib.suppress(OSError, Damaged), open_sealed(path) as file:
-                yield from sorted(names.intersection(file["video/id"].asstr()[:].tolist()))
+    for number, file in _shards(destination):
+        if number in wanted:
+            yield from sorted(wanted[number].intersection(file["video/id"].asstr()[:].tolist()))
 
 
-def _planned(destination: Path) -> Iterator[tuple[str, str]]:
-    """Id of every video in the plan of a folder, and the split folder that the id is without."""
-    lines = _lines(destination / PLAN)
-    if lines is None:
-        yield from ((name, "") for _, ids in _by_shards(destination) for name in ids)
-        return
-    next(lines)  # settings and shares
-    for line in lines:
-        row = json.loads(line)
-        yield from zip(row["videos"], row.get("folders") or itertools.repeat(""), strict=False)
-
-
-Assigned = Iterator[tuple[int, list[str]]]
-
-
-def _assigned(destination: Path) -> tuple[Assigned, bool]:
+def _planned(destination: Path) -> tuple[Iterator[dict[str, Any]], bool]:
     """Number and videos of every shard, and whether it is the plan that says so, or, where that is damaged, the shards.
 
     They name the same videos, in another order.
     """
-    lines = _lines(destination / PLAN)
-    return (_by_shards(destination), False) if lines is None else (_by_plan(lines), True)
+    rows = _rows(destination)
+    if rows is not None:
+        next(rows)  # settings and shares
+        return rows, True
+    return (
+        {
+            "shard": number,
+            "videos": file["video/id"].asstr()[:].tolist() + [json.loads(row)["id"] for row in file["rejected"][:]],
+        }
+        for number, file in _shards(destination)
+    ), False
 
 
-def _by_plan(lines: Iterator[str]) -> Assigned:
-    next(lines)  # settings and shares
-    for line in lines:
-        row = json.loads(line)
-        yield row["shard"], row["videos"]
-
-
-def _by_shards(destination: Path) -> Assigned:
-    for path in _shards(destination):
-        with contextlib.suppress(OSError, Damaged), open_sealed(path) as file:
-            kept = file["video/id"].asstr()[:].tolist()
-            left_out = [json.loads(row)["id"] for row in file["rejected"][:]]
-            yield int(path.stem.removeprefix("shard-")), kept + left_out
-
-
-def _lines(path: Path) -> Iterator[str] | None:
-    """The lines of a plan, None where there is none, or none that is whole."""
+def _rows(destination: Path) -> Iterator[dict[str, Any]] | None:
+    """The rows of a plan, None where there is none, or none that is whole."""
+    path = destination / PLAN
     try:
-        return checked_lines(path) if path.is_file() else None
+        return map(json.loads, checked_lines(path)) if path.is_file() else None
     except ValueError:
         return None
 
 
-def _shards(destination: Path) -> list[Path]:
-    return sorted(path for path in destination.glob("shard-*.h5") if path.stem[6:].isdecimal())
+def _shards(destination: Path) -> Iterator[tuple[int, h5py.File]]:
+    """Number of every shard that can be read, and the shard, open until the next is."""
+    for path in sorted(destination.glob("shard-*.h5")):
+        number = path.stem.removeprefix("shard-")
+        with contextlib.suppress(OSError, Damaged):
+            if number.isdecimal():
+                with open_sealed(path) as file:
+                    yield int(number), file

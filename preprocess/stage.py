@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -103,7 +104,7 @@ def run(settings: Preprocess) -> Summary:
     """Make every shard that is not there yet, then the index. Raises UserError on bad input, before any work."""
     try:
         return _run(settings)
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, sqlite3.Error) as error:
         raise full_disk_named(error, settings.shard_folder) from error
 
 

@@ -89,7 +89,7 @@ def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: in
     again = {row.id for row in slow}
     slowest = nlargest(SLOWEST, [*slow, *(row for row in earlier if row.id not in again)])
     reasons = Counter(_kind(row["reason"]) for row in read_rejected(index.folder))
-    notes = Counter(_kind(note) for note in index.notes() if note)
+    notes = Counter(_kind(note) for note in index.note if note)
     summary = Summary(
         index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, slowest
     )

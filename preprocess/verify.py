@@ -13,8 +13,8 @@ import socket
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_type_hints
@@ -28,8 +28,8 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
-from gdt.pipeline.shards.index import LABELS, Index, dataset_names, gather, is_said, with_said
-from gdt.pipeline.shards.layout import INDEX, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
+from gdt.pipeline.shards.index import Index, contents, gather, is_said, with_said
+from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from gdt.preprocess import cluster
 
@@ -46,6 +46,9 @@ class Finding(NamedTuple):
 
     state: State
     problems: list[str]
+
+
+_WHOLE = Finding("whole", [])
 
 
 @dataclass(frozen=True)
@@ -79,39 +82,45 @@ def check_shard(path: Path, full: bool) -> list[str]:
 
 
 def _problems(file: h5py.File, full: bool) -> Iterator[str]:
-    missing = [name for name in SHARD if name not in file]
-    if missing:
-        yield f"it has no {', '.join(missing)}"
+    if misfit := next(_misfits(file), ""):
+        yield misfit
         return
-    size = Path(file.filename).stat().st_size
-    for name in SHARD:
-        if file[name].chunks is not None or file[name].nbytes > size:
-            yield f"{name} is not stored in one piece, or longer than the file"
-            return
-    n = len(file["video/id"])
-    for name, rows in (("frame", "frames/crc32"), ("mel", "audio/logmel"), ("text", "text/token")):
-        bounds, total = file[f"video/{name}"][:], len(file[rows])
-        if len(bounds) != n + 1 or bounds[0] != 0 or bounds[-1] != total or (np.diff(bounds) < 0).any():
-            yield f"video/{name} does not fit {n} videos and {total} rows of {rows}"
-            return
-    for name in SHARD:
-        if name.startswith("video/") and len(file[name]) not in (n, n + 1):
-            yield f"{name} has {len(file[name])} rows for {n} videos"
-            return
-    offset = file["frames/offset"][:]
-    if len(offset) != len(file["frames/crc32"]) + 1 or offset[0] != 0 or offset[-1] != len(file["frames/jpeg"]):
-        yield "frames/offset does not fit frames/jpeg"
-        return
-    if (np.diff(offset) < 4).any():
-        yield "frames/offset does not fit frames/jpeg"
-        return
-    yield from _frame_problems(file, offset, full)
+    yield from _frame_problems(file, full)
     yield from _sound_problems(file)
     yield from _word_problems(file)
 
 
-def _frame_problems(file: h5py.File, offset: np.ndarray, full: bool) -> Iterator[str]:
-    frame = file["video/frame"][:]
+def _misfits(file: h5py.File) -> Iterator[str]:
+    """What in the tables of a shard does not fit; after the first, the others may not be read."""
+    if missing := [name for name in SHARD if name not in file]:
+        yield f"it has no {', '.join(missing)}"
+    size = Path(file.filename).stat().st_size
+    for name in SHARD:
+        if file[name].chunks is not None or file[name].nbytes > size:
+            yield f"{name} is not stored in one piece, or longer than the file"
+    n = len(file["video/id"])
+    for name, rows in (("frame", "frames/crc32"), ("mel", "audio/logmel"), ("text", "text/token")):
+        total = len(file[rows])
+        if not _cover(file[f"video/{name}"][:], n, total):
+            yield f"video/{name} does not fit {n} videos and {total} rows of {rows}"
+    for name in SHARD:
+        if name.startswith("video/") and len(file[name]) not in (n, n + 1):
+            yield f"{name} has {len(file[name])} rows for {n} videos"
+    if not _cover(file["frames/offset"][:], len(file["frames/crc32"]), len(file["frames/jpeg"]), least=4):
+        yield "frames/offset does not fit frames/jpeg"
+    if len(file["audio/crc32"]) != -(-len(file["audio/logmel"]) // ROWS):
+        yield "audio/crc32 does not fit audio/logmel"
+    if len(file["text/crc32"]) != n or len({len(file[f"text/{name}"]) for name in WORDS}) > 1:
+        yield "the tables of words do not fit each other"
+
+
+def _cover(bounds: np.ndarray, parts: int, total: int, least: int = 0) -> bool:
+    """Whether so many parts, from one bound to the next, cover rows 0 to `total`, each at least `least`."""
+    return len(bounds) == parts + 1 and bounds[0] == 0 and bounds[-1] == total and not (np.diff(bounds) < least).any()
+
+
+def _frame_problems(file: h5py.File, full: bool) -> Iterator[str]:
+    offset, frame = file["frames/offset"][:], file["video/frame"][:]
     size = np.stack([file["video/width"][:], file["video/height"][:]], 1)
     ids = file["video/id"][:]
     expected = file["frames/crc32"][:]
@@ -134,9 +143,6 @@ def _frame_problems(file: h5py.File, offset: np.ndarray, full: bool) -> Iterator
 
 def _sound_problems(file: h5py.File) -> Iterator[str]:
     logmel, expected = file["audio/logmel"], file["audio/crc32"][:]
-    if len(expected) != -(-len(logmel) // ROWS):
-        yield "audio/crc32 does not fit audio/logmel"
-        return
     bounds, ids = file["video/mel"][:], file["video/id"][:]
     for first in range(0, len(logmel), _PIECES * ROWS):
         data = logmel[first : first + _PIECES * ROWS]
@@ -149,9 +155,6 @@ def _sound_problems(file: h5py.File) -> Iterator[str]:
 def _word_problems(file: h5py.File) -> Iterator[str]:
     bounds, expected = file["video/text"][:], file["text/crc32"][:]
     columns = [file[f"text/{name}"] for name in WORDS]
-    if len(expected) != len(bounds) - 1 or len({len(column) for column in columns}) > 1:
-        yield "the tables of words do not fit each other"
-        return
     for video, name in enumerate(file["video/id"][:]):
         words = slice(bounds[video], bounds[video + 1])
         if words_checksum(*(column[words] for column in columns)) != expected[video]:
@@ -191,104 +194,86 @@ def verify(settings: Verify) -> dict[str, Finding]:
         if settings.remove and folder.is_dir():
             stack.enter_context(locked(folder, "leave out --remove"))
         running = not settings.remove and is_locked(folder)
-        table, index = _read_table(folder, running)
-        findings = {} if index is None else {INDEX: index}
+        index, seals = _look_at_index(folder)
         found = {path.name: path.lstat().st_size for path in sorted(folder.glob("shard-*.h5"))}
-        if not found and not table.seals:
-            Index.open(folder)  # says which command makes them
-        hosts = _check_all(settings, table, found, findings)
-        if not findings and table.seals and (index := _compare(folder, table)):
-            findings[INDEX] = index
+        if index.state == "foreign" or not (found or seals):
+            Index.open(folder)  # says what to do
+        findings = {INDEX: index}
+        if index.state == "missing":
+            findings = {} if running else {INDEX: Finding("missing", [_NO_INDEX])}
+        hosts = _check_all(settings, seals, found, findings)
+        if seals and all(finding.state == "whole" for finding in findings.values()):
+            findings[INDEX] = _compare(folder, seals)
         if settings.remove:
-            _remove(settings, table, findings, hosts)
+            _remove(settings, seals, findings, hosts)
     if running:
         print(f"a run is writing to {folder}: {len(found)} finished shards were checked")
-    return findings
+    return {name: finding for name, finding in findings.items() if finding.state != "whole"}
 
 
-@dataclass(frozen=True)
-class _Table:
-    """What the index says of the shards."""
-
-    seals: dict[str, int] = field(default_factory=dict)
-    """Shard -> checksum of its seal; empty where there is no index."""
-    settings: str = ""
-
-
-def _check_all(settings: Verify, table: _Table, found: dict[str, int], findings: dict[str, Finding]) -> dict[str, str]:
-    """Add what is wrong with the shards to `findings`; returns who found it, by name."""
+def _check_all(
+    settings: Verify, seals: dict[str, int], found: dict[str, int], findings: dict[str, Finding]
+) -> dict[str, str]:
+    """Add what the shards are like to `findings`; returns who found it, by name."""
     folder, hosts = settings.shard_folder, {}
-    sizes = dict.fromkeys(table.seals, 0) | found
+    sizes = dict.fromkeys(seals, 0) | found
     with (
         cluster.connect(settings.scheduler, settings.workers) as client,
         tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verify") as bar,
     ):
-        check = partial(_check, folder, settings.full, table.seals)
+        check = partial(_check, folder, settings.full, seals)
         for name, host, state, problems in cluster.unordered(client, check, sorted(sizes), settings.workers):
             bar.update(sizes[name])
             if state in ("missing", "no file") and name in found and not kind(folder / name):
                 raise UserError(cluster.unseen(folder / name, host, f"the disk of {folder}"))
-            if state != "whole":
-                findings[name], hosts[name] = Finding(state, problems), host
+            findings[name], hosts[name] = Finding(state, problems), host
     return hosts
 
 
-def _remove(settings: Verify, table: _Table, findings: dict[str, Finding], hosts: dict[str, str]) -> None:
+def _remove(settings: Verify, seals: dict[str, int], findings: dict[str, Finding], hosts: dict[str, str]) -> None:
     """Remove what is damaged, where this machine finds so too just before."""
     folder = settings.shard_folder
-    for name, (state, problems) in list(findings.items()):
-        if state != "damaged":
-            continue
-        if name == INDEX:
-            again = _read_table(folder, False)[1] or (_compare(folder, table) if table.seals else None)
-        else:
-            again = _look(folder / name, settings.full, table.seals.get(name))
-        if again is not None and again.state == "damaged":
+    for name in [name for name, finding in findings.items() if finding.state == "damaged"]:
+        if name != INDEX:
+            again = _look_at_shard(folder / name, settings.full, seals.get(name))
+        elif (again := _look_at_index(folder)[0]).state == "whole":
+            again = _compare(folder, seals)
+        if again.state == "damaged":
             (folder / name).unlink()
         else:
-            problem = f"{hosts.get(name, 'a first look')} found that {problems[0]}, and a second look on this machine"
-            told = "nothing" if again is None or again.state == "whole" else again.problems[0]
-            findings[name] = Finding("unchecked", [f"{problem} found {told}"])
-
-
-def _read_table(folder: Path, running: bool) -> tuple[_Table, Finding | None]:
-    """The index's table of shards, and what is wrong with the index."""
-    path = folder / INDEX
-    try:
-        if what := kind(path):
-            if what != "missing":
-                return _Table(), Finding("no file", [f"it is {what}, not a file"])
-            some = next(folder.glob("shard-*.h5"), None) is not None
-            return _Table(), Finding("missing", [_NO_INDEX]) if some and not running else None
-        with open_sealed(path) as file:
-            names = file["shard/name"].asstr()[:].tolist()
-            seals = dict(zip(names, file["shard/seal"][:].tolist(), strict=True))
-            return _Table(seals, file.attrs["settings"]), None
-    except OtherSchema:
-        Index.open(folder)  # says what to do
-        raise
-    except Damaged as damage:
-        return _Table(), Finding("damaged", [str(damage)])
-    except Exception as error:
-        return _Table(), Finding("unchecked", [f"it cannot be read ({_told(error)})"])
+            told = "nothing" if again.state == "whole" else again.problems[0]
+            found = f"{hosts.get(name, 'a first look')} found that {findings[name].problems[0]}"
+            findings[name] = Finding("unchecked", [f"{found}, and a second look on this machine found {told}"])
 
 
 _NO_INDEX = "it is missing: preprocessing has not come to its end"
 
 
-def _compare(folder: Path, table: _Table) -> Finding | None:
-    """What is wrong with the index where it is not what the shards give; nothing is written, as a disk may be full."""
-    try:
-        datasets, attributes = gather([folder / name for name in table.seals], {"settings": table.settings})
+def _look_at_index(folder: Path) -> tuple[Finding, dict[str, int]]:
+    """What the index is like by itself, and what it says: shard -> checksum of its seal."""
+    seals: dict[str, int] = {}
+
+    def problems() -> list[str]:
         with open_sealed(folder / INDEX) as file:
-            found = {name: file[name][:] for name in dataset_names(file)}
-            if "said" in file.attrs:  # labels are the last run's to say, of which nothing but its hash is left
-                datasets, attributes = _as_said(datasets, attributes, found)
-            same = found.keys() == datasets.keys() and dict(file.attrs) == attributes
-            same = same and all(_equal(found[name], values) for name, values in datasets.items())
+            names = file["shard/name"].asstr()[:].tolist()
+            seals.update(zip(names, file["shard/seal"][:].tolist(), strict=True))
+        return []
+
+    return _look(folder / INDEX, problems), seals
+
+
+def _compare(folder: Path, seals: dict[str, int]) -> Finding:
+    """Whether the index is what the shards give; nothing is written, as a disk may be full."""
+    try:
+        found, attributes = contents(folder)
+        datasets, expected = gather([folder / name for name in seals], {"settings": attributes["settings"]})
+        if "said" in attributes:  # labels are the last run's to say, of which nothing but its hash is left
+            datasets, expected = _as_said(datasets, expected, found)
+        same = found.keys() == datasets.keys() and attributes == expected
+        same = same and all(_equal(found[name], values) for name, values in datasets.items())
     except Exception as error:
         return Finding("unchecked", [f"it cannot be compared with the shards ({_told(error)})"])
-    return None if same else Finding("damaged", ["it is not what the shards say"])
+    return _WHOLE if same else Finding("damaged", ["it is not what the shards say"])
 
 
 def _as_said(
@@ -312,31 +297,39 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 def _check(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, str, State, list[str]]:
     """Name, this machine, and what there is to say: no class of this file, which workers do not know as `__main__`."""
-    finding = _look(folder / name, full, seals.get(name))
+    finding = _look_at_shard(folder / name, full, seals.get(name))
     return name, socket.gethostname(), finding.state, finding.problems
 
 
-def _look(path: Path, full: bool, expected: int | None) -> Finding:
+def _look_at_shard(path: Path, full: bool, expected: int | None) -> Finding:
     """What a shard is like; `expected` is the checksum of its seal in the index."""
+    own = []
+
+    def problems() -> list[str]:
+        own.append(seal_of(path).own)
+        return check_shard(path, full)
+
+    finding = _look(path, problems)
+    if finding.state == "whole" and expected not in (None, *own):
+        return Finding("stray", ["it is not the one that the index was made of"])
+    return finding
+
+
+def _look(path: Path, problems: Callable[[], list[str]]) -> Finding:
+    """What a file is like in which there are these problems."""
     try:
-        if what := kind(path):
-            missing = what == "missing"
-            return (
-                Finding("missing", ["it is missing"]) if missing else Finding("no file", [f"it is {what}, not a file"])
-            )
-        own = seal_of(path).own
-        problems = check_shard(path, full)
+        if (what := kind(path)) == "missing":
+            return Finding("missing", ["it is missing"])
+        if what:
+            return Finding("no file", [f"it is {what}, not a file"])
+        found = problems()
     except OtherSchema as error:
         return Finding("foreign", [f"it was made by another version: {error}"])
     except Damaged as damage:
         return Finding("damaged", [str(damage)])
-    except Exception as error:  # of the disk, of this machine or of this program: nothing is known of the shard
+    except Exception as error:  # of the disk, of this machine or of this program: nothing is known of the file
         return Finding("unchecked", [f"it cannot be read ({_told(error)})"])
-    if problems:
-        return Finding("damaged", problems)
-    if expected is not None and own != expected:
-        return Finding("stray", ["it is not the one that the index was made of"])
-    return Finding("whole", [])
+    return Finding("damaged", found) if found else _WHOLE
 
 
 def _told(error: Exception) -> str:

@@ -15,13 +15,13 @@ from heapq import nlargest
 from pathlib import Path
 from typing import NamedTuple
 
-import distributed
 import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import is_full, open_regular
 from gdt.pipeline.shards.index import mel_sums
-from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
+from gdt.preprocess import scratch
 from gdt.preprocess.datasets.listing import Words, size_of
 from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums
 from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
@@ -84,7 +84,7 @@ def make_numbered(task: tuple[int, ShardTask]) -> tuple[int, Made]:
 
 def full_disk_named(error: Exception, folder: Path) -> Exception:
     """A full disk as a sentence; what else may go wrong with files as it is."""
-    if not is_full(error):
+    if not (is_full(error) or scratch.is_full(error)):
         return error
     return UserError(
         f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"
@@ -125,6 +125,8 @@ def _read_error(path: Path) -> str:
 
 
 def _make_shard(task: ShardTask, folder: Path, looks: Sequence[_Look], unsettled: set[int]) -> Made:
+    from distributed import get_worker
+
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
     slow: list[Slow] = []
@@ -163,7 +165,7 @@ def _make_shard(task: ShardTask, folder: Path, looks: Sequence[_Look], unsettled
         seconds = (time.perf_counter() - began) / len(group)
         slow = nlargest(SLOWEST, [*slow, *(Slow(seconds, video.id) for video in group)])
         with contextlib.suppress(ValueError):  # called directly, without Dask
-            distributed.get_worker().log_event(PROGRESS, len(group))
+            get_worker().log_event(PROGRESS, len(group))
     if unreadable == len(task.videos) > 1:
         raise UserError(
             f"none of the videos of {task} can be read: {rejected[0]['reason']}; mend their disk, then run the same "
@@ -195,17 +197,14 @@ def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -
         bank.touch()
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
-    words = video.words
-    if words is not None:  # those said after the picture has ended are of no use
-        spoken = [k for k in range(len(words.token)) if words.end[k] <= seconds]
-        words = Words(
-            [words.token[k] for k in spoken], [words.start[k] for k in spoken], [words.end[k] for k in spoken]
-        )
-    record = VideoRecord(
-        video.id, video.label, video.split, ",".join(video.folds), taken.height, taken.width, silence, note,
-        taken.jpeg, taken.sizes, bank, *(astuple(words) if words else ()),
-    )  # fmt: skip
-    return record, sums
+    words = video.words or Words([], [], [])
+    spoken = [k for k, end in enumerate(words.end) if end <= seconds]  # not what is said after the picture has ended
+    columns = {
+        "id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds),
+        "height": taken.height, "width": taken.width, "silence": silence, "note": note,
+    }  # fmt: skip
+    said = [[column[k] for k in spoken] for column in astuple(words)]
+    return VideoRecord(columns, taken.jpeg, taken.sizes, bank, said), sums
 
 
 def _write_bank(waveform: Waveform, path: Path) -> np.ndarray:

@@ -7,11 +7,14 @@ from typing import Any
 
 from gdt.eval import command
 from gdt.studies.figures.settings import Figures
+from gdt.studies.settings import Grid, Predictions
 from gdt.studies.theorem.settings import Theorem
 
 COMMANDS = {
     "theorem": command.Command(Theorem, "gdt.studies.theorem.report:theorem"),
-    "figures": command.Command(Figures, "gdt.studies.figures.report:figures"),
+    "figures": command.Command(Figures, "gdt.studies.figures.draw:figures"),
+    "predictions": command.Command(Predictions, "gdt.studies.predictions:predictions"),
+    "grid": command.Command(Grid, "gdt.studies.grid:grid"),
 }
 
 

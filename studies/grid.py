@@ -1,21 +1,15 @@
-"""A folder of GRID clips with all labels that their names hold, beside which nothing is copied.
-
-python -m studies.grid --source /grid --destination data/videos/grid
-"""
+"""A folder of GRID clips with all labels that their names hold, beside which nothing is copied."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from pathlib import Path
 
-import tyro
-
-from gdt.common.errors import UserError, exit_with_message
+from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.preprocess.datasets.labels import LABELS
 from gdt.preprocess.datasets.listing import video_files
+from gdt.studies.settings import Grid
 
 SPOKEN: Mapping[str, Mapping[str, str]] = {
     "command": {"b": "bin", "l": "lay", "p": "place", "s": "set"},
@@ -53,14 +47,12 @@ def labelled(source: Path, destination: Path) -> int:
     rows = {path.name: words(path.stem) for path in clips}
     if len(rows) < len(clips):
         raise UserError(f"several clips in {source} have one name, as those of several speakers do; take one speaker")
-    table = io.StringIO()
-    lines = csv.writer(table, lineterminator="\n")
-    lines.writerow(["file", *SPOKEN])
-    lines.writerows([name, *said.values()] for name, said in rows.items())
+    lines = [["file", *SPOKEN], *([name, *said.values()] for name, said in rows.items())]
+    table = "".join(",".join(line) + "\n" for line in lines)
     destination.mkdir(parents=True, exist_ok=True)
     links = {path.name for path in destination.iterdir() if path.is_symlink() and path.name in rows}
     made = destination / LABELS
-    if made.is_file() and made.read_text() != table.getvalue():
+    if made.is_file() and made.read_text() != table:
         raise UserError(f"{made} is of other clips, or was written by somebody; set --destination to a new folder")
     if other := sorted({path.name for path in destination.iterdir()} - links - {LABELS}):
         raise UserError(f"{destination} holds something else ({other[0]}); set --destination to a new folder")
@@ -68,14 +60,11 @@ def labelled(source: Path, destination: Path) -> int:
         link = destination / path.name
         link.unlink(missing_ok=True)
         link.symlink_to(path)
-    write_text(destination / LABELS, table.getvalue())
+    write_text(made, table)
     return len(clips)
 
 
-def main(source: Path, destination: Path) -> None:
-    """Link the clips of a folder and write down what is said in them."""
-    print(f"{labelled(source, destination)} clips with {', '.join(SPOKEN)}: {destination}/")
-
-
-if __name__ == "__main__":
-    exit_with_message(lambda: tyro.cli(main))
+def grid(settings: Grid) -> str:
+    """Do it; returns what was done."""
+    clips = labelled(settings.source, settings.destination)
+    return f"{clips} clips with {', '.join(SPOKEN)}: {settings.destination}/"

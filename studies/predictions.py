@@ -1,24 +1,24 @@
-"""How many of docs/predictions.md held, from an ablation of all rows on synthetic-hard.
-
-python -m studies.predictions --runs runs/ablation-synthetic-hard
-"""
+"""How many of docs/predictions.md held, from an ablation of all rows on synthetic-hard."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-import tyro
 from scipy import stats
 
-from gdt.common.errors import UserError, exit_with_message
-from gdt.eval import results as label_results
-from gdt.eval.factors import results as factor_results
+from gdt.common.errors import UserError
+from gdt.eval import record
+from gdt.eval.factors.lines import EMBEDDING, factor_of, seen_in
+from gdt.eval.factors.promises import TOLD, TOLD_RANDOM
 from gdt.eval.measures import Measure, difference
-from gdt.eval.results import layout
+from gdt.eval.tables import layout
+from gdt.studies.settings import Predictions
 
 Verdict = Literal["held", "failed", "undecided"]
 WITHIN, ACROSS = "abcd", "efghijklm"
@@ -37,13 +37,8 @@ class Interval(NamedTuple):
         return f"{self.points:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
 
 
-class Judged(NamedTuple):
-    """A prediction and what came of it."""
-
-    number: int
-    said: str
-    found: str
-    verdict: Verdict
+Judged = tuple[Verdict, object]
+"""What came of a prediction, and what was found, in words."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +56,11 @@ class Runs:
         if row not in self.labels.get(label, {}):
             raise UserError(f"row {row} has no R@1 of {label}; run make ablation of all rows on synthetic-hard first")
         return self.labels[label][row]
+
+    def told_of(self, factor: str, row: str) -> Sequence[tuple[Measure, Measure]]:
+        if row not in self.told.get(factor, {}):
+            raise UserError(f"nothing is known of {factor} in row {row}; run make ablation with ARGS='--factors all'")
+        return self.told[factor][row]
 
 
 def contrast(weights: Mapping[str, float], values: Callable[[str], np.ndarray]) -> Interval:
@@ -87,7 +87,7 @@ def above(found: Interval) -> Verdict:
     return "held" if found.low > 0 else "failed" if found.high < 0 else "undecided"
 
 
-def alike(found: Interval, either_way: bool = True) -> Verdict:
+def alike(found: Interval, either_way: bool) -> Verdict:
     """Of one that was predicted to be none, or with `either_way` False, to be none or negative."""
     size = abs(found.points) if either_way else found.points
     if size < NO_DIFFERENCE:
@@ -100,85 +100,61 @@ def all_of(verdicts: Sequence[Verdict]) -> Verdict:
     return "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "held"
 
 
-def judged(runs: Runs) -> list[Judged]:
-    """Every prediction, in order."""
-    found: list[Judged] = []
+_SAID = re.compile(r"(\w+): (?:mean of )?([a-m, ]+?) (<|>|as|no better than|not above) (?:mean of )?([a-m, ]+)")
+"""A prediction about the means of rows, in words."""
 
-    def note(said: str, verdict: Verdict, text: object) -> None:
-        found.append(Judged(len(found) + 1, said, str(text), verdict))
 
-    def compare(label: str, one: str, sign: str, other: str) -> None:
-        interval = contrast({one: 1, other: -1} if sign == ">" else {other: 1, one: -1}, _of(runs, label))
-        note(f"{label}: {one} {sign} {other}", above(interval), interval)
+def _as_said(said: str, runs: Runs) -> Judged:
+    parts = _SAID.fullmatch(said)
+    assert parts, said
+    label, one, sign, other = parts.groups()
+    more, less = ([row for row in rows if row.isalpha()] for rows in ((other, one) if sign == "<" else (one, other)))
+    weights = {row: 1 / len(more) for row in more} | {row: -1 / len(less) for row in less}
+    found = contrast(weights, partial(runs.values, label))
+    return (above(found) if sign in "<>" else alike(found, either_way=sign == "as")), found
 
-    def groups(label: str, more: str, less: str) -> None:
-        weights = {row: 1 / len(more) for row in more} | {row: -1 / len(less) for row in less}
-        interval = contrast(weights, _of(runs, label))
-        note(f"{label}: mean of {more} > mean of {less}", above(interval), interval)
 
-    def no_difference(label: str, one: str, other: str) -> None:
-        interval = contrast({one: 1, other: -1}, _of(runs, label))
-        note(f"{label}: {one} as {other}", alike(interval), interval)
-
-    for one, other in ("fe", "hg", "lj"):
-        compare("direction", one, "<", other)
-    below = {row: contrast({row: 1}, lambda row: _of(runs, "direction")(row) - 65) for row in "fhl"}
+def _below_65(runs: Runs) -> Judged:
+    below = {row: contrast({row: 1}, lambda row: runs.values("direction", row) - 65) for row in "fhl"}
     verdicts = [above(Interval(-each.points, -each.high, -each.low)) for each in below.values()]
-    note(
-        "direction: f, h, l < 65", all_of(verdicts), ", ".join(f"{row} {65 + e.points:.1f}" for row, e in below.items())
-    )
-    for one, other in ("ie", "kg", "mj"):
-        compare("direction", one, ">", other)
-    interval = contrast({"b": 0.5, "d": 0.5, "a": -0.5, "c": -0.5}, _of(runs, "direction"))
-    note("direction: b, d no better than a, c", alike(interval, either_way=False), interval)
-    for one, other in ("fe", "hg", "lj"):
-        interval = contrast({other: 1, one: -1}, lambda row: runs.values("direction", row) - runs.values("order", row))
-        note(f"order: {one} loses less against {other} than of direction", above(interval), interval)
-    groups("motion", ACROSS, WITHIN)
-    for one, other in ("fe", "hg", "lj"):
-        no_difference("motion", one, other)
-    for one, sign, other in ("f<e", "h<g", "l<j", "i>e", "k>g", "m>j"):
-        compare("action", one, sign, other)
-    groups("action", ACROSS, WITHIN)
-    for one, sign, other in ("l<e", "m>l"):
-        compare("action", one, sign, other)
-    for label in ("shape", "colour"):
-        groups(label, WITHIN, ACROSS)
-    groups("tempo", ACROSS, WITHIN)
-    compare("tempo", "g", ">", "e")
-    compare("tempo", "j", "<", "g")
-    no_difference("tempo", "f", "e")
-    note("timbre: every row at chance", *_at_chance(runs))
-    interval = contrast({"l": 1, "e": -1}, _of(runs, "motion"))
-    note("motion: l not above e", alike(interval, either_way=False), interval)
-    for rows in ("ikm", "egj"):
-        note(f"direction of time decodable from {', '.join(rows)}", *_decodable(runs, rows))
-    note("reversal invariant: decoded less well than its pair", *_pairs(runs))
-    note("third of the video: every row at chance", *_thirds(runs))
-    return found
+    return all_of(verdicts), ", ".join(f"{row} {65 + each.points:.1f}" for row, each in below.items())
 
 
-def _of(runs: Runs, label: str) -> Callable[[str], np.ndarray]:
-    return lambda row: runs.values(label, row)
+def _loses_less(one: str, other: str, runs: Runs) -> Judged:
+    """Of the order than of the direction, seed by seed."""
+    found = contrast({other: 1, one: -1}, lambda row: runs.values("direction", row) - runs.values("order", row))
+    return above(found), found
 
 
-def _at_chance(runs: Runs) -> tuple[Verdict, str]:
+def _at_chance(runs: Runs) -> Judged:
     """Whether chance lies in the interval of every row's mean over seeds."""
     one = runs.asked["timbre"]
+    verdict, outside = _all_at_chance({row: (one, values) for row, values in runs.labels["timbre"].items()})
+    return verdict, outside or f"chance {one.chance:.1f}"
+
+
+def _thirds(runs: Runs) -> Judged:
+    told = {row: [own for own, _ in runs.told_of("time_shift", row)] for row in WITHIN + ACROSS}
+    verdict, outside = _all_at_chance({row: (o[0], np.array([m.value for m in o])) for row, o in told.items()})
+    return verdict, outside or "chance 33.3"
+
+
+def _all_at_chance(rows: Mapping[str, tuple[Measure, np.ndarray]]) -> tuple[Verdict, str]:
+    """Of rows, by a measure of each and the values of all seeds; and which are not."""
     outside = []
-    for row, values in runs.labels["timbre"].items():
+    for row, (one, values) in rows.items():
         low, high = one._replace(value=float(values.mean())).interval
         if not low <= one.chance <= high:
             outside.append(f"{row} {values.mean():.1f}")
-    return ("failed" if outside else "held"), f"not {', '.join(outside)}" if outside else f"chance {one.chance:.1f}"
+    return ("failed", f"not {', '.join(outside)}") if outside else ("held", "")
 
 
-def _decodable(runs: Runs, rows: str) -> tuple[Verdict, str]:
+def _decodable(rows: str, runs: Runs) -> Judged:
     """Above chance and above random weights, by the probe's accuracy over seeds."""
     verdicts: list[Verdict] = []
     said = []
     for row in rows:
-        pairs = _told(runs, "time_reversal", row)
+        pairs = runs.told_of("time_reversal", row)
         own, random = (np.array([pair[k].value for pair in pairs]) for k in (0, 1))
         chance = pairs[0][0].chance
         if len(pairs) > 1:
@@ -195,30 +171,38 @@ def _decodable(runs: Runs, rows: str) -> tuple[Verdict, str]:
     return all_of(verdicts), ", ".join(said)
 
 
-def _pairs(runs: Runs) -> tuple[Verdict, Interval | str]:
+def _pairs(runs: Runs) -> Judged:
     """Of the mean over the five pairs that differ in the reversal alone."""
     weights = {
         row: sign / 5 for pair in ("ba", "dc", "fe", "hg", "lj") for row, sign in zip(pair, (-1, 1), strict=True)
     }
-    values = {row: np.array([own.value for own, _ in _told(runs, "time_reversal", row)]) for row in weights}
-    interval = contrast(weights, values.__getitem__)
-    return above(interval), interval
+    found = contrast(weights, lambda row: np.array([own.value for own, _ in runs.told_of("time_reversal", row)]))
+    return above(found), found
 
 
-def _thirds(runs: Runs) -> tuple[Verdict, str]:
-    outside = []
-    for row in WITHIN + ACROSS:
-        pairs = _told(runs, "time_shift", row)
-        mean = pairs[0][0]._replace(value=float(np.mean([own.value for own, _ in pairs])))
-        if not mean.interval[0] <= mean.chance <= mean.interval[1]:
-            outside.append(f"{row} {mean.value:.1f}")
-    return ("failed" if outside else "held"), f"not {', '.join(outside)}" if outside else "chance 33.3"
+def _words(*said: str) -> dict[str, Callable[[Runs], Judged]]:
+    return {each: partial(_as_said, each) for each in said}
 
 
-def _told(runs: Runs, factor: str, row: str) -> Sequence[tuple[Measure, Measure]]:
-    if row not in runs.told.get(factor, {}):
-        raise UserError(f"nothing is known of {factor} in row {row}; run make ablation with ARGS='--factors all'")
-    return runs.told[factor][row]
+PREDICTIONS: Mapping[str, Callable[[Runs], Judged]] = {
+    **_words("direction: f < e", "direction: h < g", "direction: l < j"),
+    "direction: f, h, l < 65": _below_65,
+    **_words("direction: i > e", "direction: k > g", "direction: m > j", "direction: b, d no better than a, c"),
+    **{f"order: {one} loses less against {other} than of direction": partial(_loses_less, one, other)
+       for one, other in ("fe", "hg", "lj")},
+    **_words("motion: mean of efghijklm > mean of abcd", "motion: f as e", "motion: h as g", "motion: l as j"),
+    **_words("action: f < e", "action: h < g", "action: l < j", "action: i > e", "action: k > g", "action: m > j",
+             "action: mean of efghijklm > mean of abcd", "action: l < e", "action: m > l"),
+    **_words("shape: mean of abcd > mean of efghijklm", "colour: mean of abcd > mean of efghijklm",
+             "tempo: mean of efghijklm > mean of abcd", "tempo: g > e", "tempo: j < g", "tempo: f as e"),
+    "timbre: every row at chance": _at_chance,
+    **_words("motion: l not above e"),
+    "direction of time decodable from i, k, m": partial(_decodable, "ikm"),
+    "direction of time decodable from e, g, j": partial(_decodable, "egj"),
+    "reversal invariant: decoded less well than its pair": _pairs,
+    "third of the video: every row at chance": _thirds,
+}  # fmt: skip
+"""As they are listed, by the number."""
 
 
 def read(folder: Path) -> Runs:
@@ -229,17 +213,16 @@ def read(folder: Path) -> Runs:
             raise UserError(f"there is no {path}; run make ablation of all rows with ARGS='--factors all' first")
     labels: dict[str, dict[str, list[tuple[int, float]]]] = {}
     asked: dict[str, Measure] = {}
-    for result in label_results.from_json(paths[0].read_text(), str(paths[0])):
+    for result in record.read(paths[0]):
         if result.protocol == "retrieval" and result.preset in WITHIN + ACROSS:
-            label = result.evaluation.label or "action"
+            label = result.label or "action"
             asked[label] = result.measures["R@1"]
             labels.setdefault(label, {}).setdefault(result.preset, []).append((result.seed, asked[label].value))
     told: dict[str, dict[str, list[tuple[Measure, Measure]]]] = {}
-    for looked in factor_results.from_json(paths[1].read_text(), str(paths[1])):
-        for row in looked.rows:
-            if row.network == "video" and row.embedding is not None:
-                of = told.setdefault(row.factor, {}).setdefault(looked.preset, [])
-                of.append((row.embedding.told, row.embedding.told_random))
+    for looked in record.read(paths[1]):
+        factor, seen = factor_of(looked), seen_in(EMBEDDING, looked)
+        if factor.network == "video" and seen:
+            told.setdefault(factor.name, {}).setdefault(looked.preset, []).append((seen[TOLD], seen[TOLD_RANDOM]))
     by_seed = {
         label: {row: np.array([value for _, value in sorted(values)]) for row, values in of.items()}
         for label, of in labels.items()
@@ -247,21 +230,12 @@ def read(folder: Path) -> Runs:
     return Runs(by_seed, asked, told)
 
 
-@dataclass(frozen=True)
-class Predictions:
-    """Judge docs/predictions.md by the rule that it states."""
-
-    runs: Path = Path("runs/ablation-synthetic-hard")
-    """Folder of the ablation of rows a to m, two seeds or more."""
-
-
-def main() -> None:
-    found = judged(read(tyro.cli(Predictions, prog="python -m studies.predictions").runs))
+def predictions(settings: Predictions) -> str:
+    """Judge them all; returns the table."""
+    runs = read(settings.runs)
+    found = [(said, *judge(runs)) for said, judge in PREDICTIONS.items()]
     lines = [["", "predicted", "found, points", "verdict"]]
-    print(layout([*lines, *([str(each.number), *each[1:]] for each in found)]))
-    counts = {verdict: sum(each.verdict == verdict for each in found) for verdict in ("held", "failed", "undecided")}
-    print(f"\n{', '.join(f'{count} {verdict}' for verdict, count in counts.items())}, of {len(found)}")
-
-
-if __name__ == "__main__":
-    exit_with_message(main)
+    lines += [[str(number), said, str(what), verdict] for number, (said, verdict, what) in enumerate(found, 1)]
+    verdicts = [verdict for _, verdict, _ in found]
+    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("held", "failed", "undecided"))
+    return f"{layout(lines)}\n\n{counts}, of {len(found)}"

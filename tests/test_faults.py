@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from gdt.eval.downstream import downstream
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.preprocess.stage import Preprocess

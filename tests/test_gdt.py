@@ -7,58 +7,85 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import gdt
+import gdt.preprocess.stage
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT
 
-
-@pytest.mark.slow  # that of the README is run, too
-def test_a_script_without_a_main_guard_embeds_and_searches(
-    checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path
-) -> None:
-    """As people write them; worker processes that ran it once more would be its end."""
-    mine = tmp_path / "mine"
-    shutil.copytree(synthetic / "val", mine)
-    (mine / "broken.mp4").write_bytes(b"nonsense")
-    (tmp_path / "preprocess.py").write_text("raise SystemExit('somebody else')")  # what is in their folder is not run
-    (tmp_path / "scripts").mkdir()
-    script = tmp_path / "scripts" / "script.py"
-    script.write_text(
-        f"""
+SCRIPT = """
 import gdt
 import numpy as np
 
-model = gdt.load({str(checkpoint)!r})
-found = model.embed({str(mine)!r}, clips=2)
-print(len(found.id), [path for path, _ in found.left_out])
-print(gdt.nearest(found, found.id[0], by="audio", among="video", k=3))
-one = model.embed([found.path[0]], clips=2)
-np.testing.assert_allclose(one.features["video"][0], found.features["video"][0], atol=1e-5)
-print(gdt.nearest(found, one)[0])
+made = gdt.preprocess("mine", "shards/mine", test=0.3)
+print(made.shards, made.videos, made.kept, sum(made.left_out.values()))
+assert len(gdt.Index.open("shards/mine")) == made.kept
+run = gdt.pretrain("shards/mine", "tiny", preset="e", videos_per_batch=2, steps=2, out="runs/e")
+print(run.checkpoint, run.steps, np.isfinite(run.loss), 0 <= run.accuracy <= 1)
+found = gdt.evaluate(run.checkpoint, clips=1)
+print(sorted({row["model"] for row in found.rows}), {path.is_file() for path in found.tables.values()})
+assert found.text.startswith(found.tables["txt"].read_text().strip())
+
+model = gdt.load(run.checkpoint)
+features = model.embed("mine", clips=2)
+print(len(features.id), [path for path, _ in features.left_out])
+print(gdt.nearest(features, features.id[0], by="audio", among="video", k=3))
+one = model.embed([features.path[0]], clips=2)
+np.testing.assert_allclose(one.features["video"][0], features.features["video"][0], atol=1e-5)
+print(gdt.nearest(features, one)[0])
 """
-    )
+
+
+def test_a_script_goes_from_clips_to_a_search(synthetic: Path, tmp_path: Path) -> None:
+    """As people write them, without a guard of __main__, beside files with the names of this program's folders."""
+    shutil.copytree(synthetic / "val", tmp_path / "mine")
+    (tmp_path / "mine" / "broken.mp4").write_bytes(b"nonsense")
+    own = [f"{name}.py" for name in ("train", "eval", "pipeline", "preprocess", "common", "studies")]
+    for name in own:
+        (tmp_path / name).write_text("raise SystemExit('somebody else')")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(
-        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr
-    counted, across, first = done.stdout.splitlines()
-    assert counted == f"6 ['{mine / 'broken.mp4'}']"
+    lines = done.stdout.splitlines()
+    for line in (
+        f"{tmp_path / 'shards' / 'mine'} 7 6 1",
+        "runs/e/checkpoint.pt 2 True True",
+        "['e', 'random weights'] {True}",
+        f"6 ['{tmp_path / 'mine' / 'broken.mp4'}']",
+    ):
+        assert line in lines, done.stdout
+    across, first = lines[-2:]
     assert across.count(".mp4") == 3
     assert ", 1.0" in first or ", 0.999" in first
-    assert {path.name for path in tmp_path.iterdir()} == {"mine", "scripts", "preprocess.py"}
-    model = gdt.load(checkpoint)
-    stored = model.embed(shards, clips=2, of=["video"], kind="features")
-    assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.left_out
+    assert {path.name for path in tmp_path.iterdir()} == {"mine", "shards", "runs", "script.py", *own}
+
+
+@pytest.mark.slow  # mypy reads all of torch
+def test_the_package_that_is_a_function_is_both_to_a_type_checker(tmp_path: Path) -> None:
+    assert callable(gdt.preprocess) and gdt.preprocess.stage.run is gdt.preprocess.stage.run
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import gdt\nimport gdt.preprocess.stage as stage\nfrom gdt.preprocess.stage import Preprocess\n"
+        'kept: int = gdt.preprocess("a", "b").kept\nstage.run(Preprocess())\ngdt.pretrain(1)\n'
+    )
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--follow-imports=silent", script]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    assert 'script.py:6: error: Argument 1 to "pretrain" has incompatible type "int"' in said
+    assert "Found 1 error in 1 file" in said
 
 
 def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_path: Path) -> None:
@@ -96,31 +123,53 @@ def test_embeddings_may_come_by_modality(shards: Path) -> None:
     assert torch.equal(batches.loss(parts, batch), batches.loss(torch.cat(list(parts.values())), batch))
 
 
-def test_embedding_leaves_a_network_as_it_was(checkpoint: Path, shards: Path) -> None:
-    model = gdt.load(checkpoint)
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> gdt.Model:
+    return gdt.load(str(checkpoint))
+
+
+def test_shards_are_embedded_as_asked_and_the_network_left_as_it_was(model: gdt.Model, shards: Path) -> None:
     model.network.train()
-    model.embed(shards, clips=1, of="video")
+    stored = model.embed(str(shards), clips=1, of="video", kind="features")
+    assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.left_out
     assert model.network.training and model.network.video_network.training
 
 
-def test_what_means_nothing_is_refused(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
-    model = gdt.load(checkpoint)
+@pytest.fixture(scope="module")
+def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
+    """Features that calls below are refused with."""
     stored = model.embed(shards, clips=1)
-    trunks = model.embed(shards, clips=1, kind="features")
     mute = replace(stored, features=stored.features | {"audio": np.full_like(stored.features["audio"], np.nan)})
-    first = stored.id[0]
-    (tmp_path / "empty").mkdir()
-    for call, message in (
-        (lambda: gdt.nearest(stored, "x"), "there is no video 'x'"),
-        (lambda: gdt.nearest(trunks, first, by="audio", among="video"), "meet in embeddings only"),
-        (lambda: gdt.nearest(trunks, stored), "cannot be compared with features"),
-        (lambda: gdt.nearest(stored, first, k=0), "k is 0"),
-        (lambda: gdt.nearest(mute, first, by="audio"), "has no audio for the length of a clip"),
-        (lambda: gdt.nearest(model.embed(shards, clips=1, of="video"), first, by="audio"), "those of video"),
-        (lambda: model.embed(shards, kind="embedding"), "--kind is 'embedding'; it must be embeddings or features"),
-        (lambda: model.embed(shards, per="clips"), "--per is 'clips'; it must be video or clip"),
-        (lambda: gdt.batches(shards, size="small"), "there is no size 'small'"),
-        (lambda: model.embed(tmp_path / "empty"), "there are no videos in .*expected:\\n"),
-    ):
-        with pytest.raises(gdt.UserError, match=message):
-            call()
+    pictures = replace(stored, features={"video": stored.features["video"]})
+    trunks = replace(stored, made=stored.made | {"kind": "features"})
+    names = {"stored": stored, "trunks": trunks, "mute": mute, "pictures": pictures}
+    return names | {"first": stored.id[0], "model": model, "shards": shards}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda r: gdt.nearest(r["stored"], "x"), "there is no video 'x'"),
+        (lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"), "meet in embeddings only"),
+        (lambda r: gdt.nearest(r["trunks"], r["stored"]), "cannot be compared with features"),
+        (lambda r: gdt.nearest(r["stored"], r["first"], k=0), "k is 0"),
+        (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "has no audio for the length of a clip"),
+        (lambda r: gdt.nearest(r["pictures"], r["first"], by="audio"), "those of video"),
+        (lambda r: r["model"].embed(r["shards"], kind="embedding"), "--kind is 'embedding'; it must be embeddings or"),
+        (lambda r: r["model"].embed(r["shards"], per="clips"), "--per is 'clips'; it must be video or clip"),
+        (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),
+        (lambda r: gdt.preprocess(r["empty"], r["empty"] / "out"), "there are no videos in .*expected:\\n"),
+        (lambda r: gdt.preprocess(r["shards"], r["empty"], dry_run=True), "'gdt preprocess --dry-run' says"),
+        (lambda r: gdt.batches(r["shards"], size="small"), "there is no size 'small'"),
+        (lambda r: gdt.pretrain(r["shards"], "small"), "there is no size 'small'"),
+        (lambda r: gdt.pretrain(r["shards"], step=3), "settings of Pretrain: unknown: step"),
+        (lambda r: gdt.pretrain(r["shards"], steps="3"), "settings of Pretrain: steps is '3' instead of int"),
+        (lambda r: gdt.evaluate("x", r["shards"], clips=0), "--clips is 0; it must be 1 or more"),
+        (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt"),
+    ],
+)
+def test_what_means_nothing_is_refused(
+    refused: dict[str, Any], tmp_path: Path, call: Callable[[dict[str, Any]], object], message: str
+) -> None:
+    with pytest.raises(gdt.UserError, match=message):
+        call(refused | {"empty": tmp_path})

@@ -19,9 +19,9 @@ from benchmarks.gpu.settings import IDEAS, Settings, Way
 from benchmarks.gpu.settings import SIZES as BENCH_SIZES
 from benchmarks.gpu.step import Step, run_settings
 from gdt.eval.downstream import downstream
-from gdt.eval.features import extract
-from gdt.eval.results import from_json
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.extract import extract
+from gdt.eval.record import read
+from gdt.eval.settings import Downstream
 from gdt.pipeline import presets
 from gdt.pipeline.colour import Pixels
 from gdt.pipeline.leaves import Clip
@@ -34,10 +34,10 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
+from gdt.train.distributed import leave_without_teardown
 from gdt.train.models.gdt import GDT
 from gdt.train.norm import synchronised
 from gdt.train.pretrain import pretrain
-from gdt.train.run import leave_without_teardown
 from gdt.train.settings import METRICS, SIZES, Optimization
 
 DEVICE: Literal["cpu", "cuda"] = "cuda"
@@ -202,7 +202,7 @@ def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
         clips_per_epoch=2, clips=2, random="no", side_by_side=1, out=tmp_path / "eval",
     )  # fmt: skip
     assert "finetune top-1" in downstream(settings)
-    results = from_json((tmp_path / "eval" / "results.json").read_text())
+    results = read(tmp_path / "eval" / "results.json")
     expected = "bfloat16" if DEVICE == "cuda" else "float32"
     assert {result.how["precision"] for result in results} == {expected} and len(results) == 5
     trained, index = load_model(path), Index.open(shards)

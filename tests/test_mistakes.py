@@ -22,7 +22,6 @@ from gdt.pipeline.shards.layout import DATASETS, making
 from gdt.preprocess import datasets
 from gdt.train.checkpoint import Data
 from gdt.train.resuming import require_same_run
-from gdt.train.schedule import Schedule
 from gdt.train.settings import SIZES, to_json
 from tests.conftest import ROOT, Run
 
@@ -241,7 +240,7 @@ def test_a_run_becomes_one_of_another_length_while_the_rates_were_the_same(
     statistics = Statistics(np.ones(3), np.ones(3), 0.0, 1.0)
     state = {"data": "x", "words": "", "statistics": None, "step": done, "settings": to_json(then)}
     with contextlib.nullcontext() if same else pytest.raises(UserError, match="it cannot become that"):
-        require_same_run(state, now, Data("x", statistics), Schedule(now, 4), Path("run/checkpoint.pt"))
+        require_same_run(state, now, Data("x", statistics), 4, Path("run/checkpoint.pt"))
 
 
 def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ ONLY_READ = {
     r"^make ablation |^gdt eval ablation ": "trains many times; tests/eval/test_ablation.py",
     r"^gdt study figures": "names models of Kinetics; tests/eval/test_figures.py",
     r"^gdt eval search": "trains 30 times; tests/eval/test_search.py",
-    r"DATASET=synthetic-hard|benchmarks\.predictions": "takes hours; tests/preprocess/test_synthetic_hard.py",
+    r"DATASET=synthetic-hard|study predictions": "takes hours; tests/preprocess/test_synthetic_hard.py",
     r"DATASET=mine CKPT=\.\.\.": "names no file",
 }
 """What is not run, and why; all of it is parsed."""

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import partial_of, publish, require_readable
+from gdt.common.files import require_readable, writing
 from gdt.pipeline import presets
-from gdt.pipeline.shards.index import Index, Statistics
+from gdt.pipeline.shards.index import Statistics
 from gdt.train import portable
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
-from gdt.train.settings import CHECKPOINT, Pretrain, from_json
-from gdt.train.weights import Foreign, damaged_part, read_foreign
+from gdt.train.settings import CHECKPOINT, from_json
+from gdt.train.trained import Trained
+from gdt.train.weights import damaged_part, read_foreign
 
 NAME = CHECKPOINT
 PREVIOUS = "checkpoint.previous.pt"
 """The one before, for the case that the newest is damaged."""
 DAMAGED = "checkpoint.damaged.pt"
 FORMAT = "gdt-pretrain-2"
-BEFORE_STATISTICS = "gdt-pretrain-1"
-"""Checkpoints without the statistics, and with other names in the heads."""
-_HEADS = {"1": "2", "2": "4", "5": "8"}
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,6 @@ class Data:
     """Digest of the words and of their vectors; empty where words are no modality."""
 
 
-def save(
-    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data
-) -> None:
-    """Write everything that the next step depends on, as `write` does."""
-    write(path, state_of(model, optimizer, step, settings, data))
-
-
 def state_of(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data
 ) -> dict[str, Any]:
@@ -61,19 +53,17 @@ def state_of(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state, under a temporary name first; the checkpoint before is kept as PREVIOUS.
+    """Write a state, whole or not at all; the checkpoint before is kept as PREVIOUS.
 
     Raises UserError where the disk has no room for it; what is there stays.
     """
-    partial = partial_of(path)
     try:
-        with partial.open("wb") as file:
+        with writing(path) as file:
             torch.save(dict(state), file)
-        if path.is_file():
-            _keep(path)
-        publish(partial, path)
+            file.flush()
+            if path.is_file():
+                _keep(path)
     except (OSError, RuntimeError) as error:  # RuntimeError is how torch's writer tells of a full disk
-        partial.unlink(missing_ok=True)
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise UserError(
             f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({reason}); see that there is "
@@ -90,15 +80,6 @@ def _keep(path: Path) -> None:
         link.rename(path.with_name(PREVIOUS))
     except OSError:  # a file system without hard links
         path.rename(path.with_name(PREVIOUS))
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The contents of a checkpoint. Raises UserError if it is missing, damaged or not one of ours."""
-    path = _existing(path)
-    try:
-        return _read(path)
-    except Damaged as damage:
-        raise _unreadable(path, damage) from damage
 
 
 def _existing(path: Path) -> Path:
@@ -129,12 +110,6 @@ def _how_to_make(path: Path) -> str:
     return "make one with 'make pretrain'"
 
 
-def _unreadable(path: Path, damage: Damaged) -> UserError:
-    previous = path.with_name(PREVIOUS)
-    instead = f"name the one before it, {previous}" if previous.is_file() and path.name == NAME else "name another"
-    return UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}")
-
-
 def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
     """The newest checkpoint of a run that is whole, None where there is none, and what is wrong with a newer one.
 
@@ -145,7 +120,7 @@ def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
         if not (folder / name).is_file():
             continue
         try:
-            return _read(folder / name), wrong
+            return read(folder / name), wrong
         except Damaged as damage:
             wrong += f"{folder / name} cannot be read as a checkpoint: {damage}; "
     if wrong:
@@ -186,86 +161,85 @@ def contents(path: Path) -> Any:
         raise Damaged("it is damaged or something else") from error
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """What a checkpoint of ours holds, as `state_of` has it. Raises Damaged."""
     state = contents(path)
-    if not isinstance(state, dict) or state.get("format") not in (FORMAT, BEFORE_STATISTICS):
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise Damaged(f"it is not a checkpoint of this program (format {FORMAT} expected)")
-    if state["format"] == BEFORE_STATISTICS:
-        state["model"] = {_HEAD.sub(_renamed, name): value for name, value in state["model"].items()}
-        state["statistics"] = None
-    if "words" not in state:  # they came after the shards' fingerprint, which is of 64 digits
-        state["data"], state["words"] = state["data"][:64], state["data"][64:]
     return state
-
-
-_HEAD = re.compile(r"(?<=^mlp_[vat]\.block_forward\.)\d")
-
-
-def _renamed(number: re.Match[str]) -> str:
-    return _HEADS[number[0]]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A model on the CPU and in evaluation mode, with the settings of the run that it is of."""
-
-    model: GDT
-    settings: Pretrain
-    """The paper's, where the weights are from elsewhere and bring none."""
-    step: int
-    """Steps it was trained for; 0 where that is not known."""
-    statistics: Statistics | None
-    """With which its inputs are normalised; None where the checkpoint is too old to say."""
-    foreign: Foreign | None = None
-    """What was read, where it is no checkpoint of this program."""
-    data: str = ""
-    """Fingerprint of the shards that it was trained on; empty where that is not known."""
-
-    @property
-    def name(self) -> str:
-        """Of the composition, or of the kind of weights."""
-        return self.foreign.kind if self.foreign else self.settings.factors or self.settings.preset
-
-    def untrained(self) -> Trained:
-        """A model of the same sizes and modalities, with the weights that its run began with."""
-        torch.manual_seed(0 if self.foreign else self.settings.seed)
-        model = GDT(self.model.network, modalities_of(self.model.state_dict())).eval()
-        return replace(self, model=model, step=0, data="")
-
-    def normalised(self, index: Index) -> Index:
-        """An index whose inputs are normalised as the model has learned it; its own way where nothing else is known."""
-        return index if self.statistics is None else replace(index, statistics=self.statistics)
 
 
 def load_model(path: Path) -> Trained:
     """The trained model of a checkpoint of ours, of one that was exported, or of weights from elsewhere.
 
-    What these may be is told in `train.portable` and `train.weights`.
-
-    Raises UserError if it is neither, of another version, or does not fit.
-    """
-    found = _found(path)
-    if isinstance(found, Foreign):
-        return Trained(found.model, found.settings, 0, found.statistics, found)
-    settings = from_json(found["settings"], str(path))
-    model = GDT(settings.network, modalities_of(found["model"]))
-    load_weights(model, found["model"], str(path))
-    return Trained(model.eval(), settings, found["step"], _statistics(found), data=str(found.get("data", "")))
-
-
-def _found(path: Path) -> dict[str, Any] | Foreign:
-    """The contents of a checkpoint of ours, also of an exported one, or weights from elsewhere.
-
-    Raises UserError where the file is neither.
+    What these may be is told in `train.portable` and `train.weights`. Raises UserError if it is neither, of another
+    version, or does not fit.
     """
     path = _existing(path)
     try:
-        return _read(path)
+        state = read(path)
     except Damaged as damage:
         if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
             return other
-        raise _unreadable(path, damage) from damage
+        previous = path.with_name(PREVIOUS)
+        instead = f"name the one before it, {previous}" if previous.is_file() and path.name == NAME else "name another"
+        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}") from damage
+    settings = from_json(state["settings"], str(path))
+    model = GDT(settings.network, modalities_of(state["model"]))
+    load_weights(model, state["model"], str(path))
+    statistics = Statistics.from_numbers(state["statistics"])
+    return Trained(model.eval(), settings, state["step"], statistics, data=state["data"])
 
 
-def _statistics(state: Mapping[str, Any]) -> Statistics | None:
-    return None if state["statistics"] is None else Statistics.from_numbers(state["statistics"])
+class Saver:
+    """Writes one checkpoint at a time while training goes on; used as a context, it is left once all is on the disk."""
+
+    def __init__(self, write: Callable[[Any], None]) -> None:
+        self._write = write
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.wait()
+        elif self._thread is not None:  # which is not kept waiting for by another reason to end
+            self._thread.join()
+
+    def start(self, state: Any) -> None:
+        """Write a copy of the state as it is now, once the one before is written. Raises what that one raised."""
+        self.wait()
+        self._thread = threading.Thread(target=self._run, args=(copied(state),), name="checkpoint")
+        self._thread.start()
+
+    def _run(self, state: Any) -> None:
+        try:
+            self._write(state)
+        except BaseException as error:
+            self._error = error
+
+    def check(self) -> None:
+        """Raise what writing has raised, if it has."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Until the newest is written. Raises what that has raised."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+
+def copied(state: Any) -> Any:
+    """With all tensors copied to memory of the CPU."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copied(value) for value in state)
+    return state

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, get_type_hints
+from dataclasses import field, make_dataclass, replace
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -15,7 +15,6 @@ from gdt.common.errors import UserError, exit_with_message
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
 from gdt.train.launchers import ranks, require_meeting
-from gdt.train.local import told_once
 from gdt.train.settings import SIZES, Pretrain, require_one_name
 from gdt.variables import POSITIONAL
 
@@ -25,18 +24,13 @@ def main(arguments: Sequence[str]) -> None:
     job, arguments = submit.parsed(arguments)
     status: Any = 0
     try:
-        if job.nodes > 1 or job.scheduler or job.sbatch:
-            submit.submit(job, arguments)
-        elif job.gpus > 1:
-            launch.launch(job.gpus, arguments)
-        else:
-            exit_with_message(lambda: _pretrain(arguments))
+        exit_with_message(lambda: _start(job, arguments))
     except SystemExit as end:
         status = end.code
     if "torch" in sys.modules:  # it is imported once there is something to compute, and not for --help
         import torch.distributed as dist
 
-        from gdt.train.run import leave_without_teardown
+        from gdt.train.distributed import leave_without_teardown
 
         if dist.is_initialized():
             leave_without_teardown(status)
@@ -47,21 +41,27 @@ def options(_: Sequence[str]) -> Mapping[str, Any]:
     return get_type_hints(Pretrain) | get_type_hints(submit.Job) | {"size": POSITIONAL}
 
 
-def _pretrain(arguments: Sequence[str]) -> None:
-    os.environ.update(ranks(os.environ))
-    with told_once():
+def _start(job: submit.Job, arguments: Sequence[str]) -> None:
+    if job == submit.Job():
+        os.environ.update(ranks(os.environ))
+    with launch.told_once():
         settings = settings_of(arguments)
         require_meeting(os.environ)
     if settings is None:
         return
-    try:
+    if job.nodes > 1 or job.scheduler or job.sbatch:
+        submit.submit(job, settings, arguments)
+    elif job.gpus > 1:
+        launch.launch(job.gpus, settings, arguments)
+    else:
         from gdt.train.pretrain import pretrain
 
-        pretrain(settings)
-    except KeyboardInterrupt:
-        if os.environ.get("RANK", "0") != "0":  # the first rank says so
-            sys.exit(130)
-        raise
+        try:
+            pretrain(settings)
+        except KeyboardInterrupt:
+            if os.environ.get("RANK", "0") != "0":  # the first rank says so
+                sys.exit(130)
+            raise
 
 
 def settings_of(arguments: Sequence[str]) -> Pretrain | None:
@@ -69,10 +69,19 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
         raise UserError(f"there is no size '{arguments[0]}'; choose one of {', '.join(SIZES)}")
     require_one_name(arguments)
-    sizes = {name: (text, _with_one_length(base, arguments)) for name, (text, base) in SIZES.items()}
     options = Options(Pretrain)
-    defaults = {name: (text, options.of(base)) for name, (text, base) in sizes.items()}
-    settings = options.settings(tyro.extras.overridable_config_cli(defaults, prog="gdt pretrain", args=arguments))
+    size = tyro.extras.subcommand_type_from_defaults(
+        {name: options.of(_with_one_length(base, arguments)) for name, (_, base) in SIZES.items()},
+        {name: text for name, (text, _) in SIZES.items()},
+    )
+    unnamed = tyro.conf.arg(name="")
+    # the job's options stand here for --help: `submit.parsed` has taken them from the arguments
+    job = ("job", Annotated[submit.Job, unnamed], field(default_factory=submit.Job))
+    whole = make_dataclass("Command", [job, ("size", Annotated[size, unnamed])], kw_only=True)
+    parsed: Any = tyro.cli(
+        whole, prog="gdt pretrain", description="", args=arguments, config=(tyro.conf.AvoidSubcommands,)
+    )  # fmt: skip
+    settings = options.settings(parsed.size)
     if settings.preset == "help" or settings.factors == "help":
         print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
         return None

@@ -19,9 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.text import Words
+from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
-from gdt.train.models.r2plus1d import R2Plus1D
 
 WIDE, WIDER = 2, 3
 """Parts of the video trunk that are recomputed where memory is short: the stem and the first stage, or two stages."""
@@ -35,7 +35,7 @@ _PEAKS = {
 def memory(
     network: Network, clip: Clip, bands: int, modalities: Sequence[str], dtype: torch.dtype, recomputed: int = 0
 ) -> dict[str, float]:
-    """Bytes that a leaf of each modality keeps for the backward pass at most; `recomputed` as in `R2Plus1D`."""
+    """Bytes that a leaf of each modality keeps for the backward pass at most; `recomputed` as in `Backbone`."""
     model = deepcopy(_counted(network, tuple(modalities))).to(dtype)
     return _more(model, clip, bands, dtype, lambda name, given: _kept(model, name, given, recomputed))
 
@@ -59,19 +59,14 @@ def parameters(network: Network, modalities: Sequence[str]) -> int:
 def _counted(network: Network, modalities: tuple[str, ...]) -> GDT:
     with torch.random.fork_rng(devices=()):  # counting does not change what is drawn later
         model = GDT(network, modalities).to("meta")
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm):
-                setattr(parent, name, _Scale(child))
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.__class__ = _Scale
     return model
 
 
-class _Scale(nn.Module):
+class _Scale(_BatchNorm):
     """Keeps per leaf what batch norm keeps, its input; torch has that on the meta device in slow Python alone."""
-
-    def __init__(self, norm: _BatchNorm) -> None:
-        super().__init__()
-        self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight.view(1, -1, *[1] * (x.dim() - 2))
@@ -123,7 +118,7 @@ def _kept(model: GDT, modality: str, inputs: Any, recomputed: int) -> int:
         parts[-1] += sum(kept.values())
 
     trunk = getattr(model.get_submodule(f"{modality}_network"), "base", None)
-    blocks = [block for part in trunk.parts()[:recomputed] for block in part] if isinstance(trunk, R2Plus1D) else []
+    blocks = [block for part in trunk.parts()[:recomputed] for block in part] if isinstance(trunk, Backbone) else []
     hooks = [block.register_forward_pre_hook(before) for block in blocks]
     hooks += [block.register_forward_hook(after) for block in blocks]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

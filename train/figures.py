@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from gdt.train.step import Figures
-
 _GIB = 2**30
 
 
-@dataclass(frozen=True)
-class Report:
+class Figures(NamedTuple):
+    """Of a step, the same on every rank; a field more is logged like these."""
+
+    loss: Any
+    """Scalars: tensors on the device, and in reports numbers."""
+    accuracy: Any
+    """Share of the leaves whose most similar one, of those with weight, is a positive."""
+    gradient_norm: Any
+
+
+class Report(NamedTuple):
     """Of one step, the same on every rank but for its times and its memory."""
 
     step: int
-    loss: float
-    accuracy: float
-    """Share of the leaves whose most similar one, of those with weight, is a positive."""
-    gradient_norm: float
+    figures: Figures
     signal: int
     """The signal that any rank had got when the step was done; 0 for none."""
     seconds: float
@@ -70,11 +73,9 @@ class Reports:
             return None
         (step, host, (began, ready, done)), self._pending = self._pending, None
         done.synchronize()
-        loss, accuracy, norm, signal = host.tolist()
-        seconds = began.elapsed_time(done) / 1000
-        return Report(
-            step, loss, accuracy, norm, int(signal), seconds, began.elapsed_time(ready) / 1000, memory(self._device)
-        )
+        *figures, signal = host.tolist()
+        seconds, waiting = began.elapsed_time(done) / 1000, began.elapsed_time(ready) / 1000
+        return Report(step, Figures(*figures), int(signal), seconds, waiting, memory(self._device))
 
 
 class HostMark:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,19 @@ from gdt.train.figures import mark
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 TOLERANCE = 0.1
 """Of a trunk's features, relative to float32; rounding to bfloat16 alone makes 0.01 to 0.03 of it."""
+
+
+Precision = Literal["auto", "float32", "bfloat16", "float64"]
+
+
+def precision(asked: Precision, device: torch.device) -> Precision:
+    """What `auto` comes to on a device."""
+    if asked == "auto":
+        return "bfloat16" if device.type == "cuda" else "float32"
+    return asked
 
 
 @dataclass(frozen=True)

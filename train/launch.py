@@ -1,47 +1,43 @@
 """gdt pretrain --gpus N {paper,tiny}: pretrain in N processes on this machine, one per GPU.
 
-They are what `torchrun --standalone --nproc-per-node N -m gdt pretrain` starts. Here they alone speak, and what is
-wrong with the command is said before any of them starts; the exit status is theirs.
-
-Started once on each of several machines, by srun or mpirun, it starts the ranks of its machine.
+They are what `torchrun --standalone --nproc-per-node N -m gdt pretrain` starts. Here they alone speak, what is wrong
+with the command is said before any of them starts, a checkpoint is waited for however long it takes, and the exit
+status is theirs. Started once on each of several machines, by srun or mpirun, it starts the ranks of its machine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
 
 from gdt.common.errors import UserError
 from gdt.common.supervise import DIES_WITH, WATCHED, from_terminal
 from gdt.train.launchers import ranks, require_meeting
-from gdt.train.local import require_gpus
+from gdt.train.settings import Pretrain
 
 
-def launch(number: int, arguments: Sequence[str]) -> None:
-    """Start the processes, and exit with their status. Raises UserError where the settings or the GPUs will not do."""
-    from gdt.train.command import settings_of
+def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
+    """Start the processes, and exit with their status; `settings` are those of the arguments.
 
-    settings = settings_of(arguments)
-    if settings is not None:
-        require_gpus(number, settings.device)
-        sys.exit(run([sys.executable, "-m", "gdt", "pretrain", *arguments], number, machine=_machine(number)))
-
-
-def _machine(number: int) -> dict[str, str]:
-    """What this process is told as one of several machines; empty where there is only this one."""
-    found = ranks(os.environ)
-    require_meeting(found)
-    if found and int(found["LOCAL_WORLD_SIZE"]) > 1:
+    Raises UserError where the GPUs will not do.
+    """
+    require_gpus(number, settings.device)
+    machine = ranks(os.environ)
+    require_meeting(machine)
+    if machine and int(machine["LOCAL_WORLD_SIZE"]) > 1:
         raise UserError(
-            f"this command was started {found['LOCAL_WORLD_SIZE']} times on one machine, to start {number} processes "
+            f"this command was started {machine['LOCAL_WORLD_SIZE']} times on one machine, to start {number} processes "
             "each time; start it once on each (srun --ntasks-per-node=1), or gdt pretrain once per GPU, without --gpus"
         )
-    return found
+    sys.exit(run([sys.executable, "-m", "gdt", "pretrain", *arguments], number, machine=machine))
 
 
 def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Mapping[str, str] | None = None) -> int:
@@ -51,7 +47,15 @@ def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Ma
     `machine` says which one this is of several that do so: RANK, WORLD_SIZE, and where all ranks meet.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    started = [_start(command, environment, before) for environment in _environments(number, machine or {})]
+    started = [
+        subprocess.Popen(
+            command,
+            # with all cores for each, they would be in each other's way
+            env={"OMP_NUM_THREADS": "1"} | os.environ | told | {DIES_WITH: str(os.getpid())},
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+        )
+        for told in _environments(number, machine)
+    ]
     status, failed, ending = 0, 0.0, [signal.SIGTERM, signal.SIGKILL]
     while running := [rank for rank in started if rank.poll() is None]:
         told = signal.sigtimedwait(WATCHED, 1.0)
@@ -69,31 +73,46 @@ def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Ma
     return status if status >= 0 else 128 - status
 
 
-def _environments(number: int, machine: Mapping[str, str]) -> list[dict[str, object]]:
+def _environments(number: int, machine: Mapping[str, str] | None) -> list[dict[str, str]]:
     """What the ranks of this machine are told."""
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    told = machine or alone
-    first, world = (int(told[name]) * number for name in ("RANK", "WORLD_SIZE"))
-    meeting = {name: told[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
-    return [
-        {"RANK": first + local, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": number, **meeting}
-        for local in range(number)
-    ]
+    if not machine:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = str(free.getsockname()[1])
+        machine = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    first, world = (int(machine[name]) * number for name in ("RANK", "WORLD_SIZE"))
+    alike = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(number)}
+    alike |= {name: machine[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    return [{"RANK": str(first + local), "LOCAL_RANK": str(local)} | alike for local in range(number)]
 
 
-def _start(
-    command: Sequence[str], environment: Mapping[str, object], mask: set[signal.Signals | int]
-) -> subprocess.Popen[bytes]:
-    told = {name: str(value) for name, value in environment.items()} | {DIES_WITH: str(os.getpid())}
-    return subprocess.Popen(
-        command,
-        # with all cores for each, they would be in each other's way
-        env={"OMP_NUM_THREADS": "1"} | os.environ | told,
-        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
+@contextlib.contextmanager
+def told_once() -> Iterator[None]:
+    """Around what ranks with one command line do alike, before they know of each other: but for the first, in silence.
+
+    Launchers that start ranks alike say how many of them there are on this machine.
+    """
+    if "LOCAL_WORLD_SIZE" not in os.environ or os.environ.get("LOCAL_RANK", "0") == "0":
+        yield
+        return
+    with Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
+        try:
+            yield
+        except UserError as error:
+            raise SystemExit(2) from error
+
+
+def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
+    """Raise UserError where this machine has no GPU for each of several ranks, unless they are meant for the CPU."""
+    if ranks == 1 or device == "cpu":
+        return
+    import torch
+
+    found = torch.cuda.device_count()
+    if ranks <= found:
+        return
+    instead = "leave GPUS out" if found < 2 else f"set GPUS to {found} or less"
+    there = f"only {found} GPU{'s' if found > 1 else ''} here" if found else "no GPU here"
+    raise UserError(
+        f"{ranks} processes were asked for and torch finds {there}; {instead}, or pass --device cpu "
+        f'(ARGS="--device cpu"), which trains in {ranks} processes without a GPU'
     )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-    return port

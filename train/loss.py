@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.factors import Factor
+from gdt.train.norm import gather
 
 
 class Outcome(NamedTuple):
@@ -48,7 +49,7 @@ def outcome(
     if world > 1:
         gathered = _GatherWithGradient.apply(embeddings)
         known = {} if joined is None else joined
-        columns = {name: known[name] if name in known else _gather(column) for name, column in table.items()}
+        columns = {name: known[name] if name in known else torch.cat(gather(column)) for name, column in table.items()}
     wide = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
     with torch.autocast(embeddings.device.type, enabled=False):
         similarity = embeddings.to(wide) @ gathered.to(wide).T / temperature
@@ -78,16 +79,10 @@ class _GatherWithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        return _gather(rows)
+        return torch.cat(gather(rows))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         gradient = gradient.contiguous()
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size())[dist.get_rank()]
-
-
-def _gather(column: Tensor) -> Tensor:
-    parts = [torch.empty_like(column) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, column.contiguous())
-    return torch.cat(parts)

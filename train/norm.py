@@ -22,26 +22,14 @@ def synchronised(model: nn.Module, device: torch.device) -> nn.Module:
     if device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, _BatchNorm):
-                setattr(parent, name, SyncBatchNorm.of(child))
+    for module in model.modules():
+        if isinstance(module, _BatchNorm):
+            module.__class__ = SyncBatchNorm  # with its parameters, which the optimiser may know already
     return model
 
 
 class SyncBatchNorm(_BatchNorm):
-    """Batch norm over the rows of all ranks, on any device and backend; with the parameters of the one it replaces."""
-
-    @classmethod
-    def of(cls, norm: _BatchNorm) -> SyncBatchNorm:
-        """With the same parameters and running statistics."""
-        made = cls(norm.num_features, norm.eps, norm.momentum)
-        for name, parameter in norm.named_parameters():
-            setattr(made, name, parameter)
-        for name, buffer in norm.named_buffers():
-            setattr(made, name, buffer)
-        made.training = norm.training
-        return made
+    """Batch norm over the rows of all ranks, on any device and backend."""
 
     def _check_input_dim(self, input: Tensor) -> None:
         return
@@ -68,7 +56,7 @@ class _Normalise(torch.autograd.Function):
         rows = [0, *range(2, x.dim())]
         variance, mean = torch.var_mean(_wide(x), rows, correction=0)
         count = mean.new_full((1,), x.numel() / len(mean))
-        gathered = torch.stack(_gather(torch.cat([mean, variance, count]))).double()
+        gathered = torch.stack(gather(torch.cat([mean, variance, count]))).double()
         means, variances, counts = gathered[:, : len(mean)], gathered[:, len(mean) : -1], gathered[:, -1:]
         total = counts.sum()
         shared = (means * counts).sum(0) / total
@@ -102,9 +90,10 @@ def _along(values: Tensor, x: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def _gather(row: Tensor) -> list[Tensor]:
-    parts = [torch.empty_like(row) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, row)
+def gather(rows: Tensor) -> list[Tensor]:
+    """Those of all ranks, in the order of the ranks; each has as many."""
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, rows.contiguous())
     return parts
 
 

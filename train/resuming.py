@@ -8,13 +8,12 @@ from typing import Any
 
 from gdt.common.errors import UserError
 from gdt.train.checkpoint import Data
-from gdt.train.schedule import Schedule
 from gdt.train.settings import LENGTH, Pretrain, differences, from_json, to_json
 
 
 def require_same_run(
-    state: Mapping[str, Any], settings: Pretrain, data: Data, schedule: Schedule, path: Path
-) -> None:  # fmt: skip
+    state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
+) -> None:
     """Raise UserError unless a run with these settings, on these data, would have come to this state as it is.
 
     `state` is what `path` holds.
@@ -35,18 +34,17 @@ def require_same_run(
             f"{run} holds a run with other settings ({'; '.join(differences(state['settings'], now))}); "
             "set --out to another folder, or go on with the same settings"
         )
-    if state["statistics"] not in (None, data.statistics.to_numbers()):
+    if state["statistics"] != data.statistics.to_numbers():
         raise UserError(
             f"{run} holds a run whose inputs are normalised otherwise: {settings.init}, from "
             "which it began, has changed since; set --out to another folder, or put the file of then there"
         )
-    if differences(state["settings"], now):
-        _require_same_rates(Schedule(from_json(state["settings"], str(path)), schedule.batches_per_epoch), schedule,
-                            int(state["step"]), path)  # fmt: skip
+    _require_same_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"]), path)
 
 
-def _require_same_rates(then: Schedule, now: Schedule, done: int, path: Path) -> None:
+def _require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int, path: Path) -> None:
     """A run of another length has the same plans and dropout at each step, and may have other rates."""
+    then, now = before.schedule(batches_per_epoch), settings.schedule(batches_per_epoch)
     if done > now.steps:
         raise UserError(
             f"{path.parent} has done {done} steps, more than the {now.steps} asked for; set --steps or --epochs to "

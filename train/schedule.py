@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
-from gdt.train.settings import Pretrain
+from dataclasses import dataclass
+from typing import Literal
+
+from gdt.common.errors import UserError
 
 
+@dataclass(frozen=True)
+class Optimization:
+    """How the weights move (section A.4)."""
+
+    method: Literal["sgd", "adamw"] = "sgd"
+    """SGD with momentum as in the paper, or AdamW, which gets further in few steps."""
+    rate: float = 0.01
+    """Learning rate; with --optimization.per-videos it is the rate for that many videos per batch."""
+    per_videos: int = 8
+    """The rate grows linearly with the batch: rate * videos_per_batch / per_videos. The paper's 0.01 is for the 8
+    videos of one GPU, so its batch of 512 takes 0.64. 0 takes the rate as it is."""
+    momentum: float = 0.9
+    """Momentum of SGD; the first beta of AdamW."""
+    weight_decay: float = 1e-5
+    """Weight decay."""
+    warmup_epochs: float = 10
+    """Epochs over which the rate rises linearly to its full value: from --optimization.rate, the rate of one GPU, as
+    in the published release (0.01, 0.073, ... 0.577, 0.64), or from 0 where --optimization.per-videos is 0."""
+    decay: float = 0.0
+    """Share of the training, at its end, over which the rate falls linearly to 0."""
+
+    def __post_init__(self) -> None:
+        if self.rate <= 0 or self.per_videos < 0 or self.warmup_epochs < 0 or not 0 <= self.decay <= 1:
+            raise UserError(
+                "optimization: rate must be above 0, per-videos and warmup-epochs 0 or more, decay between 0 and 1"
+            )
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """Of a run with these settings over so many batches per epoch."""
+    """Of a run of so many steps."""
 
-    def __init__(self, settings: Pretrain, batches_per_epoch: int) -> None:
-        self.optimization, self.batches_per_epoch = settings.optimization, batches_per_epoch
-        self.steps = settings.steps or settings.epochs * batches_per_epoch
-        self._warmup = settings.optimization.warmup_epochs * batches_per_epoch
-        self._videos = settings.videos_per_batch
+    optimization: Optimization
+    videos_per_batch: int
+    batches_per_epoch: int
+    steps: int
 
     def rate(self, step: int) -> float:
         """Learning rate of a step: linear warm-up from the rate of one GPU, constant, linear fall where one is set."""
         o = self.optimization
-        full = o.rate * (self._videos / o.per_videos if o.per_videos else 1.0)
+        full = o.rate * (self.videos_per_batch / o.per_videos if o.per_videos else 1.0)
         first = min(o.rate, full) if o.per_videos else 0.0
-        rise = min(1.0, step / self._warmup) if self._warmup else 1.0
+        warmup = o.warmup_epochs * self.batches_per_epoch
+        rise = min(1.0, step / warmup) if warmup else 1.0
         fall = min(1.0, (self.steps - step) / (o.decay * self.steps)) if o.decay else 1.0
         return (first + (full - first) * rise) * fall

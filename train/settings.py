@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,38 +24,17 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.models.network import Network
+from gdt.train.schedule import Optimization, Schedule
 
 CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """What a run writes beside its checkpoint: what it is, a line for every step, and one for every probe."""
+_TWO_NAMES = "--preset and --factors are two names of one thing; give one of them"
 
 
-@dataclass(frozen=True)
-class Optimization:
-    """How the weights move (section A.4)."""
-
-    method: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum as in the paper, or AdamW, which gets further in few steps."""
-    rate: float = 0.01
-    """Learning rate; with --optimization.per-videos it is the rate for that many videos per batch."""
-    per_videos: int = 8
-    """The rate grows linearly with the batch: rate * videos_per_batch / per_videos. The paper's 0.01 is for the 8
-    videos of one GPU, so its batch of 512 takes 0.64. 0 takes the rate as it is."""
-    momentum: float = 0.9
-    """Momentum of SGD; the first beta of AdamW."""
-    weight_decay: float = 1e-5
-    """Weight decay."""
-    warmup_epochs: float = 10
-    """Epochs over which the rate rises linearly to its full value: from --optimization.rate, the rate of one GPU, as
-    in the published release (0.01, 0.073, ... 0.577, 0.64), or from 0 where --optimization.per-videos is 0."""
-    decay: float = 0.0
-    """Share of the training, at its end, over which the rate falls linearly to 0."""
-
-    def __post_init__(self) -> None:
-        if self.rate <= 0 or self.per_videos < 0 or self.warmup_epochs < 0 or not 0 <= self.decay <= 1:
-            raise UserError(
-                "optimization: rate must be above 0, per-videos and warmup-epochs 0 or more, decay between 0 and 1"
-            )
+def _require(fine: bool, message: str) -> None:
+    if not fine:
+        raise UserError(message)
 
 
 @dataclass(frozen=True)
@@ -65,20 +45,11 @@ class Pretrain:
         "data": ("dataset", "shards", "split", "shuffle_shards", "word2vec"),
         "composition": ("preset", "factors", "factors_from", "factors_digest"),
         "schedule": ("videos_per_batch", "norm_leaves", "epochs", "steps", "temperature", "seed"),
-        "run": (
-            "out",
-            "init",
-            "device",
-            "precision",
-            "compile",
-            "threads",
-            "chunk_leaves",
-            "checkpoint_minutes",
-            "checkpoint_steps",
-        ),
+        "run": ("out", "init", "device", "precision", "compile", "threads", "chunk_leaves", "checkpoint_minutes",
+                "checkpoint_steps"),
         "probe": ("probe_every", "probe_videos", "probe_split"),
         "watching": ("wandb", "profile"),
-    }
+    }  # fmt: skip
     """Of `--help`, and the settings below them."""
 
     dataset: str = "kinetics"
@@ -161,48 +132,46 @@ class Pretrain:
     """Steps of which a trace is written into the run's folder, after the first five; 0 for none."""
 
     def __post_init__(self) -> None:
-        if self.factors and self.preset != "l":
-            raise UserError("--preset and --factors are two names of one thing; give one of them")
-        if self.factors_from and not self.factors:
-            raise UserError("--factors-from has no effect without --factors")
+        _require(not self.factors or self.preset == "l", _TWO_NAMES)
+        _require(bool(self.factors) or not self.factors_from, "--factors-from has no effect without --factors")
         if not self.factors and self.preset != "help":
             presets.preset(self.preset)
-        if self.videos_per_batch < 2:
-            raise UserError(
-                f"--videos-per-batch is {self.videos_per_batch}, the K of factor 'video'; it must be 2 or more, "
-                "or there is no other video to tell apart (condition iii)"
-            )
-        if min(self.epochs, self.steps) != 0 or max(self.epochs, self.steps) < 1:
-            raise UserError(
-                f"--epochs is {self.epochs} and --steps is {self.steps}; "
-                "set one of them to 1 or more and the other to 0"
-            )
-        if self.shuffle_shards < 0:
-            raise UserError(f"--shuffle-shards is {self.shuffle_shards}; it must be 0, for all of them, or more")
-        if self.probe_every < 0 or self.probe_videos < 2:
-            raise UserError("--probe-every must be 0 or more, and --probe-videos 2 or more")
-        if (self.norm_leaves or 0) < 0 or self.norm_leaves == 1:
-            raise UserError(f"--norm-leaves is {self.norm_leaves}; it must be 0, for the whole batch, or 2 or more")
-        if self.chunk_leaves < 0 or (self.chunk_leaves and self.norm_leaves == 0):
-            raise UserError(
-                f"--chunk-leaves is {self.chunk_leaves}; it must be 0 or more, and 0 where batch norm is over the "
-                "whole batch (--norm-leaves 0)"
-            )
-        if self.norm_leaves and self.chunk_leaves % self.norm_leaves:
-            raise UserError(
-                f"--chunk-leaves is {self.chunk_leaves}; it must be a multiple of --norm-leaves ({self.norm_leaves})"
-            )
-        if self.profile < 0:
-            raise UserError(f"--profile is {self.profile}; it must be 0 or more")
-        if self.seed < 0:
-            raise UserError(f"--seed is {self.seed}; it must be 0 or more")
-        if not 0 < self.temperature < float("inf"):
-            raise UserError(f"--temperature is {self.temperature}; it must be above 0")
-        if self.clip.size > self.augmentation.scale[0]:
-            raise UserError(
-                f"a crop of {self.clip.size} pixels (--clip.size) does not fit into a frame resized to "
-                f"{self.augmentation.scale[0]} (--augmentation.scale)"
-            )
+        _require(
+            self.videos_per_batch >= 2,
+            f"--videos-per-batch is {self.videos_per_batch}, the K of factor 'video'; it must be 2 or more, "
+            "or there is no other video to tell apart (condition iii)",
+        )
+        _require(
+            min(self.epochs, self.steps) == 0 and max(self.epochs, self.steps) >= 1,
+            f"--epochs is {self.epochs} and --steps is {self.steps}; set one of them to 1 or more and the other to 0",
+        )
+        _require(
+            self.shuffle_shards >= 0,
+            f"--shuffle-shards is {self.shuffle_shards}; it must be 0, for all of them, or more",
+        )
+        _require(
+            self.probe_every >= 0 and self.probe_videos >= 2,
+            "--probe-every must be 0 or more, and --probe-videos 2 or more",
+        )
+        norm, chunk = self.norm_leaves, self.chunk_leaves
+        _require((norm or 2) >= 2, f"--norm-leaves is {norm}; it must be 0, for the whole batch, or 2 or more")
+        _require(
+            chunk >= 0 and not (chunk and norm == 0),
+            f"--chunk-leaves is {chunk}; it must be 0 or more, and 0 where batch norm is over the whole batch "
+            "(--norm-leaves 0)",
+        )
+        _require(
+            not norm or chunk % norm == 0,
+            f"--chunk-leaves is {chunk}; it must be a multiple of --norm-leaves ({norm})",
+        )
+        _require(self.profile >= 0, f"--profile is {self.profile}; it must be 0 or more")
+        _require(self.seed >= 0, f"--seed is {self.seed}; it must be 0 or more")
+        _require(0 < self.temperature < math.inf, f"--temperature is {self.temperature}; it must be above 0")
+        _require(
+            self.clip.size <= self.augmentation.scale[0],
+            f"a crop of {self.clip.size} pixels (--clip.size) does not fit into a frame resized to "
+            f"{self.augmentation.scale[0]} (--augmentation.scale)",
+        )
 
     @property
     def shard_folder(self) -> Path:
@@ -230,6 +199,11 @@ class Pretrain:
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
         """The sampling tree over these shards; how many of their videos it uses is said. UserError if too few."""
         return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say, self.shuffle_shards)
+
+    def schedule(self, batches_per_epoch: int) -> Schedule:
+        """The learning rates of a run over so many batches per epoch."""
+        steps = self.steps or self.epochs * batches_per_epoch
+        return Schedule(self.optimization, self.videos_per_batch, batches_per_epoch, steps)
 
     def words(self, index: Index) -> WordVectors | None:
         """The word vectors of these shards, where words are a modality. UserError where they are not to be had."""
@@ -280,40 +254,12 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 }  # fmt: skip
 """Named starting points; every value can be set on top."""
 
-_NO_EFFECT_ON_NUMBERS = (
-    "out",
-    "shards",
-    "word2vec",
-    "factors_from",
-    "loading",
-    "compile",
-    "chunk_leaves",
-    "checkpoint_minutes",
-    "checkpoint_steps",
-    "probe_every",
-    "probe_videos",
-    "probe_split",
-    "wandb",
-    "profile",
-)
-
-
-BEFORE: dict[str, Any] = {
-    "factors": "", "factors_from": None, "factors_digest": "", "word2vec": None, "init": None,
-    "clip.words": 16, "clip.words_seconds": 4.0, "network.word_dimensions": 0,
-    "network.text_width": 2048, "loading.damaged": "stop", "loading.decoder": "auto", "loading.jpeg_hardware": True,
-    "loading.read_ahead": 128, "probe_every": 0, "probe_videos": 256, "probe_split": "", "norm_leaves": 0,
-    "chunk_leaves": 0, "wandb": "", "profile": 0, "compile": "auto", "shuffle_shards": 0,
+_NO_EFFECT_ON_NUMBERS = {
+    "out", "shards", "word2vec", "factors_from", "loading", "compile", "chunk_leaves", "checkpoint_minutes",
+    "checkpoint_steps", "probe_every", "probe_videos", "probe_split", "wandb", "profile",
 }  # fmt: skip
-"""What runs did before there was a setting, for settings that the first checkpoints do not hold.
-
-One that is added later gets a line here, or checkpoints from before it are refused. Defaults would not do: they change,
-as that of the hue has, and some depend on the machine.
-"""
-
-
-_WITHOUT_WORDS = {"clip.words", "clip.words_seconds", "network.word_dimensions", "network.text_width"}
-"""Settings that there were not in the first checkpoints, and that had no effect on what they are of."""
+LENGTH = ("epochs", "steps")
+"""How long a run is; it changes the numbers of steps only by their rates."""
 
 
 def to_json(settings: Pretrain) -> str:
@@ -324,11 +270,10 @@ def to_json(settings: Pretrain) -> str:
 def from_json(text: str, source: str = "this text") -> Pretrain:
     """The settings that `to_json` wrote, on whatever machine: no file that they name is looked for, nor a GPU.
 
-    Settings that there were not yet when they were written are what runs then did. Raises UserError that names `source`
-    and the settings that are missing, unknown or out of range here.
+    Raises UserError that names `source` and the settings that are missing, unknown or out of range here.
     """
     try:
-        return serialization.rebuilt(Pretrain, json.loads(text), BEFORE)
+        return serialization.rebuilt(Pretrain, json.loads(text))
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds settings of another version of this program ({error}); use the version that wrote it"
@@ -337,50 +282,34 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
 
 def require_one_name(arguments: Sequence[str]) -> None:
     """Raise UserError where a command line names a preset and factors; the default preset would hide that it does."""
-    given = {argument.split("=")[0] for argument in arguments}
-    if {"--preset", "--factors"} <= given:
-        raise UserError("--preset and --factors are two names of one thing; give one of them")
+    _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, _TWO_NAMES)
 
 
 def flags(settings: Pretrain) -> dict[str, str]:
     """What of the settings has to be the same on every rank, by its name on the command line."""
-    found = {}
-
-    def walk(values: dict[str, Any], prefix: str) -> None:
-        for name, value in values.items():
-            if isinstance(value, dict):
-                walk(value, f"{prefix}{name}.")
-            else:
-                found[(prefix + name).replace("_", "-")] = str(value)
-
-    walk({name: value for name, value in asdict(settings).items() if name not in _NO_EFFECT_ON_NUMBERS}, "--")
-    return found | {"--loading.damaged": settings.loading.damaged}
-
-
-LENGTH = ("epochs", "steps")
-"""How long a run is; it changes the numbers of steps only by their rates."""
+    found = _of_numbers(asdict(settings)) | {"loading.damaged": settings.loading.damaged}
+    return {f"--{name.replace('_', '-')}": str(value) for name, value in found.items()}
 
 
 def differences(before: str, now: str, but: Collection[str] = ()) -> list[str]:
     """What a run would change if it went on with other settings, in words; empty if nothing that matters.
 
-    `but` are names of settings that are not looked at.
+    Both as `to_json` wrote them; `but` are names of settings that are not looked at.
     """
+    old, new = (_of_numbers(json.loads(text)) for text in (before, now))
     return [
-        f"{name} was {old}, now {new}"
-        for name, (old, new) in _compare(json.loads(before), json.loads(now)).items()
-        if name.split(".")[0] not in _NO_EFFECT_ON_NUMBERS and name not in but
+        f"{name} was {old.get(name)}, now {new.get(name)}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name) and name not in but
     ]
 
 
-def _compare(before: dict[str, Any], now: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    found: dict[str, tuple[Any, Any]] = {}
-    for key in sorted(before.keys() | now.keys()):
-        if key not in before and prefix + key in _WITHOUT_WORDS:
-            continue
-        old, new = before.get(key, BEFORE.get(prefix + key)), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found |= _compare(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found[prefix + key] = (old, new)
+def _of_numbers(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that numbers depend on, by their dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{part}": one for part, one in value.items() if name not in _NO_EFFECT_ON_NUMBERS}
+        elif name not in _NO_EFFECT_ON_NUMBERS:
+            found[name] = value
     return found

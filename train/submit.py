@@ -75,13 +75,10 @@ def parsed(arguments: Sequence[str]) -> tuple[Job, list[str]]:
     return tyro.cli(Job, prog="gdt pretrain", args=arguments, return_unknown_args=True, add_help=False)
 
 
-def submit(job: Job, arguments: Sequence[str]) -> None:
-    """Have SLURM start the job. Raises UserError where it, the settings or the shards will not do."""
-    from gdt.train.command import settings_of
-
-    settings = settings_of(arguments)
-    if settings is None:
-        return
+def submit(job: Job, settings: Pretrain, arguments: Sequence[str]) -> None:
+    """Have SLURM start the job, with the settings of these arguments. Raises UserError where it or the shards will not
+    do.
+    """
     if job.scheduler != "slurm":
         raise UserError(_by_hand(job, arguments))
     if shutil.which("sbatch") is None:
@@ -142,19 +139,16 @@ def _options(job: Job, settings: Pretrain) -> list[str]:
 def _script(job: Job, settings: Pretrain, arguments: Sequence[str]) -> str:
     command = [sys.executable, "-m", "gdt", "pretrain", "--gpus", str(job.gpus), *arguments]
     checkpoint = shlex.quote(str(settings.run_folder.absolute() / CHECKPOINT))
-    return _SCRIPT.format(
-        nodes=job.nodes, gpus=job.gpus, checkpoint=checkpoint, command=shlex.join(command),
-        stopped=128 + signal.SIGUSR1,
-    )  # fmt: skip
+    stopped = 128 + signal.SIGUSR1
+    return _SCRIPT.format(**vars(job), checkpoint=checkpoint, command=shlex.join(command), stopped=stopped)
 
 
 def _submitted(options: Sequence[str], script: str, folder: Path) -> str:
     """The number of the job, once sbatch has it; its log needs the folder."""
     there = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        ["sbatch", "--parsable", *options], input=script, capture_output=True, text=True, check=False
-    )  # fmt: skip
+    command = ["sbatch", "--parsable", *options]
+    done = subprocess.run(command, input=script, capture_output=True, text=True, check=False)
     if done.returncode:
         if not there:
             with contextlib.suppress(OSError):

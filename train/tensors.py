@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gdt.common.errors import UserError, first_line
-from gdt.common.files import require_readable, write_with
+from gdt.common.files import require_readable, writing
 
 CHECKSUM = "crc32"
 """Name of the text that holds it; safetensors has none of its own."""
@@ -25,7 +25,8 @@ def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -
     """Write them whole or not at all. Raises OSError."""
     checked = {**texts, CHECKSUM: _checksum(tensors, texts)}
     data = safetensors.torch.save({name: value.contiguous() for name, value in tensors.items()}, checked)
-    write_with(path, lambda file: file.write(data))
+    with writing(path) as file:
+        file.write(data)
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:

@@ -1,153 +1,240 @@
-"""Model, optimiser and schedule of one run: its steps, and what goes into and comes out of its checkpoints."""
+"""A run: `Trainer.__init__` makes what it needs, and `Trainer.train` says what it does step by step."""
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from tqdm import tqdm
 
-from gdt.pipeline.loader import Batch
-from gdt.pipeline.tree import Tree
+from gdt.common.errors import UserError
+from gdt.pipeline.groups import shared
+from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.reader import DamagedVideo
 from gdt.train import checkpoint
-from gdt.train.checkpoint import Data
-from gdt.train.cost import arithmetic, peak
-from gdt.train.kernels import Kernels
-from gdt.train.models.gdt import GDT, load_weights
-from gdt.train.norm import synchronised
-from gdt.train.preparing import PRECISIONS
-from gdt.train.resuming import require_same_run
-from gdt.train.saving import Saver
-from gdt.train.schedule import Schedule
-from gdt.train.settings import Pretrain, to_json
-from gdt.train.step import Figures, Gradient, How
-from gdt.train.tensors import raw
+from gdt.train.checkpoint import Data, Saver, load_model
+from gdt.train.crossmodal import Probe
+from gdt.train.distributed import barrier, require_alike
+from gdt.train.figures import Report, Reports
+from gdt.train.kernels import precision
+from gdt.train.learner import Learner, begin_with
+from gdt.train.log import Log
+from gdt.train.memory import prepared
+from gdt.train.provenance import Provenance, Start, record
+from gdt.train.settings import Pretrain, flags, from_json
+from gdt.train.stop import StopSignal
+from gdt.train.trace import traced
+from gdt.train.trained import Trained
 
 _MINUTE = 60.0
 
 
 class Trainer:
-    """Model, optimiser and schedule of one run."""
+    """One run, on one of its ranks."""
 
-    def __init__(
-        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1,
-        kernels: Kernels | None = None, recomputed: int = 0,
-    ) -> None:  # fmt: skip
-        """`recomputed` are parts of the video trunk, as in `R2Plus1D`."""
-        self.settings, self.device, self.rank, self.world = settings, device, rank, world
-        self.composition = tree.composition
-        self.schedule = Schedule(settings, tree.batches_per_epoch)
-        self.steps = self.schedule.steps
-        self.path = settings.run_folder / checkpoint.NAME
-        self._data = data
-        self._saved_at = time.monotonic()
-        self._damaged = False
-        torch.manual_seed(settings.seed)
-        model = GDT(settings.network, tree.composition.modalities).to(device)
-        if world > 1 and not settings.norm_leaves:
-            synchronised(model, device)
-        if "video" in model.modalities:
-            model.video_network.base.recomputed = recomputed
-        numbers = PRECISIONS[settings.precision]
-        (kernels or Kernels(numbers)).apply(model)
-        self.model = model
-        how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.norm_leaves or 0,
-                  settings.chunk_leaves)  # fmt: skip
-        self.gradient = Gradient(model, how, world, tqdm.write)
-        o, fused = settings.optimization, device.type == "cuda" or None
-        if o.method == "sgd":
-            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
-                model.parameters(), o.rate, o.momentum, weight_decay=o.weight_decay, fused=fused
-            )
-        else:
-            self.optimizer = torch.optim.AdamW(
-                model.parameters(), o.rate, (o.momentum, 0.999), weight_decay=o.weight_decay, fused=fused
-            )
+    def __init__(self, settings: Pretrain, rank: int, world: int, device: torch.device) -> None:
+        """The run as it begins, or goes on from its newest checkpoint. Raises UserError on bad input."""
+        self.rank, self.world, self.device = rank, world, device
+        self.provenance = Provenance.of(device)
+        # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
+        any_precision = settings.precision == "auto"
+        settings = replace(
+            settings.resolved(),
+            device="cuda" if device.type == "cuda" else "cpu",
+            precision=precision(settings.precision, device),
+        )
+        self.index = Index.open(settings.shard_folder)
+        shards = fingerprint(self.index)  # whatever the inputs are normalised with
+        self.tree = settings.tree(self.index, self.say)
+        start = load_model(settings.init) if settings.init else None
+        if start is not None:
+            self.index = start.normalised(self.index)
+        self.words = settings.words(self.index)
+        said = ""
+        if self.words is not None:
+            # which words there are is under the seals of the shards, not in the fingerprint
+            said = f"{self.words.checksum()}{zlib.crc32(self.index.shard_seal.tobytes()):08x}"
+            settings = replace(settings, network=replace(settings.network, word_dimensions=self.words.dimensions))
+        self.data = Data(shards, self.index.statistics, said)
+        require_alike(
+            flags(settings)
+            | {"set of shards": shards[:12], "set of words": said, "version of torch": torch.__version__}
+            | {"normalisation of the inputs": str(self.index.statistics.to_numbers())},
+            "start all of them with the same command, the same software and the same shards",
+        )
+        state, wrong = checkpoint.read_newest(settings.run_folder)
+        begun = from_json(state["settings"], str(settings.run_folder / checkpoint.NAME)) if state else None
+        if any_precision and begun:  # a run that found bfloat16 wrong goes on without it
+            settings = replace(settings, precision=begun.precision)
+        trial = device.type != "cpu"
+        plan = prepared(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
+        self.settings, self.fit = plan.settings, plan.fit
+        self.learner = Learner(
+            self.settings, self.tree, self.data, device, rank, world, plan.kernels, self.fit.recomputed
+        )
+        self.steps, self.path = self.learner.schedule.steps, self.learner.path
+        self.first = self.begin(start) if state is None else self.go_on(state, wrong)
+        require_alike(
+            {"step": str(self.first), "state of the model": self.learner.digest() if world > 1 else ""},
+            f"the folder {settings.run_folder} must be on a disk that all ranks share",
+        )
+        if wrong and rank == 0:
+            checkpoint.set_aside(settings.run_folder)  # out of the way of those to come
 
-    def step(self, step: int, batch: Batch) -> Figures:
-        """One update; its figures are not yet copied from the device."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.rate(step)
-        figures = self.gradient(step, batch)
-        self.optimizer.step()
-        return figures
+    def begin(self, start: Trained | None) -> int:
+        """Begin with random weights, or those of --init; returns the first step."""
+        if start is not None:
+            fresh = start.foreign.fresh if start.foreign else ()
+            taken = begin_with(self.learner.model, start.model, str(self.settings.init), fresh)
+            self.say(f"starting from {self.settings.init}: {taken}")
+        return 0
+
+    def go_on(self, state: Mapping[str, Any], wrong: str) -> int:
+        """Go on from a checkpoint; `wrong` is what is wrong with a newer one. Returns the first step to do."""
+        if wrong and self.rank == 0:
+            print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
+        return self.learner.resume(state)
+
+    def train(self) -> None:
+        """Do the steps that are left.
+
+        Exits with 128 + n after a signal n. Raises UserError where the loss is not a number or a clip is damaged.
+        """
+        self.say(str(self.fit))
+        s, heard = self.settings, 0
+        self.probe = Probe(s, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
+        if self.rank == 0:
+            record(s.run_folder, Start(self.first, self.data.fingerprint, self.provenance, self.world))
+        with (
+            Saver(partial(checkpoint.write, self.path)) as self.saver,
+            self.loader() as loader,
+            self.logging() as self.log,
+            skipped_told() as self.skipped,
+            StopSignal() as stop,
+            traced(s.run_folder, s.profile if self.rank == 0 else 0) as trace,
+        ):
+            if self.first == 0:
+                self.run_probe(0)  # what the run begins with
+            self.reports, self.saved_at = Reports(self.device), time.monotonic()
+            for step, batch in enumerate(self.batches(loader), self.first):
+                self.reports.loaded()
+                self.skipped.update(batch.damaged)
+                figures = self.learner.step(step, batch)
+                # the report of the step before tells every rank what signals any had got: all stop after the same step
+                signal = self.log_step(self.reports.add(step, figures, stop.signal)) or heard
+                if self.world == 1:
+                    signal = stop.signal
+                done, heard = step + 1, 0
+                saving, probing = bool(signal) or self.checkpoint_due(done), self.probe_due(done)
+                if saving or probing:
+                    heard = self.log_step(self.reports.last())  # nothing is saved before it is known to be in order
+                if probing:
+                    self.run_probe(done)
+                if saving:
+                    self.save(done)
+                self.saver.check()
+                if signal:
+                    self.leave(done, signal)
+                trace()
+                self.reports.begin()
+
+    def loader(self) -> Loader:
+        """Of this rank's share of each batch."""
+        plans = self.tree.plans(self.first, self.steps)
+        shares = (shared(plan, self.rank, self.world, self.fit.norm_leaves) for plan in plans)
+        return Loader(self.index, shares, self.settings.clip, self.device, self.settings.loading, self.words)
+
+    def batches(self, loader: Loader) -> Iterator[Batch]:
+        """What the loader makes; where damage ends that, what was learned until then is saved."""
+        done = self.first
+        try:
+            for batch in loader:
+                yield batch
+                done += 1
+        except DamagedVideo as damage:
+            self.log_step(self.reports.last())
+            if done > self.first:
+                self.save(done)
+                self.saver.wait()
+            raise UserError(f"{damage}; --loading.damaged skip goes on without such clips") from damage
+
+    def logging(self) -> AbstractContextManager[Log | None]:
+        """The log, on the first rank."""
+        if self.rank:
+            return nullcontext()
+        clips = self.settings.videos_per_batch * self.tree.composition.clips_per_video
+        flops = self.learner.flops(self.index.bands)
+        return Log(self.settings, self.first, self.learner.schedule, clips, flops)
+
+    def log_step(self, report: Report | None) -> int:
+        """Log a step and see whether it has come to anything; the signal that any rank had got then, 0 for none."""
+        if report is None:
+            return 0
+        if self.log:
+            self.log.stepped(report)
+        loss = report.figures.loss
+        if loss == 0 and self.skipped:
+            raise UserError(
+                f"every pair of step {report.step} is damaged, so nothing can be learned; see 'make verify'"
+            )
+        if not np.isfinite(loss):
+            raise UserError(f"the loss is {loss} at step {report.step}; lower --optimization.rate")
+        return report.signal
+
+    def probe_due(self, done: int) -> bool:
+        """Whether to probe after `done` steps."""
+        return self.probe is not None and (done % self.settings.probe_every == 0 or done == self.steps)
+
+    def run_probe(self, done: int) -> None:
+        """Measure recall among held-out videos after `done` steps."""
+        if self.probe and self.log:
+            self.log.probed(done, self.probe(self.learner.model))
 
     def checkpoint_due(self, done: int) -> bool:
         """Whether to save after `done` steps; the first rank, which saves, looks at the clock for all."""
         every = self.settings.checkpoint_steps
-        late = self.rank == 0 and time.monotonic() - self._saved_at > self.settings.checkpoint_minutes * _MINUTE
+        late = self.rank == 0 and time.monotonic() - self.saved_at > self.settings.checkpoint_minutes * _MINUTE
         return late or done == self.steps or (every > 0 and done % every == 0)
 
-    def save(self, done: int, saver: Saver | None = None) -> None:
-        """Write the checkpoint after `done` steps, or have it written."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        state = checkpoint.state_of(self.model, self.optimizer, done, to_json(self.settings), self._data)
-        if saver is None:
-            checkpoint.write(self.path, state)
-        else:
-            saver.start(partial(checkpoint.write, self.path), state)
-        self._saved_at = time.monotonic()
+    def save(self, done: int) -> None:
+        """Have the checkpoint after `done` steps written, by the first rank."""
+        if self.rank == 0:
+            self.saver.start(self.learner.state(done))
+            self.saved_at = time.monotonic()
 
-    def resume(self, state: Mapping[str, Any] | None, wrong: str = "") -> int:
-        """Go on from the state of the run's checkpoint, if there is one; returns the first step to do.
+    def leave(self, done: int, signal: int) -> NoReturn:
+        """Stop after `done` steps since a signal asked for it."""
+        self.saver.wait()
+        barrier()  # none ends, and has the others ended, before the checkpoint is written
+        if self.rank == 0:
+            text = f"stopped after step {done} of {self.steps}; the same command goes on from there"
+            tqdm.write(text, file=sys.stdout)
+        sys.exit(128 + signal)
 
-        `wrong` is what is wrong with a newer one. Raises UserError if the run was made with other settings or other
-        data, or is longer than what is asked for.
-        """
-        if state is None:
-            return 0
-        self._damaged = bool(wrong)
-        if wrong and self.rank == 0:
-            print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
-        require_same_run(state, self.settings, self._data, self.schedule, self.path)
-        load_weights(self.model, state["model"], str(self.path))
-        self.optimizer.load_state_dict(dict(state["optimizer"]))
-        return int(state["step"])
-
-    def flops(self, bands: int) -> tuple[float, float] | None:
-        """Of one step on each GPU, and per second that its maker states; None where that is not known."""
-        stated = peak(self.device)
-        if stated is None:
-            return None
-        settings, composition = self.settings, self.composition
-        of_leaf = arithmetic(settings.network, settings.clip, bands, composition.modalities)
-        leaves = settings.videos_per_batch * composition.clips_per_video / self.world
-        return leaves * sum(of_leaf.values()), stated
-
-    def settle(self) -> None:
-        """Once every rank has resumed: take a damaged checkpoint out of the way of those to come."""
-        if self._damaged and self.rank == 0:
-            checkpoint.set_aside(self.path.parent)
-
-    def digest(self) -> str:
-        """Hash of the weights and of the optimiser's state."""
-        value = hashlib.sha256()
-        for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
-            value.update(raw(tensor))
-        return value.hexdigest()
+    def say(self, text: str) -> None:
+        """Print from the first rank."""
+        if self.rank == 0:
+            print(text)
 
 
-def begin_with(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
-    """Give a model the weights of those parts that another one has too, but for its random ones; says which.
-
-    Raises UserError where they do not fit.
-    """
-    parts = {name: part for name, part in start.named_children() if name not in fresh}
-    taken = [name for name, _ in model.named_children() if name in parts]
-    for name in taken:
-        load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
-    left = [name for name, _ in model.named_children() if name not in parts]
-    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
-
-
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict | list):
-        for value in state.values() if isinstance(state, dict) else state:
-            yield from _tensors(value)
+@contextmanager
+def skipped_told() -> Iterator[Counter[str]]:
+    """Counts the clips that are skipped since they are damaged, and names them at the end, however that comes."""
+    skipped: Counter[str] = Counter()
+    try:
+        yield skipped
+    finally:
+        if skipped:
+            tqdm.write(f"{skipped.total()} damaged clips were skipped and counted for nothing:", file=sys.stderr)
+            for what, times in skipped.most_common():
+                tqdm.write(f"{times:6d} of {what}", file=sys.stderr)

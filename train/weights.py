@@ -10,7 +10,6 @@ import contextlib
 import re
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from gdt.train import tensors
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.models.network import Network
 from gdt.train.settings import Pretrain, from_json
+from gdt.train.trained import Foreign, Trained
 
 _MOST = 100
 """Kinds of objects that no checkpoint has more of."""
@@ -42,32 +42,7 @@ LEARNED = "learned"
 """Where they say on which labels: fingerprint of the shards, and fold."""
 
 
-@dataclass(frozen=True)
-class Foreign:
-    """A model with weights from elsewhere, on the CPU and in evaluation mode."""
-
-    model: GDT
-    kind: str
-    """What the file is, in words."""
-    statistics: Statistics
-    dropped: tuple[str, ...]
-    """Parts of the file that this model has no place for."""
-    fresh: tuple[str, ...]
-    """Parts of the model that the file does not have, with random weights."""
-    settings: Pretrain = field(default_factory=Pretrain)
-    """Of the training, where the file holds them; else the paper's."""
-    learned: tuple[str, int] | None = None
-    """Of finetuned weights, the fingerprint of the shards and the fold whose labels they learned; None if not known."""
-
-    def __str__(self) -> str:
-        loaded = [name for name, _ in self.model.named_children() if name not in self.fresh]
-        parts = [f"{self.kind}: loaded {', '.join(loaded)}"]
-        parts += [f"dropped {', '.join(self.dropped)}"] if self.dropped else []
-        parts += [f"random {', '.join(self.fresh)}"] if self.fresh else []
-        return "; ".join(parts)
-
-
-def read_foreign(path: Path) -> Foreign | None:
+def read_foreign(path: Path) -> Trained | None:
     """The model in a file of weights, None where it is of no known kind.
 
     Raises UserError where it is of one and does not fit, naming what differs, or holds what would run when it is read.
@@ -75,17 +50,18 @@ def read_foreign(path: Path) -> Foreign | None:
     found = _contents(path) if _whole(path) else None
     if not isinstance(found, Mapping) or "format" in found:
         return None
-    weights = _weights(found)
+    weights, stated = _weights(found), _stated(found)
     if "base.stem.0.weight" in weights:
-        text = found.get(SETTINGS)
+        text, learned = found.get(SETTINGS), found.get(LEARNED)
         settings = from_json(text, str(path)) if isinstance(text, str) else Pretrain()
-        learned = found.get(LEARNED)
+        kind = "finetuned weights" if stated else "published GDT weights, finetuned"
         known = tuple(learned) if isinstance(learned, list) and len(learned) == 2 else None
-        return replace(_finetuned(weights, _stated(found), settings, str(path)), learned=known)
+        return _trunk(weights, "base.", ("classifier.", "fc."), kind, stated or RELEASE, path, settings, known)
     if any(name.startswith("video_network.base.") for name in weights):
-        return _published(weights, _stated(found), str(path))
+        return _published(weights, stated, path)
     if "stem.0.weight" in weights:
-        return _torchvision(weights, _stated(found), str(path))
+        kind = "weights exported as r2plus1d_18" if stated else "torchvision's r2plus1d_18"
+        return _trunk(weights, "", ("fc.",), kind, stated or KINETICS, path, Pretrain())
     return None
 
 
@@ -182,37 +158,26 @@ def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _published(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
+def _published(weights: dict[str, Tensor], stated: Statistics | None, path: Path) -> Trained:
     kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd."))
     words = kept.get("text_network.fc1.weight", torch.empty(2048, 300))
-    network = Network(word_dimensions=words.shape[1], text_width=words.shape[0])
-    model = GDT(network, modalities_of(kept))
-    load_weights(model, kept, source)
+    model = GDT(Network(word_dimensions=words.shape[1], text_width=words.shape[0]), modalities_of(kept)).eval()
+    load_weights(model, kept, str(path))
     kind = "weights exported as the published ones" if stated else "published GDT weights"
-    return Foreign(model.eval(), kind, stated or RELEASE, dropped, ())
+    return Trained(model, Pretrain(), 0, stated or RELEASE, Foreign.of(model, kind, dropped, ()))
 
 
-def _finetuned(weights: dict[str, Tensor], stated: Statistics | None, settings: Pretrain, source: str) -> Foreign:
-    kept, dropped = _without(weights, ("classifier.", "fc."))
-    trunk = {name.removeprefix("base."): value for name, value in kept.items()}
-    kind = "finetuned weights" if stated else "published GDT weights, finetuned"
-    return _trunk_alone(trunk, kind, stated or RELEASE, dropped, source, settings)
-
-
-def _torchvision(weights: dict[str, Tensor], stated: Statistics | None, source: str) -> Foreign:
-    kept, dropped = _without(weights, ("fc.",))
-    kind = "weights exported as r2plus1d_18" if stated else "torchvision's r2plus1d_18"
-    return _trunk_alone(kept, kind, stated or KINETICS, dropped, source)
-
-
-def _trunk_alone(
-    trunk: Mapping[str, Tensor], kind: str, statistics: Statistics, dropped: tuple[str, ...], source: str,
-    settings: Pretrain | None = None,
-) -> Foreign:  # fmt: skip
-    settings = settings or Pretrain()
-    model = GDT(settings.network, ["video"])
-    load_weights(model.video_network.base, trunk, source)
-    return Foreign(model.eval(), kind, statistics, dropped, ("mlp_v",), settings)
+def _trunk(
+    weights: dict[str, Tensor], prefix: str, left: tuple[str, ...], kind: str, statistics: Statistics, path: Path,
+    settings: Pretrain, learned: tuple[str, int] | None = None,
+) -> Trained:  # fmt: skip
+    """A video trunk alone, whose names have a `prefix`; of the parts that are `left` out the model has none."""
+    kept, dropped = _without(weights, left)
+    model = GDT(settings.network, ["video"]).eval()
+    load_weights(
+        model.video_network.base, {name.removeprefix(prefix): value for name, value in kept.items()}, str(path)
+    )
+    return Trained(model, settings, 0, statistics, Foreign.of(model, kind, dropped, ("mlp_v",), learned))
 
 
 def _without(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:

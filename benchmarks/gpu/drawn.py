@@ -16,7 +16,8 @@ from PIL import Image
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.table import Rows, Values
 from gdt.pipeline.shards.index import mel_sums, write_index
-from gdt.pipeline.shards.layout import INDEX, VideoRecord, write_shard
+from gdt.pipeline.shards.layout import INDEX
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 
 _QUALITY = 77
 """With which a JPEG of 160 pixels shorter side has about 7 kB, as preprocessing makes them of Kinetics."""
@@ -61,7 +62,8 @@ def _shard(frames: int, side: int, scratch: Path, path: Path, videos: range) -> 
         bank.tofile(files[1])
         sizes = np.array(list(map(len, jpegs)))
         height, width = pictures[0].shape[:2]
-        records.append(VideoRecord(f"v{video:06}", "", "train", "", height, width, 0.0, "", files[0], sizes, files[1]))
+        columns = {"id": f"v{video:06}", "split": "train", "height": height, "width": width}
+        records.append(VideoRecord(columns, files[0], sizes, files[1]))
         shown = pictures[0].reshape(-1, 3).astype(np.int64)
         pixels += np.stack([np.full(3, len(shown)), shown.sum(0), (shown**2).sum(0)], 1)
         mels += mel_sums(bank)

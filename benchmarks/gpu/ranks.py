@@ -20,9 +20,9 @@ from gdt.common.errors import UserError
 from gdt.pipeline.groups import shared
 from gdt.pipeline.shards.index import Statistics
 from gdt.train.checkpoint import Data
+from gdt.train.distributed import leave_without_teardown
 from gdt.train.kernels import Kernels
-from gdt.train.run import leave_without_teardown
-from gdt.train.trainer import Trainer
+from gdt.train.learner import Learner
 
 TOLERANCE = 1e-3
 """Of a loss, relative; float32 without TF32, sums in another order."""
@@ -80,7 +80,7 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
         )  # fmt: skip
         tree = tree_of(run)
         with numbers(benchmark=False, exact=True):
-            trainer = Trainer(run, tree, data, device, rank, world, Kernels(torch.float32))
+            trainer = Learner(run, tree, data, device, rank, world, Kernels(torch.float32))
             plans = [shared(tree.plan(step, 0), rank, world, norm_leaves) for step in range(STEPS)]  # of an epoch each
             batches = (batch_of(plan, run, device) for plan in plans)
             found[norm] = [float(trainer.step(step, batch).loss) for step, batch in enumerate(batches)]

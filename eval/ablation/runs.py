@@ -9,34 +9,37 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.eval.ablation.picture import plot
-from gdt.eval.ablation.tables import REVEALING, Compared, compared_rows, label, to_csv, with_earlier
-from gdt.eval.factors import results as factor_results
-from gdt.eval.factors.picture import matrix
-from gdt.eval.factors.results import over_seeds
-from gdt.eval.processes import places, run_alone, side_by_side
+from gdt.eval import record
+from gdt.eval.ablation.compare import compared_rows, label, with_earlier
+from gdt.eval.ablation.settings import Ablation, is_written_out
+from gdt.eval.drawing import save
+from gdt.eval.factors.evaluate import NAME
+from gdt.eval.factors.lines import factor_of, name_of, over_seeds
+from gdt.eval.factors.settings import Factors
+from gdt.eval.plots import bars, matrix
+from gdt.eval.processes import options, places, run_alone, side_by_side
 from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short
-from gdt.eval.results import RANDOM, Result, from_json, to_json
-from gdt.eval.results import to_csv as results_to_csv
-from gdt.eval.settings.ablation import Ablation, is_written_out
-from gdt.eval.settings.search import RECALL
+from gdt.eval.record import RANDOM, Record
+from gdt.eval.search.settings import RECALL
+from gdt.eval.settings import Downstream, Protocol
+from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.settings import SIZES, Pretrain
 
 _DONE = "done.json"
 """In the folder of a run: what it was asked to do."""
-_PROTOCOLS = ("retrieval", "few-shot")
-"""By labels."""
-_FACTORS = Path("factors", "factors.json")
+_REVEALING = 2
+"""A column whose values are shared by fewer videos on average than so many names videos and is no label."""
 
 
 @dataclass(frozen=True)
@@ -44,201 +47,169 @@ class Run:
     """One row with one seed."""
 
     row: str
-    seed: int
-    folder: Path
+    name: str
+    """Of the row, for files and plots."""
+    pretraining: Pretrain
+    commands: list[list[str]]
+    """Training, evaluation by labels or across modalities, and by factors; arguments of `gdt`."""
+    factors: Path | None
+    """The file of what is known of each factor, where that is asked for."""
+
+    @property
+    def folder(self) -> Path:
+        return self.pretraining.run_folder
+
+    def found(self, protocols: Sequence[Protocol]) -> list[Record]:
+        """Its records; none of a row of one modality, without labels. An earlier call may have compared otherwise."""
+        path = self.folder / "eval" / "results.json"
+        found = [each for each in record.read(path) if each.protocol in protocols] if path.is_file() else []
+        found.sort(key=lambda each: each.provenance.started)
+        # where the run was made anew, its earlier weights are there, too
+        return list({(each.preset, each.protocol, each.label): each for each in found}.values())
 
 
 def ablation(settings: Ablation) -> str:
     """Run everything that is not there yet; returns the tables. Raises UserError if a run fails, naming its log."""
-    return _Ablation(settings).run()
+    shards = shard_folder(settings.dataset, settings.shards)
+    index = Index.open(shards)  # or it says what is wrong, before hours of training
+    out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
+    labels = _labels(settings, index)
+    protocols: tuple[Protocol, ...] = ("retrieval", "few-shot") if labels else ("cross-modal",)
+    _require_sense(settings, index, shards, labels)
+    planned = partial(_planned, settings, shards, out, labels, protocols)
+    runs = [planned(row, seed) for seed in settings.seeds for row in settings.rows]
+    out.mkdir(parents=True, exist_ok=True)
+    _run_all(settings, runs, fingerprint(index), protocols, out)
+    return _reported(runs, labels, protocols, out)
 
 
-class _Ablation:
-    """One call of the command."""
+def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
+    """Columns of labels that are asked for, `label` for the classes; empty for recall across modalities."""
+    if not settings.labels:
+        return telling(index, settings.query_split)
+    if settings.labels == (RECALL,):
+        return ()
+    for name in settings.labels:
+        index.labelled(name)  # or it says which there are
+    return tuple(dict.fromkeys(settings.labels))
 
-    def __init__(self, settings: Ablation) -> None:
-        self.settings = settings
-        self.shards = shard_folder(settings.dataset, settings.shards)
-        self.index = Index.open(self.shards)  # or it says what is wrong, before hours of training
-        self.data = fingerprint(self.index)
-        self.out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
-        self.runs = [
-            Run(row, seed, self.out / f"{_name(row)}-{seed}") for seed in settings.seeds for row in settings.rows
-        ]
-        self._require_sound()
-        if not self.labels and settings.factors == "no" and not any(map(self._is_cross_modal, settings.rows)):
-            none = f"{self.shards} has no labels with a train and a {settings.query_split} split"
-            raise UserError(
-                f"{'recall takes two modalities' if settings.labels else none}, and none of the rows "
-                f"{' '.join(settings.rows)} has two modalities: nothing is left to compare but what they know of each "
-                "factor; leave --factors no out"
-            )
 
-    @cached_property
-    def labels(self) -> tuple[str, ...]:
-        """Columns of labels that are asked for, `label` for the classes; empty for recall across modalities."""
-        if not self.settings.labels:
-            return telling(self.index, self.settings.query_split)
-        if self.settings.labels == (RECALL,):
-            return ()
-        for name in self.settings.labels:
-            self.index.labelled(name)  # or it says which there are
-        return tuple(dict.fromkeys(self.settings.labels))
-
-    def run(self) -> str:
-        at_once = places(self.settings.side_by_side)
-        self.out.mkdir(parents=True, exist_ok=True)
-        todo = [run for run in self.runs if not self._is_done(run)]
-        there = f", {len(self.runs) - len(todo)} of them are there" if len(todo) < len(self.runs) else ""
-        print(
-            f"{len(self.runs)} run{'s' if len(self.runs) > 1 else ''}{there}, {at_once} at a time, "
-            f"{self.settings.clips_per_step} video clips per step each; logs in {self.out}/<row>-<seed>/log.txt",
-            flush=True,
+def _require_sense(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:
+    """Raise UserError where rows lack the sound that they learn from, or nothing is left to compare them by."""
+    modalities = {row: settings.composition(row).modalities for row in settings.rows}
+    if not index.mel_count.any() and (asking := [row for row in modalities if "audio" in modalities[row]]):
+        others = [row for row in modalities if row not in asking]
+        raise UserError(
+            f"the videos in {shards} have no sound, which these rows learn from: {' '.join(asking)}; take "
+            f"--rows {' '.join(others) or 'a b c d'}"
         )
-        began = time.monotonic()
-        with Progress({run.folder: self._pretraining(run) for run in self.runs}) as bar:
-            for run in side_by_side(todo, partial(self._run, bar), at_once, bar.look):
-                seconds = time.monotonic() - began
-                bar.finished(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.seed}{self._said(run)}")
-        return self._reported()
+    if not labels and settings.factors == "no" and all(len(each) < 2 for each in modalities.values()):
+        none = f"{shards} has no labels with a train and a {settings.query_split} split"
+        raise UserError(
+            f"{'recall takes two modalities' if settings.labels else none}, and none of the rows "
+            f"{' '.join(settings.rows)} has two modalities: nothing is left to compare but what they know of each "
+            "factor; leave --factors no out"
+        )
 
-    def _run(self, bar: Progress, run: Run, gpu: str) -> None:
+
+def _planned(
+    settings: Ablation, shards: Path, out: Path, labels: Sequence[str], protocols: tuple[Protocol, ...], row: str,
+    seed: int,
+) -> Run:  # fmt: skip
+    """What a run is to do."""
+    composition, size = settings.composition(row), SIZES[settings.size][1]
+    name = f"own-{short(row)[:6]}" if is_written_out(row) else row
+    folder = out / f"{name}-{seed}"
+    own: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
+    own |= {"factors": row, "factors_from": settings.factors_from} if is_written_out(row) else {"preset": row}
+    pretraining = replace(
+        size, dataset=settings.dataset, shards=shards, seed=seed, out=folder, norm_leaves=settings.norm_leaves,
+        videos_per_batch=settings.clips_per_step // composition.clips_per_video,
+        word2vec=settings.word2vec if "text" in composition.modalities else None, **own,
+    )  # fmt: skip
+    commands = [["pretrain", settings.size, *options(pretraining, size)]]
+    if labels or len(composition.modalities) > 1:
+        evaluation = Downstream(
+            (folder,), settings.dataset, shards, protocols, query_split=settings.query_split, label=",".join(labels),
+            gallery_per_class=settings.gallery_per_class if labels else 0, clips=settings.clips,
+            random="also" if row == settings.rows[0] else "no", out=folder / "eval",
+            word2vec=None if labels else pretraining.word2vec,
+        )  # fmt: skip
+        commands.append(["eval", "downstream", *options(evaluation, Downstream(()))])
+    factors = None
+    if settings.factors == "all" or (settings.factors == "first" and seed == settings.seeds[0]):
+        factors = folder / "factors" / NAME
+        looked = Factors((folder,), settings.dataset, shards, settings.query_split, out=factors.parent)
+        commands.append(["eval", "factors", *options(looked, Factors((Path(),)))])
+    return Run(row, name, pretraining, commands, factors)
+
+
+def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tuple[Protocol, ...], out: Path) -> None:
+    """Whatever is not done yet on shards with the fingerprint `data`, several at a time."""
+    at_once = places(settings.side_by_side)
+    todo = [run for run in runs if any(command not in _done(run, data) for command in run.commands)]
+    there = f", {len(runs) - len(todo)} of them are there" if len(todo) < len(runs) else ""
+    print(
+        f"{len(runs)} run{'s' if len(runs) > 1 else ''}{there}, {at_once} at a time, "
+        f"{settings.clips_per_step} video clips per step each; logs in {out}/<row>-<seed>/log.txt",
+        flush=True,
+    )
+    began = time.monotonic()
+
+    def work(run: Run, gpu: str) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        commands, done = self._commands(run), self._done(run)
-        for command in commands:
+        done = _done(run, data)
+        for command in run.commands:
             if command in done:
                 continue
             bar.doing(run.folder, command[1] if command[0] == "eval" else "train")
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
             run_alone([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
             done = [other for other in done if other[:2] != command[:2]] + [command]  # whose results lie there now
-            write_text(run.folder / _DONE, json.dumps({"data": self.data, "format": FORMAT, "done": done}) + "\n")
+            write_text(run.folder / _DONE, json.dumps({"data": data, "format": FORMAT, "done": done}) + "\n")
 
-    def _is_done(self, run: Run) -> bool:
-        done = self._done(run)
-        return all(command in done for command in self._commands(run))
+    with Progress({run.folder: run.pretraining for run in runs}) as bar:
+        for run in side_by_side(todo, work, at_once, bar.look):
+            first = next((each for each in run.found(protocols) if each.preset != RANDOM), None)
+            column, measure = next(iter(first.measures.items())) if first else ("", None)
+            found = f": {column} {measure.value:.1f} %" if measure else ""
+            seconds = time.monotonic() - began
+            bar.finished(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{found}")
 
-    def _done(self, run: Run) -> list[list[str]]:
-        """Commands of a run that need not be run again: none where the shards or the training are others now."""
-        try:
-            record = json.loads((run.folder / _DONE).read_text())
-            alike = record["data"] == self.data and record["format"] == FORMAT
-            done: list[list[str]] = record["done"] if alike and self._commands(run)[0] in record["done"] else []
-        except (OSError, ValueError, KeyError, TypeError):
-            return []
-        return done
 
-    def _commands(self, run: Run) -> list[list[str]]:
-        """Training, evaluation by labels or across modalities, and by factors; arguments of `python -m`."""
-        settings, pretraining = self.settings, self._pretraining(run)
-        train = [
-            "pretrain", settings.size, "--dataset", settings.dataset, "--shards", str(self.shards),
-            "--factors" if is_written_out(run.row) else "--preset", run.row, "--seed", str(run.seed),
-            "--out", str(run.folder), "--videos-per-batch", str(pretraining.videos_per_batch),
-        ]  # fmt: skip
-        if settings.factors_from and is_written_out(run.row):
-            train += ["--factors-from", str(settings.factors_from)]
-        if settings.norm_leaves is not None:
-            train += ["--norm-leaves", str(settings.norm_leaves)]
-        if settings.steps:
-            train += ["--steps", str(settings.steps)]
-        words = ["--word2vec", str(settings.word2vec)] if settings.word2vec and self._has(run.row, "text") else []
-        data = ["--ckpt", str(run.folder), "--shards", str(self.shards), "--dataset", settings.dataset]
-        evaluate = [
-            "eval", "downstream", *data, "--query-split", settings.query_split, "--clips", str(settings.clips),
-            "--random", "also" if run.row == settings.rows[0] else "no", "--out", str(run.folder / "eval"),
-        ]  # fmt: skip
-        if self.labels:
-            evaluate += ["--protocols", *_PROTOCOLS, "--label", ",".join(self.labels)]
-            evaluate += ["--gallery-per-class", str(settings.gallery_per_class)]
-        else:
-            evaluate += ["--protocols", "cross-modal", *words]
-        into = str(run.folder / _FACTORS.parent)
-        factors = ["eval", "factors", *data, "--split", settings.query_split, "--out", into]
-        return [
-            [*train, *words],
-            *([evaluate] if self.labels or self._is_cross_modal(run.row) else []),
-            *([factors] if self._looks_at_factors(run) else []),
-        ]
+def _done(run: Run, data: str) -> list[list[str]]:
+    """Commands of a run that need not be run again: none where the shards or the training are others now."""
+    try:
+        there = json.loads((run.folder / _DONE).read_text())
+        alike = there["data"] == data and there["format"] == FORMAT
+        done: list[list[str]] = there["done"] if alike and run.commands[0] in there["done"] else []
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return done
 
-    def _looks_at_factors(self, run: Run) -> bool:
-        of = self.settings.factors
-        return of == "all" or (of == "first" and run.seed == self.settings.seeds[0])
 
-    def _pretraining(self, run: Run) -> Pretrain:
-        settings = self.settings
-        videos = settings.clips_per_step // settings.composition(run.row).clips_per_video
-        base = SIZES[settings.size][1]
-        base = replace(base, steps=settings.steps, epochs=0) if settings.steps else base
-        base = replace(
-            base, dataset=settings.dataset, shards=self.shards, seed=run.seed, videos_per_batch=videos,
-            norm_leaves=settings.norm_leaves,
-        )  # fmt: skip
-        if is_written_out(run.row):
-            return replace(base, factors=run.row, factors_from=settings.factors_from)
-        return replace(base, preset=run.row)
-
-    def _has(self, row: str, modality: str) -> bool:
-        return modality in self.settings.composition(row).modalities
-
-    def _is_cross_modal(self, row: str) -> bool:
-        return len(self.settings.composition(row).modalities) > 1
-
-    def _require_sound(self) -> None:
-        if self.index.mel_count.any():
-            return
-        rows = self.settings.rows
-        if asking := [row for row in rows if self._has(row, "audio")]:
-            others = [row for row in rows if row not in asking]
-            raise UserError(
-                f"the videos in {self.shards} have no sound, which these rows learn from: {' '.join(asking)}; take "
-                f"--rows {' '.join(others) or 'a b c d'}"
-            )
-
-    def _found(self, run: Run) -> list[Result]:
-        path = run.folder / "eval" / "results.json"
-        if not path.is_file():
-            return []  # a row of one modality, without labels
-        asked = _PROTOCOLS if self.labels else ("cross-modal",)  # an earlier call may have compared otherwise
-        found = [result for result in from_json(path.read_text(), str(path)) if result.protocol in asked]
-        found.sort(key=lambda result: result.provenance.started)
-        # where the run was made anew, its earlier weights are there, too
-        return list({(result.preset, result.protocol, result.evaluation.label): result for result in found}.values())
-
-    def _said(self, run: Run) -> str:
-        found = [result for result in self._found(run) if result.preset != RANDOM]
-        if not found:
-            return ""
-        name, measure = next(iter(found[0].measures.items()))
-        return f": {name} {measure.value:.1f} %"
-
-    def _reported(self) -> str:
-        out = self.out
-        results = [result for run in self.runs for result in self._found(run)]
-        parts, files = [], []
-        if results:
-            results, others = with_earlier(results, out / "results.json")
-            write_text(out / "results.json", to_json(results + others) + "\n")
-            write_text(out / "results.csv", results_to_csv(results))
-            compared: Compared = compared_rows(results, self.labels)
-            write_text(out / "table.tex", compared.latex + "\n")
-            write_text(out / "differences.csv", to_csv(compared.differences))
-            plot(results, out / "table.png")
-            parts.append(compared.text)
-            files.append("tables (txt, tex, csv), differences.csv, plot, numbers and checkpoints")
-        if looked := [run for run in self.runs if self._looks_at_factors(run)]:
-            found = [
-                replace(result, model=_name(run.row))
-                for run in looked
-                for result in factor_results.from_json((run.folder / _FACTORS).read_text(), str(run.folder / _FACTORS))
-            ]
-            write_text(out / "factors.json", factor_results.to_json(found) + "\n")
-            matrix(over_seeds(found)).savefig(out / "factors.png", dpi=150)
-            parts.append(_factors_said(found))
-            files.append("what features know of each factor, factors.png and factors.json")
-        text = "\n\n".join(parts)
-        write_text(out / "table.txt", text + "\n")
-        return f"\n{text}\n\n{'; '.join(files)}: {out}/"
+def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[Protocol, ...], out: Path) -> str:
+    records = [found for run in runs for found in run.found(protocols)]
+    parts, files, tables = [], [], []
+    if records:
+        records, others = with_earlier(records, out / "results.json")
+        record.write(out / "results.json", records + others)
+        write_text(out / "results.csv", to_csv(records))
+        compared = compared_rows(records, labels)
+        tables = compared.tables
+        write_text(out / "differences.csv", compared.to_csv())
+        save(bars(records), out / "table.png")
+        parts.append(compared.text)
+        files.append("tables (txt, tex, csv), differences.csv, plot, numbers and checkpoints")
+    if any(run.factors for run in runs):
+        known = [replace(row, model=run.name) for run in runs if run.factors for row in record.read(run.factors)]
+        record.write(out / NAME, known)
+        save(matrix(over_seeds(known)), out / "factors.png")
+        parts.append(_factors_said(known))
+        files.append("what features know of each factor, factors.png and factors.json")
+    text = "\n\n".join(parts)
+    write_tables(out, text, tables)
+    return f"\n{text}\n\n{'; '.join(files)}: {out}/"
 
 
 def telling(index: Index, query_split: str) -> tuple[str, ...]:
@@ -252,23 +223,20 @@ def telling(index: Index, query_split: str) -> tuple[str, ...]:
         values = index.labelled(name).label.astype(str)
         known = [values[(index.split == split) & (values != "")] for split in ("train", query_split)]
         shared = np.intersect1d(*known)
-        if len(shared) > 1 and len(np.unique(known[0])) <= len(known[0]) / REVEALING:
+        if len(shared) > 1 and len(np.unique(known[0])) <= len(known[0]) / _REVEALING:
             found.setdefault(tuple(np.unique(values, return_inverse=True)[1].tolist()), name)
     return tuple(found.values())
 
 
-def _name(row: str) -> str:
-    """Of a row, for files and plots."""
-    return f"own-{short(row)[:6]}" if is_written_out(row) else row
-
-
-def _factors_said(found: Sequence[factor_results.Result]) -> str:
+def _factors_said(records: Sequence[Record]) -> str:
     """Which promises were not kept, row by row."""
     lines = ["Promises of the compositions that are not kept (runs of all runs that make them), see factors.png:"]
-    rows = [(result.preset, row) for result in found for row in result.rows if row.kept is not None]
-    for name in dict.fromkeys((preset, row.name, row.promise) for preset, row in rows):
-        kept = [row.kept for preset, row in rows if (preset, row.name, row.promise) == name]
+    promises: dict[tuple[str, str, str], list[bool]] = {}
+    for found in records:
+        factor = factor_of(found)
+        if factor.kept is not None:
+            promises.setdefault((found.preset, name_of(found), factor.promise), []).append(factor.kept)
+    for (preset, name, promise), kept in promises.items():
         if not all(kept):
-            preset, factor, promise = name
-            lines.append(f"{label(preset)}: {factor} is {promise}, {kept.count(False)} of {len(kept)}")
+            lines.append(f"{label(preset)}: {name} is {promise}, {kept.count(False)} of {len(kept)}")
     return "\n".join(lines if len(lines) > 1 else ["Every promise of the compositions is kept."])

@@ -6,12 +6,12 @@ videos there were; so one that is not kept may also be one for which these were 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from gdt.common.errors import UserError
-from gdt.eval.factors.measures import Interval
 from gdt.eval.measures import Measure, difference
+from gdt.eval.record import Promise
 from gdt.eval.show_tree import toy
 from gdt.pipeline.composition import Composition, contrast, weight
 from gdt.pipeline.factors import Contrast
@@ -19,7 +19,12 @@ from gdt.pipeline.notation import TRANSFORMATIONS
 from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import Trained
 
-Promise = Literal["distinctive", "invariant", "not varied", "not known"]
+MOVES, MOVES_RANDOM, MOVES_MORE = "moves", "moves of random weights", "moves more than random weights"
+"""See `probing.moved`; not of the video itself, which it is a multiple of."""
+TOLD, TOLD_RANDOM = "told", "told of random weights"
+"""See `probing.told`; of the video, `probing.recognised`."""
+Seen = Mapping[str, Measure]
+"""What was measured in one place, by these names."""
 _PLAIN = 90.0
 """Percent from which on a value is told plainly, whatever random weights do, which may tell it, too."""
 _WITHIN = ("time_shift", "augmentation")
@@ -32,25 +37,6 @@ RULES = (
     f"probe tells no more than from random weights, and not in {_PLAIN:.0f} % and more",
     "a ! says that these videos do not show it kept, by the 95 % intervals of the numbers or of their difference",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What was measured in one place, with the model's weights and with random ones."""
-
-    moved: Interval | None
-    """See `measures.moved`; None where it has no meaning, as of the video itself, which it is a multiple of."""
-    moved_random: Interval | None
-    moved_more: Interval | None
-    """The difference of the two."""
-    told: Measure
-    """See `measures.told`; of the video, `measures.recognised`."""
-    told_random: Measure
-
-    @property
-    def told_more(self) -> tuple[float, float, float]:
-        """How much more than from random weights, points, and its 95 % interval."""
-        return difference([self.told], [self.told_random])
 
 
 @dataclass(frozen=True)
@@ -109,33 +95,32 @@ def contrasts_of(composition: Composition) -> dict[str, Promise]:
     return found
 
 
-def kept(factor: str, contrasts: dict[str, Promise], seen: Seen) -> tuple[bool, str]:
+def kept(factor: str, contrasts: Mapping[str, Promise], seen: Seen) -> tuple[bool, str]:
     """Whether a promise is kept by what embeddings show, and what speaks against it, in words."""
-    low, _ = seen.told.interval
-    _, more_low, _ = seen.told_more
-    beside = f"{seen.told.value:.1f} % told, {seen.told_random.value:.1f} % from random weights"
-    moves = ""
-    if seen.moved is not None and seen.moved_random is not None:
-        moves = f"moves {seen.moved.value:.2f}, {seen.moved_random.value:.2f} with random weights"
+    told, told_random = seen[TOLD], seen[TOLD_RANDOM]
+    _, more_low, _ = difference([told], [told_random])
+    beside = f"{told.value:.1f} % told, {told_random.value:.1f} % from random weights"
+    moves, more = seen.get(MOVES), seen.get(MOVES_MORE)
+    moving = f"moves {moves.value:.2f}, {seen[MOVES_RANDOM].value:.2f} with random weights" if moves else ""
     if contrasts[factor] == "invariant":
         against = []
-        if seen.moved is not None and seen.moved_more is not None:
-            if seen.moved_more.high >= 0:
-                against.append(f"it does not move less than random weights do ({moves})")
-            elif seen.moved.high >= 1:
-                against.append(f"it moves as far as to another video ({moves})")
+        if moves and more:
+            if more.high >= 0:
+                against.append(f"it does not move less than random weights do ({moving})")
+            elif moves.high >= 1:
+                against.append(f"it moves as far as to another video ({moving})")
         if more_low > 0:
             against.append(f"a probe tells it better than from random weights ({beside})")
-        elif low >= _PLAIN:
+        elif told.low >= _PLAIN:
             against.append(f"a probe tells it plainly ({beside})")
         return not against, " and ".join(against)
-    if factor in _WITHIN and seen.moved_more is not None:
-        if seen.moved_more.low > 0:
+    if factor in _WITHIN and more:
+        if more.low > 0:
             return True, ""
-        beside += f", {moves}"
-    if low <= seen.told.chance:
-        return False, f"it cannot be told ({beside}, chance {seen.told.chance:.1f})"
+        beside += f", {moving}"
+    if told.low <= told.chance:
+        return False, f"it cannot be told ({beside}, chance {told.chance:.1f})"
     enough = factor == "video" and contrasts.get("time_shift") == "distinctive"  # other times of it are negatives
-    if enough or low >= _PLAIN or more_low > 0:
+    if enough or told.low >= _PLAIN or more_low > 0:
         return True, ""
     return False, f"it is told no better than from random weights ({beside})"

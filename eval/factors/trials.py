@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.eval.settings.factors import Factors
+from gdt.eval.factors.settings import Factors
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.notation import told_of_own
 from gdt.pipeline.shards.index import Index

@@ -1,10 +1,10 @@
-"""What lies below a folder of runs, read into frozen dataclasses; what cannot be read is named with the reason."""
+"""What lies below a folder of runs, and the models among it; what cannot be read is named with the reason."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,20 +12,19 @@ import numpy as np
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
-from gdt.eval.results import RANDOM, Result, from_json, to_json
-from gdt.eval.settings.downstream import PROTOCOLS
+from gdt.eval.record import RANDOM, Record, parsed
+from gdt.eval.settings import PROTOCOLS
 from gdt.eval.subjects import folder_name
-from gdt.pipeline.shards.layout import shard_folder
+from gdt.eval.tables import Lines
 from gdt.preprocess.summary import SUMMARY
-from gdt.studies.figures.results import NAME as FIGURES
-from gdt.studies.figures.results import Findings
-from gdt.studies.figures.results import from_json as figures
 from gdt.train import checkpoint, provenance
 from gdt.train.provenance import Start
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain
 from gdt.train.settings import from_json as settings_from_json
 
 T = TypeVar("T")
+FIGURES = "figures.json"
+"""What `gdt study figures` writes."""
 _COLUMNS = ("step", "loss", "clips_per_second", "waiting")
 
 
@@ -61,54 +60,12 @@ class Run:
         return self.settings.dataset if self.settings else "(not known)"
 
 
-@dataclass(frozen=True)
-class Found:
-    """A result and where its features are kept."""
+class Found(NamedTuple):
+    """A record and where its features are kept."""
 
-    result: Result
+    record: Record
     features: Path
     """Folder of the model in that of the evaluation."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """A folder of results."""
-
-    folder: Path
-    found: tuple[Found, ...]
-
-    @property
-    def is_ablation(self) -> bool:
-        """Whether its models are runs in this very folder, whose rows are told by their presets and seeds."""
-        rows = [found.result for found in self.found if found.result.model != RANDOM]
-        own = all((self.folder / row.model / "eval").is_dir() for row in rows)
-        return bool(rows) and own and all(row.pretraining.factors_from is None for row in rows)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """What preprocessing counted; see `preprocess.summary`."""
-
-    videos: int
-    kept: int
-    left_out: dict[str, int]
-    notes: dict[str, int]
-    splits: dict[str, int]
-    classes: int
-    hours: float
-    gigabytes: float
-    without_sound: int
-    silent_seconds: float
-    words: int
-
-
-@dataclass(frozen=True)
-class Data:
-    """Shards that runs or evaluations name."""
-
-    dataset: str
-    folder: Path
-    counted: Counted | None
 
 
 @dataclass
@@ -116,136 +73,205 @@ class Collected:
     """Everything below a folder."""
 
     runs: list[Run]
-    evaluations: list[Evaluation]
-    data: list[Data]
-    figures: list[tuple[Path, Findings]] = field(default_factory=list)
-    """What `gdt study figures` found, and where."""
+    evaluations: dict[Path, list[Found]]
+    """By the folder of the evaluation."""
+    figures: dict[Path, list[Record]] = field(default_factory=dict)
+    """What `gdt study figures` found, by its folder."""
+    data: dict[tuple[str, Path], tuple[Lines, Lines] | None] = field(default_factory=dict)
+    """Data sets and folders of shards that these name, with what preprocessing counted."""
     unread: list[Unread] = field(default_factory=list)
 
 
 def collect(folder: Path) -> Collected:
     """Read all runs and evaluations below a folder. Raises UserError where there is none."""
-    found = Collected([], [], [])
+    unread: list[Unread] = []
     logs = {path.parent for name in (METRICS, checkpoint.NAME) for path in _files(folder, name)}
-    found.runs += [_run(path, folder, found.unread) for path in sorted(logs)]
-    found.evaluations += _evaluations(folder, found.unread)
+    runs = [_run(path, folder, unread) for path in sorted(logs)]
+    found = Collected(runs, _evaluations(folder, unread), unread=unread)
     if not found.runs and not found.evaluations:
-        broken = f" that can be read ({found.unread[0].what}: {found.unread[0].why})" if found.unread else ""
+        broken = f" that can be read ({unread[0].what}: {unread[0].why})" if unread else ""
         raise UserError(
             f"{folder} holds no runs and no evaluations{broken}; make one with 'make pretrain', or set --runs to the "
             "folder of yours"
         )
     for path in _files(folder, FIGURES):
-        if (drawn := _attempt(path, found.unread, lambda text, path=path: figures(text, str(path)))) is not None:  # type: ignore[misc]
-            found.figures.append((path.parent, drawn))
+        if (records := _records(path, unread)) is not None:
+            found.figures[path.parent] = records
     named = {(run.dataset, run.settings.shard_folder) for run in found.runs if run.settings}
-    named |= {(row.result.dataset, shards_of(row.result)) for e in found.evaluations for row in e.found}
+    named |= {(row.record.dataset, row.record.shards) for rows in found.evaluations.values() for row in rows}
     for dataset, shards in sorted(named, key=str):
-        counted = _attempt(shards / SUMMARY, found.unread, _counted) if (shards / SUMMARY).is_file() else None
-        found.data.append(Data(dataset, shards, counted))
+        found.data[dataset, shards] = _read(shards / SUMMARY, unread, counted)
     return found
 
 
-def shards_of(result: Result) -> Path:
-    """The folder of the shards that a result is of."""
-    evaluation = result.evaluation
-    return shard_folder(
-        result.dataset, evaluation.shards or (None if evaluation.dataset else result.pretraining.shards)
-    )
+def attempt(what: str, unread: list[Unread], make: Callable[[], T]) -> T | None:
+    """What `make` makes; None, which is noted, where it cannot: the page has the rest."""
+    try:
+        return make()
+    except Exception as error:
+        kind = "" if isinstance(error, UserError | OSError) else f"{type(error).__name__}: "
+        unread.append(Unread(what, f"{kind}{first_line(error)}"))
+        return None
 
 
-def _files(folder: Path, name: str) -> Iterable[Path]:
+def _read(path: Path, unread: list[Unread], parse: Callable[[str], T]) -> T | None:
+    """What `parse` makes of the text of a file, if there is one; None, which is noted, where it cannot."""
+
+    def read() -> T:
+        try:
+            return parse(path.read_text(encoding="utf-8", errors="replace"))
+        except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+            raise UserError(f"it is not what this program writes there ({first_line(error)})") from error
+
+    return attempt(str(path), unread, read) if path.is_file() else None
+
+
+def _records(path: Path, unread: list[Unread]) -> list[Record] | None:
+    return _read(path, unread, lambda text: parsed(text, str(path)))
+
+
+def counted(text: str) -> tuple[Lines, Lines]:
+    """A summary of preprocessing as tables: what is in a data set's shards, and why videos were left out."""
+    found: dict[str, Any] = json.loads(text)
+    splits = ", ".join(f"{n} {split}" for split, n in found["splits"].items())
+    lines = [
+        ["", "number"], ["videos found", f"{found['videos']:d}"], ["kept", f"{found['kept']:d} ({splits})"],
+        ["left out", f"{sum(found['left_out'].values())}"], ["classes", f"{found['classes']:d}"],
+        ["hours", f"{found['hours']:.2f}"], ["GB", f"{found['gigabytes']:.2f}"],
+        ["kept without sound", f"{found['without_sound']:d}"],
+        ["seconds of silence", f"{found['silent_seconds']:.0f}"], ["words", f"{found['words']:d}"],
+    ]  # fmt: skip
+    reasons = [[reason, "left out", f"{n:d}"] for reason, n in found["left_out"].items()]
+    reasons += [[note, "kept, with this note", f"{n:d}"] for note, n in found["notes"].items()]
+    return lines, [["reason", "what became of them", "videos"], *reasons] if reasons else []
+
+
+def _files(folder: Path, name: str) -> list[Path]:
     return sorted(path for path in folder.rglob(name) if path.is_file())
 
 
-def _attempt(path: Path, unread: list[Unread], read: Callable[[str], T]) -> T | None:
-    """What `read` makes of the text of a file; None, which is noted, where it cannot."""
-    try:
-        return read(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError as error:
-        unread.append(Unread(str(path), error.strerror or first_line(error)))
-    except UserError as error:
-        unread.append(Unread(str(path), str(error)))
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-        unread.append(Unread(str(path), f"it is not what this program writes there ({first_line(error)})"))
-    return None
-
-
-def _counted(text: str) -> Counted:
-    values = json.loads(text)
-    return serialization.rebuilt(Counted, {each.name: values[each.name] for each in fields(Counted)})
-
-
 def _run(folder: Path, root: Path, unread: list[Unread]) -> Run:
-    def read(name: str, parse: Callable[[str], T]) -> T | None:
-        path = folder / name
-        return _attempt(path, unread, parse) if path.is_file() else None
-
-    settings = read(SETTINGS, lambda text: settings_from_json(text, str(folder / SETTINGS)))
-    starts = read(provenance.NAME, lambda text: tuple(serialization.rebuilt(Start, row) for row in json.loads(text)))
+    path = folder / SETTINGS
+    settings = _read(path, unread, lambda text: settings_from_json(text, str(path)))
+    starts = _read(folder / provenance.NAME, unread,
+                   lambda text: tuple(serialization.rebuilt(Start, row) for row in json.loads(text)))  # fmt: skip
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
-    metrics = _rows(folder / METRICS, unread)
-    columns = {key: np.array([row[key] for row in metrics], float) for key in _COLUMNS}
-    return Run(folder, name, settings, starts or (), columns, _probes(folder / PROBES, unread))
+    metrics, probes = _rows(folder / METRICS, unread, _COLUMNS), _rows(folder / PROBES, unread, ("step",))
+    return Run(folder, name, settings, starts or (), _columns(metrics, _COLUMNS), _columns(probes))
 
 
-def _probes(path: Path, unread: list[Unread]) -> dict[str, np.ndarray]:
-    if not path.is_file():
-        return {}
-    rows = _rows(path, unread, ("step",))
-    names = dict.fromkeys(name for row in rows for name in row)
+def _columns(rows: Sequence[dict[str, float]], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    names = names or list(dict.fromkeys(name for row in rows for name in row))
     return {name: np.array([row.get(name, np.nan) for row in rows], float) for name in names}
 
 
-def _rows(path: Path, unread: list[Unread], needed: tuple[str, ...] = _COLUMNS) -> list[dict[str, float]]:
+def _rows(path: Path, unread: list[Unread], needed: Sequence[str]) -> list[dict[str, float]]:
     """The lines of a log that are whole; how many are not is noted."""
-    if not path.is_file():
-        return []
-    lines = (_attempt(path, unread, str.splitlines)) or []
+    lines = _read(path, unread, str.splitlines) or []
     rows, broken = [], []
     for number, line in enumerate(lines, 1):
-        row = _numbers(line)
-        if row is not None and all(name in row for name in needed):
+        try:
+            row = {str(name): float(value) for name, value in json.loads(line).items()}
+        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            row = {}
+        if all(name in row for name in needed):
             rows.append(row)
         else:
             broken.append(number)
     if broken:
-        unread.append(
-            Unread(str(path), f"{len(broken)} of its {len(lines)} lines are not whole, line {broken[0]} first")
-        )
+        why = f"{len(broken)} of its {len(lines)} lines are not whole, line {broken[0]} first"
+        unread.append(Unread(str(path), why))
     return rows
 
 
-def _numbers(line: str) -> dict[str, float] | None:
-    try:
-        row: Any = json.loads(line)
-        return {str(name): float(value) for name, value in row.items()}
-    except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-        return None
-
-
-def _evaluations(root: Path, unread: list[Unread]) -> list[Evaluation]:
-    """Folders of results, the outermost first; a result that lies in several files is of the first of them."""
+def _evaluations(root: Path, unread: list[Unread]) -> dict[Path, list[Found]]:
+    """Records by folder, the outermost first; a record that lies in several files is of the first of them."""
     features: dict[str, Path] = {}
-    places: dict[Path, dict[str, Result]] = {}
+    first: dict[str, tuple[Path, Record]] = {}
     tables = sorted(_files(root, "results.json"), key=lambda path: (len(path.parts), path))
     single = [path for name in PROTOCOLS for path in _files(root, f"{name}-*.json")]
     for path in [*tables, *single]:
-        rows = _attempt(path, unread, lambda text, path=path: from_json(text, str(path)))  # type: ignore[misc]
-        for row in rows or ():
+        for row in _records(path, unread) or ():
             if not row.measures:
                 unread.append(Unread(str(path), f"a result of {row.model} in it has no measures"))
                 continue
-            key = to_json(row)
-            home = path.parent if path in tables else path.parent.parent
+            key = serialization.to_json(row)
+            first.setdefault(key, (path.parent if path in tables else path.parent.parent, row))
             if path not in tables:
                 features[key] = path.parent
-            if all(key not in others for others in places.values()):
-                places.setdefault(home, {})[key] = row
-    made = []
-    for home, rows_of in sorted(places.items()):
-        found = [
-            Found(row, features.get(key, home / folder_name(row.model, row.weights))) for key, row in rows_of.items()
-        ]
-        made.append(Evaluation(home, tuple(found)))
-    return made
+    found: dict[Path, list[Found]] = {}
+    for key, (home, row) in sorted(first.items(), key=lambda item: item[1][0]):
+        kept = features.get(key, home / folder_name(row.model, row.weights))
+        found.setdefault(home, []).append(Found(row, kept))
+    return found
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, with all that is known of it."""
+
+    name: str
+    """Of its run below the folder of runs, or of its file."""
+    checkpoint: Path | None
+    run: Run | None
+    found: tuple[Found, ...]
+    """Its records, the latest first."""
+
+    @property
+    def dataset(self) -> str:
+        return self.found[0].record.dataset if self.found else self.run.dataset if self.run else ""
+
+    @property
+    def shards(self) -> Path | None:
+        """Of the data set that it was evaluated on, or learned from."""
+        if self.found:
+            return self.found[0].record.shards
+        return self.run.settings.shard_folder if self.run and self.run.settings else None
+
+    @property
+    def score(self) -> float:
+        """What it is ranked by within a data set: R@1 of retrieval, or else its first figure; -1 without any."""
+        ranked = sorted(self.found, key=lambda found: found.record.protocol != "retrieval")
+        return next(iter(ranked[0].record.measures.values())).value if ranked else -1.0
+
+
+def subjects(collected: Collected) -> list[Subject]:
+    """All models there are, by name."""
+    runs = {run.folder.resolve(): run for run in collected.runs}
+    owned: dict[Path, list[Found]] = {folder: [] for folder in runs}
+    others: dict[tuple[str, Path], list[Found]] = {}
+    for found in (found for evaluation in collected.evaluations.values() for found in evaluation):
+        row = found.record
+        if row.model == RANDOM:
+            continue
+        # it may have been moved since, and its settings with it
+        moved = (p for p, run in runs.items() if run.settings == row.pretraining and p.name == row.model)
+        path = row.checkpoint.resolve()
+        folder = next((each for each in (path, path.parent) if each in runs), None) or next(moved, None)
+        place = owned[folder] if folder else others.setdefault((row.model, row.checkpoint), [])
+        place.append(found)
+    made = [Subject(run.name, run.checkpoint, run, _latest(owned[folder])) for folder, run in runs.items()]
+    for (name, path), results in others.items():
+        made.append(Subject(name, path if path.exists() else None, None, _latest(results)))
+    return sorted(made, key=lambda subject: subject.name)
+
+
+def _latest(found: list[Found]) -> tuple[Found, ...]:
+    return tuple(sorted(found, key=lambda each: each.record.provenance.started, reverse=True))
+
+
+def chosen(everyone: Sequence[Subject], named: Sequence[str], most: int) -> list[Subject]:
+    """Those that are named, or the best of every data set in turn. Raises UserError where one is not there."""
+    if named:
+        by_name = {Path(subject.name).name: subject for subject in everyone}
+        by_name |= {subject.name: subject for subject in everyone}
+        if unknown := [name for name in named if name not in by_name]:
+            there = ", ".join(subject.name for subject in everyone)
+            raise UserError(f"there is no model '{unknown[0]}'; set --figures-of to some of {there}")
+        return list({by_name[name].name: by_name[name] for name in named}.values())
+    ranked: list[tuple[int, str, Subject]] = []
+    for dataset in {subject.dataset for subject in everyone}:
+        own = [subject for subject in everyone if subject.dataset == dataset]
+        own.sort(key=lambda subject: (-subject.score, subject.name))
+        ranked += [(place, dataset, subject) for place, subject in enumerate(own)]
+    return [subject for _, _, subject in sorted(ranked, key=lambda row: row[:2])[:most]]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import optuna
 from matplotlib.figure import Figure
@@ -19,16 +18,21 @@ from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
+from gdt.eval.ablation.settings import Ablation
+from gdt.eval.drawing import save
 from gdt.eval.measures import Measure, difference
-from gdt.eval.results import RANDOM, layout
+from gdt.eval.processes import options
+from gdt.eval.record import RANDOM
+from gdt.eval.search.settings import Search
 from gdt.eval.search.space import PLACE
 from gdt.eval.search.trial import Trainer
-from gdt.eval.settings.search import RECALL, Search
+from gdt.eval.tables import csv_of, layout
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 
 TEST = "test.json"
 DONE, STOPPED, DIVERGED = "done", "stopped early", "diverged"
+_NUMBERS = ["trial", "composition", "state", "steps", "percent", "low", "high", "chance", "queries", "run"]
 
 
 @dataclass(frozen=True)
@@ -41,15 +45,15 @@ class Tried:
     """As FACTORS= takes it."""
     shown: str
     """Without what is not varied."""
-    folder: Path
-    """Of its run."""
     state: str
     """DONE, STOPPED or DIVERGED."""
     steps: int
     """After which it was measured last."""
     measure: Measure | None
     """What it then was; None where it diverged before."""
-    parameters: dict[str, str | int]
+    run: Path
+    """Its folder."""
+    parameters: dict[str, Any]
 
     def __str__(self) -> str:
         return f"{self.shown}: {self.value or 'no measure'} after {self.steps} steps, {self.state}"
@@ -59,9 +63,15 @@ class Tried:
         """With its 95 % interval, percent; empty where it was not measured."""
         return _with_interval(self.measure) if self.measure else ""
 
+    @property
+    def row(self) -> list[object]:
+        """In the table of numbers."""
+        m = self.measure
+        numbers = [m.value, m.low, m.high, m.chance, m.answers] if m else [""] * 5
+        return [self.number, self.composition, self.state, self.steps, *numbers, self.run]
 
-@dataclass(frozen=True)
-class Found:
+
+class Found(NamedTuple):
     """All that a search has tried."""
 
     tried: list[Tried]
@@ -72,54 +82,37 @@ class Found:
     """Drawings of compositions that had been tried."""
     parameters: Mapping[str, BaseDistribution]
 
-    @property
-    def ranked(self) -> list[Tried]:
-        """The best first; those that came to their end before the others, whatever these had come to."""
-        return sorted(
-            self.tried, key=lambda one: (-one.steps, -(one.measure.value if one.measure else -1.0), one.number)
-        )
-
 
 def finish(settings: Search, found: Found, trainer: Trainer) -> str:
     """Write tables and plot, test the best and the baseline unless that was done, and say it all."""
-    out = settings.folder
-    if found.baseline.state != DONE:
-        raise UserError(f"the training of the baseline {settings.baseline} has diverged; see {found.baseline.folder}")
+    out, baseline = settings.folder, found.baseline
+    if baseline.state != DONE:
+        raise UserError(f"the training of the baseline {settings.baseline} has diverged; see {baseline.run}")
+    # those that came to their end before the others, whatever these had come to
+    ranked = sorted(found.tried, key=lambda one: (-one.steps, -(one.measure.value if one.measure else -1), one.number))
+    what = f"R@{settings.k} {f'of {settings.label}' if settings.label else 'across modalities'}, %"
+    lines = [["", "composition, what is not varied left out", f"{what} on {settings.query_split}", "steps", ""]]
+    for place, one in enumerate(ranked, 1):
+        name = f"{one.shown}  [{settings.baseline}]" if one == baseline else one.shown
+        lines.append([str(place), name, one.value, str(one.steps), one.state])
+    write_text(out / "trials.json", serialization.to_json(ranked, indent=2) + "\n")
+    write_text(out / "trials.csv", csv_of([_NUMBERS, *(one.row for one in ranked)]))
     important = importances(found)
-    lines = table(settings, found)
-    said = [*_said(settings, found), _important(important, found)]
-    write_text(out / "trials.json", serialization.to_json(found.ranked, indent=2) + "\n")
-    write_text(out / "trials.csv", to_csv(found.ranked))
-    picture(found, important, _measure(settings)).savefig(out / "importance.png", dpi=150)
-    tested = _tested(settings, found, trainer)
-    write_text(out / "table.txt", "\n".join([layout(lines), "", *said, "", tested]) + "\n")
-    text = "\n".join([layout(lines[: settings.best + 1]), "", *said, "", tested])
+    save(picture(found, important, what), out / "importance.png")
+    tested = _tested(settings, ranked[0], baseline, what, trainer)
+    below = ["", *_said(settings, found, ranked[0]), _important(important, len(ranked)), "", tested]
+    write_text(out / "table.txt", "\n".join([layout(lines), *below]) + "\n")
+    text = "\n".join([layout(lines[: settings.best + 1]), *below])
     return f"\n{text}\n\ntable (txt, csv, json), plot (importance.png), figure on test ({TEST}) and runs: {out}/"
 
 
-def _measure(settings: Search) -> str:
-    return f"R@{settings.k} {f'of {settings.label}' if settings.label else 'across modalities'}, %"
-
-
 def _with_interval(measure: Measure) -> str:
-    low, high = measure.interval
-    return f"{measure.value:.1f} ({low:.1f}-{high:.1f})"
+    return f"{measure.value:.1f} ({measure.low:.1f}-{measure.high:.1f})"
 
 
-def table(settings: Search, found: Found) -> list[list[str]]:
-    """A line for each trial, the best first, below the heads."""
-    lines = [
-        ["", "composition, what is not varied left out", f"{_measure(settings)} on {settings.query_split}", "steps", ""]
-    ]
-    for place, one in enumerate(found.ranked, 1):
-        name = f"{one.shown}  [{settings.baseline}]" if one == found.baseline else one.shown
-        lines.append([str(place), name, one.value, str(one.steps), one.state])
-    return lines
-
-
-def _said(settings: Search, found: Found) -> list[str]:
+def _said(settings: Search, found: Found, best: Tried) -> list[str]:
     """What a reader needs to trust the table."""
-    states, best, base = Counter(one.state for one in found.tried), found.ranked[0], found.baseline
+    states, base = Counter(one.state for one in found.tried), found.baseline
     assert best.measure and base.measure
     lines = [
         f"{best.measure.answers} queries, chance {best.measure.chance:.1f} %; {settings.clips_per_step} video clips "
@@ -128,8 +121,8 @@ def _said(settings: Search, found: Found) -> list[str]:
         f"{len(found.tried)} of {settings.trials} compositions: "
         + ", ".join(f"{count} {state}" for state, count in states.items())
         + f"; {len(found.refused)} more drawings cannot be trained, {found.known} were known",
+        *(f"  {count} x {why}" for why, count in Counter(found.refused).most_common(3)),
     ]
-    lines += [f"  {count} x {why}" for why, count in Counter(found.refused).most_common(3)]
     if best.measure.interval[0] <= best.measure.chance:
         lines.append("the best is not to be told from chance, so nothing here is to be believed; set --steps to more")
     if len(found.tried) < settings.trials:
@@ -142,26 +135,25 @@ def _said(settings: Search, found: Found) -> list[str]:
     lines.append(f'the best: make pretrain DATASET={settings.dataset} FACTORS="{best.composition}"')
     if best.composition != base.composition:
         lines.append(
-            "that is from one seed each; compare it over others before you believe it: python -m "
+            "that is from one seed each; compare it over others before you believe it: gdt "
             + shlex.join(over_seeds(settings, best.composition))
         )
     return lines
 
 
 def over_seeds(settings: Search, composition: str) -> list[str]:
-    """Arguments of `python -m` that train and test a composition and the baseline with seeds that nobody has seen."""
-    paths = {"--shards": settings.shards, "--word2vec": settings.word2vec, "--factors-from": settings.factors_from}
-    command = ["eval", "ablation", "--dataset", settings.dataset, "--rows", settings.baseline, composition]
-    command += ["--seeds", *(str(settings.seed + more) for more in (1, 2, 3)), "--size", settings.size]
-    command += ["--clips-per-step", str(settings.clips_per_step), "--steps", str(settings.steps)]
-    command += ["--labels", settings.measure, "--clips", str(settings.clips), "--factors", "no"]
-    for name, path in paths.items():
-        command += [name, str(path)] if path else []
-    if settings.norm_leaves is not None:
-        command += ["--norm-leaves", str(settings.norm_leaves)]
-    if settings.measure != RECALL:
-        command += ["--gallery-per-class", str(settings.gallery_per_class)]
-    return [*command, "--out", str(settings.folder / "seeds")]
+    """Arguments of `gdt` that train and test a composition and the baseline with seeds that nobody has seen."""
+    names = ["dataset", "shards", "factors_from", "size", "clips_per_step", "norm_leaves", "steps", "clips"]
+    if settings.label:
+        names.append("gallery_per_class")
+    shared: dict[str, Any] = {name: getattr(settings, name) for name in names}
+    compared = Ablation(
+        **shared, rows=(settings.baseline, composition), seeds=tuple(settings.seed + more for more in (1, 2, 3)),
+        labels=(settings.measure,), factors="no", out=settings.folder / "seeds",
+    )  # fmt: skip
+    if any("text" in compared.composition(row).modalities for row in compared.rows):
+        compared = replace(compared, word2vec=settings.word2vec)
+    return ["eval", "ablation", *options(compared, Ablation())]
 
 
 def importances(found: Found) -> dict[str, float]:
@@ -170,21 +162,19 @@ def importances(found: Found) -> dict[str, float]:
     Empty where there are too few trials to tell.
     """
     study = optuna.create_study(direction="maximize")
-    measured = [(one, one.measure) for one in found.tried if one.measure]
-    for one, measure in measured:
-        study.add_trial(
-            optuna.create_trial(params=one.parameters, distributions=dict(found.parameters), value=measure.value)
-        )
-    if len({measure.value for _, measure in measured}) < 2 or len(measured) < 4:
+    measured = [(one.parameters, one.measure.value) for one in found.tried if one.measure]
+    if len(measured) < 4 or len({value for _, value in measured}) < 2:
         return {}
+    for parameters, value in measured:
+        study.add_trial(optuna.create_trial(params=parameters, distributions=dict(found.parameters), value=value))
     return get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0))
 
 
-def _important(important: Mapping[str, float], found: Found) -> str:
+def _important(important: Mapping[str, float], trials: int) -> str:
     if not important:
         return "too few trials to tell which choice matters"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in list(important.items())[:4])
-    return f"what matters most, by fANOVA: {shares}; from {len(found.tried)} trials this is rough"
+    return f"what matters most, by fANOVA: {shares}; from {trials} trials this is rough"
 
 
 def picture(found: Found, important: Mapping[str, float], measure: str) -> Figure:
@@ -197,9 +187,8 @@ def picture(found: Found, important: Mapping[str, float], measure: str) -> Figur
     left.barh(names, [important[name] for name in names], color="#8fb8de")
     left.set_xlabel(f"importance (fANOVA, rough: {len(found.tried)} trials)")
     for state, marker in ((DONE, "o"), (STOPPED, "x")):
-        some = [one for one in found.tried if one.state == state and one.measure]
-        points = [(one.measure.value, -row) for one in some if one.measure for row, (name, way) in enumerate(ways)
-                  if one.parameters[name] == way]  # fmt: skip
+        points = [(one.measure.value, -row) for one in found.tried if one.state == state and one.measure
+                  for row, (name, way) in enumerate(ways) if one.parameters[name] == way]  # fmt: skip
         right.plot([x for x, _ in points], [y for _, y in points], marker, color="#1f4e79", markersize=4, label=state)
     right.set_yticks([-row for row in range(len(ways))], [way for _, way in ways])
     right.set_xlabel(f"{measure}, last measure of every trial")
@@ -210,24 +199,24 @@ def picture(found: Found, important: Mapping[str, float], measure: str) -> Figur
     return figure
 
 
-def _tested(settings: Search, found: Found, trainer: Trainer) -> str:
+def _tested(settings: Search, best: Tried, base: Tried, what: str, trainer: Trainer) -> str:
     """The best, the baseline and random weights on videos that have decided nothing, or why that cannot be."""
-    best, path = found.ranked[0], settings.folder / TEST
+    path = settings.folder / TEST
     if path.is_file():  # a second look would be a second choice
         measures = {name: Measure(*values) for name, values in json.loads(path.read_text())["measures"].items()}
     else:
-        some = {f"the best: {best.shown}": best, f"{settings.baseline}: {found.baseline.shown}": found.baseline}
+        some = {f"the best: {best.shown}": best.run, f"{settings.baseline}: {base.shown}": base.run}
         try:
-            values = trainer.test([one.folder for one in some.values()])
+            values = trainer.test([*some.values()])
         except UserError as error:
             return f"no figure on test: {error}"
         measures = dict(zip([*some, RANDOM], values, strict=True))
-        made = {"compositions": [best.composition, found.baseline.composition], "measures": measures,
+        made = {"compositions": [best.composition, base.composition], "measures": measures,
                 "provenance": asdict(Provenance.of(any_device()))}  # fmt: skip
         write_text(path, json.dumps(made, indent=2) + "\n")
     first, other, _ = measures.values()
     points, low, high = difference([first], [other])
-    lines = [["", f"{_measure(settings)} on test, once"]]
+    lines = [["", f"{what} on test, once"]]
     lines += [[name, _with_interval(measure)] for name, measure in measures.items()]
     lines.append(["chance", f"{first.chance:.1f}"])
     verdict = "not to be told from it" if low <= 0 <= high else "a difference"
@@ -235,19 +224,3 @@ def _tested(settings: Search, found: Found, trainer: Trainer) -> str:
         f"{layout(lines)}\n\non test, {first.answers} queries, the best is {points:+.1f} points from "
         f"{settings.baseline} ({verdict}); 95 %: {low:+.1f} to {high:+.1f}"
     )
-
-
-def to_csv(tried: Sequence[Tried]) -> str:
-    """One line per trial."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trial", "composition", "state", "steps", "percent", "low", "high", "chance", "queries", "run"])
-    for one in tried:
-        figures = (
-            [f"{x:.4f}" for x in (one.measure.value, *one.measure.interval, one.measure.chance)]
-            if one.measure
-            else [""] * 4
-        )
-        writer.writerow([one.number, one.composition, one.state, one.steps, *figures,
-                         one.measure.answers if one.measure else "", one.folder])  # fmt: skip
-    return text.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,14 +11,16 @@ from pathlib import Path
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 
 from gdt.common.errors import UserError
-from gdt.eval.settings.search import Search
+from gdt.eval.search.settings import Search
 from gdt.pipeline import notation, presets
+from gdt.pipeline.composition import Composition
 from gdt.pipeline.factors import Contrast, Factor, Weight
 from gdt.pipeline.shards.index import Index
 from gdt.train.settings import SIZES, Pretrain
 
 PLACE = "place of "
 """Before the name of a factor: the parameter by which the factors are ordered, the lowest first."""
+RUNS = "runs"
 _LAST = "augmentation"
 Parameters = Mapping[str, str | int]
 
@@ -35,38 +38,36 @@ class Space:
 
     @cached_property
     def options(self) -> dict[str, tuple[Factor, ...]]:
-        """By the factor's name, how it may take part. Raises UserError where there is no such factor."""
+        """By the factor's name, how it may take part: not varied, or with each K in both contrasts; modalities with
+        the cross-modal weight, too. Raises UserError where there is no such factor.
+        """
         found: dict[str, tuple[Factor, ...]] = {}
         for entry in self.settings.factors:
-            factor = self._factor(entry.partition(":")[0])
-            if factor.name in found:
-                raise UserError(f"--factors: factor '{factor.name}' occurs twice; each may occur once")
-            found[factor.name] = self._ways(factor, entry)
+            name, _, typed = entry.partition(":")
+            # with two augmentations, any one factor makes a composition
+            plain = self._parsed(f"video:d {name}:i:1 augmentation:i:2").factors[1]
+            transformation = plain.transformation
+            if plain.name in found:
+                raise UserError(f"--factors: factor '{plain.name}' occurs twice; each may occur once")
+            ks = [int(k) if k.isdecimal() else 0 for k in typed.split(",")] if typed else [transformation.most() or 2]
+            if min(ks) < 2:
+                raise UserError(
+                    f"--factors: '{entry}' cannot be read; after the name of a factor come a colon and how many of its "
+                    "values a batch may hold, 2 or more, as in time_shift:2,4; not to vary it is always tried"
+                )
+            ways = [plain]
+            for k in ks:
+                if why := transformation.refuses(k):
+                    raise UserError(f"--factors: '{entry}' has the K {k}; {why}")
+                if len(transformation.modalities(k)) > 1:
+                    ways.append(replace(plain, k=k, weight=Weight.DIFFERS))
+                ways += [replace(plain, k=k, contrast=each) for each in (Contrast.INVARIANT, Contrast.DISTINCTIVE)]
+            compared = len(transformation.modalities(max(ks))) > 1 and not self.settings.label
+            found[plain.name] = tuple(ways[compared:])  # recall compares modalities, so it needs two
         return found
 
-    def _factor(self, name: str) -> Factor:
-        """Not varied. Raises UserError where there is none of that name."""
-        # with two augmentations, any one factor makes a composition
-        return notation.parse(f"video:d {name}:i:1 augmentation:i:2", 2, known=self._known).factors[1]
-
-    def _ways(self, plain: Factor, entry: str) -> tuple[Factor, ...]:
-        """Not varied, and each K in both contrasts; modalities with the cross-modal weight, too."""
-        typed = entry.partition(":")[2]
-        ks = [int(k) if k.isdecimal() else 0 for k in typed.split(",")] if typed else [plain.transformation.most() or 2]
-        if min(ks) < 2:
-            raise UserError(
-                f"--factors: '{entry}' cannot be read; after the name of a factor come a colon and how many of its "
-                "values a batch may hold, 2 or more, as in time_shift:2,4; not to vary it is always tried"
-            )
-        found = [plain]
-        for k in ks:
-            if why := plain.transformation.refuses(k):
-                raise UserError(f"--factors: '{entry}' has the K {k}; {why}")
-            if len(plain.transformation.modalities(k)) > 1:
-                found.append(replace(plain, k=k, weight=Weight.DIFFERS))
-            found += [replace(plain, k=k, contrast=contrast) for contrast in (Contrast.INVARIANT, Contrast.DISTINCTIVE)]
-        several = len(plain.transformation.modalities(max(ks))) > 1
-        return tuple(found[several and not self.settings.label :])  # recall compares modalities, so it needs two
+    def _parsed(self, text: str) -> Composition:
+        return notation.parse(text, 2, known=self._known)
 
     @cached_property
     def _known(self) -> notation.Transformations:
@@ -80,11 +81,11 @@ class Space:
         return {
             **{name: CategoricalDistribution([str(way) for way in ways]) for name, ways in self.options.items()},
             **{PLACE + name: IntDistribution(0, last) for name in self.options},
-            _LAST: CategoricalDistribution(self.last),
+            _LAST: CategoricalDistribution(self._last),
         }
 
     @property
-    def last(self) -> list[str]:
+    def _last(self) -> list[str]:
         return [f"{_LAST}:i:{k}" for k in self.settings.augmentations]
 
     def text(self, parameters: Parameters) -> str:
@@ -107,7 +108,7 @@ class Space:
             texts = [str(way) for way in ways]
             found[one] = own[one] if own.get(one) in texts else texts[0]
             found[PLACE + one] = [*own].index(one) if one in own else len(self.options) - 1
-        if found[_LAST] not in self.last or self.shown(self.text(found)) != self.shown(str(composition)):
+        if found[_LAST] not in self._last or self.shown(self.text(found)) != self.shown(str(composition)):
             raise UserError(
                 f"--baseline {name}, which is '{composition}', is none of the compositions that are searched; set it "
                 f"to another of --preset help, or change --factors ({' '.join(self.settings.factors)}), "
@@ -117,13 +118,16 @@ class Space:
 
     def shown(self, text: str) -> str:
         """A composition without what is the same as if it were not there, for tables."""
-        factors = notation.parse(text, 2, known=self._known).factors
-        return " ".join(str(factor) for factor in factors[1:] if not _plain(factor))
+        return " ".join(str(factor) for factor in self._parsed(text).factors[1:] if not _plain(factor))
 
-    def pretraining(self, text: str, out: Path) -> Pretrain:
-        """The run of a composition. Raises UserError, naming what to change, where it is refused."""
+    def folder(self, text: str) -> Path:
+        """Of the run of a composition, by its digest."""
+        return self.settings.folder / RUNS / hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def pretraining(self, text: str) -> Pretrain:
+        """The run of a composition. Raises UserError, naming what to change, where it cannot be trained."""
         settings = self.settings
-        clips = notation.parse(text, 2, known=self._known).clips_per_video
+        clips = self._parsed(text).clips_per_video
         videos, left = divmod(settings.clips_per_step, clips)
         if left or videos < 2:
             raise UserError(
@@ -133,7 +137,8 @@ class Space:
         run = replace(
             SIZES[settings.size][1], dataset=settings.dataset, shards=self.index.folder, factors=text,
             factors_from=settings.factors_from, videos_per_batch=videos, norm_leaves=settings.norm_leaves, epochs=0,
-            steps=settings.steps, checkpoint_steps=-(-settings.steps // settings.looks), seed=settings.seed, out=out,
+            steps=settings.steps, checkpoint_steps=-(-settings.steps // settings.looks), seed=settings.seed,
+            out=self.folder(text),
         )  # fmt: skip
         if "text" in run.composition.modalities:
             run = replace(run, word2vec=settings.word2vec)

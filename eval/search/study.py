@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import threading
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import optuna
 import torch
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
-from tqdm import tqdm
 
 from gdt.common import serialization
 from gdt.common.errors import UserError
@@ -28,21 +24,22 @@ from gdt.common.files import write_text
 from gdt.common.lock import locked
 from gdt.eval.measures import Measure
 from gdt.eval.processes import places, side_by_side
-from gdt.eval.progress import Follower
+from gdt.eval.progress import Progress
 from gdt.eval.search.report import DIVERGED, DONE, STOPPED, Found, Tried, finish
-from gdt.eval.search.space import Parameters, Space
-from gdt.eval.search.trial import DivergedError, Reports, Trainer
-from gdt.eval.settings.search import Search
+from gdt.eval.search.settings import Search
+from gdt.eval.search.space import RUNS, Parameters, Space
+from gdt.eval.search.trial import DivergedError, Trainer
 from gdt.eval.subjects import opened
 from gdt.pipeline.notation import own_code
 from gdt.pipeline.shards.index import fingerprint
 from gdt.pipeline.shards.layout import shard_folder
-from gdt.train.settings import METRICS, Pretrain, differences
+from gdt.train.settings import differences
 
-_SETTINGS, _JOURNAL, _RUNS = "search.json", "drawn.jsonl", "runs"
-_COMPOSITION, _MEASURES, _WHY = "composition", "measures", "why"
-"""What is kept of a drawing that is a trial: the composition and its measures by the step; or why it is none."""
-_KNOWN = "known"
+_SETTINGS, _JOURNAL = "search.json", "drawn.jsonl"
+_COMPOSITION, _MEASURES, _STATE = "composition", "measures", "state"
+"""What is kept of a trial: also its measures by the step, and, where it is over, how it ended."""
+_REFUSED, _KNOWN = "refused", "known"
+"""What is kept of a drawing that is none: why it cannot be trained, or that it had been tried."""
 _AT_RANDOM = 20
 """After so many drawings in a row that make no trial, they are drawn evenly: the sampler may be stuck."""
 _EXHAUSTED = 300
@@ -63,64 +60,121 @@ def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
     train = trainer(space)  # or it says what is wrong, before hours of training
     baseline = space.of_preset(settings.baseline)
     try:
-        space.pretraining(space.text(baseline), settings.folder)
+        space.pretraining(space.text(baseline))
     except UserError as error:
         raise UserError(f"--baseline {settings.baseline} cannot be trained: {error}") from error
-    with locked(settings.folder, "set --out"), _quiet():
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    with locked(settings.folder, "set --out"):
         _require_same(settings, fingerprint(index))
-        drawing = Drawing(space, baseline)
-        Running(drawing, train).run(at_once)
-        return finish(settings, drawing.found(), train)
+        study = Study(space, train, baseline)
+        study.run(at_once)
+        return finish(settings, study.found(), train)
 
 
-class Drawing:
+class Study:
     """The study in the folder of a search: what was drawn, what became of it, and what is drawn next."""
 
-    def __init__(self, space: Space, baseline: Parameters) -> None:
+    def __init__(self, space: Space, trainer: Trainer, baseline: Parameters) -> None:
         """`baseline` is drawn first."""
-        self.space, self._lock = space, threading.RLock()
+        self._space, self._trainer, self._settings = space, trainer, space.settings
         self._baseline = space.text(baseline)
+        self._lock, self._stop = threading.Lock(), threading.Event()
         self._row = 0
         """Drawings since the last that made a trial."""
-        path = space.settings.folder / _JOURNAL
+        path = self._settings.folder / _JOURNAL
         if path.is_file() and not (lines := path.read_bytes()).endswith(b"\n"):
             path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # half a line, as where the machine went down
-        self.study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(path), _Held(str(path)))), study_name="search",
-            direction="maximize", load_if_exists=True,
+        path.with_name(path.name + ".lock").unlink(missing_ok=True)  # as a kill leaves it: the folder is held
+        self._study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(path))), study_name="search", direction="maximize",
+            load_if_exists=True,
         )  # fmt: skip
-        if self._baseline not in self._known() and not self.study.get_trials(states=(TrialState.WAITING,)):
-            self.study.enqueue_trial(dict(baseline))
+        if self._baseline not in self._known() and not self._study.get_trials(states=(TrialState.WAITING,)):
+            self._study.enqueue_trial(dict(baseline))
 
-    def begun(self) -> list[Trial]:
+    def run(self, at_once: int) -> None:
+        """Try what was not tried yet, side by side; what an earlier call left half done first."""
+        settings, done = self._settings, len(self._over(_STATE))
+        begun = self._begun()
+        jobs: list[Trial | None] = [*begun, *[None] * max(0, settings.trials - done - len(begun))]
+        if not jobs:
+            return
+        print(
+            f"{len(jobs)} of {settings.trials} compositions left to try, {at_once} at a time, "
+            f"{settings.clips_per_step} video clips per step each; logs in {settings.folder / RUNS}/<digest>/log.txt",
+            flush=True,
+        )
+        began = time.monotonic()
+        with Progress({}, "search", settings.trials * settings.steps, done * settings.steps) as bar:
+            one = partial(self._one, bar, began)
+            for _ in side_by_side(jobs, one, at_once, bar.look, self._stop.set):
+                pass
+
+    def _begun(self) -> list[Trial]:
         """Trials that an earlier call left half done. A drawing that it had no time to look at is given up."""
         left = []
-        for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
+        for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
             if _COMPOSITION in trial.user_attrs:
-                left.append(Trial(self.study, trial._trial_id))  # the same trial, with what it has reported
+                left.append(Trial(self._study, trial._trial_id))  # the same trial, with what it has reported
             else:
-                self.study.tell(trial.number, state=TrialState.FAIL)
+                self._study.tell(trial.number, state=TrialState.FAIL)
         return left
 
-    def next(self) -> Trial | None:
+    def _one(self, bar: Progress, began: float, trial: Trial | None, gpu: str) -> None:
+        """Draw a composition, unless one was begun, and train it until its end, or until it is poor."""
+        trial = trial or self._next()
+        if trial is None:
+            return
+        run, last = self._space.pretraining(trial.user_attrs[_COMPOSITION]), self._settings.steps
+        bar.follow(run.run_folder, last)
+        measures = _measures(trial)
+        steps = {*range(run.checkpoint_steps, last, run.checkpoint_steps), last} - measures.keys()
+        state = DONE
+        try:
+            with closing(self._trainer.train(run, gpu, steps, self._stop)) as new:
+                for step, measure in new:
+                    measures[step] = measure
+                    trial.set_user_attr(_MEASURES, measures)
+                    trial.report(measure.value, step)
+                    if step < last and self._is_poor(run.factors, step, measure):
+                        state = STOPPED
+                        break
+        except DivergedError:
+            state = DIVERGED
+        trial.set_user_attr(_STATE, state)
+        value = measures[last].value if state == DONE else None
+        told = self._study.tell(trial, value, TrialState.COMPLETE if state == DONE else TrialState.PRUNED)
+        bar.finished(run.run_folder, f"[{time.monotonic() - began:4.0f} s] {self._tried(told)}")
+
+    def _is_poor(self, composition: str, step: int, measure: Measure) -> bool:
+        """Whether even the upper end of the interval lies below the median of the trials that came to their end.
+
+        Optuna's own pruners compare the values alone, and would stop every other trial while all are at chance.
+        """
+        ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        others = [trial.intermediate_values[step] for trial in ended if step in trial.intermediate_values]
+        poor = len(others) >= _ENDED and measure.interval[1] < float(np.median(others))
+        return poor and composition != self._baseline
+
+    def _next(self) -> Trial | None:
         """A composition that was not tried yet; None where there are no more.
 
         One that cannot be trained counts as the worst for the sampler, and costs nothing; one that is known is dropped.
         """
         with self._lock:
             while self._row < _EXHAUSTED:
-                self.study.sampler = self._sampler(at_random=self._row >= _AT_RANDOM)
-                trial = self.study.ask(self.space.parameters)
-                text, self._row = self.space.text(trial.params), self._row + 1
+                self._study.sampler = self._sampler(at_random=self._row >= _AT_RANDOM)
+                trial = self._study.ask(self._space.parameters)
+                text, self._row = self._space.text(trial.params), self._row + 1
                 if text in self._known():
-                    trial.set_user_attr(_WHY, _KNOWN)
-                    self.study.tell(trial, state=TrialState.FAIL)
+                    trial.set_user_attr(_KNOWN, True)
+                    self._study.tell(trial, state=TrialState.FAIL)
                     continue
                 try:
-                    self.run(text)
+                    self._space.pretraining(text)
                 except UserError as error:
-                    trial.set_user_attr(_WHY, str(error))
-                    self.study.tell(trial, state=TrialState.PRUNED)
+                    trial.set_user_attr(_REFUSED, str(error))
+                    self._study.tell(trial, state=TrialState.PRUNED)
                     continue
                 trial.set_user_attr(_COMPOSITION, text)
                 self._row = 0
@@ -129,135 +183,36 @@ class Drawing:
 
     def _known(self) -> set[str]:
         """Compositions of all trials."""
-        return {trial.user_attrs.get(_COMPOSITION, "") for trial in self.study.get_trials(deepcopy=False)}
+        return {trial.user_attrs.get(_COMPOSITION, "") for trial in self._study.get_trials(deepcopy=False)}
 
     def _sampler(self, at_random: bool) -> BaseSampler:
         """Of the next drawing: with a seed of its own, so that a search that goes on does not draw the same again."""
-        drawn = len(self.study.get_trials(deepcopy=False))
-        seed = int(np.random.SeedSequence([self.space.settings.seed, drawn]).generate_state(1)[0])
+        drawn = len(self._study.get_trials(deepcopy=False))
+        seed = int(np.random.SeedSequence([self._settings.seed, drawn]).generate_state(1)[0])
         return RandomSampler(seed) if at_random else TPESampler(seed=seed)
 
-    def run(self, text: str) -> Pretrain:
-        """The pretraining of a composition, in a folder that is called by its digest."""
-        name = hashlib.sha256(text.encode()).hexdigest()[:10]
-        return self.space.pretraining(text, self.space.settings.folder / _RUNS / name)
-
-    def reports(self, trial: Trial, run: Pretrain) -> Reports:
-        """Takes the measures of a trial, and says whether to stop it; the baseline, which is the first, never is."""
-        every = range(run.checkpoint_steps, run.steps, run.checkpoint_steps)
-        measures = dict(trial.user_attrs.get(_MEASURES, {}))
-
-        def tell(step: int, measure: Measure) -> bool:
-            with self._lock:
-                measures[str(step)] = measure
-                trial.set_user_attr(_MEASURES, measures)
-                trial.report(measure.value, step)
-                return step < run.steps and run.factors != self._baseline and self._is_poor(step, measure)
-
-        return Reports({*every, run.steps} - {int(step) for step in measures}, tell)
-
-    def _is_poor(self, step: int, measure: Measure) -> bool:
-        """Whether even the upper end of the interval lies below the median of the trials that came to their end.
-
-        Optuna's own pruners compare the values alone, and would stop every other trial while all are at chance.
-        """
-        ended = self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        others = [trial.intermediate_values[step] for trial in ended if step in trial.intermediate_values]
-        return len(others) >= _ENDED and measure.interval[1] < float(np.median(others))
-
-    def tell(self, trial: Trial, diverged: bool) -> Tried:
-        """A trial is over."""
-        with self._lock:
-            if diverged:
-                trial.set_user_attr(_WHY, DIVERGED)
-            tried = self._tried(self.study.get_trials(deepcopy=False)[trial.number])
-            ended = not diverged and tried.steps == self.space.settings.steps
-            self.study.tell(trial, tried.measure.value if ended and tried.measure else None,
-                            state=TrialState.COMPLETE if ended else TrialState.PRUNED)  # fmt: skip
-            return tried
-
-    def finished(self) -> list[Tried]:
-        """All trials that are over."""
-        every = self.study.get_trials(deepcopy=False)
-        return [self._tried(t) for t in every if t.state.is_finished() and _COMPOSITION in t.user_attrs]
-
-    def _tried(self, trial: FrozenTrial) -> Tried:
-        measures = {int(step): Measure(*values) for step, values in trial.user_attrs.get(_MEASURES, {}).items()}
-        steps = max(measures, default=0)
-        state = DONE if steps == self.space.settings.steps else STOPPED
-        text = trial.user_attrs[_COMPOSITION]
-        return Tried(
-            trial.number, text, self.space.shown(text), self.run(text).run_folder,
-            DIVERGED if trial.user_attrs.get(_WHY) == DIVERGED else state, steps, measures.get(steps),
-            dict(trial.params),
-        )  # fmt: skip
+    def _over(self, name: str) -> list[FrozenTrial]:
+        """All drawings that are over of which this is kept."""
+        trials = self._study.get_trials(deepcopy=False)
+        return [trial for trial in trials if trial.state.is_finished() and name in trial.user_attrs]
 
     def found(self) -> Found:
         """What the search has come to."""
-        whys = [trial.user_attrs.get(_WHY, "") for trial in self.study.get_trials(deepcopy=False)]
-        refused = [why for why in whys if why not in ("", _KNOWN, DIVERGED)]
-        tried = self.finished()
-        (first,) = (one for one in tried if one.composition == self._baseline)
-        return Found(tried, first, refused, whys.count(_KNOWN), self.space.parameters)
+        tried = [self._tried(trial) for trial in self._over(_STATE)]
+        (baseline,) = (one for one in tried if one.composition == self._baseline)
+        refused = [trial.user_attrs[_REFUSED] for trial in self._over(_REFUSED)]
+        return Found(tried, baseline, refused, len(self._over(_KNOWN)), self._space.parameters)
+
+    def _tried(self, trial: FrozenTrial) -> Tried:
+        text, measures = trial.user_attrs[_COMPOSITION], _measures(trial)
+        step = max(measures, default=0)
+        return Tried(trial.number, text, self._space.shown(text), trial.user_attrs[_STATE], step, measures.get(step),
+                     self._space.folder(text), trial.params)  # fmt: skip
 
 
-class Running:
-    """Trials side by side, and a line that says how far they are."""
-
-    def __init__(self, drawing: Drawing, trainer: Trainer) -> None:
-        self._drawing, self._trainer = drawing, trainer
-        self._steps, self._stop = drawing.space.settings.steps, threading.Event()
-        self._logs: dict[Path, Follower] = {}
-        """Of the trials that run, by their folders."""
-
-    def run(self, at_once: int) -> None:
-        """All trials that are left to do; told to end, those that run leave checkpoints first."""
-        settings, begun, done = self._drawing.space.settings, self._drawing.begun(), len(self._drawing.finished())
-        jobs: list[Trial | None] = [*begun, *[None] * max(0, settings.trials - done - len(begun))]
-        if not jobs:
-            return
-        print(
-            f"{len(jobs)} of {settings.trials} compositions left to try, {at_once} at a time, "
-            f"{settings.clips_per_step} video clips per step each; logs in {settings.folder / _RUNS}/<digest>/log.txt",
-            flush=True,
-        )
-        self._began, self._over = time.monotonic(), done
-        bar = tqdm(
-            total=settings.trials * self._steps, initial=done * self._steps, unit="step", desc="search", smoothing=0.0,
-            mininterval=0.0 if sys.stderr.isatty() else 8.0, dynamic_ncols=True,
-        )  # fmt: skip
-        with bar:
-            self._bar = bar
-            for _ in side_by_side(jobs, self._one, at_once, self._look, self._stop.set):
-                pass
-
-    def _one(self, trial: Trial | None, gpu: str) -> None:
-        trial = trial or self._drawing.next()
-        if trial is None:
-            return
-        run, diverged = self._drawing.run(trial.user_attrs[_COMPOSITION]), False
-        folder = run.run_folder
-        self._logs[folder] = Follower(folder / METRICS)
-        try:
-            self._trainer.train(run, gpu, self._drawing.reports(trial, run), self._stop)
-        except DivergedError:
-            diverged = True
-        finally:
-            del self._logs[folder]
-        tried = self._drawing.tell(trial, diverged)
-        self._over += 1
-        self._bar.write(f"[{time.monotonic() - self._began:4.0f} s] {tried}")
-
-    def _look(self) -> None:
-        """See how far the trials are. One that was stopped counts as done, so the time left gets shorter by it."""
-        logs = list(self._logs.items())
-        for _, log in logs:
-            log.look()
-        steps = {folder.name: int(log.last["step"]) + 1 if log.last else 0 for folder, log in logs}
-        self._bar.set_postfix_str(", ".join(f"{name}: step {step}" for name, step in steps.items()), refresh=False)
-        self._bar.update(self._over * self._steps + sum(steps.values()) - self._bar.n)
-        if sys.stderr.isatty():
-            self._bar.refresh()
+def _measures(trial: Trial | FrozenTrial) -> dict[int, Measure]:
+    """By the step."""
+    return {int(step): Measure(*values) for step, values in trial.user_attrs.get(_MEASURES, {}).items()}
 
 
 def _require_same(settings: Search, data: str) -> None:
@@ -273,26 +228,3 @@ def _require_same(settings: Search, data: str) -> None:
             "or go on with the same settings"
         )
     write_text(path, now + "\n")
-
-
-class _Held(JournalFileOpenLock):
-    """No lock of Optuna's, which a kill would leave behind: the folder is held by this process."""
-
-    def acquire(self) -> bool:
-        return True
-
-    def release(self) -> None:
-        pass
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what Optuna says of every trial, and of parts of it that may change."""
-    before = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        try:
-            yield
-        finally:
-            optuna.logging.set_verbosity(before)

@@ -1,1 +1,1 @@
-"""The shards of a data set: how they are laid out and written, their index, and random access to them."""
+"""The format of the shards: layout (the table of what is in them), writer, index, reader, and the seal of a file."""

@@ -15,13 +15,12 @@ import h5py
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.files import partial_of, publish, require_readable
-from gdt.pipeline.shards.layout import INDEX, making, remake, write_strings
-from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, create, open_sealed, seal, seal_of
+from gdt.common.files import require_readable
+from gdt.pipeline.shards.layout import COLUMNS, INDEX, LABELS, PARTS, VideoTable, making, remake
+from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, open_sealed, seal_of, write_strings, writing_sealed
 
 MEL_ONE = 1 << 16
 """1.0 in the fixed point in which log-mel values are summed."""
-LABELS = ("video/label", "video/split", "video/folds")
 _COLUMN = "column/"
 
 Said = dict[str, np.ndarray]
@@ -89,35 +88,36 @@ def write_index(
 
 def rewrite_index(folder: Path, said: Said) -> None:
     """Let the index that is there say this of its videos, in the order of its ids; the shards are not looked at."""
-    with open_sealed(folder / INDEX) as file:
-        datasets, attributes = {name: file[name][:] for name in dataset_names(file)}, dict(file.attrs)
-    _write(folder, *with_said(datasets, attributes, said))
+    _write(folder, *with_said(*contents(folder), said))
 
 
 def read_said(folder: Path) -> tuple[np.ndarray, Said]:
     """Ids of the videos in an index (bytes, [n_videos]), and what it says of them. Raises Damaged or OSError."""
-    with open_sealed(folder / INDEX) as file:
-        return file["video/id"][:], {name: file[name][:] for name in filter(is_said, dataset_names(file))}
+    datasets, _ = contents(folder)
+    return datasets["video/id"], {name: datasets[name] for name in filter(is_said, datasets)}
 
 
 def _write(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> None:
-    partial = partial_of(folder / INDEX)
-    with create(partial) as file:
+    with writing_sealed(folder / INDEX) as file:
         for name, values in sorted(datasets.items()):  # the same bytes, wherever they come from
             if values.dtype == object:
                 write_strings(file, name, values)
             else:
                 file[name] = values
         file.attrs.update(sorted(attributes.items()))
-    seal(partial)
-    publish(partial, folder / INDEX)
 
 
-def dataset_names(file: h5py.File) -> list[str]:
-    """The names of all datasets of a file."""
-    names: list[str] = []
-    file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
-    return names
+def contents(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Datasets, text as bytes, and attributes of the index of a folder. Raises Damaged, OtherSchema or OSError."""
+    datasets: dict[str, np.ndarray] = {}
+
+    def read(name: str, item: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(item, h5py.Dataset):
+            datasets[name] = item[:]
+
+    with open_sealed(folder / INDEX) as file:
+        file.visititems(read)
+        return datasets, dict(file.attrs)
 
 
 def is_said(dataset: str) -> bool:
@@ -164,15 +164,14 @@ def gather(shards: Sequence[Path], attributes: Mapping[str, Any]) -> tuple[dict[
     for number, path in enumerate(shards):
         with _open_shard(path) as file:
             n = len(file["video/id"])
-            totals.append([len(file[name]) for name in ("frames/crc32", "audio/logmel", "text/token")])
-            for name in ("frame", "mel", "text"):
+            totals.append([len(file[name]) for name in PARTS.values()])
+            own = {name: file[f"video/{name}"][:] for name in COLUMNS}
+            for name in PARTS:
                 bounds = file[f"video/{name}"][:]
-                rows.setdefault(f"{name}_start", []).append(bounds[:-1])
-                rows.setdefault(f"{name}_count", []).append(np.diff(bounds))
-            for name in ("id", "label", "split", "folds", "note", "height", "width", "silence"):
-                rows.setdefault(name, []).append(file[f"video/{name}"][:])
-            rows.setdefault("shard", []).append(np.full(n, number, np.int64))
-            rows.setdefault("place", []).append(np.arange(n, dtype=np.int64))
+                own |= {f"{name}_start": bounds[:-1], f"{name}_count": np.diff(bounds)}
+            own |= {"shard": np.full(n, number, np.int64), "place": np.arange(n, dtype=np.int64)}
+            for name, values in own.items():
+                rows.setdefault(name, []).append(values)
             pixels += file.attrs["pixel_sums"].astype(object)
             mels += file.attrs["mel_sums"].astype(object)
     columns = {name: np.concatenate(parts) for name, parts in rows.items()}
@@ -194,21 +193,15 @@ def _open_shard(path: Path) -> h5py.File:
         raise UserError(f"shard {path} is damaged: {error}; {remake(path.parent)}") from error
 
 
-@dataclass
-class Index:
+@dataclass(kw_only=True)
+class Index(VideoTable):
     """The video table of a preprocessed data set, in memory; every column is an array [n_videos]."""
 
     folder: Path
-    id: np.ndarray
-    label: np.ndarray
-    split: np.ndarray
-    folds: np.ndarray
     shard: np.ndarray
+    """Number of the shard that holds the video."""
     place: np.ndarray
     """Row in the shard's own tables."""
-    height: np.ndarray
-    width: np.ndarray
-    silence: np.ndarray
     frame_start: np.ndarray
     frame_count: np.ndarray
     mel_start: np.ndarray
@@ -233,17 +226,17 @@ class Index:
         return len(self.id)
 
     @staticmethod
-    def open(folder: Path) -> Index:
+    def open(folder: str | Path) -> Index:
         """Read `index.h5` and check that every shard is there in full length.
 
         Raises UserError if the folder, the index or a shard is missing, cut short or of another schema.
         """
+        folder = Path(folder)
         path = folder / INDEX
         if not path.is_file():
             raise UserError(_no_index(folder))
         try:
-            with open_sealed(path) as file:
-                index = _read_index(folder, file)
+            index = _index(folder, *contents(folder))
         except OtherSchema as error:
             raise UserError(
                 f"{path} cannot be used: {error}; make the shards anew with 'make preprocess' into another folder, or "
@@ -272,7 +265,7 @@ class Index:
         known = (self.shard >= 0) & (self.shard < len(self.shard_names))
         totals = self.shard_totals[np.where(known, self.shard, 0)] if len(self.shard_names) else np.zeros((0, 3))
         wrong = ~known | (self.height < 1) | (self.width < 1)
-        for total, name in zip(totals.T, ("frame", "mel", "text"), strict=True):
+        for total, name in zip(totals.T, PARTS, strict=True):
             start, count = getattr(self, f"{name}_start"), getattr(self, f"{name}_count")
             wrong |= (start < 0) | (count < 0) | (start > total) | (count > total - start)
         if wrong.any():
@@ -282,10 +275,9 @@ class Index:
                 "which keeps finished shards"
             )
 
-    def notes(self) -> list[str]:
-        """What the decoder complained about, per video; read when asked for."""
-        with open_sealed(self.folder / INDEX) as file:
-            return [note.decode() for note in file["video/note"][:]]
+    def shard_path(self, video: int) -> Path:
+        """The shard that holds a video."""
+        return self.folder / self.shard_names[self.shard[video]]
 
     def fold(self, number: int) -> Index:
         """The same videos with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
@@ -348,30 +340,28 @@ def _no_index(folder: Path) -> str:
     return f"there are no shards in {folder} (no {INDEX}){there}; make them with '{making(folder)}'"
 
 
-def _read_index(folder: Path, file: h5py.File) -> Index:
+def _index(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Index:
     decoded = lru_cache(1 << 12)(bytes.decode)  # equal labels of millions of videos are one string
 
-    def text(name: str) -> np.ndarray:
-        return np.asarray([decoded(value) for value in file[name][:]], dtype=object)
+    def below(group: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(group): column(name) for name in datasets if name.startswith(group)}
 
-    columns = {name: text(f"video/{name}") for name in ("id", "label", "split", "folds")}
-    for name in ("shard", "place", "height", "width"):
-        columns[name] = file[f"video/{name}"][:].astype(np.int64)
-    for name in ("frame_start", "frame_count", "mel_start", "mel_count", "text_start", "text_count"):
-        columns[name] = file[f"video/{name}"][:]
-    columns["silence"] = file["video/silence"][:]
-    settings, sums = json.loads(file.attrs["settings"]), json.loads(file.attrs["sums"])
+    def column(name: str) -> np.ndarray:
+        values = datasets[name]
+        if values.dtype == object:
+            return np.asarray([decoded(value) for value in values], dtype=object)
+        return values.astype(np.int64) if np.issubdtype(values.dtype, np.integer) else values
+
+    settings, sums = json.loads(attributes["settings"]), json.loads(attributes["sums"])
     return Index(
         folder=folder,
-        **columns,
-        classes=list(text("classes")),
-        shard_names=list(text("shard/name")),
-        shard_bytes=file["shard/bytes"][:],
-        shard_seal=file["shard/seal"][:],
-        shard_totals=file["shard/totals"][:],
+        **below("video/"),
+        **{f"shard_{name}": column(f"shard/{name}") for name in ("bytes", "seal", "totals")},
+        shard_names=list(column("shard/name")),
+        classes=list(column("classes")),
         fps=settings["fps"],
         bands=settings["bands"],
         statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
         settings=settings,
-        columns={unquote(name): text(_COLUMN + name) for name in file.get(_COLUMN, ())},
+        columns={unquote(name): values for name, values in below(_COLUMN).items()},
     )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
-import threading
 import zlib
-from collections import OrderedDict
-from typing import Any
+from functools import lru_cache, partial
 
 import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import ROWS, WORDS, remake, words_checksum
+from gdt.pipeline.shards.layout import ROWS, SHARD, WORDS, remake, words_checksum
 from gdt.pipeline.shards.seal import Damaged, Seal, seal_of
 
 
@@ -29,7 +27,7 @@ class DamagedVideo(UserError):
 class ShardReader:
     """Random access to the frames and log-mel rows of an index, safe to share between threads.
 
-    Files are opened when first read, in the process that reads them, and the least recently used are closed. Reading
+    Files are opened when first read, and the least recently used are closed. Reading
     raises DamagedVideo where bytes are not those that were written, and UserError where a shard cannot be read.
     """
 
@@ -39,24 +37,22 @@ class ShardReader:
         wanted = open_files + 512
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-        self._limit = max(1, min(open_files, allowed - 512))
-        self._lock = threading.Lock()
-        self._files: OrderedDict[int, _OpenShard] = OrderedDict()
-        self._pid = os.getpid()
+        # pread has no place in the file that threads or forks would share, and whoever reads keeps a file open
+        self._opened = lru_cache(max(1, min(open_files, allowed - 512)))(partial(_OpenShard, index))
 
     def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
         """JPEG bytes of some frames of a video, given by their places in it, int64 [n] ascending: n uint8 arrays, the
         same one where a place is there again.
         """
         self._require_inside(video, "frames", positions[0], positions[-1], self.index.frame_count)
-        shard = self._shard(video)
+        shard = self._opened(int(self.index.shard[video]))
         wanted = np.asarray(positions) - positions[0]
         first, run = int(self.index.frame_start[video] + positions[0]), int(wanted[-1]) + 1
-        offset = shard.read("frames/offset", first, run + 1, np.int64)
-        checksums = shard.read("frames/crc32", first, run, np.uint32)
+        offset = shard.read("frames/offset", first, run + 1)
+        checksums = shard.read("frames/crc32", first, run)
         if offset[0] < 0 or (np.diff(offset) < 0).any() or offset[-1] > shard.size("frames/jpeg"):
             raise self._damaged(video, shard, f"the offsets of frames {positions[0]} to {positions[0] + run}")
-        data = shard.read("frames/jpeg", int(offset[0]), int(offset[-1] - offset[0]), np.uint8)
+        data = shard.read("frames/jpeg", int(offset[0]), int(offset[-1] - offset[0]))
         bounds = offset - offset[0]
         frames = {}
         for k in dict.fromkeys(wanted.tolist()):
@@ -68,14 +64,14 @@ class ShardReader:
     def logmel(self, video: int, start: int, count: int) -> np.ndarray:
         """Log-mel rows of a video from row `start`: float32 [count, bands]."""
         self._require_inside(video, "log-mel frames", start, start + count - 1, self.index.mel_count)
-        shard = self._shard(video)
+        shard = self._opened(int(self.index.shard[video]))
         bands = self.index.bands
         first = int(self.index.mel_start[video]) + start
         # whole pieces, since they have one checksum each
         begin, end = first // ROWS, -(-(first + count) // ROWS)
-        checksums = shard.read("audio/crc32", begin, end - begin, np.uint32)
+        checksums = shard.read("audio/crc32", begin, end - begin)
         rows = min(end * ROWS, shard.size("audio/logmel") // (4 * bands)) - begin * ROWS
-        data = shard.read("audio/logmel", begin * ROWS * bands, rows * bands, np.float32).reshape(rows, bands)
+        data = shard.read("audio/logmel", begin * ROWS * bands, rows * bands).reshape(rows, bands)
         for k, expected in enumerate(checksums):
             if zlib.crc32(data[k * ROWS : (k + 1) * ROWS].data) != expected:
                 raise self._damaged(video, shard, f"the sound around {(start + k * ROWS) / 100:.0f} s")
@@ -86,11 +82,11 @@ class ShardReader:
 
         A word counts if it begins and ends within that time.
         """
-        shard = self._shard(video)
+        shard = self._opened(int(self.index.shard[video]))
         first, count = int(self.index.text_start[video]), int(self.index.text_count[video])
-        token, begin, end = (shard.read(f"text/{name}", first, count, dtype) for name, dtype in WORDS.items())
+        token, begin, end = (shard.read(f"text/{name}", first, count) for name in WORDS)
         place = int(self.index.place[video])
-        if words_checksum(token, begin, end) != shard.read("text/crc32", place, 1, np.uint32)[0]:
+        if words_checksum(token, begin, end) != shard.read("text/crc32", place, 1)[0]:
             raise self._damaged(video, shard, "the words")
         # in the precision of the words' times, or one on the edge would be in or out by chance
         first = int(np.searchsorted(begin, np.float32(start)))
@@ -111,21 +107,6 @@ class ShardReader:
             f"shard {shard.path} is damaged: {what} of '{self.index.id[video]}' is not what was written; "
             + remake(self.index.folder),
         )
-
-    def _shard(self, video: int) -> _OpenShard:
-        number = int(self.index.shard[video])
-        with self._lock:
-            if self._pid != os.getpid():  # a fork must not share file handles with its parent
-                self._files, self._pid = OrderedDict(), os.getpid()
-            if number in self._files:
-                self._files.move_to_end(number)
-                return self._files[number]
-        opened = _OpenShard(self.index, number)  # slow on remote disks: not in the lock
-        with self._lock:
-            self._files[number] = opened
-            if len(self._files) > self._limit:
-                self._files.popitem(last=False)
-        return opened
 
 
 class _OpenShard:
@@ -151,10 +132,10 @@ class _OpenShard:
         """Bytes of a dataset."""
         return self._spans[name][1]
 
-    def read(self, name: str, first: int, count: int, dtype: Any) -> np.ndarray:
+    def read(self, name: str, first: int, count: int) -> np.ndarray:
         """Values first..first+count-1 of a dataset: [count]."""
         begin, size = self._spans[name]
-        item = np.dtype(dtype).itemsize
+        item = _item(name)
         if first < 0 or count < 0 or (first + count) * item > size:
             raise UserError(
                 f"shard {self.path} has no values {first} to {first + count} of {name}, which the index promises; "
@@ -166,7 +147,7 @@ class _OpenShard:
             raise self._unreadable(error) from error
         if len(data) < count * item:
             raise UserError(f"shard {self.path} ends early; {remake(self.path.parent)}")
-        return np.frombuffer(data, dtype)
+        return np.frombuffer(data, SHARD[name].dtype)
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(
@@ -182,8 +163,13 @@ class _OpenShard:
 def _fits(seal: Seal, totals: list[int], bands: int) -> bool:
     """Whether the datasets of a shard are as long as the index promises."""
     frames, rows, words = totals
-    expected = {
-        "frames/offset": 8 * (frames + 1), "frames/crc32": 4 * frames, "audio/logmel": 4 * bands * rows,
-        "audio/crc32": 4 * -(-rows // ROWS), "text/token": 4 * words, "text/start": 4 * words, "text/end": 4 * words,
+    lengths = {
+        "frames/offset": frames + 1, "frames/crc32": frames, "audio/logmel": bands * rows,
+        "audio/crc32": -(-rows // ROWS), **{f"text/{name}": words for name in WORDS},
     }  # fmt: skip
-    return all(seal.spans[name][1] == size for name, size in expected.items())
+    return all(seal.spans[name][1] == _item(name) * length for name, length in lengths.items())
+
+
+def _item(name: str) -> int:
+    """Bytes of one value of a dataset."""
+    return np.dtype(SHARD[name].dtype).itemsize

@@ -9,24 +9,23 @@ HDF5. `head -1` shows the line; any HDF5 tool opens the file as if it were not t
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import h5py
+import numpy as np
 
-from gdt.common.files import kind
+from gdt.common.files import kind, writing
 
 SCHEMA = 2
 SEAL_BYTES = 4096
 """Length of the user block."""
-_MAGIC = b"gdt "
-_HDF5 = b"\x89HDF"
 _BLOCK = 1 << 22
 
 
@@ -42,7 +41,6 @@ class OtherSchema(Damaged):
 class Seal:
     """What the first line of a sealed file says."""
 
-    schema: int
     bytes: int
     """Length of the file."""
     crc32: int
@@ -54,15 +52,24 @@ class Seal:
     own: int
     """The line's own checksum, which stands for the whole file."""
 
-    def check(self, file: BinaryIO) -> None:
-        """Raise Damaged unless what HDF5 interprets is what was written."""
-        if _structure(file, self.bytes, self.spans) != self.crc32:
-            raise Damaged("its structure is not what was written (the checksum does not match)")
+
+@contextmanager
+def writing_sealed(
+    path: Path, spans: Sequence[str] = (), scratch: Path | None = None, **notes: Any
+) -> Iterator[h5py.File]:
+    """Write a sealed HDF5 file that appears whole or not at all, see `writing`; the seal is put on at the end.
+
+    `spans` are datasets with checksums of their own, `notes` what is to be known without HDF5.
+    """
+    with writing(path, scratch) as whole:
+        with h5py.File(whole.name, "w", libver=("earliest", "v110"), userblock_size=SEAL_BYTES) as file:
+            yield file
+        seal(Path(whole.name), spans, **notes)
 
 
-def create(path: Path) -> h5py.File:
-    """A new HDF5 file with room for its seal."""
-    return h5py.File(path, "w", libver=("earliest", "v110"), userblock_size=SEAL_BYTES)
+def write_strings(file: h5py.File, name: str, values: Sequence[str | bytes] | np.ndarray) -> None:
+    """Write a dataset of text."""
+    file.create_dataset(name, (len(values),), h5py.string_dtype(), values if len(values) else None)
 
 
 def seal(path: Path, spans: Sequence[str] = (), **notes: Any) -> None:
@@ -80,47 +87,25 @@ def seal(path: Path, spans: Sequence[str] = (), **notes: Any) -> None:
 
 
 def _line(text: bytes) -> bytes:
-    return _MAGIC + b"%08x " % zlib.crc32(text) + text + b"\n"
+    return b"gdt %08x %b\n" % (zlib.crc32(text), text)
 
 
 def _place(dataset: h5py.Dataset) -> tuple[int, int]:
     return (dataset.id.get_offset(), dataset.nbytes) if dataset.nbytes else (0, 0)
 
 
-def read_seal(file: BinaryIO) -> Seal:
-    """The seal of an open file, of which nothing else is read. Raises Damaged, or OtherSchema."""
-    file.seek(0)
-    head = file.read(SEAL_BYTES)
-    if head.startswith(_HDF5):
-        raise OtherSchema(f"it has schema 1 and this version reads schema {SCHEMA}")
-    line = head.partition(b"\n")[0]
-    try:
-        own, text = int(line[len(_MAGIC) : len(_MAGIC) + 8], 16), line[len(_MAGIC) + 9 :]
-    except ValueError:
-        own, text = -1, b""
-    if own != zlib.crc32(text) or head != _line(text).ljust(SEAL_BYTES, b"\0"):
-        raise Damaged("its first line is not what was written")
-    values = json.loads(text)
-    if values["schema"] != SCHEMA:
-        raise OtherSchema(f"it has schema {values['schema']} and this version reads schema {SCHEMA}")
-    size = os.fstat(file.fileno()).st_size
-    if size != values["bytes"]:
-        raise Damaged(f"it has {size} bytes instead of {values['bytes']}: it was cut or changed")
-    spans = {name: (begin, length) for name, (begin, length) in values["spans"].items()}
-    return Seal(values["schema"], values["bytes"], values["crc32"], spans, values["notes"], own)
-
-
 def seal_of(path: Path) -> Seal:
     """The seal of a file, of which nothing else is read. Raises Damaged, OtherSchema, or OSError."""
     with _open(path) as file:
-        return read_seal(file)
+        return _read(file)
 
 
 def check_seal(path: Path) -> Seal:
     """The seal of a file whose structure is what was written. Raises Damaged, OtherSchema, or OSError."""
     with _open(path) as file:
-        found = read_seal(file)
-        found.check(file)
+        found = _read(file)
+        if _structure(file, found.bytes, found.spans) != found.crc32:
+            raise Damaged("its structure is not what was written (the checksum does not match)")
     return found
 
 
@@ -131,11 +116,26 @@ def open_sealed(path: Path) -> h5py.File:
 
 
 def _open(path: Path) -> BinaryIO:
-    if what := kind(path):
-        if what in ("missing", "a broken link"):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if (what := kind(path)) not in ("", "missing", "a broken link"):
         raise Damaged(f"it is {what}, not a file")
     return path.open("rb")
+
+
+def _read(file: BinaryIO) -> Seal:
+    head = file.read(SEAL_BYTES)
+    if head.startswith(b"\x89HDF"):
+        raise OtherSchema(f"it has schema 1 and this version reads schema {SCHEMA}")
+    text = head.partition(b"\n")[0][len(_line(b"")) - 1 :]
+    if head != _line(text).ljust(SEAL_BYTES, b"\0"):
+        raise Damaged("its first line is not what was written")
+    values = json.loads(text)
+    if values["schema"] != SCHEMA:
+        raise OtherSchema(f"it has schema {values['schema']} and this version reads schema {SCHEMA}")
+    size = os.fstat(file.fileno()).st_size
+    if size != values["bytes"]:
+        raise Damaged(f"it has {size} bytes instead of {values['bytes']}: it was cut or changed")
+    spans = {name: (begin, length) for name, (begin, length) in values["spans"].items()}
+    return Seal(values["bytes"], values["crc32"], spans, values["notes"], own=zlib.crc32(text))
 
 
 def _structure(file: BinaryIO, size: int, spans: Mapping[str, tuple[int, int]]) -> int:

@@ -1,1 +1,1 @@
-"""What makes the leaves of each modality out of shards, one file each; the loader joins them into batches."""
+"""What makes the leaves of each modality out of shards, one file each; pipeline/loader.py lists and joins them."""

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 import torch
 
+from gdt.pipeline.device import Device
 from gdt.pipeline.leaves import Clip, Leaves
-from gdt.pipeline.place import Place
-from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import DamagedVideo, ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.word2vec import WordVectors
@@ -62,52 +61,14 @@ class Reading(Generic[T]):
 
     videos: np.ndarray
     """Rows of the index: int64 [n]."""
-    _found: list[Future[tuple[T, bool]]]
-    _named: Callable[[int], str]
+    _found: list[Future[tuple[T, str]]]
+    """What was read, and the name of what is damaged, or nothing."""
 
     def result(self) -> tuple[list[T], np.ndarray, list[str]]:
         """What was read of each, bool [n] whether it was intact, and the names of what was not. Waits for it."""
         found = [future.result() for future in self._found]
-        intact = np.asarray([whole for _, whole in found], bool)
-        return [value for value, _ in found], intact, [self._named(video) for video in self.videos[~intact].tolist()]
-
-
-class Readings:
-    """What all sources read from."""
-
-    def __init__(self, index: Index, loading: Loading, words: WordVectors | None) -> None:
-        self.index = index
-        self.reader = ShardReader(index)
-        self._words = words
-        self._skip = loading.damaged == "skip"
-
-    @property
-    def words(self) -> WordVectors:
-        """Raises UserError where there are none."""
-        return self._words or WordVectors.of(self.index, None)
-
-    def begin(
-        self, pool: ThreadPoolExecutor, videos: np.ndarray, read: Callable[..., T], instead: Callable[[int], T],
-        *arguments: Iterable[Any],
-    ) -> Reading[T]:  # fmt: skip
-        """Let a pool call `read(video, ...)` for every video [n].
-
-        Where damage is skipped, what is damaged is `instead(video)`; else asking for the result raises DamagedVideo.
-        """
-
-        def one(video: int, *rest: Any) -> tuple[T, bool]:
-            try:
-                return read(video, *rest), True
-            except DamagedVideo:
-                if not self._skip:
-                    raise
-            return instead(video), False
-
-        tasks = [pool.submit(one, *what) for what in zip(videos.tolist(), *arguments, strict=True)]
-        return Reading(videos, tasks, self._name)
-
-    def _name(self, video: int) -> str:
-        return f"'{self.index.id[video]}' in {self.index.folder / self.index.shard_names[self.index.shard[video]]}"
+        intact = np.asarray([not damaged for _, damaged in found], bool)
+        return [value for value, _ in found], intact, [damaged for _, damaged in found if damaged]
 
 
 def ahead(items: Iterable[T], most: int, clips: Callable[[T], int]) -> Iterator[T]:
@@ -130,11 +91,17 @@ class InputSource(ABC):
     always_usable: ClassVar[bool] = True
     """Whether every leaf that could be read counts."""
 
-    def __init__(self, readings: Readings, clip: Clip, place: Place, loading: Loading) -> None:
-        self.readings, self.index = readings, readings.index
-        self.clip, self.place, self.loading = clip, place, loading
+    def __init__(
+        self, reader: ShardReader, clip: Clip, device: Device, loading: Loading, words: WordVectors | None
+    ) -> None:
+        self.reader, self.index = reader, reader.index
+        self.clip, self.device, self.loading, self.words = clip, device, loading, words
+        self.prepare()
         # its own: one modality does not wait for the disk's answers to another
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
+
+    def prepare(self) -> None:  # noqa: B027 - some need nothing
+        """Make what else the source needs. Raises UserError where it cannot be."""
 
     def close(self) -> None:
         """Drop what is still to be read."""
@@ -143,8 +110,21 @@ class InputSource(ABC):
     def begin(
         self, videos: np.ndarray, read: Callable[..., T], instead: Callable[[int], T], *arguments: Iterable[Any]
     ) -> Reading[T]:
-        """See Readings."""
-        return self.readings.begin(self._pool, videos, read, instead, *arguments)
+        """Call `read(video, ...)` for every video [n], in other threads.
+
+        Where damage is skipped, what is damaged is `instead(video)`; else asking for the result raises DamagedVideo.
+        """
+
+        def one(video: int, *rest: Any) -> tuple[T, str]:
+            try:
+                return read(video, *rest), ""
+            except DamagedVideo:
+                if self.loading.damaged != "skip":
+                    raise
+            return instead(video), f"'{self.index.id[video]}' in {self.index.shard_path(video)}"
+
+        tasks = zip(videos.tolist(), *arguments, strict=True)
+        return Reading(videos, [self._pool.submit(one, *task) for task in tasks])
 
     @abstractmethod
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:

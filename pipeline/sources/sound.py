@@ -34,7 +34,8 @@ class SoundSource(InputSource):
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
         if self._graph is None:
-            self._graph = Pipeline.made(self.place, self.loading.threads, audio_graph, AUDIO_CLIPS, self.place.dali)
+            values = self.device.dali, self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
+            self._graph = Pipeline(self.device, self.loading.threads, audio_graph, AUDIO_CLIPS, *values)
         fed: deque[tuple[_Work, np.ndarray, list[str]]] = deque()
         works = ahead(self._works(batches), self.loading.read_ahead, lambda work: len(work.leaves))
         usable, damaged = [], []
@@ -63,27 +64,17 @@ class SoundSource(InputSource):
         self, works: Iterable[_Work], fed: deque[tuple[_Work, np.ndarray, list[str]]]
     ) -> Iterator[dict[str, Any]]:
         """Inputs of every DALI run."""
-        statistics = self.index.statistics
         for work in works:
             read, intact, damaged = work.reading.result()
             fed.append((work, intact, damaged))
-            n, draws = len(work.leaves), work.leaves.draws
-            masks = {
-                f"{axis}_{name}": draws[f"{axis}_{name}"][:, None]
-                for axis in ("frequency", "time")
-                for name in ("start", "width")
-            }
-            yield masks | {
-                "rows": read,
-                # a gain a on the waveform is 2 ln a on the log power, exactly
-                "gain": (2 * np.log(draws["volume"])).astype(np.float32),
-                "mean": np.full(n, statistics.mel_mean, np.float32),
-                "scale": np.full(n, 1 / statistics.mel_std, np.float32),
-            }
+            draws = work.leaves.draws
+            gain = 2 * np.log(draws["volume"])  # a gain a on the waveform is 2 ln a on the log power, exactly
+            masks = {name: draw[:, None] for name, draw in draws.items() if name.startswith(("frequency_", "time_"))}
+            yield {"rows": read, "gain": gain.astype(np.float32), **masks}
 
     def _read(self, video: int, rows: np.ndarray) -> np.ndarray:
         first, last = int(rows.min()), int(rows.max())
-        return self.readings.reader.logmel(video, first, last - first + 1)[rows - first]
+        return self.reader.logmel(video, first, last - first + 1)[rows - first]
 
     def _average(self, video: int) -> np.ndarray:
         return np.full((self.clip.mel_frames, self.index.bands), self.index.statistics.mel_mean, np.float32)

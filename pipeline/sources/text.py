@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from gdt.pipeline.leaves import Clip, Leaves
-from gdt.pipeline.place import Place
-from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, Readings, ahead
-from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.leaves import Leaves
+from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead
+from gdt.pipeline.word2vec import WordVectors
 
 NOTHING = -1
 
@@ -63,10 +62,8 @@ class TextSource(InputSource):
     modality = "text"
     always_usable = False
 
-    def __init__(self, readings: Readings, clip: Clip, place: Place, loading: Loading) -> None:
-        """Raises UserError where there are no word vectors."""
-        self._vectors = readings.words.vectors
-        super().__init__(readings, clip, place, loading)
+    def prepare(self) -> None:
+        self._vectors = (self.words or WordVectors.of(self.index, None)).vectors  # raises where there are none
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
         works = (self._work(leaves) for leaves in batches)
@@ -84,11 +81,8 @@ class TextSource(InputSource):
         clips = leaves.take(first)
         most = [leaves.words.shape[1]] * len(clips)
         seconds = clips.start / self.index.fps
-        reading = self.begin(clips.video, self._read, self._nothing, seconds, most, clips.words_seconds)
+        reading = self.begin(clips.video, self.reader.tokens, self._nothing, seconds, most, clips.words_seconds)
         return _Work(leaves, which.reshape(-1), reading)
-
-    def _read(self, video: int, start: float, words: int, seconds: float) -> np.ndarray:
-        return self.readings.reader.tokens(video, start, words, seconds)
 
     def _nothing(self, video: int) -> np.ndarray:
         return np.zeros(0, np.int32)

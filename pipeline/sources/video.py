@@ -21,12 +21,10 @@ from gdt.common.errors import UserError, first_line, is_out_of_memory
 from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import Run, engine
 from gdt.pipeline.graphs import dali_message
-from gdt.pipeline.leaves import Clip, Leaves
-from gdt.pipeline.place import Place
+from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import DamagedVideo
-from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, Readings, ahead, chunks
-from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,8 @@ class VideoSource(InputSource):
 
     modality = "video"
 
-    def __init__(self, readings: Readings, clip: Clip, place: Place, loading: Loading) -> None:
-        super().__init__(readings, clip, place, loading)
-        self._engine = engine(clip, place, loading)
+    def prepare(self) -> None:
+        self._engine = engine(self.clip, self.device, self.loading)
         self._floats: dict[torch.dtype, torch.Tensor] = {}
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
@@ -97,11 +94,7 @@ class VideoSource(InputSource):
             for run in chunks(len(work.shared), self.loading.clips_at_once):
                 rows = work.shared[run]
                 decoded = leaves.take(rows[:, 0])
-                yield _Clips(
-                    work,
-                    rows,
-                    self.begin(decoded.video, self.readings.reader.frames, self._grey, _frames_of(decoded)),
-                )
+                yield _Clips(work, rows, self.begin(decoded.video, self.reader.frames, self._grey, _frames_of(decoded)))
 
     def _runs(self, clips: Iterable[_Clips], taken: deque[_Clips]) -> Iterator[Run]:
         for some in clips:
@@ -147,7 +140,7 @@ class VideoSource(InputSource):
     def _require_decodable(self, video: int, positions: np.ndarray) -> None:
         """Raise UserError where another library cannot decode a frame of a clip either."""
         size = (int(self.index.width[video]), int(self.index.height[video]))
-        for position, jpeg in zip(positions, self.readings.reader.frames(video, positions), strict=True):
+        for position, jpeg in zip(positions, self.reader.frames(video, positions), strict=True):
             try:
                 with Image.open(io.BytesIO(jpeg.tobytes())) as image:
                     image.load()

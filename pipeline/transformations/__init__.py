@@ -1,1 +1,1 @@
-"""What can be done to a video, one file each; a composition puts them together."""
+"""What can be done to a video, one file each; a new one is a file here and its name in pipeline/notation.py."""

@@ -11,11 +11,9 @@ import io
 import itertools
 import json
 import math
-import os
 import re
 import reprlib
-import struct
-import tempfile
+import sqlite3
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +23,8 @@ from typing import Any, BinaryIO, NamedTuple, Self
 
 from gdt.common.errors import UserError
 from gdt.common.files import kind, open_regular
+from gdt.preprocess.datasets.listing import walk
+from gdt.preprocess.scratch import database
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
 """One file for all videos, the first that is there; the official caption.json has lost its stop words already."""
@@ -48,8 +48,7 @@ every chunk."""
 _DEEPEST = 8
 """Lists and objects in one another, in what is said of a video; LAYOUT has two, and others may stand beside it."""
 _CHUNK = 1 << 15
-_RECORD = struct.Struct("<qI")  # where the video's record before this one is (-1: nowhere), and bytes that follow
-_SCALARS = frozenset(("number", "string", "null", "boolean"))
+_NESTING = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 200
 
@@ -71,20 +70,18 @@ class Captions(ABC):
 
         Looks for the JSON files of HowTo100M (JSON_NAMES, {id: LAYOUT}), then for one csv or JSON file per video
         (FOLDERS), then for any csv with the columns video_id, start, end, text. One file of many videos is read once,
-        as a stream, into a compressed file in `scratch` that vanishes when it is closed, even if the process is
-        killed; memory holds the id of each video and a position, about 120 bytes (140 MB for HowTo100M).
-        Reading takes about 25 MB/s, some 7 minutes for 10 GB.
+        as a stream, into a compressed file in `scratch` that vanishes when it is closed, even if the process is killed.
 
         Raises UserError for a file that is damaged or empty, and where `scratch` cannot be written.
         """
         for name in JSON_NAMES:
             if kind(path := source / name) != "missing":
-                return _Spool.of(_json_videos(path), scratch, path)
+                return _Spool(_json_videos(path), scratch, path)
         for name in FOLDERS:
             if (source / name).is_dir() and any(_caption_files(source / name)):
                 return _Folder(source / name)
         if tables := [path for path in sorted(source.glob("*.csv")) if _is_table(path)]:
-            return _Spool.of(itertools.chain.from_iterable(map(_csv_videos, tables)), scratch, tables[0])
+            return _Spool(itertools.chain.from_iterable(map(_csv_videos, tables)), scratch, tables[0])
         return None
 
     @abstractmethod
@@ -103,81 +100,44 @@ class Captions(ABC):
     def __len__(self) -> int:
         """Videos that have captions."""
 
-    def close(self) -> None:  # noqa: B027 - only some have anything to close
-        """Give back what is held, the scratch file too."""
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, *_: object) -> None:  # noqa: B027 - only some have anything to close
+        """Give back what is held, the scratch file too."""
 
 
 class _Spool(Captions):
-    """Compressed captions in a nameless file, as records that lead to the video's record before."""
+    """Compressed captions of many videos in a nameless database; an id may come again, with more captions."""
 
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
-        self._last: dict[str, int] = {}
-        self._size = 0
-        with self._writing():
+    def __init__(self, videos: Iterable[tuple[str, list[Caption]]], scratch: Path, path: Path) -> None:
+        """All of `videos`, which come from `path`."""
+        blocks = ((id, zlib.compress(json.dumps(said).encode(), level=1)) for id, said in videos if said)
+        try:
             scratch.mkdir(parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - closed by close()
-
-    @staticmethod
-    def of(videos: Iterable[tuple[str, list[Caption]]], scratch: Path, path: Path) -> _Spool:
-        """All of `videos`, which come from `path`; an id may come again, with more captions."""
-        spool = _Spool(scratch)
-        try:
-            for id, captions in videos:
-                spool._add(id, captions)
-            with spool._writing():
-                spool._file.flush()
-            if not len(spool):
-                raise UserError(f"{path} holds no captions; expected {{id: {LAYOUT}}}, or rows of captions in a csv")
-        except BaseException:
-            spool.close()
-            raise
-        return spool
-
-    def _add(self, id: str, captions: list[Caption]) -> None:
-        if not captions:
-            return
-        block = zlib.compress(json.dumps(captions).encode(), level=1)
-        with self._writing():
-            self._file.write(_RECORD.pack(self._last.get(id, -1), len(block)) + block)
-        self._last[id] = self._size
-        self._size += _RECORD.size + len(block)
-
-    def get(self, id: str) -> list[Caption]:
-        records: list[list[Caption]] = []
-        position = self._last.get(id, -1)
-        while position >= 0:
-            position_before, size = _RECORD.unpack(os.pread(self._file.fileno(), _RECORD.size, position))
-            block = os.pread(self._file.fileno(), size, position + _RECORD.size)
-            records.append([Caption(*row) for row in json.loads(zlib.decompress(block))])
-            position = position_before
-        return sorted(itertools.chain.from_iterable(reversed(records)), key=attrgetter("start"))
-
-    def __contains__(self, id: str) -> bool:
-        return id in self._last
-
-    def __len__(self) -> int:
-        return len(self._last)
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):  # what a full disk had no room for is not needed any more
-            self._file.close()
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
+            self._said = database(scratch, "CREATE TABLE said (id, block); CREATE INDEX ids ON said (id)")
+            self._said.executemany("INSERT INTO said VALUES (?, ?)", blocks)
+        except (OSError, sqlite3.Error) as error:
             raise UserError(
-                f"cannot set captions aside in {self._scratch}: {error.strerror or error}; they take about half "
+                f"cannot set captions aside in {scratch}: {getattr(error, 'strerror', error)}; they take about half "
                 "of the size of the file they come from"
             ) from error
+        if not len(self):
+            raise UserError(f"{path} holds no captions; expected {{id: {LAYOUT}}}, or rows of captions in a csv")
+
+    def get(self, id: str) -> list[Caption]:
+        blocks = self._said.execute("SELECT block FROM said WHERE id = ? ORDER BY rowid", (id,))
+        rows = itertools.chain.from_iterable(json.loads(zlib.decompress(block)) for (block,) in blocks)
+        return sorted(itertools.starmap(Caption, rows), key=attrgetter("start"))
+
+    def __contains__(self, id: str) -> bool:
+        return self._said.execute("SELECT 1 FROM said WHERE id = ?", (id,)).fetchone() is not None
+
+    def __len__(self) -> int:
+        return int(self._said.execute("SELECT COUNT(DISTINCT id) FROM said").fetchone()[0])
+
+    def __exit__(self, *_: object) -> None:
+        self._said.close()
 
 
 class _Folder(Captions):
@@ -210,20 +170,9 @@ class _Folder(Captions):
 
 
 def _caption_files(folder: Path) -> Iterator[str]:
-    """Names of the files at any depth; links to folders are followed, each folder is read once."""
-
-    def refuse(error: OSError) -> None:
-        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}")
-
-    seen: set[str] = set()
-    for here, subfolders, names in os.walk(folder, followlinks=True, onerror=refuse):
-        if (real := os.path.realpath(here)) in seen:
-            subfolders.clear()
-            continue
-        seen.add(real)
-        for name in names:
-            if name.endswith((".csv", ".json")) and not name.startswith("._"):  # which macOS leaves
-                yield name
+    """Names of the files at any depth, but for those that macOS leaves."""
+    names = itertools.chain.from_iterable(names for _, _, names in walk(folder))
+    return (name for name in names if name.endswith((".csv", ".json")) and not name.startswith("._"))
 
 
 class _Source(io.RawIOBase):
@@ -235,6 +184,8 @@ class _Source(io.RawIOBase):
     def __init__(self, path: Path, file: BinaryIO, holds: str) -> None:
         self.path = path
         self.position = 0
+        self.silent = -math.inf
+        """Bytes since a parser has last come to the end of a value."""
         self._file = file
         self._holds = holds
         self._end = _MOST
@@ -255,9 +206,12 @@ class _Source(io.RawIOBase):
                 f"{self.path} holds more than {_MOST >> 20} MB of {self._holds}, up to byte {self.position}; "
                 "is it the right file?"
             )
+        if self.silent > _LONGEST_VALUE:
+            raise ValueError(f"a value is longer than {_LONGEST_VALUE >> 20} MB, up to byte {self.position}")
         chunk = self._file.read(len(buffer))
         buffer[: len(chunk)] = chunk
         self.position += len(chunk)
+        self.silent += len(chunk)
         return len(chunk)
 
     def close(self) -> None:
@@ -271,7 +225,7 @@ def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
 
     with reading(path) as file:
         try:
-            for id, columns in _pairs(itertools.chain.from_iterable(_events(file))):
+            for id, columns in ijson.kvitems(_events(file), ""):
                 yield id, _captions(columns, f"{path}, video {_SHORT.repr(id)}")
                 file.next_video()
         except ijson.JSONError as error:
@@ -281,63 +235,22 @@ def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
             ) from error
 
 
-Event = tuple[str, Any]
+def _events(file: _Source) -> Iterator[tuple[str, str, Any]]:
+    """What the parser finds in a JSON file.
 
-
-def _events(file: _Source) -> Iterator[list[Event]]:
-    """What the parser finds in a JSON file, a chunk at a time.
-
-    These events do not carry the path to where they are, as those of ijson.kvitems do: where lists are nested deep, the
-    paths of a small file fill the memory.
+    The path to each, by which ijson.kvitems tells the names of videos, is only whether it is one: where lists are
+    nested deep, the whole paths of a small file fill the memory.
     """
     import ijson
 
-    events = ijson.sendable_list()
-    parser = ijson.basic_parse_coro(events, use_float=True)
-    silent = 0
-    while chunk := file.read(_CHUNK):
-        parser.send(chunk)
-        silent = 0 if events else silent + len(chunk)
-        if silent > _LONGEST_VALUE:
-            raise ValueError(f"a value is longer than {_LONGEST_VALUE >> 20} MB, up to byte {file.position}")
-        yield events
-        events.clear()
-    parser.close()
-    yield events
-
-
-def _pairs(events: Iterator[Event]) -> Iterator[tuple[str, Any]]:
-    """Names and values of the object that `events` are of; none of anything else."""
-    if next(events) == ("start_map", None):
-        for event, name in events:
-            if event == "map_key":
-                yield name, _value(*next(events), events, _DEEPEST)
-
-
-def _value(event: str, value: Any, events: Iterator[Event], room: int) -> Any:
-    """What begins with `event`, up to `room` lists and objects deep; of objects, only the COLUMNS are kept."""
-    if event not in ("start_array", "start_map"):
-        return value
-    if not room:
-        raise RecursionError("lists within lists")  # as json.loads does where it has no room
-    if event == "start_map":
-        named = {}
-        for event, name in events:
-            if event == "end_map":
-                break
-            value = _value(*next(events), events, room - 1)
-            if name in COLUMNS:
-                named[name] = value
-        return named
-    values: list[Any] = []
-    for event, value in events:
-        if event in _SCALARS:
-            values.append(value)
-        elif event == "end_array":
-            break
-        else:
-            values.append(_value(event, value, events, room - 1))
-    return values
+    depth = 0
+    for event, value in ijson.basic_parse(file, use_float=True, buf_size=_CHUNK):
+        file.silent = 0
+        if event in _NESTING:
+            depth += _NESTING[event]
+            if depth > _DEEPEST + 1:
+                raise RecursionError("lists within lists")  # as json.loads does where it has no room
+        yield ("" if depth == 1 else "within"), event, value
 
 
 def _csv_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
@@ -405,19 +318,13 @@ def _captions(columns: Any, where: str) -> list[Caption]:
         raise UserError(f"{where}: the lists differ in length, {counts}")
     starts, ends, texts = lists
     said = [text.strip() if isinstance(text, str) else _text(text, where) for text in texts]
+    times = ([_seconds(value, where) for value in values] for values in (starts, ends))
     usable = [
         Caption(start, end, text)
-        for start, end, text in zip(_times(starts, where), _times(ends, where), said, strict=True)
+        for start, end, text in zip(*times, said, strict=True)
         if text and -_LONGEST < start <= end < _LONGEST
     ]
     return sorted(usable, key=attrgetter("start"))
-
-
-def _times(values: Iterable[Any], where: str) -> list[float]:
-    try:
-        return list(map(float, values))
-    except (TypeError, ValueError, OverflowError):  # some are missing, or no times
-        return [_seconds(value, where) for value in values]
 
 
 def _seconds(value: Any, where: str) -> float:

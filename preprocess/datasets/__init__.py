@@ -1,42 +1,29 @@
-"""Data sets: where their videos, labels, splits and captions are. One short module each, one entry here."""
+"""Data sets: where their videos, labels, splits and captions are.
+
+Each is a short module here, which ends in its DATA, and a name in pipeline/shards/layout.py; generated ones are a
+module of preprocess/synthetic instead.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.common.errors import UserError
-from gdt.preprocess.datasets import audioset, folder, hmdb51, howto100m, kinetics, synthetic, ucf101, vggsound
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.pipeline.shards import layout
+from gdt.preprocess.datasets import synthetic
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video
 
 
-@dataclass(frozen=True)
-class DataSet:
-    """One entry of the table below."""
-
-    listing: Callable[[Path], Iterator[Video | Missing]]
-    """Videos below a folder, in a fixed order, one at a time: a list of a million is never held in memory."""
-    tree: str
-    """The files and folders that are expected, as text to show."""
-    captioned: bool = False
-    """Only what is captioned is kept: videos without captions are left out, and stretches without any are cut out."""
-    make: Callable[[Path], None] | None = None
-    """Generates the videos, and captions of them, where there are none."""
+def _data(name: str) -> DataSet:
+    if name in layout.GENERATED:
+        return synthetic.data(name)
+    data: DataSet = importlib.import_module(f"{__name__}.{name}").DATA
+    return data
 
 
-DATASETS = {
-    "audioset": DataSet(audioset.listing, audioset.TREE),
-    "folder": DataSet(folder.listing, folder.TREE),
-    "hmdb51": DataSet(hmdb51.listing, hmdb51.TREE),
-    "howto100m": DataSet(howto100m.listing, howto100m.TREE, captioned=True),
-    "ig65m": DataSet(folder.listing, folder.TREE),
-    "kinetics": DataSet(kinetics.listing, kinetics.TREE),
-    "synthetic": DataSet(synthetic.listing, folder.TREE, make=synthetic.make),
-    "synthetic-hard": DataSet(synthetic.listing_hard, folder.TREE, make=synthetic.make_hard),
-    "ucf101": DataSet(ucf101.listing, ucf101.TREE),
-    "vggsound": DataSet(vggsound.listing, vggsound.TREE),
-}
+DATASETS = {name: _data(name) for name in layout.DATASETS}
 
 
 def find(dataset: str, source: Path) -> DataSet:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gdt.common.errors import UserError
 from gdt.common.files import kind
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video
 from gdt.preprocess.datasets.youtube import Segment
 
 TREE = """\
@@ -63,3 +63,6 @@ def _name(segment: Segment) -> str:
 
 def _unlisted(video: Video) -> Missing:
     return Missing(video.path.stem, "none of the csv files lists it")
+
+
+DATA = DataSet(listing, TREE)

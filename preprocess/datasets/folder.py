@@ -1,7 +1,4 @@
-"""Any tree of videos, at any depth; subfolders are classes, and folders named train, val or test are splits.
-
-Also stands for IG65M, which was never published: a collection of millions of files in any arrangement.
-"""
+"""Any tree of videos, at any depth; subfolders are classes, and folders named train, val or test are splits."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
-from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, Missing, Video, find_key, key_of, video_files
+from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, DataSet, Missing, Video, find_key, key_of, video_files
 
 TREE = f"""\
 source/a.mp4                      no class, split train (or by --val and --test)
@@ -86,3 +83,6 @@ def _has_splits(source: Path) -> bool:
         return any(name.lower() in SPLITS for name in os.listdir(source))  # noqa: PTH208
     except OSError:
         return False  # which the listing tells
+
+
+DATA = DataSet(listing, TREE)

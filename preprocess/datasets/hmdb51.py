@@ -13,7 +13,7 @@ from pathlib import Path
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video
 
 TREE = """\
 source/hmdb51_org/brush_hair/*.avi                                     class folders, here, in another folder or
@@ -42,3 +42,6 @@ def _lines(lists: Path) -> Iterator[Line]:
                 if number not in _SPLITS:
                     raise UserError(f"'{text}' in {path} is not understood; expected a file name and 0, 1 or 2")
                 yield Line(name, file.strip(), fold, _SPLITS[number])
+
+
+DATA = DataSet(listing, TREE)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gdt.common.errors import UserError
 from gdt.common.files import kind, open_regular
-from gdt.preprocess.datasets.listing import Missing, Video, video_files
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, video_files
 
 TABLE = "HowTo100M_v1.csv"
 TREE = f"""\
@@ -70,3 +70,6 @@ def read_labels(path: Path) -> dict[str, str]:
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{path} is damaged: {error}; copy or download it again") from error
     return labels
+
+
+DATA = DataSet(listing, TREE, captioned=True)

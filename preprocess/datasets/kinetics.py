@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import SPLITS, Missing, Video
+from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Video
 from gdt.preprocess.datasets.youtube import Segment
 
 TREE = """\
@@ -43,3 +43,6 @@ def _name(segment: Segment) -> str:
 
 def _from_folders(video: Video) -> Video:
     return replace(video, id=video.path.stem, label=video.label.replace("_", " "))
+
+
+DATA = DataSet(listing, TREE)

@@ -4,66 +4,51 @@ from __future__ import annotations
 
 import csv
 import json
-import tempfile
-from array import array
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any
-
-import numpy as np
+from typing import Any, Self
 
 from gdt.common.errors import UserError
 from gdt.common.files import kind, open_regular
-from gdt.preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
+from gdt.preprocess.datasets.listing import SPLITS, Missing, Video
+from gdt.preprocess.scratch import database
 
 LABELS = "labels.csv"
 NAMES = ("path", "id", "file", "filename", "video", "name")
 """What the first column may be called, which names the videos."""
-_MEMORY = 1 << 26
-"""Bytes of rows beyond which they lie on disk."""
 
 
-class Labels(AbstractContextManager["Labels"]):
-    """The rows of labels.csv, by the video they name. 17 bytes of memory per row, and 64 MiB at most of their text."""
+class Labels:
+    """The rows of labels.csv, by the video they name, in a table on disk. A context manager."""
 
     def __init__(self, source: Path) -> None:
         """Read the file, if it is there. Raises UserError, with the number of the line, where it is not understood."""
         self._path = source / LABELS
         self._columns: list[str] = []
-        self._file = tempfile.SpooledTemporaryFile(_MEMORY)  # noqa: SIM115 (closed by __exit__)
-        keys, offsets, position = array("Q"), array("q"), 0
-        for row in () if kind(self._path) == "missing" else self._read():
-            line = (json.dumps(row) + "\n").encode()
-            self._file.write(line)
-            keys.append(key_of(row[1]))
-            offsets.append(position)
-            position += len(line)
-        unsorted = np.frombuffer(keys, np.uint64)
-        order = np.argsort(unsorted, kind="stable")
-        self._keys, self._offsets = unsorted[order], np.frombuffer(offsets, np.int64)[order]
-        self._found = np.zeros(len(order), bool)
-        if len(twice := np.flatnonzero(self._keys[1:] == self._keys[:-1])):
-            (first, name, *_), (second, *_) = (self._row(int(twice[0]) + k) for k in (0, 1))
-            raise self._wrong(second, f"'{name}' is named again, as in line {first}; keep one of the two")
+        self._table = database(None, "CREATE TABLE labels (name BLOB PRIMARY KEY, line, said, found DEFAULT FALSE)")
+        for line, name, *said in () if kind(self._path) == "missing" else self._read():
+            row = _key(name), line, json.dumps(said)
+            if not self._table.execute("INSERT OR IGNORE INTO labels VALUES (?, ?, ?, FALSE)", row).rowcount:
+                raise self._twice(name, self._find(name)[0][0], line)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._table.close()
 
     def applied(self, video: Video, path: str) -> Video:
         """The video, known by its id and by its path below the source, with what its row says of it.
 
         Raises UserError where it has a row for each.
         """
-        places = [place for name in {video.id, path} if (place := self._find(name)) is not None]
-        if not places:
+        rows = [row for name in {video.id, path} for row in self._find(name)]
+        if not rows:
             return video
-        if len(places) > 1:
-            lines = sorted(self._row(place)[0] for place in places)
-            raise self._wrong(lines[1], f"'{path}' is named again, as in line {lines[0]}; keep one of the two")
-        _, _, label, split, values = self._row(places[0])
+        if len(rows) > 1:
+            raise self._twice(path, *sorted(line for line, _ in rows))
+        label, split, values = json.loads(rows[0][1])
         columns = tuple(zip(self._columns, values, strict=True))
         return replace(video, label=label or video.label, split=split or video.split, columns=columns)
 
@@ -73,25 +58,16 @@ class Labels(AbstractContextManager["Labels"]):
 
     def unused(self) -> Iterator[Missing]:
         """The rows that name no video so far, in their order."""
-        places = np.flatnonzero(~self._found)
-        for place in places[np.argsort(self._offsets[places])].tolist():
-            yield Missing(self._row(place)[1], f"named in {LABELS}, but there is no such file")
+        for (name,) in self._table.execute("SELECT name FROM labels WHERE NOT found ORDER BY line"):
+            yield Missing(name.decode(), f"named in {LABELS}, but there is no such file")
 
-    def _find(self, name: str) -> int | None:
-        """The place of the row with this name, which is found with it."""
-        place = find_key(self._keys, name)
-        if place is not None:
-            self._found[place] = True
-        return place
-
-    def _row(self, place: int) -> list[Any]:
-        """Line, name, label, split, and the values of further columns."""
-        self._file.seek(int(self._offsets[place]))
-        row: list[Any] = json.loads(self._file.readline())
-        return row
+    def _find(self, name: str) -> list[tuple[int, str]]:
+        """Line and what is said in the row with this name, if there is one, which is found with it."""
+        query = "UPDATE labels SET found = TRUE WHERE name = ? RETURNING line, said"
+        return self._table.execute(query, (_key(name),)).fetchall()
 
     def _read(self) -> Iterator[list[Any]]:
-        """The rows, as `_row` has them."""
+        """Line, name, label, split, and the values of further columns of every row."""
         with open_regular(self._path) as file:
             head = file.readline()
             file.seek(0)
@@ -132,8 +108,15 @@ class Labels(AbstractContextManager["Labels"]):
         if twice := next((name for name in names if names.count(name) > 1), ""):
             raise self._wrong(1, f"there are two columns '{twice}'")
 
+    def _twice(self, name: str, first: int, second: int) -> UserError:
+        return self._wrong(second, f"'{name}' is named again, as in line {first}; keep one of the two")
+
     def _wrong(self, line: int, what: str) -> UserError:
         return UserError(f"line {line} of {self._path}: {what}")
+
+
+def _key(name: str) -> bytes:
+    return name.encode(errors="surrogateescape")
 
 
 def _text(line: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,20 @@ class Missing:
     """Where there is something."""
 
 
+@dataclass(frozen=True)
+class DataSet:
+    """A data set: where its videos, labels and splits are."""
+
+    listing: Callable[[Path], Iterator[Video | Missing]]
+    """Videos below a folder, in a fixed order, one at a time: a list of a million is never held in memory."""
+    tree: str
+    """The files and folders that are expected, as text to show."""
+    captioned: bool = False
+    """Only what is captioned is kept: videos without captions are left out, and stretches without any are cut out."""
+    make: Callable[[Path], None] | None = None
+    """Generates the videos, and captions of them, where there are none."""
+
+
 def key_of(name: str) -> int:
     """64 bits that stand for an id or a path; two names of millions have the same by a chance of one in a million."""
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
@@ -91,10 +105,9 @@ def size_of(path: Path) -> int:
     return status.st_size if is_regular(status) else -1
 
 
-def video_files(root: Path) -> Iterator[Path | Missing]:
-    """All that is named like a video below `root`, in a fixed order, whatever kind of file it is.
+def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """The folders below `root` in a fixed order: path, names of subfolders and names of files, both sorted.
 
-    Hidden files, and folders that are named like a video, come as missing, with their path below `root` as their id.
     Links to folders are followed, each folder is read once. Raises UserError for a folder that cannot be read.
     """
 
@@ -109,12 +122,21 @@ def video_files(root: Path) -> Iterator[Path | Missing]:
             continue
         seen.add(real)
         subfolders.sort()
+        yield folder, subfolders, sorted(names)
+
+
+def video_files(root: Path) -> Iterator[Path | Missing]:
+    """All that is named like a video below `root`, in the order of `walk`, whatever kind of file it is.
+
+    Hidden files, and folders that are named like a video, come as missing, with their path below `root` as their id.
+    """
+    for folder, subfolders, names in walk(root):
         # a folder whose disk is not mounted, for all that can be told
-        for name in sorted(name for name in names if "." not in name and _leads_nowhere(Path(folder, name))):
+        for name in (name for name in names if "." not in name and _leads_nowhere(Path(folder, name))):
             yield _unused(Path(folder, name), root, "it is a link that leads nowhere")
         for name in filter(_is_named_like_a_video, subfolders):
             yield _unused(Path(folder, name), root, "it is a folder, not a file")
-        for name in filter(_is_named_like_a_video, sorted(names)):
+        for name in filter(_is_named_like_a_video, names):
             if name.startswith("."):
                 yield _unused(Path(folder, name), root, "it is hidden: its name begins with a dot")
             else:

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
-from gdt.preprocess.datasets.listing import Missing, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video
 
 TREE = """\
 source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any kind of video
@@ -31,3 +31,6 @@ def _lines(lists: Path) -> Iterator[Line]:
             for text in folds.texts(lists / f"{split}list{fold:02d}.txt", TREE):
                 path = PurePosixPath(text.split()[0])  # in training lists, the number of the class follows
                 yield Line(path.parent.name, path.name, fold, split)
+
+
+DATA = DataSet(listing, TREE)

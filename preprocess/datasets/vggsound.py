@@ -11,7 +11,7 @@ from pathlib import Path
 from gdt.common.errors import UserError
 from gdt.common.files import kind
 from gdt.preprocess.datasets import youtube
-from gdt.preprocess.datasets.listing import SPLITS, Missing, Video
+from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Video
 from gdt.preprocess.datasets.youtube import Segment
 
 TREE = """\
@@ -42,3 +42,6 @@ def _name(segment: Segment) -> str:
 
 def _unlisted(video: Video) -> Missing:
     return Missing(video.path.stem, "vggsound.csv does not list it")
+
+
+DATA = DataSet(listing, TREE)

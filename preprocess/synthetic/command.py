@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import tyro
 
-from gdt.preprocess.synthetic import hard, standard
-
-SETS: dict[str, Callable[..., None]] = {"synthetic": standard.generate, "synthetic-hard": hard.generate}
+from gdt.pipeline.shards.layout import GENERATED
+from gdt.preprocess.synthetic import GeneratedSet, generate, generated
 
 
 def main(arguments: Sequence[str]) -> None:
-    tyro.extras.subcommand_cli_from_dict(SETS, prog="gdt generate", args=arguments, config=(tyro.conf.OmitArgPrefixes,))
+    commands = {name: _command(generated(name)) for name in GENERATED}
+    tyro.extras.subcommand_cli_from_dict(commands, prog="gdt generate", args=arguments,
+                                         config=(tyro.conf.OmitArgPrefixes,))  # fmt: skip
+
+
+def _command(kind: type[GeneratedSet]) -> Callable[..., None]:
+    def command(
+        destination: Path, settings: GeneratedSet = kind(), workers: int | None = None, progress: bool = True
+    ) -> None:
+        generate(destination, settings, workers, progress)
+
+    command.__annotations__["settings"] = kind
+    command.__doc__ = generate.__doc__
+    return command
 
 
 def options(_: Sequence[str]) -> Mapping[str, Any]:

@@ -7,20 +7,31 @@ import multiprocessing
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
-from gdt.preprocess.synthetic.scene import SAMPLE_RATE, SPLITS, Video
+from gdt.common.files import write_text
+from gdt.preprocess.synthetic.beat import Array
+from gdt.preprocess.synthetic.drawing import SAMPLE_RATE, Frames
 
+SPLITS = ("train", "val", "test")
 GROUP = 25  # videos per ffmpeg process: its start costs more than encoding one video
 UNFINISHED = ".partial"  # what a name ends in until the file is complete
+
+
+class Video(NamedTuple):
+    """One video before encoding: uint8 [T, H, W, 3], float32 [samples]."""
+
+    frames: Frames
+    waveform: Array
 
 
 class Task(NamedTuple):
@@ -33,38 +44,71 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """One generated data set: what its videos are, and how each is made."""
+class GeneratedSet(ABC):
+    """Settings of a generated data set, and what its videos are."""
 
-    name: str
+    name: ClassVar[str]
     """Of the set; its marker is <name>.json."""
-    format: int
+    format: ClassVar[int]
     """Raised whenever the same settings give other files."""
-    settings: Any
-    """A frozen dataclass; of its fields, `train`, `val`, `test` (videos per class), `size` and `fps` are read here."""
-    actions: tuple[str, ...]
-    """Names of the classes."""
-    render: Callable[[Any, str, str, int], Video]
-    """The video of settings, split, action and number; a function of a module, since processes hand it on."""
-    beside: Callable[[Any, Sequence[Task]], dict[str, str]]
-    """Files beside the videos, by name, as text."""
+
+    seed: int = 0
+    """Seed of everything random. Every video also has its own stream, so that it depends on no other video."""
+    train: int = 200
+    """Training videos per class."""
+    val: int = 20
+    """Validation videos per class."""
+    test: int = 20
+    """Test videos per class."""
+    seconds: float = 4.0
+    """Duration of every video in seconds: room for several time shifts of a 1-s clip."""
+    fps: int = 15
+    """Frames per second: twice as many as the small clips see, and enough for the fastest motion, a shake of 7 Hz."""
+    size: int = 64
+    """Height and width in pixels; even, as 4:2:0 chroma needs."""
+
+    def __post_init__(self) -> None:
+        wrong = {
+            f"size is {self.size}; it must be even and at least 16": self.size < 16 or self.size % 2 == 1,
+            "train, val, test and seed must not be negative": min(self.train, self.val, self.test, self.seed) < 0,
+            "seconds and fps must be positive": self.seconds <= 0 or self.fps <= 0,
+        }
+        if reasons := [reason for reason, is_wrong in (wrong | self.wrong()).items() if is_wrong]:
+            raise UserError(f"the settings of the {self.name} data set are wrong: {'; '.join(reasons)}.")
+
+    @property
+    @abstractmethod
+    def actions(self) -> tuple[str, ...]:
+        """Names of the classes."""
+
+    @abstractmethod
+    def wrong(self) -> dict[str, bool]:
+        """What may be wrong with the set's own settings, and whether it is."""
+
+    @abstractmethod
+    def render(self, split: str, action: str, n: int) -> Video:
+        """The n-th video of an action in a split."""
+
+    @abstractmethod
+    def beside(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Files beside the videos, by name, as text."""
 
     @property
     def marker(self) -> str:
         return f"{self.name}.json"
 
 
-def tasks(destination: Path, recipe: Recipe) -> list[Task]:
+def tasks(destination: Path, settings: GeneratedSet) -> list[Task]:
     """Every video of the set; the file stem is its id, unique over splits and classes."""
     return [
         Task(destination / split / action / f"{split}_{action}_{n:04d}.mp4", split, action, n)
         for split in SPLITS
-        for action in recipe.actions
-        for n in range(getattr(recipe.settings, split))
+        for action in settings.actions
+        for n in range(getattr(settings, split))
     ]
 
 
-def ffmpeg_command(settings: Any, raw: Sequence[tuple[Path, Path]], outputs: Iterable[Path]) -> list[str]:
+def ffmpeg_command(settings: GeneratedSet, raw: Sequence[tuple[Path, Path]], outputs: Iterable[Path]) -> list[str]:
     """One process that turns pairs of raw frames and samples into as many MP4 files, the same bytes every time."""
     side, exact = str(settings.size), "+bitexact"
     command = ["ffmpeg", "-nostdin", "-y", "-v", "error"]
@@ -80,17 +124,17 @@ def ffmpeg_command(settings: Any, raw: Sequence[tuple[Path, Path]], outputs: Ite
     return command
 
 
-def make_group(recipe: Recipe, group: Sequence[Task]) -> int:
+def make_group(settings: GeneratedSet, group: Sequence[Task]) -> int:
     """Render and encode a few videos with one ffmpeg process; returns how many. Raises `UserError` if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         raw = [(Path(folder, f"{k}.rgb"), Path(folder, f"{k}.pcm")) for k in range(len(group))]
         for (frames, samples), task in zip(raw, group, strict=True):
-            video = recipe.render(recipe.settings, task.split, task.action, task.n)
+            video = settings.render(task.split, task.action, task.n)
             video.frames.tofile(frames)
             np.round(video.waveform * 32767).astype("<i2").tofile(samples)
             task.path.parent.mkdir(parents=True, exist_ok=True)
         outputs = [task.path.with_name(task.path.name + UNFINISHED) for task in group]
-        run_ffmpeg(ffmpeg_command(recipe.settings, raw, outputs))
+        run_ffmpeg(ffmpeg_command(settings, raw, outputs))
     for task, output in zip(group, outputs, strict=True):
         output.rename(task.path)
     return len(group)
@@ -106,19 +150,19 @@ def run_ffmpeg(command: list[str]) -> None:
         raise UserError(f"ffmpeg could not encode the synthetic videos (exit status {done.returncode}):\n{last}")
 
 
-def claim(destination: Path, recipe: Recipe) -> bool:
+def claim(destination: Path, settings: GeneratedSet) -> bool:
     """Whether the set is still to be made or completed, under a marker that says with which settings.
 
     Raises `UserError` if the folder holds a set with other settings, or something else.
     """
-    described: dict[str, object] = {"format": recipe.format, **asdict(recipe.settings)}
-    marker, unfinished = destination / recipe.marker, destination / (recipe.marker + UNFINISHED)
+    described: dict[str, object] = {"format": settings.format, **asdict(settings)}
+    marker, unfinished = destination / settings.marker, destination / (settings.marker + UNFINISHED)
     found = next((path for path in (marker, unfinished) if path.exists()), None)
     if found is None:
-        if taken := [name for name in (*SPLITS, *recipe.beside(recipe.settings, [])) if (destination / name).exists()]:
+        if taken := [name for name in (*SPLITS, *settings.beside([])) if (destination / name).exists()]:
             raise UserError(
-                f"{destination} holds {', '.join(taken)}, but no {recipe.marker}; it is not a {recipe.name} data set. "
-                "Choose another destination."
+                f"{destination} holds {', '.join(taken)}, but no {settings.marker}; it is not a {settings.name} data "
+                "set. Choose another destination."
             )
         destination.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(json.dumps(described, indent=2) + "\n")
@@ -127,40 +171,40 @@ def claim(destination: Path, recipe: Recipe) -> bool:
     if differing := [key for key in described if existing.get(key) != described[key]]:
         what = ", ".join(f"{key} is {existing.get(key)} there, {described[key]} here" for key in differing)
         raise UserError(
-            f"{destination} holds a {recipe.name} data set made with other settings: {what}. "
+            f"{destination} holds a {settings.name} data set made with other settings: {what}. "
             "Use the same settings, delete the folder, or choose another destination."
         )
     return found == unfinished
 
 
-def make_all(recipe: Recipe, missing: Sequence[Task], workers: int, progress: bool) -> None:
+def make_all(settings: GeneratedSet, missing: Sequence[Task], workers: int, progress: bool) -> None:
     groups = [missing[k : k + GROUP] for k in range(0, len(missing), GROUP)]
-    with tqdm(total=len(missing), desc=f"{recipe.name} videos", unit="video", disable=not progress) as bar:
+    with tqdm(total=len(missing), desc=f"{settings.name} videos", unit="video", disable=not progress) as bar:
         if min(workers, len(groups)) <= 1:
             for group in groups:
-                bar.update(make_group(recipe, group))
+                bar.update(make_group(settings, group))
             return
         # Spawned, not forked: the caller may have started threads.
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(min(workers, len(groups)), mp_context=context)
         try:
-            for done in as_completed([pool.submit(make_group, recipe, group) for group in groups]):
+            for done in as_completed([pool.submit(make_group, settings, group) for group in groups]):
                 bar.update(done.result())
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def make(destination: Path, recipe: Recipe, workers: int | None, progress: bool) -> None:
+def generate(destination: Path, settings: GeneratedSet, workers: int | None = None, progress: bool = True) -> None:
     """Make a data set: `<split>/<class>/<id>.mp4`, what lies beside and, once complete, the marker.
 
     A complete set with the same settings is left alone, a half-made one completed. `workers` processes render and
     encode, by default one per CPU core. Raises `UserError` if the destination is taken or ffmpeg fails.
     """
-    if not claim(destination, recipe):
+    if not claim(destination, settings):
         return
-    every = tasks(destination, recipe)
+    every = tasks(destination, settings)
     missing = [task for task in every if not task.path.exists()]
-    make_all(recipe, missing, workers or len(os.sched_getaffinity(0)), progress)
-    for name, text in recipe.beside(recipe.settings, every).items():
-        (destination / name).write_text(text)
-    (destination / (recipe.marker + UNFINISHED)).rename(destination / recipe.marker)
+    make_all(settings, missing, workers or len(os.sched_getaffinity(0)), progress)
+    for name, text in settings.beside(every).items():
+        write_text(destination / name, text)
+    (destination / (settings.marker + UNFINISHED)).rename(destination / settings.marker)

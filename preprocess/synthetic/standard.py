@@ -3,30 +3,257 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from gdt.preprocess.synthetic import files
-from gdt.preprocess.synthetic.actions import ACTIONS
-from gdt.preprocess.synthetic.files import Recipe, Task
-from gdt.preprocess.synthetic.scene import Synthetic, captions, draw_scene, render
+import numpy as np
 
-NAME = "synthetic"
-FORMAT = 1
+from gdt.preprocess.synthetic.beat import Array, Beat, Motion, Sound, Tempo, decay
+from gdt.preprocess.synthetic.drawing import (
+    SAMPLE_RATE,
+    Frames,
+    Thing,
+    backdrop,
+    draw_ground,
+    draw_thing,
+    paint,
+    room,
+    tone,
+    wavetable,
+)  # fmt: skip
+from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video
+
+TAKE_OFF, LANDING = 0.35, 0.8  # of a jump, in cycles
+HUES = ("red", "orange", "lime", "green", "cyan", "blue", "purple", "pink")
 
 
-def generate(
-    destination: Path, settings: Synthetic = Synthetic(), workers: int | None = None, progress: bool = True
-) -> None:
-    """Make the data set: `<split>/<class>/<id>.mp4`, `captions.json` and, once complete, `synthetic.json`.
-
-    A complete set with the same settings is left alone, a half-made one completed. `workers` processes render and
-    encode, by default one per CPU core. Raises `UserError` if the destination is taken or ffmpeg fails.
-    """
-    actions = tuple(ACTIONS)[: settings.classes]
-    files.make(destination, Recipe(NAME, FORMAT, settings, actions, render, _beside), workers, progress)
+def bounce(beat: Beat) -> Motion:
+    part, squash = beat.part(2), decay(beat.since(2), 0.06)
+    return Motion(y=0.4 - 3.2 * part * (1 - part), width=1 + 0.3 * squash, height=1 - 0.35 * squash)
 
 
-def _beside(settings: Synthetic, tasks: Sequence[Task]) -> dict[str, str]:
-    spoken = {t.path.stem: captions(draw_scene(settings, t.split, t.action, t.n), settings) for t in tasks}
-    return {"captions.json": json.dumps(spoken) + "\n"}
+def swing(beat: Beat) -> Motion:
+    angle = 1.1 * beat.wave()
+    return Motion(x=0.65 * np.sin(angle), y=0.65 * np.cos(angle) - 0.45, angle=-angle)
+
+
+def jump(beat: Beat) -> Motion:
+    air = np.clip((beat.part() - TAKE_OFF) / (LANDING - TAKE_OFF), 0, 1)
+    crouch = np.sin(np.pi * np.clip(beat.part() / TAKE_OFF, 0, 1))
+    return Motion(y=0.45 - 3.6 * air * (1 - air) + 0.1 * crouch, width=1 + 0.3 * crouch, height=1 - 0.4 * crouch)
+
+
+def chirp_and_thud(beat: Beat) -> Sound:
+    chirp = np.clip(1 - beat.since(offset=TAKE_OFF) / 0.25, 0, 1)
+    thud = decay(beat.since(offset=LANDING), 0.07)
+    return Sound(np.maximum(0.7 * np.sqrt(chirp), thud), octave=np.where(chirp > 0, 1.5 - 1.5 * chirp, -0.7))
+
+
+def glide(beat: Beat) -> Sound:
+    part = beat.part(0.5)
+    return Sound(np.minimum(1, 8 * part * (1 - part)), octave=1.6 * part - 0.8, breath=0.3)
+
+
+class Action(NamedTuple):
+    """How one class moves and sounds, and how a caption says so."""
+
+    verb: str
+    motion: Callable[[Beat], Motion]
+    sound: Callable[[Beat], Sound]
+
+
+# At least one event, seen and heard, falls into every second, so that a clip of 1 s can tell the action.
+ACTIONS = {
+    # A thud at each of two impacts per cycle.
+    "bounce": Action("bounces", bounce, lambda b: Sound(decay(b.since(2), 0.07), decay(b.since(2), 0.03) - 0.5)),
+    # A whoosh whenever the pendulum passes its lowest point.
+    "swing": Action("swings", swing, lambda b: Sound((1 - b.wave() ** 2) ** 3, breath=1)),
+    # A whirr of eight beats per turn.
+    "spin": Action(
+        "spins",
+        lambda b: Motion(angle=2 * np.pi * b.phase),
+        lambda b: Sound(np.clip(0.5 + 0.9 * b.wave(8), 0.1, 1)),
+    ),
+    # A swell, loudest at the largest size.
+    "pulse": Action(
+        "pulses",
+        lambda b: Motion(width=1 + 0.5 * b.wave(), height=1 + 0.5 * b.wave()),
+        lambda b: Sound((0.5 + 0.5 * b.wave()) ** 2),
+    ),
+    # A short high click with each of two flashes per cycle.
+    "flash": Action(
+        "flashes",
+        lambda b: Motion(glow=decay(b.since(2), 0.1)),
+        lambda b: Sound(decay(b.since(2), 0.015), octave=2),
+    ),
+    # A rattle at each turning point of a burst of shaking.
+    "shake": Action(
+        "shakes",
+        lambda b: Motion(x=0.3 * b.wave(5) * (b.part() < 0.6)),
+        lambda b: Sound(decay(b.since(10, offset=0.5), 0.015) * (b.part() < 0.6), octave=1, breath=0.3),
+    ),
+    # The pitch follows the height; an accent at each turn.
+    "zigzag": Action(
+        "zigzags",
+        lambda b: Motion(x=0.6 * b.triangle(0.5), y=-0.4 * b.triangle(2)),
+        lambda b: Sound(0.4 + 0.6 * decay(b.since(4), 0.06), octave=0.7 * b.triangle(2)),
+    ),
+    # A tremolo whose pitch rises and falls once per round.
+    "orbit": Action(
+        "orbits",
+        lambda b: Motion(x=0.5 * b.wave(), y=0.5 * np.cos(2 * np.pi * b.phase)),
+        lambda b: Sound(0.6 + 0.4 * b.wave(3), octave=0.25 * b.wave()),
+    ),
+    # A breathy glide upwards, over and over, like the object.
+    "float": Action("floats", lambda b: Motion(0.25 * b.wave(), 1.1 - 2.2 * b.part(0.5), 0.4 * b.wave()), glide),
+    # A rising chirp at take-off, a thud at landing.
+    "jump": Action("jumps", jump, chirp_and_thud),
+}
+
+
+@dataclass(frozen=True)
+class Synthetic(GeneratedSet):
+    """Settings of the generated data set; equal settings give equal files."""
+
+    name: ClassVar[str] = "synthetic"
+    format: ClassVar[int] = 1
+
+    train: int = 250
+    """Training videos per class. With fewer than about 100, contrastive learning tells instances, not actions."""
+    classes: int = 10
+    """Number of classes: the first so many of `ACTIONS`."""
+    nuisance: float = 0.3
+    """Probability, for each of size-pitch, hue-timbre and background-ambience, that the sound copies the picture's
+    nuisance. It is a shortcut across modalities; from about 0.7 on it hides the action."""
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        return tuple(ACTIONS)[: self.classes]
+
+    def wrong(self) -> dict[str, bool]:
+        return {
+            f"classes is {self.classes}; it must be 1 to {len(ACTIONS)}": not 1 <= self.classes <= len(ACTIONS),
+            f"nuisance is {self.nuisance}; it is a probability": not 0 <= self.nuisance <= 1,
+        }
+
+    def render(self, split: str, action: str, n: int) -> Video:
+        scene = draw_scene(self, split, action, n)
+        return Video(picture(scene, self), sound(scene, self))
+
+    def beside(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """What happens when, as HowTo100M has it."""
+        spoken = {t.path.stem: captions(draw_scene(self, t.split, t.action, t.n), self) for t in tasks}
+        return {"captions.json": json.dumps(spoken) + "\n"}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All that is drawn at random for one video, save noise."""
+
+    action: str
+    tempo: Tempo
+    actor: Thing
+    distractors: tuple[Thing, ...]
+    hue: float
+    reach: float
+    """Factor of the actor's excursions; negative values mirror them left to right."""
+    background: float
+    """Coarse (0) to fine (1) texture."""
+    background_colours: Array
+    pitch: float
+    """0 to 1, low to high; 1 minus the size, where the sound copies it."""
+    timbre: float
+    """0 to 1, pure to bright."""
+    ambience: float
+    """0 to 1, dark rumble to hiss."""
+    seeds: tuple[np.random.SeedSequence, ...]
+    """Of the streams for picture, sound and text."""
+
+
+def _radius(size: float) -> float:
+    """Of a thing, by its size from 0 to 1; those of others are below."""
+    return 0.3 + 0.16 * size
+
+
+def draw_scene(settings: Synthetic, split: str, action: str, n: int) -> Scene:
+    """The scene of the n-th video of an action in a split, a pure function of its arguments."""
+    key = [settings.seed, SPLITS.index(split), tuple(ACTIONS).index(action), n]
+    draws, *noise = np.random.SeedSequence(key).spawn(4)
+    rng = np.random.default_rng(draws)
+    start, rate, depth, period, lead = rng.uniform((0, 0.875, 0.1, 3, 0), (2, 1.165, 0.2, 6, 2 * np.pi)).tolist()
+    size, hue, background = rng.uniform(size=3).tolist()
+    copied = rng.uniform(size=3) < settings.nuisance
+    pitch, timbre, ambience = np.where(copied, (1 - size, hue, background), rng.uniform(size=3)).tolist()
+    hues = rng.uniform(size=4).tolist()
+    distractors = tuple(
+        draw_thing(rng, hues[i], _radius(rng.uniform(-1.2, -0.4)), place=0.9, drift=rng.choice((0, 0.15)))
+        for i in range(rng.integers(1, 3))
+    )
+    # Panning, jitter, contrast of the background and noise are weak on purpose: where they outweigh the motion and the
+    # events, cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch).
+    ground = draw_ground(rng, iter(hues[2:]).__next__)
+    return Scene(
+        action=action,
+        tempo=Tempo(start, rate, depth, period, lead),
+        actor=draw_thing(rng, hue, _radius(size), place=0.15, drift=0.05),
+        distractors=distractors,
+        hue=hue,
+        reach=rng.uniform(0.85, 1.15) * (-1) ** int(rng.integers(2)),
+        background=background,
+        background_colours=ground,
+        pitch=pitch,
+        timbre=timbre,
+        ambience=ambience,
+        seeds=tuple(noise),
+    )
+
+
+def picture(scene: Scene, settings: Synthetic) -> Frames:
+    """The frames of a scene: uint8 [T, size, size, 3], frame k at k / fps seconds."""
+    rng = np.random.default_rng(scene.seeds[0])
+    times = np.arange(round(settings.seconds * settings.fps)) / settings.fps
+    shake_x, shake_y = rng.normal(scale=0.005, size=(2, len(times))).astype(np.float32)
+    pan_x, pan_y = (times * speed for speed in rng.uniform(-0.1, 0.1, 2))
+    camera = pan_x + shake_x, pan_y + shake_y
+    frames = backdrop(scene.background, scene.background_colours, *camera, settings.size, rng)
+    for thing in scene.distractors:
+        x, y = (place + times * speed for place, speed in zip(thing.place, thing.drift, strict=True))
+        paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
+    motion = ACTIONS[scene.action].motion(scene.tempo.beat(times))
+    wander = np.sin(times * 1.5 + scene.tempo.lead), np.cos(times * 1.5 + scene.tempo.lead)
+    (place_x, place_y), (drift_x, drift_y) = scene.actor.place, scene.actor.drift
+    motion = motion._replace(
+        x=scene.reach * motion.x + place_x + drift_x * wander[0] - shake_x,
+        y=abs(scene.reach) * motion.y + place_y + drift_y * wander[1] - shake_y,
+        angle=math.copysign(1, scene.reach) * np.asarray(motion.angle),
+    )
+    paint(frames, scene.actor, motion)
+    return frames
+
+
+def sound(scene: Scene, settings: Synthetic) -> Array:
+    """The waveform of a scene, float32 [samples] within [-1, 1] at `SAMPLE_RATE`."""
+    rng = np.random.default_rng(scene.seeds[1])
+    times = np.arange(round(settings.seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    made = ACTIONS[scene.action].sound(scene.tempo.beat(times))
+    wave = tone(made, scene.pitch, wavetable(scene.timbre, rng), times, settings.seconds + 0.001, rng)
+    level, noise_level, hum_level = np.exp(rng.uniform(np.log((0.35, 0.002, 0.001)), np.log((0.7, 0.01, 0.01))))
+    hum = np.sin((times * (2 * np.pi * rng.uniform(50, 120))).astype(np.float32))
+    mixed = level * made.loudness * wave + noise_level * room(scene.ambience, len(times), rng) + hum_level * hum
+    return np.clip(mixed, -1, 1).astype(np.float32)
+
+
+def captions(scene: Scene, settings: Synthetic) -> dict[str, list[float] | list[str]]:
+    """What happens when, as HowTo100M has it: `start` and `end` in seconds and `text`; a caption lasts two cycles."""
+    rng = np.random.default_rng(scene.seeds[2])
+    turns = (t for t in scene.tempo.events(0.5, settings.seconds).tolist() if 0.5 <= t <= settings.seconds - 0.5)
+    bounds = [0.0, *turns, settings.seconds]
+    middles = (np.array(bounds[1:]) + bounds[:-1]) / 2
+    name, shape, verb = HUES[round(scene.hue * 8) % 8], scene.actor.shape, ACTIONS[scene.action].verb
+    phrases = ("a {} {} {}", "the {1} {2} {3}", "look how the {} {} {}", "now it {2} {3}")
+    paces = ("slowly" if rate < 1 else "quickly" for rate in scene.tempo.beat(middles).rate)
+    texts = [str(rng.choice(phrases)).format(name, shape, verb, pace) for pace in paces]
+    times = [round(t, 2) for t in bounds]
+    return {"start": times[:-1], "end": times[1:], "text": texts}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from gdt.common.errors import UserError, require_positive
-from gdt.eval.settings.embed import Kind
+from gdt.eval.embed import Kind
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,9 @@ class Figures:
     def __post_init__(self) -> None:
         if not self.ckpt:
             raise UserError("--ckpt is empty; name one checkpoint or more")
-        for name, least, why in (
-            ("clips", 2, "or there is nothing that could lie apart"),
-            ("videos", 3, "as what lies between videos is what the clips of one are compared with"),
-            ("shown", 2, "or every clip is of the same video"),
-        ):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"--{name} is {value}; it must be {least} or more, {why}")
+        require_positive(self, "", "clips", least=2, why="or there is nothing that could lie apart")
+        between = "as what lies between videos is what the clips of one are compared with"
+        require_positive(self, "", "videos", least=3, why=between)
+        require_positive(self, "", "shown", least=2, why="or every clip is of the same video")
         require_positive(self, "", "perplexity")
-        if self.seed < 0:
-            raise UserError(f"--seed is {self.seed}; it must be 0 or more")
+        require_positive(self, "", "seed", least=0)

@@ -22,7 +22,6 @@ _FEWEST = 3
 class Chosen:
     """Rows of the index, int64, ascending; all offer as many different starts as there are clips."""
 
-    split: str
     spread: np.ndarray
     """Whose clips' deviations are looked at: [n]."""
     shown: np.ndarray
@@ -34,18 +33,25 @@ class Chosen:
     apart: float
     """Seconds from the start of a clip to that of the next one, median over `spread`."""
 
+    def on_planes(self, index: Index) -> str:
+        """Those, in words."""
+        if self.of_class:
+            return f"{len(self.shown)} videos of the class '{self.of_class}'"
+        labelled = bool((index.label[self.videos] != "").any())
+        why = "no class has two of the videos" if labelled else "the videos have no labels"
+        return f"{len(self.shown)} videos drawn from all, as {why}"
+
     @property
     def videos(self) -> np.ndarray:
         """All of them."""
         return np.union1d(self.spread, self.shown)
 
 
-def chosen(index: Index, clips: Sequence[Clip], settings: Figures) -> Chosen:
-    """Held-out videos, drawn at random, with room for the clips of every model; the index has the labels that count.
+def chosen(index: Index, split: str, clips: Sequence[Clip], settings: Figures) -> Chosen:
+    """Videos of a held-out split, drawn at random, with room for the clips of every model.
 
-    Raises UserError where there are too few.
+    The index has the labels that count. Raises UserError where there are too few.
     """
-    split = settings.split or ("test" if (index.split == "test").any() else "val")
     every = held_out(index, split).queries
     starts = np.min([index.start_counts(clip.frames, clip.stride) for clip in clips], axis=0)
     long_enough = every[starts[every] >= settings.clips]
@@ -60,7 +66,7 @@ def chosen(index: Index, clips: Sequence[Clip], settings: Figures) -> Chosen:
     of_class = _class(index, order, split, settings)
     shown = np.sort((order[index.label[order] == of_class] if of_class else order)[: settings.shown])
     gap = float(np.median(starts[spread] - 1)) / (settings.clips - 1) / index.fps
-    return Chosen(split, spread, shown, of_class, len(every) - len(long_enough), gap)
+    return Chosen(spread, shown, of_class, len(every) - len(long_enough), gap)
 
 
 def _class(index: Index, videos: np.ndarray, split: str, settings: Figures) -> str:

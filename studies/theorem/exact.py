@@ -22,7 +22,8 @@ class Strata(NamedTuple):
 def strata_of(loss: np.ndarray) -> Strata:
     """L_jj' and sigma_jj'^2 of the theorem."""
     values = np.moveaxis(loss, 2, 1)  # [V, V, N, N]
-    counted = _counted(loss)
+    itself = np.eye(loss.shape[0], dtype=bool)[:, :, None, None] & np.eye(loss.shape[1], dtype=bool)
+    counted = ~itself
     n = counted.sum((2, 3))
     mean = (values * counted).sum((2, 3)) / n
     deviation = (values - mean[:, :, None, None]) * counted
@@ -133,9 +134,3 @@ def _variance(values: np.ndarray) -> np.ndarray:
 
 def _covariance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.asarray((one * other).sum(-1) / (one.shape[-1] - 1))
-
-
-def _counted(loss: np.ndarray) -> np.ndarray:
-    """The pairs T != T': bool [V, V, N, N]."""
-    strata, samples = loss.shape[:2]
-    return ~(np.eye(strata, dtype=bool)[:, :, None, None] & np.eye(samples, dtype=bool))

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
 
 from gdt.common import serialization
 from gdt.common.files import write_text
-from gdt.eval.results import layout
+from gdt.eval.drawing import save
+from gdt.eval.tables import layout
 from gdt.pipeline import presets
 from gdt.studies.theorem import exact, simulation
 from gdt.studies.theorem.contrasts import Contrasts, counted
@@ -67,6 +67,21 @@ class Estimate:
         """The simulated variance as a multiple of another."""
         return Interval(*(x / variance for x in self.variance))
 
+    @property
+    def as_stated(self) -> float:
+        """The simulated variance as a multiple of the statement's."""
+        return self.times(self.paper).value
+
+    @property
+    def equal_pairs(self) -> float:
+        """The derived variance as a multiple of that of as many pairs drawn directly."""
+        return self.derived / (self.direct or np.nan)
+
+    @property
+    def equal_samples(self) -> float:
+        """The same where direct sampling, which embeds two samples for each pair, takes so few pairs as that makes."""
+        return self.equal_pairs / (2 * self.k_v * self.k_i)
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -92,7 +107,7 @@ def theorem(settings: Theorem) -> str:
     write_text(settings.out / "results.json", serialization.to_json(found, indent=2) + "\n")
     write_text(settings.out / "results.csv", to_csv(found.estimates))
     write_text(settings.out / "contrasts.csv", to_csv(found.contrasts))
-    plot(found.estimates).savefig(settings.out / "theorem.png", dpi=150)
+    save(plot(found.estimates), settings.out / "theorem.png")
     return f"\n{text}\n\ntable (txt, csv), plot and numbers: {settings.out}/"
 
 
@@ -121,12 +136,18 @@ def _estimates(population: Population, k_v: int, k_i: int, settings: Theorem, z:
     def simulated(estimates: np.ndarray) -> tuple[Interval, Interval]:
         return simulation.mean(estimates, z), simulation.variance(estimates, z)
 
+    def of_drawn(name: str, loss: np.ndarray, estimates: np.ndarray) -> Estimate:
+        """Of batches that draw K_V of the population's strata, with what a loss of pairs gives for them."""
+        strata = exact.strata_of(loss)
+        mean, derived = exact.expectation(strata, k_v), exact.shared(loss, k_v, k_i)
+        paper = exact.stratified(strata, k_v, k_i)
+        return Estimate(name, DRAWN, k_v, k_i, mean, *simulated(estimates), derived, paper, None)
+
     for number, (name, of) in enumerate(LOSSES.items()):
         loss = of(population.first(k_v), k_v, k_i)  # the theorem takes the batch's strata for all there are
         strata = exact.strata_of(loss)
-        mean, gdt = exact.expectation(strata, k_v), exact.stratified(strata, k_v, k_i)
-        direct = exact.direct(strata, k_i)
-        size = (k_v, k_i, mean)
+        size = (k_v, k_i, exact.expectation(strata, k_v))
+        direct, gdt = exact.direct(strata, k_i), exact.stratified(strata, k_v, k_i)
         made = simulated(simulation.direct(loss, k_i, n, generator(10 * number)))
         yield Estimate(name, DIRECT, *size, *made, direct, exact.direct_as_stated(strata, k_i), direct)
         made = simulated(simulation.stratified(loss, k_i, n, generator(10 * number + 1)))
@@ -134,45 +155,65 @@ def _estimates(population: Population, k_v: int, k_i: int, settings: Theorem, z:
         made = simulated(simulation.shared(loss, k_v, k_i, n, generator(10 * number + 2)))
         yield Estimate(name, SHARED, *size, *made, exact.shared(loss, k_v, k_i), gdt, direct)
         loss = of(population, k_v, k_i)
-        made = simulated(simulation.shared(loss, k_v, k_i, n, generator(10 * number + 3)))
-        yield _of_drawn(name, loss, k_v, k_i, made)
-    made = simulated(simulation.equation_1(population, k_v, k_i, n, generator(99)))
-    yield _of_drawn(OWN, first_order(population, k_v, k_i), k_v, k_i, made)
-
-
-def _of_drawn(name: str, loss: np.ndarray, k_v: int, k_i: int, made: tuple[Interval, Interval]) -> Estimate:
-    """Of batches that draw K_V of the population's strata, with what a loss of pairs gives for them."""
-    strata = exact.strata_of(loss)
-    mean, derived = exact.expectation(strata, k_v), exact.shared(loss, k_v, k_i)
-    return Estimate(name, DRAWN, k_v, k_i, mean, *made, derived, exact.stratified(strata, k_v, k_i), None)
+        yield of_drawn(name, loss, simulation.shared(loss, k_v, k_i, n, generator(10 * number + 3)))
+    own = simulation.equation_1(population, k_v, k_i, n, generator(99))
+    yield of_drawn(OWN, first_order(population, k_v, k_i), own)
 
 
 def told(found: Findings) -> list[str]:
     """The tables and what is to be said of them, line by line."""
     held = [one for one in found.estimates if one.loss != OWN]
-    proof = [one for one in held if one.sampling in (DIRECT, STRATIFIED)]
-    direct, shared, drawn = ([one for one in held if one.sampling == name] for name in (DIRECT, SHARED, DRAWN))
-    gdt = {_key(one): one for one in proof if one.sampling == STRATIFIED}
-    own = [one for one in found.estimates if one.loss == OWN]
+    direct, gdt, shared, drawn = ([one for one in held if one.sampling == name] for name in SAMPLINGS)
+    more = [one.derived / other.derived for one, other in zip(direct, gdt, strict=True)]
     return [
-        "In the proof's regime: pairs are drawn on their own.", "", layout(proof_table(proof)), "",
-        *_agreement(proof, "the proof's"),
+        "In the proof's regime: pairs are drawn on their own.", "",
+        _table([*direct, *gdt], {
+            "direct: bias %": lambda by: _bias(by[DIRECT]), "V / proof's": lambda by: _ratio(by[DIRECT]),
+            "V / statement's": lambda by: f"{by[DIRECT].as_stated:.2g}",
+            "GDT: bias %": lambda by: _bias(by[STRATIFIED]), "V / theorem's": lambda by: _ratio(by[STRATIFIED]),
+        }), "",
+        *_agreement([*direct, *gdt], "the proof's"),
         f"the statement's variance of direct sampling: {_within(direct)} within; direct sampling has "
-        f"{_range([one.derived / gdt[_key(one)].derived for one in direct])} times the variance of GDT",
+        f"{_range(more)} times the variance of GDT",
         "", "In batches as the tree draws them, pairs share samples. All strata are in every batch:", "",
-        layout(batch_table(shared)), "",
-        "A real batch, which draws its strata, too:", "", layout(batch_table(drawn)), "",
+        _table(shared, _batch(SHARED) | {
+            "V / direct, equal pairs": lambda by: f"{by[SHARED].equal_pairs:.2f}",
+            "equal samples": lambda by: f"{by[SHARED].equal_samples:.3f}",
+        }), "",
+        "A real batch, which draws its strata, too:", "", _table(drawn, _batch(DRAWN)), "",
         *_agreement([*shared, *drawn], "the derived"),
         f"the paper's variance: {_within([*shared, *drawn])} within; simulated is "
-        f"{_range([one.times(one.paper).value for one in (*shared, *drawn)])} times it",
-        f"with all strata in every batch it is {_range([*map(_equal_pairs, shared)])} times that of direct sampling "
-        f"with as many pairs, and {_range([*map(_equal_samples, shared)])} times with as many samples embedded",
-        "", "Equation 1 with each batch's own denominator, strata drawn: the derived variance is its first order.",
-        "", layout(own_table(own)), "",
+        f"{_range([one.as_stated for one in (*shared, *drawn)])} times it",
+        f"with all strata in every batch it is {_range([one.equal_pairs for one in shared])} times that of direct "
+        f"sampling with as many pairs, and {_range([one.equal_samples for one in shared])} times with as many samples "
+        "embedded",
+        "", "Equation 1 with each batch's own denominator, strata drawn: the derived variance is its first order.", "",
+        _table([one for one in found.estimates if one.loss == OWN], _batch(DRAWN, "first order")), "",
         f"bias is percent of L; intervals are 95 % for all {2 * len(held)} comparisons together "
         f"({found.errors_wide:.2f} standard errors each); ! marks what lies outside",
         "", *contrast_lines(found),
     ]  # fmt: skip
+
+
+Columns = dict[str, Callable[[dict[str, Estimate]], str]]
+"""By their heads, what stands in them for the estimates of one loss and size, by the way of sampling."""
+
+
+def _batch(sampling: str, derived: str = "derived") -> Columns:
+    """Columns for batches that the tree draws."""
+    return {
+        "bias %": lambda by: _bias(by[sampling]), f"V / {derived}": lambda by: _ratio(by[sampling]),
+        "V / paper's": lambda by: f"{by[sampling].as_stated:.2f}",
+    }  # fmt: skip
+
+
+def _table(estimates: Sequence[Estimate], columns: Columns) -> str:
+    """A line per loss and size."""
+    groups: dict[tuple[str, ...], dict[str, Estimate]] = {}
+    for one in sorted(estimates, key=lambda one: [*LOSSES, OWN].index(one.loss)):
+        groups.setdefault((one.loss, str(one.k_v), str(one.k_i)), {})[one.sampling] = one
+    lines = [[*size, *(cell(by) for cell in columns.values())] for size, by in groups.items()]
+    return layout([["loss", "K_V", "K_I", *columns], *lines])
 
 
 def _agreement(estimates: Sequence[Estimate], whose: str) -> list[str]:
@@ -190,81 +231,13 @@ def _range(values: Sequence[float]) -> str:
     return f"{min(values):.2g} to {max(values):.2g}"
 
 
-Of = Callable[[str], Estimate]
-
-
-def proof_table(estimates: Sequence[Estimate]) -> list[list[str]]:
-    """Direct sampling and the proof's GDT, one line per loss and size."""
-    heads = ["loss", "K_V", "K_I", "direct: bias %", "V / proof's", "V / statement's", "GDT: bias %", "V / theorem's"]
-
-    def cells(of: Of) -> list[str]:
-        direct, gdt = of(DIRECT), of(STRATIFIED)
-        return [_bias(direct), _ratio(direct, direct.derived), f"{direct.times(direct.paper).value:.2g}",
-                _bias(gdt), _ratio(gdt, gdt.derived)]  # fmt: skip
-
-    return _table(heads, estimates, cells)
-
-
-def batch_table(estimates: Sequence[Estimate]) -> list[list[str]]:
-    """Batches that the tree draws, one line per loss and size; beside direct sampling where that can be."""
-    (sampling,) = {one.sampling for one in estimates}
-    heads = ["loss", "K_V", "K_I", "bias %", "V / derived", "V / paper's"]
-    if sampling == SHARED:
-        heads += ["V / direct, equal pairs", "equal samples"]
-
-    def cells(of: Of) -> list[str]:
-        one = of(sampling)
-        beside = [f"{_equal_pairs(one):.2f}", f"{_equal_samples(one):.3f}"] if sampling == SHARED else []
-        return [_bias(one), _ratio(one, one.derived), f"{one.times(one.paper).value:.2f}", *beside]
-
-    return _table(heads, estimates, cells)
-
-
-def _equal_pairs(one: Estimate) -> float:
-    """The derived variance as a multiple of that of as many pairs drawn directly."""
-    assert one.direct is not None
-    return one.derived / one.direct
-
-
-def _equal_samples(one: Estimate) -> float:
-    """The same where direct sampling, which embeds two samples for each pair, takes so few pairs as that makes."""
-    return _equal_pairs(one) / (2 * one.k_v * one.k_i)
-
-
-def own_table(estimates: Sequence[Estimate]) -> list[list[str]]:
-    """Equation 1 itself, one line per size."""
-    heads = ["loss", "K_V", "K_I", "bias %", "V / first order", "V / paper's"]
-
-    def cells(of: Of) -> list[str]:
-        one = of(DRAWN)
-        return [_bias(one), _ratio(one, one.derived), f"{one.times(one.paper).value:.2f}"]
-
-    return _table(heads, estimates, cells)
-
-
-def _table(heads: list[str], estimates: Sequence[Estimate], cells: Callable[[Of], list[str]]) -> list[list[str]]:
-    lines = [heads]
-    for key in dict.fromkeys(map(_key, sorted(estimates, key=_order))):
-        by = {one.sampling: one for one in estimates if _key(one) == key}
-        lines.append([*map(str, key), *cells(by.__getitem__)])
-    return lines
-
-
-def _key(one: Estimate) -> tuple[str, int, int]:
-    return one.loss, one.k_v, one.k_i
-
-
-def _order(one: Estimate) -> int:
-    return [*LOSSES, OWN].index(one.loss)
-
-
 def _bias(one: Estimate) -> str:
     bias = one.bias
     return f"{bias.value:+.2f} ± {(bias.high - bias.low) / 2:.2f}{'' if bias.holds(0) else ' !'}"
 
 
-def _ratio(one: Estimate, variance: float) -> str:
-    ratio = one.times(variance)
+def _ratio(one: Estimate) -> str:
+    ratio = one.times(one.derived)
     return f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f}){'' if ratio.holds(1) else ' !'}"
 
 
@@ -287,18 +260,19 @@ def contrast_lines(found: Findings) -> list[str]:
 
 def to_csv(rows: Sequence[Estimate] | Sequence[Contrasts]) -> str:
     """One line per dataclass; an interval is three columns, nothing is an empty one."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for number, row in enumerate(rows):
+    lines = []
+    for row in rows:
         cells: dict[str, object] = {}
         for name, value in vars(row).items():
             if isinstance(value, Interval):
-                cells |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+                cells |= dict(zip((name, f"{name}_low", f"{name}_high"), value, strict=True))
             else:
                 cells[name] = " ".join(value) if isinstance(value, tuple) else value
-        if not number:
-            writer.writerow(cells)
-        writer.writerow(cells.values())
+        lines.append(cells)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, lines[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
     return text.getvalue()
 
 
@@ -309,19 +283,22 @@ def plot(estimates: Sequence[Estimate]) -> Figure:
     for above, below in panels.T[2:]:
         above.sharey(panels[0, 1])  # the first column, of direct sampling, is far off
         below.sharey(panels[1, 1])
-    shift = {loss: 0.2 * (k - 1) for k, loss in enumerate(_COLOURS)}
     for (above, below), (sampling, title) in zip(panels.T, SAMPLINGS.items(), strict=True):
         shown = [one for one in estimates if one.sampling == sampling]
         above.set_title(title, fontsize=9)
         above.axhline(1, color="black", linewidth=0.8)
         below.axhline(0, color="black", linewidth=0.8)
-        _sizes(below, shown)
-        for loss in dict.fromkeys(one.loss for one in shown):
-            of = [one for one in shown if one.loss == loss]
-            x = np.arange(len(of)) + shift[loss]
-            _points(above, x, [one.times(one.paper) for one in of], loss)
-            above.plot(x, [one.derived / one.paper for one in of], "_", color="black", markersize=9, zorder=3)
-            _points(below, x, [one.bias for one in of], loss)
+        sizes = list(dict.fromkeys(f"{one.k_v}×{one.k_i}" for one in shown))
+        below.set_xticks(range(len(sizes)), sizes, fontsize=7)
+        below.set_xlabel("K_V × K_I", fontsize=8)
+        for k, (loss, colour) in enumerate(_COLOURS.items()):
+            if of := [one for one in shown if one.loss == loss]:
+                x = np.arange(len(of)) + 0.2 * (k - 1)
+                for axes, values in ((above, [one.times(one.paper) for one in of]), (below, [one.bias for one in of])):
+                    middle, low, high = np.array(values).T
+                    errors = (middle - low, high - middle)
+                    axes.errorbar(x, middle, errors, fmt="o", markersize=3.5, color=colour, label=loss)
+                above.plot(x, [one.derived / one.paper for one in of], "_", color="black", markersize=9, zorder=3)
     panels[0, 0].set_yscale("log")
     panels[0, 1].set_ylim(bottom=0)
     for axes in panels[1]:
@@ -338,14 +315,3 @@ def plot(estimates: Sequence[Estimate]) -> Figure:
         "the left), the derived one (right)", fontsize=9,
     )  # fmt: skip
     return figure
-
-
-def _sizes(axes: Axes, estimates: Sequence[Estimate]) -> None:
-    names = list(dict.fromkeys(f"{one.k_v}×{one.k_i}" for one in estimates))
-    axes.set_xticks(range(len(names)), names, fontsize=7)
-    axes.set_xlabel("K_V × K_I", fontsize=8)
-
-
-def _points(axes: Axes, x: np.ndarray, values: Sequence[Interval], loss: str) -> None:
-    middle, low, high = np.array(values).T
-    axes.errorbar(x, middle, (middle - low, high - middle), fmt="o", markersize=3.5, color=_COLOURS[loss], label=loss)

@@ -67,14 +67,10 @@ class Theorem:
             )
         if not 0.01 <= self.temperature < float("inf"):
             raise UserError(f"--temperature is {self.temperature}; it must be 0.01 or more")
-        if self.batches < 100:
-            raise UserError(f"--batches is {self.batches}; it must be 100 or more, or there are no intervals")
+        require_positive(self, "", "batches", least=100, why="or there are no intervals")
         if not self.presets:
             raise UserError("--presets is empty; name one or more")
         for preset in self.presets:
             presets.preset(preset)
-        require_positive(self, "", "videos_per_batch")
-        if self.videos_per_batch < 2:
-            raise UserError("--videos-per-batch is 1; it must be 2 or more, or there is nothing to contrast")
-        if self.seed < 0:
-            raise UserError(f"--seed is {self.seed}; it must be 0 or more")
+        require_positive(self, "", "videos_per_batch", least=2, why="or there is nothing to contrast")
+        require_positive(self, "", "seed", least=0)

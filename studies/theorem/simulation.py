@@ -46,20 +46,14 @@ def variance(estimates: np.ndarray, z: float) -> Interval:
 
 def direct(loss: np.ndarray, k_i: int, batches: int, rng: np.random.Generator) -> np.ndarray:
     """Means of K_V^2 K_I^2 pairs, each of two strata drawn on their own from all K_V: float64 [batches]."""
-    values, counts = _by_stratum(loss)
-
-    def draw(n: int) -> np.ndarray:
-        stratum = rng.integers(len(values), size=(n, len(values) * k_i**2))
-        return _mean(values, counts, stratum, rng)
-
-    return _in_parts(draw, batches, len(values) * k_i**2)
+    pairs = len(loss) ** 2
+    return _alone(loss, lambda n: rng.integers(pairs, size=(n, pairs * k_i**2)), batches, pairs * k_i**2, rng)
 
 
 def stratified(loss: np.ndarray, k_i: int, batches: int, rng: np.random.Generator) -> np.ndarray:
     """Means of K_I^2 pairs from each of the K_V^2 pairs of strata, every pair drawn on its own, as the proof has it."""
-    values, counts = _by_stratum(loss)
-    stratum = np.repeat(np.arange(len(values)), k_i**2)
-    return _in_parts(lambda n: _mean(values, counts, np.tile(stratum, (n, 1)), rng), batches, len(stratum))
+    stratum = np.repeat(np.arange(len(loss) ** 2), k_i**2)
+    return _alone(loss, lambda n: np.tile(stratum, (n, 1)), batches, len(stratum), rng)
 
 
 def shared(loss: np.ndarray, k_v: int, k_i: int, batches: int, rng: np.random.Generator) -> np.ndarray:
@@ -111,22 +105,27 @@ def _weights(k_v: int, k_i: int) -> np.ndarray:
     return (np.kron(np.eye(k_v), inside) + np.kron(1 - np.eye(k_v), across)) / k_v**2
 
 
-def _by_stratum(loss: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The losses of the pairs T != T' of every pair of strata, first, and how many they are: [V^2, N^2] and [V^2]."""
+def _alone(
+    loss: np.ndarray, strata_of: Callable[[int], np.ndarray], batches: int, pairs: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Means over pairs T != T' that are drawn on their own, with replacement: float64 [batches].
+
+    `strata_of` gives the pairs of strata of n batches, in which they are drawn: int64 [n, pairs], below V^2.
+    """
     strata, samples = loss.shape[:2]
-    values = np.moveaxis(loss, 2, 1).reshape(strata**2, samples**2)
+    values = np.moveaxis(loss, 2, 1).reshape(strata**2, samples**2)  # those that count first
     counts = np.full(strata**2, samples**2)
     off = ~np.eye(samples, dtype=bool).reshape(-1)
     for place in range(0, strata**2, strata + 1):
         counts[place] = off.sum()
         values[place, : counts[place]] = values[place, off]
-    return values, counts
 
+    def draw(n: int) -> np.ndarray:
+        stratum = strata_of(n)
+        place = (rng.random(stratum.shape) * counts[stratum]).astype(np.int64)
+        return np.asarray(values[stratum, place].mean(1))
 
-def _mean(values: np.ndarray, counts: np.ndarray, stratum: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The mean over one pair, drawn with replacement, of each stratum [n, m]: float64 [n]."""
-    place = (rng.random(stratum.shape) * counts[stratum]).astype(np.int64)
-    return np.asarray(values[stratum, place].mean(1))
+    return _in_parts(draw, batches, pairs)
 
 
 def _in_parts(draw: Callable[[int], np.ndarray], batches: int, pairs: int) -> np.ndarray:

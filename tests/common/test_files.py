@@ -1,4 +1,4 @@
-"""Files that are files: what a path leads to, and opening nothing that would be waited for."""
+"""Files appear whole or not at all; files that are files: what a path leads to, and nothing waited for is opened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,29 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.files import kind, open_regular
+from gdt.common.files import kind, open_regular, write_lines, write_text, writing
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, partial = tmp_path / "a.txt", tmp_path / "a.txt.partial"
+    flushed: list[int] = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: [flushed.append(os.fstat(file).st_size), sync(file)])
+    write_text(path, "before \N{SNOWMAN}\n")
+    os.mkfifo(partial)  # what a killed writer left may be anything
+    with pytest.raises(ZeroDivisionError), writing(path) as file:
+        assert file.name == str(partial)
+        file.write(b"half")
+        1 / 0  # noqa: B018
+    assert [*tmp_path.iterdir()] == [path] and path.read_text() == "before \N{SNOWMAN}\n"
+    write_lines(path, (f"{number}\n" for number in range(2)))
+    assert path.read_bytes() == b"0\n1\n" and flushed == [11, 4]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with writing(path, scratch) as file, Path(file.name).open("r+b") as other:  # as libraries that take a name do
+        assert file.name == str(scratch / "a.txt")
+        other.write(b"by name")
+    assert path.read_bytes() == b"by name" and not [*scratch.iterdir()]
 
 
 @pytest.fixture

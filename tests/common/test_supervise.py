@@ -45,11 +45,7 @@ def start(body: str, folder: Path) -> subprocess.Popen[str]:
             "\nerror: it crashed (SIGSEGV), as compiled libraries do on damaged",
         ),
         ("os.abort()", 134, "\nerror: it crashed (SIGABRT)"),
-        (
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            137,
-            "\nerror: it was killed (SIGKILL), as the system does",
-        ),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "\nerror: it was killed (SIGKILL), as the system does"),
         ("os.kill(os.getpid(), signal.SIGTERM)", 143, ""),
     ],
 )

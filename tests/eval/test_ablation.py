@@ -15,18 +15,19 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
+from gdt.eval.ablation.compare import compared_rows
 from gdt.eval.ablation.runs import ablation, telling
-from gdt.eval.ablation.tables import compared_rows
-from gdt.eval.factors.measures import Interval
-from gdt.eval.factors.results import from_json as factors_from_json
-from gdt.eval.factors.results import over_seeds as factors_over_seeds
+from gdt.eval.ablation.settings import Ablation
+from gdt.eval.downstream import downstream
+from gdt.eval.factors.evaluate import factors
+from gdt.eval.factors.lines import factor_of
+from gdt.eval.factors.lines import over_seeds as factors_over_seeds
 from gdt.eval.measures import Measure, over_seeds
-from gdt.eval.results import RANDOM, from_json
-from gdt.eval.settings.ablation import Ablation
+from gdt.eval.record import RANDOM, read
 from gdt.pipeline.shards.index import Index
 from gdt.train import command as training
 from gdt.train.pretrain import pretrain
-from tests.eval.test_results import ROW
+from tests.eval.test_record import ROW
 
 OWN = "video:d modality:i:2:differs augmentation:i:1"
 
@@ -39,12 +40,11 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     def run(arguments: Sequence[str], log: Path, gpu: str, what: str) -> None:
         told.append(list(arguments))
         log.touch()
-        if arguments[0] == "train":
-            settings = training.settings_of([*arguments[1:]])
-            assert settings is not None
-            pretrain(settings)
+        if arguments[0] == "pretrain":
+            pretrain(training.settings_of(arguments[1:]))
         else:
-            evaluation._run(evaluation.settings_of([*arguments[1:]]))
+            command = {"downstream": downstream, "factors": factors}[arguments[1]]
+            command(evaluation.settings_of(arguments[1:]))
 
     monkeypatch.setattr(runs, "run_alone", run)
     return told
@@ -74,10 +74,10 @@ def test_a_row_that_is_done_is_not_run_again(
 ) -> None:
     first = settings(shards, tmp_path)
     said = ablation(first)
-    assert kinds(done) == ["train", "downstream"] * 2
+    assert kinds(done) == ["pretrain", "downstream"] * 2
     for name in ("random weights", "row a: V, TR ., TS .", "row l: AV, TR i, TS d", "chance", "paper R@1", "27.1"):
         assert name in said
-    results = from_json((tmp_path / "results.json").read_text())
+    results = read(tmp_path / "results.json")
     assert [(row.preset, row.protocol) for row in results] == [
         (preset, protocol) for preset in (RANDOM, "a", "l") for protocol in ("retrieval", "few-shot")
     ]
@@ -96,13 +96,13 @@ def test_a_row_that_is_done_is_not_run_again(
     ablation(first)
     done.clear()
     # another row: the others stay; another evaluation: nothing is trained again
-    assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["train", "downstream"]
+    assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["pretrain", "downstream"]
     done.clear()
     ablation(replace(first, clips=3))
     assert kinds(done) == ["downstream"] * 2
     done.clear()
     ablation(replace(first, steps=3))
-    assert kinds(done) == ["train", "downstream"] * 2
+    assert kinds(done) == ["pretrain", "downstream"] * 2
 
 
 def test_every_column_of_labels_counts(
@@ -113,7 +113,7 @@ def test_every_column_of_labels_counts(
     monkeypatch.setattr("gdt.eval.subjects.opened", lambda *_: labelled)
     both = settings(shards, tmp_path, rows=("e", OWN), seeds=(0, 1))
     said = ablation(both)
-    assert kinds(done) == ["train", "downstream"] * 4
+    assert kinds(done) == ["pretrain", "downstream"] * 4
     assert done[0][done[0].index("--preset") + 1] == "e" and done[2][done[2].index("--factors") + 1] == OWN
     assert all(each[each.index("--label") + 1] == "label,parity" for each in done if each[1] == "downstream")
     (heads,) = (line for line in said.splitlines() if line.startswith("R@1, % on test"))
@@ -138,7 +138,7 @@ def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_a
     monkeypatch.setattr(runs.Index, "open", lambda *_: plain)
     monkeypatch.setattr("gdt.eval.subjects.opened", lambda *_: plain)
     said = ablation(settings(shards, tmp_path, rows=("a", "e")))
-    assert kinds(done) == ["train", "train", "downstream"] and "V→A R@1" in said and "row a" not in said
+    assert kinds(done) == ["pretrain", "pretrain", "downstream"] and "V→A R@1" in said and "row a" not in said
     with pytest.raises(UserError, match="has no labels with a train and a test split, and none of the rows a has two"):
         ablation(settings(shards, tmp_path, rows=("a",)))
     silent = replace(plain, mel_count=np.zeros_like(plain.mel_count))
@@ -148,14 +148,14 @@ def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_a
 
 
 def test_mistakes_in_the_settings(tmp_path: Path, shards: Path) -> None:
-    with pytest.raises(UserError, match="there is no preset 'z'"):
-        Ablation(rows=("z",))
-    with pytest.raises(UserError, match="--factors-from has no effect"):
-        Ablation(factors_from=tmp_path)
-    with pytest.raises(UserError, match="--labels recall stands alone"):
-        Ablation(labels=("recall", "label"))
-    with pytest.raises(UserError, match="has no column 'colour'"):
-        ablation(settings(shards, tmp_path, labels=("colour",)))
+    for wrong, message in (
+        ({"rows": ("z",)}, "there is no preset 'z'"),
+        ({"factors_from": tmp_path}, "--factors-from has no effect"),
+        ({"labels": ("recall", "label")}, "--labels recall stands alone"),
+        ({"labels": ("colour",)}, "has no column 'colour'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            ablation(settings(shards, tmp_path, **wrong))
 
 
 def measure(value: float) -> Measure:
@@ -186,16 +186,20 @@ def test_factors_are_looked_at_and_those_of_several_seeds_averaged(
     done: list[list[str]], shards: Path, tmp_path: Path
 ) -> None:
     said = ablation(settings(shards, tmp_path, rows=("a",), factors="first"))
-    assert kinds(done) == ["train", "downstream", "factors"] and Image.open(tmp_path / "factors.png").width > 400
+    assert kinds(done) == ["pretrain", "downstream", "factors"] and Image.open(tmp_path / "factors.png").width > 400
     assert "romise" in said
-    (one,) = factors_from_json((tmp_path / "factors.json").read_text())
-    seen = one.rows[1].trunk
-    assert seen is not None and seen.moved is not None
-    moved = Interval(*(x + 1 for x in seen.moved))
-    told = seen.told._replace(value=seen.told.value + 4)
-    rows = (one.rows[0], replace(one.rows[1], trunk=replace(seen, moved=moved, told=told), kept=False), *one.rows[2:])
-    (mean,) = factors_over_seeds([one, replace(one, seed=5, rows=rows)])
-    assert mean.rows[0] == one.rows[0] and mean.rows[1].kept is (None if one.rows[1].kept is None else False)
-    found = mean.rows[1].trunk
-    assert found is not None and found.moved is not None and found.told.value == pytest.approx(seen.told.value + 2)
-    assert found.moved == pytest.approx((seen.moved.value + 0.5, seen.moved.low, seen.moved.high + 1))
+    found = read(tmp_path / "factors.json")
+    assert {row.model for row in found} == {"a"}
+    one = found[1]
+    moves, told = one.measures["trunk moves"], one.measures["trunk told"]
+    changed = {
+        "trunk moves": Measure(moves.value + 1, answers=moves.answers, bounds=(moves.low + 1, moves.high + 1)),
+        "trunk told": told._replace(value=told.value + 4),
+    }
+    other = replace(one, seed=5, measures=one.measures | changed, factor=replace(factor_of(one), kept=False))
+    first, mean, *_ = factors_over_seeds([*found, replace(found[0], seed=5), other, *found[2:]])
+    assert first == found[0]
+    assert factor_of(mean).kept is (None if factor_of(one).kept is None else False)
+    assert mean.measures["trunk told"].value == pytest.approx(told.value + 2)
+    between = mean.measures["trunk moves"]
+    assert (between.value, *between.interval) == pytest.approx((moves.value + 0.5, moves.low, moves.high + 1))

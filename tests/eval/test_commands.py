@@ -14,9 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from gdt.eval.features import extract, stored
-from gdt.eval.settings.pictures import ShowBatch
-from gdt.eval.show_batch import draw, in_words, show_batch
+from gdt.common.errors import UserError
+from gdt.eval.downstream import downstream
+from gdt.eval.extract import extract, stored
+from gdt.eval.settings import Downstream
+from gdt.eval.show_batch import ShowBatch, draw, in_words, show_batch
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import VIDEO
 from gdt.pipeline.loader import Loader
@@ -32,19 +34,6 @@ from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
-
-
-@pytest.fixture(scope="module")
-def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = replace(
-        SIZES["tiny"][1],
-        shards=shards,
-        out=tmp_path_factory.mktemp("runs") / "e",
-        preset="e",
-        videos_per_batch=4,
-        steps=3,
-    )
-    return pretrain(settings)
 
 
 def test_what_needs_no_training_is_evaluated_by_itself(
@@ -171,36 +160,36 @@ def test_show_batch_writes_the_picture(command: Run, shards: Path, tmp_path: Pat
     assert all(part.mean() > 0.2 for part in np.array_split(coloured[30:], 8))  # below the title
 
 
-@pytest.mark.parametrize("kind", ["missing", "empty", "garbage", "text", "cut", "foreign", "other sizes", "pickle"])
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("missing", "there is no checkpoint"),
+        ("empty", "cannot be read as a checkpoint"),
+        ("garbage", "cannot be read as a checkpoint"),
+        ("text", "cannot be read as a checkpoint"),
+        ("cut", "cannot be read as a checkpoint"),
+        ("pickle", "cannot be read as a checkpoint"),
+        ("foreign", "is not a checkpoint of"),
+        ("other sizes", "holds another model: 4 have another shape"),
+    ],
+)
 def test_a_wrong_checkpoint_is_one_sentence(
-    command: Run, shards: Path, checkpoint: Path, tmp_path: Path, kind: str
+    shards: Path, checkpoint: Path, tmp_path: Path, kind: str, expected: str
 ) -> None:
     path = tmp_path / "x.pt"
-    if kind == "empty":
-        path.touch()
-    elif kind == "garbage":
-        path.write_bytes(b"garbage" * 100)
-    elif kind == "text":
-        path.write_text("it is a text\n")
-    elif kind == "cut":
-        path.write_bytes(checkpoint.read_bytes()[:10_000])
+    content = {"empty": b"", "garbage": b"garbage" * 100, "text": b"it is a text\n",
+               "cut": checkpoint.read_bytes()[:10_000]}  # fmt: skip
+    if kind in content:
+        path.write_bytes(content[kind])
     elif kind == "foreign":
         torch.save({"state": torch.zeros(3)}, path)
     elif kind == "other sizes":
-        state = torch.load(checkpoint, weights_only=True)
-        state["model"] = GDT(replace(SIZES["tiny"][1].network, embedding=64)).state_dict()
-        torch.save(state, path)
+        other = GDT(replace(SIZES["tiny"][1].network, embedding=64)).state_dict()
+        torch.save(torch.load(checkpoint, weights_only=True) | {"model": other}, path)
     elif kind == "pickle":
         torch.save(Path("/"), path)  # an object, which weights_only must not build
-    expected = {
-        "missing": "there is no checkpoint", "empty": "cannot be read as a checkpoint",
-        "garbage": "cannot be read as a checkpoint",
-        "text": "cannot be read as a checkpoint", "cut": "cannot be read as a checkpoint",
-        "foreign": "is not a checkpoint of",
-        "other sizes": "holds another model: 4 have another shape", "pickle": "cannot be read as a checkpoint",
-    }[kind]  # fmt: skip
-    done = command("eval", "downstream", "--ckpt", path, "--shards", shards, "--dataset", "synthetic")
-    assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
+    with pytest.raises(UserError, match=expected):
+        downstream(Downstream((path,), "synthetic", shards, out=tmp_path / "out"))
 
 
 def test_words_are_drawn_as_they_are_said(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
@@ -245,15 +234,9 @@ def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     assert done.returncode == 2 and "holds a run with other settings (factors_digest was " in done.stderr
 
 
-def test_a_model_without_pictures_has_no_features_of_them(
-    command: Run, captioned: Path, word2vec: Path, tmp_path: Path
-) -> None:
-    done = command(
-        "pretrain", "tiny", "--shards", captioned, "--out", "run", "--videos-per-batch", 4, "--steps", 2, "--word2vec",
-        word2vec, "--factors", "video:d time_shift:d:2 modality(audio,text):i:2:differs augmentation:i:1",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    done = command(
-        "eval", "downstream", "--ckpt", "run", "--shards", captioned, "--dataset", "x", "--protocols", "retrieval"
-    )
-    assert done.returncode == 2 and "trained without pictures, so it has no features of them" in done.stderr
+def test_a_model_without_pictures_has_no_features_of_them(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+    factors = "video:d time_shift:d:2 modality(audio,text):i:2:differs augmentation:i:1"
+    tiny = replace(SIZES["tiny"][1], factors=factors, word2vec=word2vec, videos_per_batch=4, steps=2)
+    path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "run"))
+    with pytest.raises(UserError, match="trained without pictures, so it has no features of them"):
+        downstream(Downstream((path,), "x", captioned, ("retrieval",), out=tmp_path / "eval"))

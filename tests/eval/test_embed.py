@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -13,8 +14,8 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.embed import features_of, read, rows_of
-from gdt.eval.settings.embed import Embed
+from gdt.eval.embed import Embed, embed, features, features_of, read
+from gdt.eval.nearest import Nearest, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -47,13 +48,9 @@ def test_a_folder_becomes_features_and_what_is_broken_is_named(
     assert {path.name for path in tmp_path.iterdir()} == {"features.h5"}  # nothing is left behind
     with h5py.File(tmp_path / "features.h5") as file:
         assert np.allclose(np.linalg.norm(file["video"][:], axis=1), 1)
-        assert file["id"].asstr()[:].tolist()[0] == "more/one.mp4" and file["path"].asstr()[0] == str(
-            videos / "more/one.mp4"
-        )
-        assert (
-            file.attrs["checkpoint"] == str(checkpoint)
-            and "eval embed" in json.loads(file.attrs["provenance"])["command"]
-        )
+        assert [file[name].asstr()[0] for name in ("id", "path")] == ["more/one.mp4", str(videos / "more/one.mp4")]
+        assert file.attrs["checkpoint"] == str(checkpoint)
+        assert "eval embed" in json.loads(file.attrs["provenance"])["command"]
     refused = command("eval", "embed", "--ckpt", checkpoint, "--source", videos)
     assert refused.returncode == 2 and "features.h5 is there already" in refused.stderr
     found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
@@ -77,10 +74,10 @@ def test_alone_in_a_folder_and_from_shards_a_video_has_the_same_features(
     checkpoint: Path, videos: Path, synthetic: Path, shards: Path, tmp_path: Path
 ) -> None:
     base = Embed(checkpoint, (videos,), out=tmp_path / "f.npz", clips=3, workers=1)
-    folder = rows_of(base)
+    folder = features(base)
     name = next(name for name in folder.id if name.startswith("test_"))
-    alone = rows_of(replace(base, source=(videos / name,)))
-    stored = rows_of(replace(base, source=(), shards=shards))
+    alone = features(replace(base, source=(videos / name,)))
+    stored = features(replace(base, source=(), shards=shards))
     assert len(folder.left_out) == 1 and alone.id.tolist() == [str(videos / name)]
     for modality in ("video", "audio"):
         one = folder.features[modality][folder.id.tolist().index(name)]
@@ -118,50 +115,45 @@ def test_videos_without_sound_have_rows_without_numbers(checkpoint: Path, index:
     assert np.isnan(rows.features["audio"]).any(1).sum() == 1
 
 
-def test_npz_holds_what_h5_holds(checkpoint: Path, shards: Path, tmp_path: Path, command: Run) -> None:
+def test_npz_holds_what_h5_holds(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
     for name in ("a.h5", "a.npz"):
-        done = command(
-            "eval", "embed", "--ckpt", checkpoint, "--dataset", "x", "--shards", shards, "--clips", 1, "--out", name
-        )
-        assert done.returncode == 0, done.stderr
+        embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=tmp_path / name))
     one, other = read(tmp_path / "a.h5"), read(tmp_path / "a.npz")
-    assert one.id.tolist() == other.id.tolist() and len(one.id) == 42
+    assert one.id.tolist() == other.id.tolist() and len(one.id) == 42 and one.made.keys() == other.made.keys()
     assert all(np.array_equal(one.features[name], other.features[name]) for name in ("video", "audio"))
+    assert {path.name for path in tmp_path.iterdir()} == {"a.h5", "a.npz"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"source": ()}, "set --source to videos, or --dataset"),
-        ({"out": "features.txt"}, "its name must end in .h5, .npz, .parquet"),
-        ({"out": "nowhere/features.h5"}, "there is no folder .*nowhere to write to"),
+        ({"out": Path("features.txt")}, "its name must end in .h5, .npz, .parquet"),
+        ({"out": Path("nowhere/features.h5")}, "there is no folder nowhere to write to"),
         ({"clips": 0}, "--clips is 0; it must be 1 or more"),
+        ({"source": (Path("gone"),)}, "there is no file or folder gone"),
+        ({"source": (Path("text.txt"),)}, "text.txt is not named like a video"),
+        ({"source": (Path("empty"),)}, "there are no videos in"),
+        ({"query": "x"}, "there is no file features.h5 of features"),
+        ({"query": "x", "features": Path("text.txt")}, "text.txt holds no features of this program"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(checkpoint: Path, tmp_path: Path, arguments: dict, message: str) -> None:
-    values = {"source": (tmp_path,), "out": "f.h5"} | arguments
-    with pytest.raises(UserError, match=message):
-        Embed(checkpoint, values.pop("source"), out=tmp_path / values.pop("out"), **values)
-
-
-def test_sources_and_files_that_are_none_are_one_sentence(command: Run, checkpoint: Path, tmp_path: Path) -> None:
+def test_settings_and_files_that_do_not_fit_are_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
+) -> None:
     (tmp_path / "text.txt").write_text("it is a text")
     (tmp_path / "empty").mkdir()
-    for arguments, message in (
-        (("embed", "--ckpt", checkpoint, "--source", "gone"), "there is no file or folder gone"),
-        (("embed", "--ckpt", checkpoint, "--source", "text.txt"), "text.txt is not named like a video"),
-        (("embed", "--ckpt", checkpoint, "--source", "empty"), "there are no videos in"),
-        (("nearest", "--query", "x"), "there is no file features.h5 of features"),
-        (("nearest", "--query", "x", "--features", "text.txt"), "text.txt holds no features of this program"),
-    ):
-        done = command("eval", *arguments)
-        assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr, arguments
-        assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "empty"}
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        if "query" in arguments:
+            nearest(Nearest(**arguments))
+        embed(Embed(checkpoint, **{"source": (tmp_path,)} | arguments))
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "empty"}
 
 
 def test_real_videos_are_embedded_and_bad_ones_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:
     """Clips that break naive pipelines."""
-    rows = rows_of(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))
+    rows = features(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))
     files, left_out = [path for path in (real / "clips").iterdir() if path.is_file()], rows.left_out
     assert len(rows.id) > 10 and left_out and len(rows.id) + len(left_out) <= len(files)
     assert all(Path(path).is_file() for path in rows.path) and all(reason for _, reason in left_out)

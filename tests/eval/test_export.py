@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,7 @@ import safetensors.torch
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.export import export
-from gdt.eval.settings.export import Export
+from gdt.eval.export import Export, export
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import checkpoint, tensors
 from gdt.train.checkpoint import Data, Trained, load_model
@@ -41,9 +41,9 @@ def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] 
     torch.manual_seed(0)
     model = drawn(GDT(settings.network, modalities))
     path = folder / checkpoint.NAME
-    checkpoint.save(
-        path, model, torch.optim.SGD(model.parameters(), 0.1), 7, to_json(settings), Data("data", STATISTICS)
-    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    state = checkpoint.state_of(model, optimizer, 7, to_json(settings), Data("data", STATISTICS))
+    checkpoint.write(path, state)
     return path
 
 
@@ -80,30 +80,14 @@ def test_safetensors_give_back_what_the_checkpoint_holds(tmp_path: Path, modalit
     assert ("log-mel values less -3, over 2.5" in said) == ("audio" in modalities)
 
 
-def test_a_checkpoint_that_does_not_know_its_statistics_does_not_know_them_afterwards(tmp_path: Path) -> None:
-    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
-    state = torch.load(path, weights_only=True) | {"format": checkpoint.BEFORE_STATISTICS}
-    new, old = ("block_forward.2.", "block_forward.4.", "block_forward.8."), ("1.", "2.", "5.")
-    for now, then in zip(new, old, strict=True):
-        state["model"] = {
-            name.replace(now, f"block_forward.{then}"): value for name, value in state["model"].items()
-        }  # fmt: skip
-    torch.save(state, path)
-    assert "how they were normalised is not known" in export(Export(path, out))
-    assert load_model(out).statistics is None and same(load_model(path), load_model(out))
-
-
 def test_no_flipped_bit_of_a_safetensors_file_changes_what_is_read(tmp_path: Path) -> None:
     path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
     export(Export(path, out))
     expected, whole = load_model(path), out.read_bytes()
     header = int.from_bytes(whole[:8], "little")
     draw = random.Random(0)
-    places = [
-        *range(16),
-        *(draw.randrange(8 + header) for _ in range(120)),
-        *(draw.randrange(len(whole)) for _ in range(60)),
-    ]
+    places = [*range(16), *(draw.randrange(8 + header) for _ in range(120))]
+    places += [draw.randrange(len(whole)) for _ in range(60)]
     refused = 0
     for place in places:
         flip(out, place, draw.randrange(8))
@@ -116,33 +100,23 @@ def test_no_flipped_bit_of_a_safetensors_file_changes_what_is_read(tmp_path: Pat
     assert refused > 190
 
 
-@pytest.mark.parametrize("length", [5, 9, 3000, -1])
-def test_a_safetensors_file_that_is_cut_off_is_one_sentence(tmp_path: Path, length: int) -> None:
-    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
-    export(Export(path, out))
-    out.write_bytes(out.read_bytes()[:length])
-    with pytest.raises(UserError, match=r"x.safetensors cannot be read as (safetensors: it is damaged|a checkpoint)"):
-        load_model(out)
-
-
-def test_safetensors_of_another_version_or_without_their_texts_are_one_sentence(tmp_path: Path) -> None:
-    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x.safetensors"
-    export(Export(path, out))
-    table, texts = tensors.read(out)
-    for change, message in (
-        ({"version": "2"}, "x.safetensors is of version 2 of gdt-model; use the program that wrote it"),
-        ({"step": "many"}, "x.safetensors holds other texts than gdt-model has .*'many'.*; write it anew"),
-        ({"settings": "{}"}, "x.safetensors holds settings of another version of this program .missing: dataset"),
+def test_other_safetensors_are_one_sentence(tmp_path: Path) -> None:
+    out = tmp_path / "x.safetensors"
+    export(Export(checkpoint_of(tmp_path, replace(TINY, network=MICRO)), out))
+    whole, (table, texts) = out.read_bytes(), tensors.read(out)
+    rewrite, save = partial(tensors.write, out, table), safetensors.torch.save_file
+    cut = "cannot be read as (safetensors: it is damaged|a checkpoint)"
+    for damage, message in (
+        *((partial(out.write_bytes, whole[:n]), cut) for n in (5, 9, 3000, -1)),
+        (partial(rewrite, texts | {"version": "2"}), "is of version 2 of gdt-model; use the program that wrote it"),
+        (partial(rewrite, texts | {"step": "many"}), "holds other texts than gdt-model has .*'many'.*; write it anew"),
+        (partial(rewrite, texts | {"settings": "{}"}), "holds settings of another version .* .missing: dataset"),
+        (partial(save, table, out, texts | {"crc32": ""}), ".*it is damaged .its checksum does not match."),
+        (partial(save, {"weight": torch.zeros(3)}, out), "cannot be read as a checkpoint"),
     ):
-        tensors.write(out, table, texts | change)
-        with pytest.raises(UserError, match=message):
+        damage()
+        with pytest.raises(UserError, match=f"x.safetensors {message}"):
             load_model(out)
-    safetensors.torch.save_file(table, out, texts | {"crc32": ""})
-    with pytest.raises(UserError, match="it is damaged .its checksum does not match."):
-        load_model(out)
-    safetensors.torch.save_file({"weight": torch.zeros(3)}, out)
-    with pytest.raises(UserError, match="x.safetensors cannot be read as a checkpoint"):
-        load_model(out)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +129,7 @@ def paper() -> Trained:
 def read(paper: Trained, monkeypatch: pytest.MonkeyPatch) -> dict[str, Trained]:
     """What the checkpoint of a name holds."""
     held = {"paper": paper, "old": replace(paper, statistics=None)}
-    monkeypatch.setattr("gdt.eval.export.load_model", lambda path: held[path.name])
+    monkeypatch.setattr("gdt.train.checkpoint.load_model", lambda path: held[path.name])
     return held
 
 
@@ -216,38 +190,32 @@ def test_torchvisions_files_load_into_its_network_and_come_back(
 
 
 def test_what_a_format_has_no_place_for_is_named(tmp_path: Path) -> None:
-    path = checkpoint_of(tmp_path, TINY)
-    with pytest.raises(
-        UserError, match="published sizes only .stem is 16 instead of 64; .* slim is True .*; hidden is"
-    ):
-        export(Export(path, tmp_path / "x.pth", "published"))
-    with pytest.raises(
-        UserError, match="depth is 1 instead of 2; slim is True instead of False.; --format safetensors"
-    ):
-        export(Export(path, tmp_path / "x.pth", "torchvision"))
-    path = checkpoint_of(tmp_path, replace(TINY, network=Network(word_dimensions=12)), ("text",))
-    with pytest.raises(UserError, match="published sizes only .word-dimensions is 12 instead of 300.; --format safe"):
-        export(Export(path, tmp_path / "x.pth", "published"))
-    with pytest.raises(UserError, match="trained without pictures, and torchvision's has nothing else"):
-        export(Export(path, tmp_path / "x.pth", "torchvision"))
+    tiny, words = TINY, replace(TINY, network=Network(word_dimensions=12))
+    for settings, modalities, kind, message in (
+        (tiny, ("video", "audio"), "published", "only .stem is 16 instead of 64; .* slim is True .*; hidden is"),
+        (tiny, ("video", "audio"), "torchvision", "depth is 1 instead of 2; slim is True instead of False.; --for"),
+        (words, ("text",), "published", "sizes only .word-dimensions is 12 instead of 300.; --format safetensors"),
+        (words, ("text",), "torchvision", "trained without pictures, and torchvision's has nothing else"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            export(Export(checkpoint_of(tmp_path, settings, modalities), tmp_path / "x.pth", kind))
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
-    path = checkpoint_of(tmp_path, replace(TINY, network=MICRO))
-    with pytest.raises(UserError, match="there is no folder .*nowhere to write to; set --out"):
-        export(Export(path, tmp_path / "nowhere" / "x"))
-    with pytest.raises(UserError, match="is a folder, not a file; set --out to a file"):
-        export(Export(path, tmp_path))
-    out = tmp_path / "x"
+    path, out = checkpoint_of(tmp_path, replace(TINY, network=MICRO)), tmp_path / "x"
     out.write_text("mine")
-    with pytest.raises(UserError, match="x is there already; set --out to another file, or --overwrite"):
-        export(Export(path, out))
+    (tmp_path / "y.partial").mkdir()
+    for place, message in (
+        (tmp_path / "nowhere" / "x", "there is no folder .*nowhere to write to; set --out"),
+        (tmp_path, "is a folder, not a file; set --out to a file"),
+        (out, "x is there already; set --out to another file, or --overwrite"),
+        (tmp_path / "y", "y cannot be written .Is a directory.; see that there is room"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export(Export(path, place))
     assert out.read_text() == "mine"
     export(Export(path, out, overwrite=True))
     assert same(load_model(out), load_model(path))
-    (tmp_path / "y.partial").mkdir()
-    with pytest.raises(UserError, match="y cannot be written .Is a directory.; see that there is room"):
-        export(Export(path, tmp_path / "y"))
 
 
 def test_the_command_exports_and_pretraining_starts_from_it(command: Run, shards: Path, tmp_path: Path) -> None:

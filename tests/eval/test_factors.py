@@ -14,14 +14,25 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.eval.command import settings_of
-from gdt.eval.factors import report, results
-from gdt.eval.factors.measures import Interval, clustered, distances, fold_of, moved, recognised, told
-from gdt.eval.factors.picture import matrix
-from gdt.eval.factors.promises import Seen, contrasts_of, kept, promises
-from gdt.eval.factors.results import Result, from_json
+from gdt.eval.factors.evaluate import factors
+from gdt.eval.factors.lines import EMBEDDING, factor_of, name_of, seen_in
+from gdt.eval.factors.probing import distances, fold_of, moved, recognised, told
+from gdt.eval.factors.promises import (
+    MOVES,
+    MOVES_MORE,
+    MOVES_RANDOM,
+    TOLD,
+    TOLD_RANDOM,
+    Seen,
+    contrasts_of,
+    kept,
+    promises,
+)
+from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
-from gdt.eval.measures import Measure
-from gdt.eval.settings.factors import Factors
+from gdt.eval.measures import Measure, clustered, difference
+from gdt.eval.plots import matrix
+from gdt.eval.record import Record, read
 from gdt.pipeline import presets
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, parse
@@ -47,6 +58,10 @@ PROBE = (5, 0.1, 0)
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def bounded(found: Measure) -> tuple[float, float, float]:
+    return found.value, *found.interval
+
+
 def made_up(n: int, s: int, k: int, strength: float, noise: float = 0.05, seed: int = 0) -> np.ndarray:
     """Features [n, s, k, n + k + 20] that hold the video in n numbers, the factor in k others, and noise."""
     rng = np.random.default_rng(seed)
@@ -61,18 +76,11 @@ def test_what_holds_a_factor_tells_it_and_moves_as_far_as_it_was_made_to(k: int)
     for strength in (0.5, 1.0):
         found = made_up(40, 3, k, strength)
         measure = told(found, *PROBE)
-        assert measure.value == 100.0 and measure.chance == 100 / k and measure.interval[0] > 80
+        assert measure.value == 100.0 and measure.chance == 100 / k and measure.low > 80
         # between videos lie sqrt(2), between values strength sqrt(2), but for the noise
         exact = moved(distances(made_up(40, 3, k, strength, noise=0.0)))
         assert exact.value == pytest.approx(strength) and exact.high - exact.low < 1e-6
         assert moved(distances(found)).value == pytest.approx(strength, rel=0.2)
-
-
-def test_what_holds_no_factor_neither_tells_it_nor_moves() -> None:
-    found = made_up(40, 3, 2, strength=0.0)
-    assert moved(distances(found)) == (pytest.approx(0), 0, pytest.approx(0))
-    measure = told(found, *PROBE)
-    assert measure.interval[0] < 50 < measure.interval[1]
 
 
 def test_of_several_factors_each_is_told_by_itself() -> None:
@@ -87,18 +95,9 @@ def test_of_several_factors_each_is_told_by_itself() -> None:
             others = holds[1 - number] * codes[1 - number][0]  # the other factor at its first value
             changed = base[:, :, None] + others + (code if holds[number] else 0 * code)
             measure, ratio = told(changed, *PROBE), moved(distances(changed))
-            low, high = measure.interval
-            assert (low > 80) if holds[number] else (low <= measure.chance <= high), (holds, number)
+            at_chance = measure.low <= measure.chance <= measure.high
+            assert measure.low > 80 if holds[number] else at_chance, (holds, number)
             assert (ratio.low > 0.3) if holds[number] else (ratio.high < 1e-6), (holds, number)
-
-
-def test_shuffled_values_are_chance() -> None:
-    found = made_up(40, 3, 4, strength=1.0)
-    shuffled = np.random.default_rng(1).permuted(found, axis=2)  # every number on its own: no value is left
-    places = np.argsort(np.random.default_rng(1).random((40, 3, 4)), 2)
-    for values in (shuffled, np.take_along_axis(found, places[..., None], 2)):
-        measure = told(values, *PROBE)
-        assert measure.interval[0] < 25 < measure.interval[1]
 
 
 def test_intervals_of_noise_hold_chance_as_often_as_they_say() -> None:
@@ -116,7 +115,7 @@ def test_no_video_is_both_learned_from_and_asked_about() -> None:
     n, k = 20, 2
     found = np.broadcast_to(np.eye(n * k).reshape(n, 1, k, n * k), (n, 3, k, n * k))
     measure = told(found, *PROBE)
-    assert measure.interval[0] < 50 < measure.interval[1]
+    assert measure.low < 50 < measure.high
     fold = fold_of(23, 5, 0)
     assert fold.shape == (23,) and sorted(np.bincount(fold)) == [4, 4, 5, 5, 5]
     assert (fold != fold_of(23, 5, 1)).any()
@@ -139,17 +138,23 @@ def test_the_interval_of_what_moves_holds_the_truth_as_often_as_it_says() -> Non
 
 def test_a_difference_of_the_same_videos_is_narrower_than_its_parts() -> None:
     one, other = made_up(30, 2, 2, 0.8, noise=0.3), made_up(30, 2, 2, 0.5, noise=0.3)
-    difference = moved(distances(one), distances(other))
-    assert difference.value == pytest.approx(moved(distances(one)).value - moved(distances(other)).value)
-    assert difference.low > 0 > moved(distances(other), distances(one)).high
-    assert moved(distances(one), distances(one)) == (0, 0, 0)
+    more = moved(distances(one), distances(other))
+    assert more.value == pytest.approx(moved(distances(one)).value - moved(distances(other)).value)
+    assert more.low > 0 > moved(distances(other), distances(one)).high
+    assert bounded(moved(distances(one), distances(one))) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("value", "message"), [(1.0, "of all videos are the same"), (np.nan, "are not finite")])
+def test_features_that_tell_nothing_are_told(value: float, message: str) -> None:
+    with pytest.raises(UserError, match=f"features {message}"):
+        distances(np.full((6, 2, 2, 8), value))
 
 
 def test_recognising_a_video_at_another_time() -> None:
     found = made_up(25, 2, 1, 0.0)
     assert recognised(found).value == 100.0 and recognised(found).chance == 4.0
     noise = recognised(np.random.default_rng(0).normal(size=(25, 2, 1, 30)))
-    assert noise.interval[0] < 4 and noise.value < 20
+    assert noise.low < 4 and noise.value < 20
 
 
 def test_answers_about_one_video_count_as_they_depend_on_each_other() -> None:
@@ -159,7 +164,7 @@ def test_answers_about_one_video_count_as_they_depend_on_each_other() -> None:
     assert clustered(together, 50, cross_validated=False).answers == pytest.approx(50, abs=2)
     assert clustered(apart, 50, cross_validated=False).answers > 400
     assert clustered(apart, 50, cross_validated=True).answers <= 300
-    assert clustered(np.ones((50, 12), bool), 50, cross_validated=True).interval[0] == pytest.approx(92.9, abs=0.1)
+    assert clustered(np.ones((50, 12), bool), 50, cross_validated=True).low == pytest.approx(92.9, abs=0.1)
     half = np.tile([True, False], (50, 6))  # whatever is said of a clip is right for one of its values
     assert clustered(half, 50, cross_validated=False).answers == 600
 
@@ -188,11 +193,9 @@ def test_what_compositions_promise() -> None:
 
 
 def seen(told: float, random: float, moves: float = 0.5, moves_random: float = 0.5, n: int = 200) -> Seen:
-    def around(value: float) -> Interval:
-        return Interval(value, value - 0.05, value + 0.05)
-
-    return Seen(around(moves), around(moves_random), around(moves - moves_random), Measure(told, 50, n),
-                Measure(random, 50, n))  # fmt: skip
+    moving = {MOVES: moves, MOVES_RANDOM: moves_random, MOVES_MORE: moves - moves_random}
+    around = {name: Measure(x, bounds=(x - 0.05, x + 0.05)) for name, x in moving.items()}
+    return around | {TOLD: Measure(told, 50, n), TOLD_RANDOM: Measure(random, 50, n)}
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_whether_a_promise_is_kept(factor: str, contrast: str, found: Seen, expe
 
 
 def test_of_a_video_above_chance_is_enough_where_its_other_times_are_negatives() -> None:
-    found = replace(seen(70, 90), moved=None, moved_random=None, moved_more=None)
+    found = {name: measure for name, measure in seen(70, 90).items() if name in (TOLD, TOLD_RANDOM)}
     assert not kept("video", {"video": "distinctive"}, found)[0]
     assert kept("video", {"video": "distinctive", "time_shift": "distinctive"}, found)[0]
 
@@ -359,60 +362,65 @@ def test_factors_of_ones_own_are_promised_as_long_as_their_file_is_what_it_was(t
 SMALL = {"videos": 6, "starts": 2, "folds": 2, "draws": 2}
 
 
-def told_by(settings: Factors) -> tuple[str, Result]:
+def told_by(settings: Factors) -> tuple[str, list[Record]]:
     """What the command says, and what it has written."""
-    text = report.factors(settings)
-    (found,) = from_json((settings.out / "factors.json").read_text())
-    return text, found
+    text = factors(settings)
+    return text, read(settings.out / "factors.json")
 
 
 @pytest.fixture(scope="module")
-def evaluated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Result, Path]:
-    """What the command says of the small model, its result, and where it has written it."""
+def evaluated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Record], Path]:
+    """What the command says of the small model, its records, and where it has written it."""
     out = tmp_path_factory.mktemp("factors") / "new" / "out"
     return *told_by(Factors((checkpoint,), out=out, **SMALL)), out
 
 
-def test_tables_numbers_and_a_picture(evaluated: tuple[str, Result, Path]) -> None:
+def test_tables_numbers_and_a_picture(evaluated: tuple[str, list[Record], Path]) -> None:
     text, found, out = evaluated
-    names = [row.name for row in found.rows]
+    names = [name_of(row) for row in found]
     assert names[:5] == ["video, picture", "video, sound", "time_shift, picture", "time_shift, sound", "modality, both"]
     assert {"time_reversal, sound", "rotation, picture", "augmentation, sound", "order, picture"} < {*names}
     assert "rotation, sound" not in names and "rotation changes nothing of sound" in text
-    assert (found.composition, found.preset, found.step, found.split) == (
+    assert (found[0].how["composition"], found[0].preset, found[0].step, found[0].query_split) == (
         "video:d:4 time_shift:i:1 modality:i:2:differs time_reversal:i:1 augmentation:i:1", "e", 3, "test"
     )  # fmt: skip
-    promised = {row.factor: row.promise for row in found.rows}
+    promised = {row.factor.name: row.factor.promise for row in found}
     assert promised["video"] == "distinctive" and promised["modality"] == promised["augmentation"] == "invariant"
     assert promised["time_reversal"] == promised["time_shift"] == "not varied"
-    for row in found.rows:
-        assert row.videos == 6 and (row.kept is None) == (row.promise == "not varied")
-        assert (row.trunk is None) == (row.factor == "modality")
-        measure = row.embedding.told
-        assert measure.chance == pytest.approx(100 / (6 if row.factor == "video" else len(row.values)))
-        assert (row.embedding.moved is None) == (row.factor == "video")
-        if row.kept is False:
-            assert f"not kept: {row.factor} of {row.of} is {row.promise}, but {row.against}" in text
+    for row in found:
+        factor, embedding = factor_of(row), seen_in(EMBEDDING, row)
+        assert row.queries == 6 and (factor.kept is None) == (factor.promise == "not varied")
+        assert bool(seen_in("trunk", row)) == (factor.name != "modality")
+        assert embedding[TOLD].chance == pytest.approx(100 / (6 if factor.name == "video" else len(factor.values)))
+        assert (MOVES in embedding) == (factor.name != "video")
+        if factor.kept is False:
+            of = name_of(row).removeprefix(f"{factor.name}, ")
+            assert f"not kept: {factor.name} of {of} is {factor.promise}, but {factor.against}" in text
     assert "modality: the two trunks have no feature in common" in text
     assert (out / "table.txt").read_text().strip() in text
     assert (out / "table.tex").read_text().count(r"\toprule") == 2
     assert Image.open(out / "factors.png").width > 600
 
 
-def test_a_data_set_without_sound_and_labels(synthetic: Path, checkpoint: Path, tmp_path: Path) -> None:
-    source = tmp_path / "videos"
-    source.mkdir()
-    for number, path in enumerate(sorted((synthetic / "train").rglob("*.mp4"))[:8]):
-        (source / "test").mkdir(exist_ok=True)
-        mute = ["ffmpeg", "-v", "error", "-i", path, "-an", "-c:v", "copy", source / "test" / f"{number}.mp4"]
+def muted(videos: Path, folder: Path, count: int) -> Path:
+    """Shards of some generated videos without their sound and their labels, all of the split test."""
+    source = folder / "videos" / "test"
+    source.mkdir(parents=True)
+    for number, path in enumerate(sorted((videos / "train").rglob("*.mp4"))[:count]):
+        mute = ["ffmpeg", "-v", "error", "-i", path, "-an", "-c:v", "copy", source / f"{number}.mp4"]
         subprocess.run(mute, check=True)
-    preprocess(Preprocess("folder", source, tmp_path / "shards", workers=1))
-    index = Index.open(tmp_path / "shards")
+    preprocess(Preprocess("folder", source.parent, folder / "shards", workers=1))
+    index = Index.open(folder / "shards")
     assert not index.mel_count.any() and set(index.label) == {""}
-    text, found = told_by(Factors((checkpoint,), "mine", tmp_path / "shards", out=tmp_path / "out", **SMALL))
-    assert {row.network for row in found.rows} == {"video"} and len(found.rows) == 7
+    return folder / "shards"
+
+
+def test_a_data_set_without_sound_and_labels(synthetic: Path, checkpoint: Path, tmp_path: Path) -> None:
+    shards = muted(synthetic, tmp_path, 8)
+    text, found = told_by(Factors((checkpoint,), "mine", shards, out=tmp_path / "out", **SMALL))
+    assert {row.factor.network for row in found} == {"video"} and len(found) == 7
     assert text.count("the videos have no sound, so that nothing is said of sound and of modality") == 1
-    assert (found.split, found.trained_on) == ("test", "unknown")
+    assert (found[0].query_split, found[0].trained_on) == ("test", "unknown")
 
 
 def test_a_trunk_alone_and_an_unknown_composition(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
@@ -421,8 +429,8 @@ def test_a_trunk_alone_and_an_unknown_composition(checkpoint: Path, shards: Path
     torch.save(weights | {"settings": to_json(trained.settings)}, tmp_path / "finetuned.pt")
     given = Factors((tmp_path / "finetuned.pt",), shards=shards, out=tmp_path / "out", **SMALL)
     text, found = told_by(given)
-    assert all(row.embedding is None and row.trunk is not None and row.kept is None for row in found.rows)
-    assert {row.promise for row in found.rows} == {"not known"} and found.composition == ""
+    assert all(seen_in("trunk", row) and not seen_in(EMBEDDING, row) and row.factor.kept is None for row in found)
+    assert {row.factor.promise for row in found} == {"not known"} and not found[0].how
     for said in ("nothing is promised", "without a head, so that nothing is said of embeddings",
                  "no network for sound, so that nothing is said of sound and of modality"):  # fmt: skip
         assert said in text
@@ -430,31 +438,30 @@ def test_a_trunk_alone_and_an_unknown_composition(checkpoint: Path, shards: Path
     assert (tmp_path / "out" / "table.tex").read_text().count(r"\toprule") == 1
 
 
-def test_many_models_in_one_picture(evaluated: tuple[str, Result, Path], tmp_path: Path) -> None:
+def test_many_models_in_one_picture(evaluated: tuple[str, list[Record], Path], tmp_path: Path) -> None:
     found = evaluated[1]
-    silent = replace(found, rows=tuple(row for row in found.rows if row.network == "video"))
-    rows = [replace(silent if name in "abcd" else found, model=f"{name}-0") for name in "abcdefghijklm"]
-    figure = matrix(rows)
+    silent = [row for row in found if row.factor.network == "video"]
+    names = [f"{name}-0" for name in "abcdefghijklm"]
+    figure = matrix([replace(row, model=name) for name in names for row in (silent if name[0] in "abcd" else found)])
     figure.savefig(tmp_path / "many.png", dpi=60)
     texts = {text.get_text() for text in figure.axes[0].texts}
     assert "—" in texts and any("i" in text for text in texts)
-    assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["random", *(row.model for row in rows)]
+    assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["random", *names]
 
 
 def test_as_a_user_types_it(
-    command: Run, evaluated: tuple[str, Result, Path], checkpoint: Path, tmp_path: Path
+    command: Run, evaluated: tuple[str, list[Record], Path], checkpoint: Path, tmp_path: Path
 ) -> None:
     small = [str(part) for name, value in SMALL.items() for part in (f"--{name}", value)]
     done = command("eval", "factors", "--ckpt", checkpoint, *small)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "runs" / "factors-synthetic"
     assert (out / "table.txt").read_text() in done.stdout
-    (again,) = from_json((out / "factors.json").read_text())
-    # nothing is left to chance but how many threads a sum is rounded by
-    one, other = (results.to_json([replace(again, rows=rows)]) for rows in (again.rows, evaluated[1].rows))
-    number = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-    assert number.sub("", one) == number.sub("", other)
-    assert [*map(float, number.findall(one))] == pytest.approx([*map(float, number.findall(other))], rel=1e-3, abs=1e-6)
+    again = read(out / "factors.json")
+    for one, other in zip(again, evaluated[1], strict=True):
+        assert one.factor == other.factor and one.measures.keys() == other.measures.keys()
+        for name, found in one.measures.items():  # nothing is left to chance but how many threads a sum is rounded by
+            assert bounded(found) == pytest.approx(bounded(other.measures[name]), rel=1e-3, abs=1e-6)
     done = command("eval", "factors", "--ckpt", "nowhere.pt")
     assert done.returncode == 2 and re.fullmatch(r"error: there is no checkpoint nowhere.pt; .*\n", done.stderr)
 
@@ -469,31 +476,14 @@ def test_as_a_user_types_it(
         ("--starts 0", "--starts is 0; it must be 1 or more"),
         ("--probe-c 0", "--probe-c is 0.0; it must be above 0"),
         ("--seed -1", "--seed is -1; it must be 0 or more"),
+        ("--split nowhere", "has no held-out videos (split 'nowhere')"),
+        ("--shards .", "there are no shards in"),
+        ("--videos 20 --folds 20", "no factor can be looked at on"),
     ],
 )
-def test_mistakes_are_one_sentence(typed: str, message: str) -> None:
+def test_mistakes_are_one_sentence(checkpoint: Path, typed: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
-        settings_of(["factors", "--ckpt", "x.pt", *typed.split()])
-
-
-def test_what_cannot_be_used_is_told(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
-    for settings, message in (
-        (Factors((checkpoint,), split="nowhere"), "has no held-out videos (split 'nowhere')"),
-        (Factors((checkpoint,), shards=tmp_path), "there are no shards in"),
-        (Factors((checkpoint,), videos=20, folds=20), "no factor can be looked at on"),
-    ):
-        with pytest.raises(UserError, match=re.escape(message)):
-            report.factors(settings)
-    (tmp_path / "factors.json").write_text("[{}]")
-    with pytest.raises(UserError, match="holds no factors, or those of another version"):
-        from_json("[{}]", "factors.json")
-
-
-def test_features_that_are_all_the_same_are_told() -> None:
-    with pytest.raises(UserError, match="features of all videos are the same"):
-        distances(np.ones((6, 2, 2, 8)))
-    with pytest.raises(UserError, match="features are not finite"):
-        distances(np.full((6, 2, 2, 8), np.nan))
+        factors(settings_of(["factors", "--ckpt", str(checkpoint), *typed.split()]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -529,9 +519,10 @@ def test_what_a_model_was_trained_to_tell_it_tells_and_what_it_was_trained_to_ig
                       steps=400)  # fmt: skip
         text, result = told_by(Factors((pretrain(run),), videos=50, starts=2, out=tmp_path / f"factors-{preset}"))
         print(text)
-        found[preset] = next(row for row in result.rows if row.factor == "time_reversal")
-    distinctive, invariant = (found[preset].embedding for preset in ("arrow", "b"))
-    assert found["arrow"].kept and found["b"].kept
-    assert distinctive.told.value > 85 and distinctive.told_more[1] > 5
-    assert invariant.told.interval[1] < distinctive.told.interval[0] and invariant.told.value < 65
-    assert distinctive.moved.low > 4 * invariant.moved.high
+        found[preset] = next(row for row in result if row.factor.name == "time_reversal")
+    distinctive, invariant = (seen_in(EMBEDDING, found[preset]) for preset in ("arrow", "b"))
+    assert found["arrow"].factor.kept and found["b"].factor.kept
+    assert distinctive[TOLD].value > 85
+    assert difference([distinctive[TOLD]], [distinctive[TOLD_RANDOM]])[1] > 5
+    assert invariant[TOLD].high < distinctive[TOLD].low and invariant[TOLD].value < 65
+    assert distinctive[MOVES].low > 4 * invariant[MOVES].high

@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.export import export
+from gdt.eval.export import Export, export
 from gdt.eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
-from gdt.eval.settings.export import Export
-from gdt.pipeline.clips import uniform_clips
+from gdt.pipeline.clips import ResizedCrop, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
@@ -46,25 +45,25 @@ def quick(trained: Trained, recipe: Recipe = PAPER, **changes: Any) -> Recipe:
     return replace(tiny(recipe, trained).spread_over(3), **({"clips": 2, "test_clips": 2, "batch": 16} | changes))
 
 
-def test_the_papers_recipe_has_the_papers_numbers() -> None:
-    assert (PAPER.epochs, PAPER.batch, PAPER.weight_decay, PAPER.momentum) == (12, 32, 5e-3, 0.9)
-    assert (PAPER.clips, PAPER.clip.frames, PAPER.clip.stride, PAPER.clip.size) == (10, 32, 1, 112)
-    assert (PAPER.test_clips, PAPER.test_crops, PAPER.averaged, PAPER.to_the_end) == (10, 1, "softmax", True)
-    assert PAPER.trunk_share == 1 and PAPER.resized is None
-    rates = [PAPER.rate_at(epoch) for epoch in (0, 1, 2, 5.99, 6, 9.99, 10, 11.99)]
-    assert rates == pytest.approx([0.0025, 0.01125, 0.02, 0.02, 1e-3, 1e-3, 5e-5, 5e-5])
-
-
-def test_the_published_recipe_has_the_scripts_numbers() -> None:
-    same = ("epochs", "batch", "weight_decay", "momentum", "clips", "test_clips")
-    assert all(getattr(PUBLISHED, name) == getattr(PAPER, name) for name in same)
-    assert (PUBLISHED.clip.frames, PUBLISHED.clip.size, PUBLISHED.trunk_share) == (32, 128, 0.1)
-    assert PUBLISHED.resized.area == (0.14, 1.0) and PUBLISHED.resized.ratio == (3 / 4, 4 / 3)
-    a = PUBLISHED.augmentation
-    assert (a.brightness, a.contrast, a.saturation, a.hue, a.flip) == (0.4, 0.4, 0.4, 0.0, 0.5)
-    assert (PUBLISHED.jittered, PUBLISHED.test_crops, PUBLISHED.averaged) == (0.8, 3, "logits")
-    rates = [PUBLISHED.rate_at(epoch) for epoch in (0, 2, 6.99, 7, 10.99, 11)]
-    assert rates == pytest.approx([0.0025, 0.02, 0.02, 1e-3, 1e-3, 5e-5])
+@pytest.mark.parametrize(
+    ("recipe", "clip", "own", "rates"),
+    [
+        (PAPER, (32, 1, 112), (1.0, 1.0, 1, "softmax", True, None),
+         {0: 0.0025, 1: 0.01125, 2: 0.02, 5.99: 0.02, 6: 1e-3, 9.99: 1e-3, 10: 5e-5, 11.99: 5e-5}),
+        (PUBLISHED, (32, 1, 128), (0.1, 0.8, 3, "logits", False, ResizedCrop((0.14, 1.0), (3 / 4, 4 / 3))),
+         {0: 0.0025, 2: 0.02, 6.99: 0.02, 7: 1e-3, 10.99: 1e-3, 11: 5e-5}),
+    ],
+)  # fmt: skip
+def test_recipes_have_the_numbers_of_the_paper_and_of_the_script(
+    recipe: Recipe, clip: tuple[int, ...], own: tuple[Any, ...], rates: dict[float, float]
+) -> None:
+    assert (recipe.epochs, recipe.batch, recipe.weight_decay, recipe.momentum) == (12, 32, 5e-3, 0.9)
+    assert (recipe.clips, recipe.test_clips) == (10, 10)
+    assert (recipe.clip.frames, recipe.clip.stride, recipe.clip.size) == clip
+    r, a = recipe, recipe.augmentation
+    assert (r.trunk_share, r.jittered, r.test_crops, r.averaged, r.to_the_end, r.resized) == own
+    assert recipe is PAPER or (a.brightness, a.contrast, a.saturation, a.hue, a.flip) == (0.4, 0.4, 0.4, 0.0, 0.5)
+    assert [recipe.rate_at(epoch) for epoch in rates] == pytest.approx([*rates.values()])
 
 
 def test_a_schedule_is_spread_over_other_epochs() -> None:
@@ -164,20 +163,14 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
     assert one["learned"] == ["", 2] and one["classes"] == list(task.classes)
     # what others begin with is left alone
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
-
-
-def test_a_run_that_was_stopped_in_its_test_is_tested_only(
-    trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe, real = quick(trained), Finetuning.test
-    whole = Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "whole").run("x")
+    # one that was stopped in its test is tested only
     monkeypatch.setattr(Finetuning, "test", lambda self, name: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "cut").run("x")
-    monkeypatch.setattr(Finetuning, "test", real)
-    again = Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "cut")
-    again.optimizer.register_step_pre_hook(lambda *_: pytest.fail("it is trained again"))
-    assert again.run("x") == whole
+        Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "tested").run("x")
+    monkeypatch.undo()
+    last = Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "tested")
+    last.optimizer.register_step_pre_hook(lambda *_: pytest.fail("it is trained again"))
+    assert last.run("x") == whole
 
 
 @pytest.mark.parametrize("how", ["cut", "bit", "other recipe"])
@@ -199,12 +192,6 @@ def test_what_cannot_be_gone_on_from_is_begun_anew(
     assert "is damaged or of another recipe; that run begins anew" in capsys.readouterr().out
 
 
-def test_too_few_clips_for_a_batch_is_one_sentence(trained: Trained, task: Task, tmp_path: Path) -> None:
-    few = replace(task, train=task.train[:5], train_target=task.train_target[:5])
-    with pytest.raises(UserError, match=r"5 training videos make no batch of 32 clips; set --clips-per-epoch to 7"):
-        Finetuning(trained, few, quick(trained, batch=32), 0, 0, CPU, tmp_path)
-
-
 def test_finetuned_weights_are_read_and_exported_with_all_that_using_them_takes(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
@@ -220,13 +207,14 @@ def test_finetuned_weights_are_read_and_exported_with_all_that_using_them_takes(
         assert all(torch.equal(value, weights[name]) for name, value in found.items())
 
 
-def test_one_class_is_one_sentence(trained: Trained, task: Task, tmp_path: Path) -> None:
+def test_what_cannot_be_finetuned_is_one_sentence(trained: Trained, task: Task, tmp_path: Path) -> None:
+    few = replace(task, train=task.train[:5], train_target=task.train_target[:5])
     alike = replace(task, classes=("spin",), train_target=np.zeros_like(task.train_target))
-    with pytest.raises(UserError, match="two classes or more to tell apart; there is only 'spin'"):
-        Finetuning(trained, alike, quick(trained), 0, 0, CPU, tmp_path)
-
-
-def test_a_model_without_pictures_cannot_be_finetuned(task: Task, tmp_path: Path) -> None:
     sound = Trained(GDT(TINY.network, ["audio"]), Pretrain(), 0, None)
-    with pytest.raises(UserError, match="trained without pictures"):
-        Finetuning(sound, task, PAPER, 0, 0, CPU, tmp_path)
+    for model, of, message in (
+        (trained, few, "5 training videos make no batch of 32 clips; set --clips-per-epoch to 7"),
+        (trained, alike, "two classes or more to tell apart; there is only 'spin'"),
+        (sound, task, "trained without pictures"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Finetuning(model, of, quick(trained, batch=32), 0, 0, CPU, tmp_path)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gdt.eval.downstream import downstream
-from gdt.eval.results import Result, from_json
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.record import Record, read
+from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
@@ -44,10 +44,10 @@ def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def evaluated(settings: Downstream) -> dict[tuple[str, bool], list[Result]]:
+def evaluated(settings: Downstream) -> dict[tuple[str, bool], list[Record]]:
     downstream(settings)
-    found: dict[tuple[str, bool], list[Result]] = {}
-    for result in from_json((settings.out / "results.json").read_text()):
+    found: dict[tuple[str, bool], list[Record]] = {}
+    for result in read(settings.out / "results.json"):
         found.setdefault((result.protocol, result.model == "e"), []).append(result)
     return found
 

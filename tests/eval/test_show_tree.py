@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdt.eval.settings.pictures import ShowTree
-from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, Drawn, partners, show_tree
+from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, Drawn, ShowTree, partners, show_tree
 from gdt.pipeline import presets
 from gdt.pipeline.composition import counts
 from gdt.pipeline.notation import parse

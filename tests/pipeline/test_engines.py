@@ -17,13 +17,13 @@ from gdt.common.errors import UserError
 from gdt.pipeline import engines, jpeg, presets
 from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
 from gdt.pipeline.colour import Pixels, on_any_device
+from gdt.pipeline.device import DaliDevice, Gpu
 from gdt.pipeline.engines import DaliEngine, taps
 from gdt.pipeline.graphs import video_graph
 from gdt.pipeline.jpeg import Undecodable
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader, for_each
 from gdt.pipeline.notation import parse
-from gdt.pipeline.place import DaliDevice, Gpu
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources import video as video_source
@@ -79,18 +79,7 @@ def test_resizing_equals_interpolation_in_float64(begin: float, end: float) -> N
     assert np.abs(out.reshape(5, 5, 3) - expected).max() <= 0.5 + 1e-3
 
 
-def test_a_machine_without_simplejpeg_decodes_the_same_pixels(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = [tree(index, "l").plan(0, 0)]
-    (with_it,) = load(index, plans)
-    monkeypatch.setattr(jpeg, "simplejpeg", None)
-    (without,) = load(index, plans)
-    assert torch.equal(with_it.inputs["video"], without.inputs["video"])
-
-
-@pytest.mark.parametrize("without", [False, True])
-def test_what_is_no_frame_of_its_size_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch, without: bool) -> None:
-    if without:
-        monkeypatch.setattr(jpeg, "simplejpeg", None)
+def test_what_is_no_frame_of_its_size_is_refused(index: Index) -> None:
     frame = ShardReader(index).frames(0, np.arange(1))[0]
     size = (int(index.height[0]), int(index.width[0]), 3)
     jpeg.decode(frame, np.empty(size, np.uint8))
@@ -162,10 +151,10 @@ def gpu() -> tuple[Gpu, Cuda]:
 def test_the_gpus_path_makes_the_same_batches_with_its_parts_replaced(index: Index, decoder: Any) -> None:
     plans = list(tree(index, "l").plans(0, 6))
     expected = load(index, plans)
-    place, cuda = gpu()
+    device, cuda = gpu()
     loading = Loading(decoder=decoder, clips_at_once=3, prefetch=1)
     got: list[Batch] = []
-    with Loader(index, plans, CLIP, CPU, loading, place=place) as loader:
+    with Loader(index, plans, CLIP, device, loading) as loader:
         for batch in loader:
             # the last thing this thread asked for is that the training stream waits for the batch
             assert [said for said in cuda.said if said.startswith("training")][
@@ -181,7 +170,7 @@ def test_the_gpus_path_makes_the_same_batches_with_its_parts_replaced(index: Ind
     assert cuda.said.count("loader: wait for mark of training") == 3
     uploads = 4 * 6 if decoder == "cpu" else 0  # ten clips in runs of three
     assert cuda.said.count("loader: mark") == 6 + uploads
-    assert cuda.said.count("host: wait for mark of loader") == max(0, uploads - place.CANVASES)
+    assert cuda.said.count("host: wait for mark of loader") == max(0, uploads - device.CANVASES)
 
 
 @pytest.mark.parametrize("hardware", [True, False])
@@ -195,9 +184,7 @@ def test_all_frames_or_none_are_decoded_on_the_jpeg_engine(
         return video_graph(size, branches, decoder, share, **others)
 
     monkeypatch.setattr(engines, "video_graph", told)
-    with Loader(
-        index, [tree(index, "e").plan(0, 0)], CLIP, CPU, Loading(jpeg_hardware=hardware), place=gpu()[0]
-    ) as loader:
+    with Loader(index, [tree(index, "e").plan(0, 0)], CLIP, gpu()[0], Loading(jpeg_hardware=hardware)) as loader:
         next(iter(loader))
     assert shares == [1.0 if hardware else 0.0]
 

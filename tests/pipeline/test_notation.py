@@ -23,13 +23,9 @@ from tests.conftest import ROOT
 """The README's recipe for a transformation of one's own."""
 
 
-@pytest.mark.parametrize("name", presets.PRESETS)
-def test_what_is_printed_is_read_again(name: str) -> None:
-    composition = presets.composition(name, 6)
-    again = parse(str(composition), 6)
-    assert str(again) == str(composition)
-    for one, other in zip(again.factors, composition.factors, strict=True):
-        assert (one.name, one.k, one.contrast, one.weight) == (other.name, other.k, other.contrast, other.weight)
+def test_every_file_of_transformations_is_a_factor() -> None:
+    files = {path.stem for path in (ROOT / "pipeline" / "transformations").glob("*.py")} - {"__init__", "base"}
+    assert files == set(TRANSFORMATIONS)
 
 
 def test_a_composition_is_read() -> None:
@@ -45,13 +41,15 @@ def test_a_composition_is_read() -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        *sorted({preset.factors for preset in presets.PRESETS.values()}),
         "video:d time_shift:d:2 speed(0.5,1,2):d:3 modality:i:2:differs augmentation:i:1",
         "video:d order(4):i:2 modality(text):i:1 augmentation:i:1",
         "video:d modality(video,audio,text):i:3:differs rotation:i:4 augmentation:i:1",
     ],
 )
-def test_what_is_in_brackets_is_printed(text: str) -> None:
-    assert str(parse(text, 4)) == text.replace("video:d", "video:d:4", 1)
+def test_what_is_read_is_printed_and_read_again(text: str) -> None:
+    printed = str(parse(text, 4))
+    assert printed == text.replace("video:d", "video:d:4", 1) and str(parse(printed, 4)) == printed
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +16,13 @@ from torch.nn import functional
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.composition import contrast, weight
+from gdt.pipeline.device import Device
 from gdt.pipeline.leaves import MODALITIES, TEXT, Clip, Leaves
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
-from gdt.pipeline.place import Place
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.pipeline.sources.base import Memory, Readings
+from gdt.pipeline.sources.base import Memory
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.sources.text import NOTHING, TextSource, Words
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -74,9 +75,9 @@ class Spoken:
 
 def of(index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves) -> tuple[list[list[int]], torch.Tensor]:
     """Tokens of each leaf, without what is behind the last, and whether the leaf is usable."""
-    readings = Readings(index, Loading(), vectors)
-    readings.reader = reader  # type: ignore[assignment]
-    (part,) = TextSource(readings, CLIP, Place(CPU), Loading()).parts(iter([leaves]), lambda: Memory(CPU))
+    source = TextSource(ShardReader(index), CLIP, Device(CPU), Loading(), vectors)
+    source.reader = reader  # type: ignore[assignment]
+    (part,) = source.parts(iter([leaves]), lambda: Memory(CPU))
     words: Words = part.inputs
     assert np.array_equal(words.said.numpy(), words.tokens != NOTHING)
     for row in words.tokens.tolist():  # nothing comes before a word
@@ -178,24 +179,10 @@ def test_the_loss_of_any_modalities_equals_the_triple_loop(modalities: str, unsa
     assert (c * w * both).sum() > 0 and not (w * (plan.leaves.modality[:, None] == plan.leaves.modality)).any()
 
 
-def test_the_rows_of_table_2_as_printed() -> None:
-    printed = "a..V b..VT cd.VT d.dVT ediVT fidVT gddVT"
-    assert len(printed.split()) == len(presets.TABLE_2)
-    for entry in printed.split():
-        row = {factor.name: factor for factor in presets.composition(f"text-{entry[0]}", 8).factors}
-        for factor, role in ((row["time_reversal"], entry[1]), (row["time_shift"], entry[2])):
-            assert (factor.k, factor.contrast.value[0]) == ((1, "i") if role == "." else (2, role))
-        modalities = presets.composition(f"text-{entry[0]}", 8).modalities
-        assert modalities == (("video", "text") if entry.endswith("VT") else ("video",))
-        assert row["augmentation"].k == (1 if entry.endswith("VT") else 2)
-
-
 def test_damaged_words_count_for_nothing_where_that_is_asked_for(
     captioned: Path, vectors: WordVectors, tmp_path: Path
 ) -> None:
-    for path in captioned.iterdir():
-        if path.is_file():
-            (tmp_path / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(captioned, tmp_path, dirs_exist_ok=True)
     index = Index.open(tmp_path)
     _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1", 8)
     bad = int(plan.columns["video"][0])
@@ -229,20 +216,8 @@ def test_what_lacks_is_said(index: Index, shards: Path, word2vec: Path, tmp_path
 def test_text_is_pretrained_from_the_command_line(
     command: Run, captioned: Path, shards: Path, word2vec: Path, tmp_path: Path
 ) -> None:
-    train = (
-        "train",
-        "tiny",
-        "--preset",
-        "text-f",
-        "--videos-per-batch",
-        4,
-        "--steps",
-        4,
-        "--device",
-        "cpu",
-        "--out",
-        "run",
-    )
+    sizes = "--videos-per-batch", 4, "--steps", 4, "--device", "cpu", "--out", "run"
+    train = "pretrain", "tiny", "--preset", "text-f", *sizes
     done = command(*train, "--shards", captioned, "--word2vec", word2vec)
     assert done.returncode == 0, done.stderr
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["model"]

@@ -40,6 +40,11 @@ def segments(dataset: str, root: Path) -> dict[str, tuple[str, tuple[float, floa
     return {video.id: (video.path.name, video.segment) for video in found(dataset, root)}
 
 
+def refused(dataset: str, root: Path, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        list(listing(dataset, root))
+
+
 def counts(videos: list[Video], fold: int) -> tuple[int, int]:
     splits = [video.folds[fold] for video in videos]
     return splits.count("train"), splits.count("test")
@@ -52,18 +57,14 @@ def counts(videos: list[Video], fold: int) -> tuple[int, int]:
 def test_a_folder_without_videos_is_refused(tmp_path: Path, dataset: str) -> None:
     touch(tmp_path, "notes.txt", ".hidden.mp4")
     expected = f"there are no videos in {tmp_path}; expected:\n{DATASETS[dataset].tree}"
-    with pytest.raises(UserError, match=f"^{re.escape(expected)}$"):
-        list(listing(dataset, tmp_path))
+    refused(dataset, tmp_path, f"^{re.escape(expected)}$")
 
 
 def test_a_wrong_name_or_source_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no data set 'ucf'; choose one of audioset, folder, hmdb51"):
-        list(listing("ucf", tmp_path))
-    with pytest.raises(UserError, match="absent does not exist; set SOURCE"):
-        list(listing("ucf101", tmp_path / "absent"))
+    refused("ucf", tmp_path, "there is no data set 'ucf'; choose one of audioset, folder, hmdb51")
+    refused("ucf101", tmp_path / "absent", "absent does not exist; set SOURCE")
     touch(tmp_path, "file")
-    with pytest.raises(UserError, match="file is not a folder; set SOURCE"):
-        list(listing("ucf101", tmp_path / "file"))
+    refused("ucf101", tmp_path / "file", "file is not a folder; set SOURCE")
 
 
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
@@ -101,8 +102,7 @@ def test_lists_that_are_no_file_are_named(tmp_path: Path, dataset: str, name: st
         (tmp_path / name).symlink_to(tmp_path / target)
         if target == "fifo":
             os.mkfifo(tmp_path / "fifo")
-        with pytest.raises(UserError, match=f"^{tmp_path}/{name} is {what}, not a file"):
-            list(listing(dataset, tmp_path))
+        refused(dataset, tmp_path, f"^{tmp_path}/{name} is {what}, not a file")
 
 
 # folder
@@ -218,14 +218,12 @@ def test_a_row_that_two_csv_files_list_is_one_segment(tmp_path: Path) -> None:
 def test_a_csv_of_another_kind_is_refused(tmp_path: Path, text: str, message: str) -> None:
     touch(tmp_path, "0wR5jVB-WPk_000417_000427.mp4")
     (tmp_path / "x.csv").write_text(text)
-    with pytest.raises(UserError, match=message):
-        list(listing("kinetics", tmp_path))
+    refused("kinetics", tmp_path, message)
 
 
 def test_a_csv_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(KINETICS.encode("utf-16"))
-    with pytest.raises(UserError, match="x.csv is not understood"):
-        list(listing("kinetics", tmp_path))
+    refused("kinetics", tmp_path, "x.csv is not understood")
 
 
 # UCF-101
@@ -282,13 +280,11 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path, insi
 def test_what_ucf101_lacks_is_told(tmp_path: Path, real: Path) -> None:
     tree = re.escape(DATASETS["ucf101"].tree)
     touch(tmp_path, "UCF-101/Archery/v_Archery_g01_c01.avi")
-    with pytest.raises(UserError, match=f"there is no folder ucfTrainTestlist .*or next to it; expected:\n{tree}"):
-        list(listing("ucf101", tmp_path))
+    refused("ucf101", tmp_path, f"there is no folder ucfTrainTestlist .*or next to it; expected:\n{tree}")
     lists = tmp_path / "ucfTrainTestlist"
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", lists)
     (lists / "testlist02.txt").unlink()
-    with pytest.raises(UserError, match=f"of the official splits, {lists}/testlist02.txt is missing; .*\n{tree}"):
-        list(listing("ucf101", tmp_path))
+    refused("ucf101", tmp_path, f"of the official splits, {lists}/testlist02.txt is missing; .*\n{tree}")
 
 
 @pytest.mark.parametrize("folder", ["UCF-101", "UCF-101/videos"])
@@ -296,14 +292,12 @@ def test_ucf101_without_class_folders_is_refused(tmp_path: Path, real: Path, fol
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
     touch(tmp_path, f"{folder}/v_Archery_g01_c01.avi")
     tree = re.escape(DATASETS["ucf101"].tree)
-    with pytest.raises(UserError, match=f"v_Archery_g01_c01.avi is not in a folder of its class; expected:\n{tree}"):
-        list(listing("ucf101", tmp_path))
+    refused("ucf101", tmp_path, f"v_Archery_g01_c01.avi is not in a folder of its class; expected:\n{tree}")
 
 
 def test_ucf101_lists_alone_are_refused(ucf: Path, tmp_path: Path) -> None:
     shutil.copytree(ucf / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
-    with pytest.raises(UserError, match=f"there are no videos in {tmp_path}; expected:\nsource/UCF-101/"):
-        list(listing("ucf101", tmp_path))
+    refused("ucf101", tmp_path, f"there are no videos in {tmp_path}; expected:\nsource/UCF-101/")
 
 
 # HMDB-51
@@ -350,27 +344,21 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
 def test_what_hmdb51_lacks_is_told(tmp_path: Path) -> None:
     tree = re.escape(DATASETS["hmdb51"].tree)
     touch(tmp_path, "hmdb51_org/wave/a.avi")
-    with pytest.raises(UserError, match=f"there is no folder testTrainMulti_7030_splits .*; expected:\n{tree}"):
-        list(listing("hmdb51", tmp_path))
+    refused("hmdb51", tmp_path, f"there is no folder testTrainMulti_7030_splits .*; expected:\n{tree}")
     lists = tmp_path / "testTrainMulti_7030_splits"
     lists.mkdir()
-    with pytest.raises(UserError, match=rf"there is no \*_test_split1.txt in {lists}; expected:\n{tree}"):
-        list(listing("hmdb51", tmp_path))
+    refused("hmdb51", tmp_path, rf"there is no \*_test_split1.txt in {lists}; expected:\n{tree}")
     for fold in (1, 3):
         (lists / f"wave_test_split{fold}.txt").write_text("a.avi 1 \n")
-    with pytest.raises(UserError, match=f"of the official splits, {lists}/wave_test_split2.txt is missing; .*\n{tree}"):
-        list(listing("hmdb51", tmp_path))
+    refused("hmdb51", tmp_path, f"of the official splits, {lists}/wave_test_split2.txt is missing; .*\n{tree}")
     (lists / "wave_test_split2.txt").write_text("a.avi 3 \n")
-    with pytest.raises(UserError, match="'a.avi 3 ' in .*wave_test_split2.txt is not understood"):
-        list(listing("hmdb51", tmp_path))
+    refused("hmdb51", tmp_path, "'a.avi 3 ' in .*wave_test_split2.txt is not understood")
     (lists / "wave_test_split2.txt").write_bytes(b"caf\xe9.avi 1\n")
-    with pytest.raises(UserError, match="wave_test_split2.txt is not UTF-8 text: invalid continuation byte; copy or"):
-        list(listing("hmdb51", tmp_path))
+    refused("hmdb51", tmp_path, "wave_test_split2.txt is not UTF-8 text: invalid continuation byte; copy or")
     (lists / "wave_test_split2.txt").write_text("a.avi 2 \n")
     assert [video.folds for video in found("hmdb51", tmp_path)] == [("train", "test", "train")]
     touch(tmp_path, "hmdb51_org/b.avi")
-    with pytest.raises(UserError, match=f"b.avi is not in a folder of its class; expected:\n{tree}"):
-        list(listing("hmdb51", tmp_path))
+    refused("hmdb51", tmp_path, f"b.avi is not in a folder of its class; expected:\n{tree}")
 
 
 # VGGSound
@@ -412,14 +400,11 @@ def test_vggsound(tmp_path: Path) -> None:
 
 def test_what_vggsound_lacks_is_told(tmp_path: Path) -> None:
     tree = re.escape(DATASETS["vggsound"].tree)
-    with pytest.raises(UserError, match=f"there is no {tmp_path}/vggsound.csv; expected:\n{tree}"):
-        list(listing("vggsound", tmp_path))
+    refused("vggsound", tmp_path, f"there is no {tmp_path}/vggsound.csv; expected:\n{tree}")
     (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,marching,test\n")
-    with pytest.raises(UserError, match=f"there are no videos in {tmp_path}; expected:\n{tree}"):
-        list(listing("vggsound", tmp_path))
+    refused("vggsound", tmp_path, f"there are no videos in {tmp_path}; expected:\n{tree}")
     (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,people marching, loudly,test\n")
-    with pytest.raises(UserError, match="line 1 of .*vggsound.csv .*expected youtube_id,start_seconds,label,split"):
-        list(listing("vggsound", tmp_path))
+    refused("vggsound", tmp_path, "line 1 of .*vggsound.csv .*expected youtube_id,start_seconds,label,split")
 
 
 # AudioSet
@@ -478,18 +463,14 @@ def test_audioset_works_without_display_names(audioset: Path) -> None:
 
 def test_what_audioset_lacks_is_told(audioset: Path) -> None:
     tree = re.escape(DATASETS["audioset"].tree)
-    with pytest.raises(UserError, match=f"there are no videos in {audioset}; expected:\n{tree}"):
-        list(listing("audioset", audioset))
+    refused("audioset", audioset, f"there are no videos in {audioset}; expected:\n{tree}")
     (audioset / "balanced_train_segments.csv").write_text(SEGMENTS + "-0RWZT-miFs, zero, 430.000, /m/03v3yw\n")
-    with pytest.raises(UserError, match="line 4 of .*balanced_train_segments.csv is not understood .*'zero'"):
-        list(listing("audioset", audioset))
+    refused("audioset", audioset, "line 4 of .*balanced_train_segments.csv is not understood .*'zero'")
     (audioset / "balanced_train_segments.csv").unlink()
-    with pytest.raises(UserError, match=f"none of balanced_train_segments.csv, .* in {audioset}; expected:\n{tree}"):
-        list(listing("audioset", audioset))
+    refused("audioset", audioset, f"none of balanced_train_segments.csv, .* in {audioset}; expected:\n{tree}")
     (audioset / "eval_segments.csv").write_text(SEGMENTS)
     (audioset / "class_labels_indices.csv").write_text("a,b\n")
-    with pytest.raises(UserError, match="class_labels_indices.csv the columns display_name, mid are missing"):
-        list(listing("audioset", audioset))
+    refused("audioset", audioset, "class_labels_indices.csv the columns display_name, mid are missing")
 
 
 def test_howto100m(tmp_path: Path) -> None:
@@ -514,8 +495,7 @@ def test_howto100m(tmp_path: Path) -> None:
 
 def test_howto100m_without_videos(tmp_path: Path) -> None:
     (tmp_path / "caption.json").touch()
-    with pytest.raises(UserError, match=r"there are no videos in .*; expected\nsource/0wR5jVB-WPk.mp4"):
-        list(howto100m.listing(tmp_path))
+    refused("howto100m", tmp_path, r"there are no videos in .*; expected\nsource/0wR5jVB-WPk.mp4")
 
 
 @pytest.mark.parametrize(
@@ -530,5 +510,4 @@ def test_howto100m_without_videos(tmp_path: Path) -> None:
 )
 def test_a_damaged_table_of_howto100m_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "HowTo100M_v1.csv").write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        list(howto100m.listing(tmp_path))
+    refused("howto100m", tmp_path, message)

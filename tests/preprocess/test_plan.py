@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.common.files import with_checksum
 from gdt.preprocess.datasets.listing import Missing, Video, Words
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import PLAN, Plan, read_settings, read_shares
@@ -128,9 +127,6 @@ def test_a_plan_remembers_the_shares_of_its_list(tmp_path: Path) -> None:
         assert remembered(shares) == shares
     (tmp_path / PLAN).write_text((tmp_path / PLAN).read_text().replace("0.1", "0.2"))
     assert read_shares(tmp_path) is None
-    lines = with_checksum(['{"settings": {}}\n'])  # of an earlier version
-    (tmp_path / PLAN).write_text("".join(lines))
-    assert read_shares(tmp_path) == Shares()
 
 
 def test_what_is_said_comes_by_id_as_datasets_of_an_index(tmp_path: Path) -> None:
@@ -212,7 +208,7 @@ def test_memory_hardly_grows_with_the_list(tmp_path: Path) -> None:
             [tracemalloc.Filter(True, f"*{name}*") for name in ("plan", "videos", "numpy")]
         )
     tracemalloc.stop()
-    assert 20 < sum(trace.size for trace in held.statistics("filename")) / 20_000 < 80  # bytes; the video takes 500
+    assert 8 < sum(trace.size for trace in held.statistics("filename")) / 20_000 < 80  # bytes; the video takes 500
 
 
 def test_every_task_has_its_own_shard(tmp_path: Path) -> None:

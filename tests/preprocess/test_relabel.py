@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -14,10 +13,8 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.pipeline.shards.index import Index, write_index
-from gdt.pipeline.shards.layout import PIECES, read_rejected
-from gdt.pipeline.shards.seal import SCHEMA, seal
-from gdt.preprocess.datasets import DATASETS, DataSet, folder
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import read_rejected
 from gdt.preprocess.estimate import estimate
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import Summary, describe
@@ -168,7 +165,7 @@ def test_a_file_that_did_change_is_decoded_again_alone_in_its_shard(pets: Prepro
 
 
 @pytest.mark.parametrize(
-    "moment", ["pipeline.shards.index.create", "pipeline.shards.index.seal", "pipeline.shards.index.publish",
+    "moment", ["pipeline.shards.index.writing_sealed", "pipeline.shards.seal.seal", "common.files.os.fsync",
                "preprocess.stage.write_lines", "preprocess.stage.summarise", "preprocess.stage.Plan.pending"],
 )  # fmt: skip
 def test_a_relabelling_that_is_stopped_anywhere_is_mended_by_the_next_run(
@@ -188,52 +185,6 @@ def test_a_relabelling_that_is_stopped_anywhere_is_mended_by_the_next_run(
     assert counts(run(pets)) == (0, 0 if moment.endswith("summarise") else 1)
     assert shards(pets) == before and table(pets) == EVERY | {"cats/0.mp4": ("cats", "test")}
     assert not list(pets.shard_folder.glob("*.partial"))
-
-
-def as_an_earlier_version(settings: Preprocess) -> None:
-    """Make shards and an index as the version before did: ids are whole paths, and the content holds what is said."""
-    run(settings)
-    paths = sorted(settings.shard_folder.glob("shard-*.h5"))
-    for path in paths:
-        with h5py.File(path) as file:
-            details = json.loads(file.attrs["settings"])
-            columns = (file[f"video/{name}"].asstr()[:].tolist() for name in ("id", "label", "split"))
-            left_out = [json.loads(row)["id"] for row in file["rejected"][:]]
-            rows = sorted([*zip(*columns, strict=True), *((name, "cats", "train") for name in left_out)])
-        videos = [
-            [(settings.source_folder / name).stat().st_size, name, label, split, [], None, [], None]
-            for name, label, split in rows
-        ]
-        text = json.dumps([SCHEMA, settings.extraction.identity, details, videos], ensure_ascii=False)
-        seal(path, PIECES, content=hashlib.sha256(text.encode()).hexdigest())
-    write_index(settings.shard_folder, paths, {"settings": json.dumps(details)})
-
-
-def test_shards_of_an_earlier_version_stay_whatever_is_said_of_them_and_wherever_they_move(
-    pets: Preprocess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.rmtree(pets.shard_folder)
-    move(pets, *NAMES[:4], to="train")
-    move(pets, *NAMES[4:], to="test")
-    (pets.source_folder / "train/cats/broken.mp4").write_bytes(b"nonsense")
-    with monkeypatch.context() as patch:
-        patch.setitem(DATASETS, "folder", DataSet(tree_with_splits, folder.TREE))
-        as_an_earlier_version(pets)
-    index = (pets.shard_folder / "index.h5").read_bytes()
-    before, named = shards(pets), {f"train/{name}" for name in NAMES[:4]} | {f"test/{name}" for name in NAMES[4:]}
-    assert set(table(pets)) == named
-    again(pets)
-    assert (pets.shard_folder / "index.h5").read_bytes() == index  # which has no word of who said it
-    move(pets, "train/cats/0.mp4", to="test")
-    move(pets, "test/dogs/1.mp4", to="train")
-    assert counts(run(pets)) == (0, 2) and shards(pets) == before
-    assert set(table(pets)) == named  # it is still called so
-    assert table(pets)["train/cats/0.mp4"] == ("cats", "test")
-    again(pets)
-
-
-def tree_with_splits(source: Path):
-    return (replace(video, split=video.split or "train") for video in folder.tree(source))
 
 
 def test_a_second_video_of_one_name_below_another_split_takes_no_shard_with_it(

@@ -737,7 +737,7 @@ def test_the_generated_set_is_made_with_its_captions_in_one_command(
 ) -> None:
     write_word2vec(tmp_path / "vectors.txt", ["bounces swings quickly slowly"], 4)
     small = Synthetic(train=2, val=1, test=1, classes=2, seconds=2.0)
-    monkeypatch.setattr("gdt.preprocess.datasets.synthetic.generate", lambda source: generate(source, small, workers=2))
+    monkeypatch.setattr("gdt.preprocess.synthetic.generate", lambda source, _: generate(source, small, workers=2))
     run(Preprocess("synthetic", tmp_path / "videos", tmp_path / "shards", word2vec=tmp_path / "vectors.txt", workers=2))
     index = Index.open(tmp_path / "shards")
     assert len(index) == 8 and (index.text_count > 0).all()

@@ -13,9 +13,10 @@ import numpy.typing as npt
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.preprocess.synthetic import ACTIONS, Synthetic, generate
-from gdt.preprocess.synthetic.files import GROUP, UNFINISHED, run_ffmpeg
-from gdt.preprocess.synthetic.scene import SAMPLE_RATE, SPLITS, Video, draw_scene, render
+from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
+from gdt.preprocess.synthetic.files import GROUP, SPLITS, UNFINISHED, Video, run_ffmpeg
+from gdt.preprocess.synthetic.standard import ACTIONS, draw_scene
 
 MARKER = "synthetic.json"
 # More videos than one ffmpeg process takes, so that two workers share them.
@@ -154,18 +155,18 @@ def test_every_video_has_its_own_stream() -> None:
     def differ(one: Video, other: Video) -> bool:
         return not np.array_equal(one.frames, other.frames) and not np.array_equal(one.waveform, other.waveform)
 
-    reference = render(SMALL, "train", "jump", 0)
-    assert differ(reference, render(replace(SMALL, seed=1), "train", "jump", 0))
-    assert differ(reference, render(SMALL, "val", "jump", 0))
-    assert differ(reference, render(SMALL, "train", "jump", 1))
-    again = render(replace(SMALL, train=1000, classes=10), "train", "jump", 0)
+    reference = SMALL.render("train", "jump", 0)
+    assert differ(reference, replace(SMALL, seed=1).render("train", "jump", 0))
+    assert differ(reference, SMALL.render("val", "jump", 0))
+    assert differ(reference, SMALL.render("train", "jump", 1))
+    again = replace(SMALL, train=1000, classes=10).render("train", "jump", 0)
     assert np.array_equal(reference.frames, again.frames) and np.array_equal(reference.waveform, again.waveform)
 
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_every_action_moves_and_sounds(action: str) -> None:
     settings = Synthetic(size=32)
-    video = render(settings, "train", action, 0)
+    video = settings.render("train", action, 0)
     assert video.frames.shape == (60, 32, 32, 3) and video.frames.dtype == np.uint8
     assert video.waveform.shape == (4 * SAMPLE_RATE,) and video.waveform.dtype == np.float32
     assert 0.02 < np.abs(video.waveform).max() <= 1
@@ -185,7 +186,7 @@ def test_nuisance_copies_the_picture() -> None:
 @pytest.mark.parametrize("action", ["bounce", "swing", "spin"])
 def test_encoding_shifts_neither_picture_nor_sound(action: str, made: Path) -> None:
     frames, samples = decode(made / "train" / action / f"train_{action}_0003.mp4", SMALL.size)
-    video = render(SMALL, "train", action, 3)
+    video = SMALL.render("train", action, 3)
     assert frames.shape == video.frames.shape
     shifts = range(-2, 3)
     differences = [

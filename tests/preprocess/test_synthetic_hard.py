@@ -18,14 +18,23 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import making
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
-from gdt.preprocess.synthetic import Synthetic
-from gdt.preprocess.synthetic import generate as generate_standard
-from gdt.preprocess.synthetic.actions import Beat
-from gdt.preprocess.synthetic.hard import ACTIONS, SyntheticHard, generate
-from gdt.preprocess.synthetic.hard.actions import GAP
-from gdt.preprocess.synthetic.hard.rendering import idle, picture, render, sound
-from gdt.preprocess.synthetic.hard.scene import COLOURS, SOUNDS, TEMPI, TIMBRES, Scene, draw_scene
-from gdt.preprocess.synthetic.scene import SAMPLE_RATE, SHAPES
+from gdt.preprocess.synthetic import Synthetic, generate
+from gdt.preprocess.synthetic.beat import Beat
+from gdt.preprocess.synthetic.drawing import SAMPLE_RATE, SHAPES
+from gdt.preprocess.synthetic.hard import (
+    ACTIONS,
+    COLOURS,
+    GAP,
+    SOUNDS,
+    TEMPI,
+    TIMBRES,
+    Scene,
+    SyntheticHard,
+    draw_scene,
+    idle,
+    picture,
+    sound,
+)  # fmt: skip
 
 DEFAULT = SyntheticHard()
 SMALL = SyntheticHard(train=2, val=1, test=1, seconds=1.2, size=32)
@@ -215,16 +224,16 @@ def test_every_action_moves_and_sounds(action: str) -> None:
 
 def test_a_missing_sound_leaves_the_room() -> None:
     settings = replace(DEFAULT, late=0.0, missing=1.0, offscreen=0.0)
-    waveform = render(settings, "train", "rise", 0).waveform
+    waveform = settings.render("train", "rise", 0).waveform
     assert 0.001 < waveform.std() < 1.1 * settings.noise
 
 
 def test_the_same_settings_give_the_same_files(made: Path, tmp_path: Path) -> None:
     generate(tmp_path / "set", SMALL, workers=1, progress=False)
     assert contents(tmp_path / "set") == contents(made)
-    reference = render(SMALL, "train", "rise", 0)
+    reference = SMALL.render("train", "rise", 0)
     for settings, split, n in ((replace(SMALL, seed=1), "train", 0), (SMALL, "val", 0), (SMALL, "train", 1)):
-        other = render(settings, split, "rise", n)
+        other = settings.render(split, "rise", n)
         assert not np.array_equal(reference.frames, other.frames)
         assert not np.array_equal(reference.waveform, other.waveform)
 
@@ -240,7 +249,7 @@ def test_mistakes_are_told_in_one_sentence(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="seed is 0 there, 1 here"):
         generate(made, replace(SMALL, seed=1), progress=False)
     with pytest.raises(UserError, match=r"no synthetic\.json; it is not a synthetic data set"):
-        generate_standard(made, Synthetic(), progress=False)
+        generate(made, Synthetic(), progress=False)
     (tmp_path / "labels.csv").touch()
     with pytest.raises(UserError, match=r"holds labels\.csv, but no synthetic-hard\.json"):
         generate(tmp_path, SMALL, progress=False)

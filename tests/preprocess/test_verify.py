@@ -20,8 +20,9 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.common.lock import is_locked, locked
-from gdt.pipeline.shards.layout import SHARD, VideoRecord, write_shard
+from gdt.pipeline.shards.layout import SHARD
 from gdt.pipeline.shards.seal import SEAL_BYTES, check_seal
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess import cluster
 from gdt.preprocess import verify as module
 from gdt.preprocess.stage import Preprocess, run
@@ -60,14 +61,13 @@ def test_a_changed_value_in_any_dataset_is_found(copy: Path, name: str) -> None:
 
 def test_a_changed_word_is_found(tmp_path: Path) -> None:
     jpeg, sound = tmp_path / "jpeg", tmp_path / "sound"
-    others = {"label": "", "split": "train", "folds": "", "height": 2, "width": 2, "silence": 0.0, "note": ""}
     records = []
     for name in "ab":
         jpeg, sound = tmp_path / f"{name}.jpeg", tmp_path / f"{name}.sound"
         jpeg.write_bytes(b"\xff\xd8\xff\xd9" * 30)
         sound.write_bytes(np.zeros((150, 40), np.float32).tobytes())
-        words = {"token": [1, 2, 3], "start": [0.0, 0.2, 0.4], "end": [0.1, 0.3, 0.5]}
-        records.append(VideoRecord(name, jpeg=jpeg, sizes=np.full(30, 4), logmel=sound, **words, **others))
+        words = [1, 2, 3], [0.0, 0.2, 0.4], [0.1, 0.3, 0.5]
+        records.append(VideoRecord({"id": name, "height": 2, "width": 2}, jpeg, np.full(30, 4), sound, words))
     (tmp_path / "scratch").mkdir()
     path = tmp_path / "shard-000000.h5"
     write_shard(path, records, [], {}, "content", 40, tmp_path / "scratch")
@@ -170,7 +170,7 @@ def test_an_index_is_compared_without_a_file(copy: Path, monkeypatch: pytest.Mon
         raise system(errno.ENOSPC)
 
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    monkeypatch.setattr("gdt.pipeline.shards.index.create", full)
+    monkeypatch.setattr("gdt.pipeline.shards.index.writing_sealed", full)
     assert verify(Verify(shards=copy)) == {}
 
 
@@ -289,9 +289,8 @@ def test_what_cannot_be_read_is_never_removed(
         monkeypatch.setattr(module, place, lambda path: fail() if path.name.startswith("shard") else real(path))
     else:
         monkeypatch.setattr(module, place, fail)
-    monkeypatch.setattr(sys, "argv", ["verify", "--shards", str(copy), "--full", "--remove"])
     with pytest.raises(UserError, match=r"^3 shards or indexes could not be checked, and were kept: look at the disk"):
-        module.main()
+        module.main(["--shards", str(copy), "--full", "--remove"])
     assert "shard-000002.h5: it cannot be read (" in capsys.readouterr().err and names(copy) == before
 
 
@@ -377,9 +376,11 @@ def test_the_advice_works_as_it_is_printed(copy: Path) -> None:
     done = subprocess.run(verifying, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "cannot be decoded" in done.stderr and "object at" not in done.stderr
     assert "then the same 'make preprocess' command as before makes them again" in done.stderr
-    advice = re.search("`python (.*)`", done.stderr)[1]
-    assert shlex.split(advice)[1:] == ["verify", "--shards", str(folder), "--full", "--remove"]
-    done = subprocess.run(f"{sys.executable} {advice}", shell=True, capture_output=True, text=True, env=environment)
+    advice = re.search("`gdt (.*)`", done.stderr)[1]
+    assert shlex.split(advice) == ["verify", "--shards", str(folder), "--full", "--remove"]
+    done = subprocess.run(
+        f"{sys.executable} -m gdt {advice}", shell=True, capture_output=True, text=True, env=environment
+    )
     assert done.returncode == 2 and "they were removed" in done.stderr and not path.exists()
 
 

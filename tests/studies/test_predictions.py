@@ -10,7 +10,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.eval.measures import Measure
-from gdt.studies.predictions import Runs, contrast, judged
+from gdt.studies.predictions import PREDICTIONS, Runs, contrast
 from tests.conftest import ROOT
 
 LABELS = ("action", "motion", "direction", "order", "shape", "colour", "tempo", "timbre")
@@ -37,7 +37,7 @@ def flat() -> Runs:
 
 
 def verdicts(runs: Runs) -> dict[int, str]:
-    return {each.number: each.verdict for each in judged(runs)}
+    return {number: judge(runs)[0] for number, judge in enumerate(PREDICTIONS.values(), 1)}
 
 
 def test_where_nothing_differs_only_predictions_of_no_difference_hold(flat: Runs) -> None:

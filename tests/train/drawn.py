@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from gdt.pipeline.shards.index import mel_sums, write_index
-from gdt.pipeline.shards.layout import VideoRecord, write_shard
+from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.pipeline.word2vec import digest, load
 from tests.conftest import write_word2vec
 
@@ -49,8 +49,8 @@ def draw(folder: Path, videos: int) -> tuple[Path, Path]:
         spoken = np.arange(0, 2.4, 0.3)
         records.append(
             VideoRecord(
-                f"v{n:02}", "", "train", "", SIZE, SIZE, 0.0, "", folder / f"{n}.jpeg", np.array(list(map(len, jpegs))),
-                folder / f"{n}.rows", ((np.arange(8) + n) % 6).tolist(), spoken.tolist(), (spoken + 0.2).tolist(),
+                {"id": f"v{n:02}", "split": "train", "height": SIZE, "width": SIZE}, folder / f"{n}.jpeg",
+                np.array(list(map(len, jpegs))), folder / f"{n}.rows", ((np.arange(8) + n) % 6, spoken, spoken + 0.2),
             )
         )  # fmt: skip
     shards = folder / "shards"

@@ -24,6 +24,7 @@ from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
 from tests.pipeline.test_loader import CPU
+from tests.train.runs import losses
 
 TINY = SIZES["tiny"][1]
 
@@ -90,9 +91,6 @@ def test_words_are_compared_where_some_are_said(captioned: Path, word2vec: Path)
 
 
 def test_a_probe_changes_nothing_about_the_run(shards: Path, tmp_path: Path) -> None:
-    def losses(folder: Path) -> list[float]:
-        return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
     pretrain(settings(shards, tmp_path / "plain"))
     path = pretrain(settings(shards, tmp_path / "probed", probe_every=3))
     assert losses(tmp_path / "plain") == losses(tmp_path / "probed")

@@ -7,7 +7,6 @@ import os
 import pty
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 
 from tests.conftest import ROOT, Run
 from tests.test_mistakes import make, sentence, tiny
+from tests.train.runs import wait_for
 
 
 class Terminal:
@@ -37,13 +37,6 @@ class Terminal:
             while True:
                 said += os.read(self._file, 1 << 16)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), said.decode()
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not (path.is_file() and path.read_text()):
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.01)
 
 
 def launch(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
@@ -88,7 +81,7 @@ def test_several_ranks_are_stopped_by_one_ctrl_c_and_go_on(command: Run, shards:
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == step + 2
 
 
-RANKS = "import sys; from train.launch import run; sys.exit(run([sys.executable, 'rank.py'], 2, 0.5))"
+RANKS = "import sys; from gdt.train.launch import run; sys.exit(run([sys.executable, 'rank.py'], 2, 0.5))"
 RANK = """
 import os, signal, sys, time
 rank = int(os.environ["RANK"])

@@ -21,8 +21,8 @@ from gdt.pipeline.groups import shared
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
+from gdt.train.distributed import leave_without_teardown
 from gdt.train.loss import gdt_loss
-from gdt.train.run import leave_without_teardown
 
 RHO = 0.07
 

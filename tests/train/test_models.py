@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
+from torch import nn
 
 from gdt.common.errors import UserError
+from gdt.train import portable
+from gdt.train.checkpoint import load_model
+from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import GDT, load_weights
-from gdt.train.models.network import Network
+from gdt.train.models.network import BACKBONES, Network
+from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
+
+TINY = SIZES["tiny"][1]
 
 
 def test_r2plus1d_18_has_the_names_and_size_of_torchvisions() -> None:
@@ -23,6 +33,33 @@ def test_r2plus1d_18_has_the_names_and_size_of_torchvisions() -> None:
     assert shapes["layer2.0.downsample.0.weight"] == (128, 64, 1, 1, 1)
     assert shapes["layer4.1.conv2.0.3.weight"] == (512, 921 + 231, 3, 1, 1)
     assert len([name for name in shapes if not name.endswith("num_batches_tracked")]) == 5 * 37
+
+
+class Flat(Backbone):
+    """One convolution."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        self.dim = network.widths[-1]
+        self.only = nn.Conv3d(3, self.dim, 3, stride=2, padding=1)
+
+    def parts(self) -> list[list[nn.Module]]:
+        return [[self.only]]
+
+
+def test_another_video_network_is_a_class_and_a_line(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BACKBONES, "flat", "tests.train.test_models.Flat")
+    network = replace(TINY.network, backbone="flat", widths=(6,))
+    settings = replace(TINY, shards=shards, out=tmp_path, preset="e", videos_per_batch=4, steps=2, network=network)
+    trained = load_model(pretrain(settings))
+    portable.write(tmp_path / "x.safetensors", trained)
+    for found in (trained, load_model(tmp_path / "x.safetensors")):
+        assert isinstance(found.model.video_network.base, Flat)
+        assert found.model.video_network(torch.randn(2, 3, 8, 32, 32)).shape == (2, 6)
+    with pytest.raises(UserError, match=r"there is no --network\.backbone 'round'; choose one of r2plus1d, flat"):
+        replace(network, backbone="round")
 
 
 def test_audio_resnet_has_nine_layers() -> None:
@@ -41,7 +78,7 @@ def test_heads_have_the_published_names() -> None:
 
 
 def test_shapes_and_unit_length() -> None:
-    model = GDT(SIZES["tiny"][1].network).eval()
+    model = GDT(TINY.network).eval()
     clips = torch.randn(3, 3, 8, 32, 32)
     embeddings = model({"video": clips, "audio": torch.randn(2, 1, 40, 99)})
     assert embeddings.shape == (5, 128) and embeddings.dtype == torch.float32
@@ -51,13 +88,13 @@ def test_shapes_and_unit_length() -> None:
 
 
 def test_weights_of_another_model_are_refused_with_what_differs() -> None:
-    tiny = GDT(SIZES["tiny"][1].network)
+    tiny = GDT(TINY.network)
     weights = {f"module.{name}": value for name, value in tiny.state_dict().items()}
     load_weights(tiny, weights, "x.pt")  # the prefix of data-parallel training is taken off
     with pytest.raises(UserError, match=r"x.pt holds another model: .* are missing"):
         load_weights(
-            GDT(SIZES["tiny"][1].network, ["video", "audio"]),
-            GDT(SIZES["tiny"][1].network, ["video"]).state_dict(),
+            GDT(TINY.network, ["video", "audio"]),
+            GDT(TINY.network, ["video"]).state_dict(),
             "x.pt",
         )
     with pytest.raises(UserError, match="have another shape"):

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,68 +14,53 @@ import torch
 
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.seal import seal_of
-from tests.conftest import ROOT, Run
+from tests.conftest import Run
+from tests.train.runs import begun, losses, starts, wait_for
 
 STEPS = 24
 SMALL = ("--videos-per-batch", "4", "--threads", "1", "--optimization.warmup-epochs", "1")
-
-
-def losses(run: Path) -> list[float]:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(len(rows)))
-    return [row["loss"] for row in rows]
 
 
 def arguments(shards: Path, run: Path, *more: object) -> list[str]:
     return ["pretrain", "tiny", "--shards", str(shards), "--out", str(run), *SMALL, *map(str, more)]
 
 
+DROPOUT = ("--steps", STEPS, "--network.dropout", 0.3)
+
+
 @pytest.fixture(scope="module")
 def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four epochs, with dropout."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    command = [sys.executable, "-m", "gdt", *arguments(shards, run, "--steps", STEPS, "--network.dropout", 0.3)]
-    subprocess.run(command, cwd=run.parent, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    process = begun(arguments(shards, run, *DROPOUT), run.parent)
+    process.communicate()
+    assert process.returncode == 0
     return run
-
-
-def starts(run: Path) -> list[dict]:
-    return json.loads((run / "run.json").read_text())
 
 
 def test_a_run_writes_down_how_it_was_started(shards: Path, undisturbed: Path) -> None:
     (start,) = starts(undisturbed)
-    command = [sys.executable, "-m", "gdt", *arguments(shards, undisturbed, "--steps", STEPS, "--network.dropout", 0.3)]
-    assert shlex.split(start["provenance"]["command"]) == command
+    assert shlex.split(start["provenance"]["command"]) == ["gdt", *arguments(shards, undisturbed, *DROPOUT)]
     assert start["step"] == 0 and start["data"] == fingerprint(Index.open(shards))
     assert start["provenance"]["versions"]["torch"] == torch.__version__
 
 
 def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tmp_path: Path) -> None:
-    again = tmp_path / "again"
-    done = command(*arguments(shards, again, "--steps", STEPS, "--network.dropout", 0.3, "--loading.clips-at-once", 3))
+    again, other = tmp_path / "again", tmp_path / "other"
+    done = command(*arguments(shards, again, *DROPOUT, "--loading.clips-at-once", 3))
     assert done.returncode == 0, done.stderr
     assert losses(again) == losses(undisturbed)
-    other = tmp_path / "other"
-    assert command(*arguments(shards, other, "--steps", 3, "--network.dropout", 0.3, "--seed", 1)).returncode == 0
+    assert command(*arguments(shards, other, *DROPOUT, "--steps", 3, "--seed", 1)).returncode == 0
     assert losses(other) != losses(undisturbed)[:3]
 
 
-@pytest.mark.parametrize("kill_after", [7])
 def test_a_killed_run_goes_on_with_bitwise_the_same_losses(
-    command: Run, shards: Path, undisturbed: Path, tmp_path: Path, kill_after: int
+    command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "killed"
-    more = ("--steps", STEPS, "--network.dropout", 0.3, "--checkpoint-steps", 2)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gdt", *arguments(shards, run, *more)],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    metrics = run / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.is_file() and metrics.read_text().count("\n") > kill_after) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    run, kill_after = tmp_path / "killed", 7
+    more = (*DROPOUT, "--checkpoint-steps", 2)
+    process = begun(arguments(shards, run, *more), tmp_path)
+    wait_for(run / "metrics.jsonl", kill_after + 1)
     process.kill()
     process.wait()
     assert kill_after <= len(losses(run)) < STEPS
@@ -95,27 +75,21 @@ def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "stopped"
-    more = ("--steps", STEPS, "--network.dropout", 0.3)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gdt", *arguments(shards, run, *more)],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    while not (run / "metrics.jsonl").is_file() or not (run / "metrics.jsonl").read_text():
-        time.sleep(0.01)
+    process = begun(arguments(shards, run, *DROPOUT), tmp_path)
+    wait_for(run / "metrics.jsonl")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
     assert "the same command goes on from there" in output
     step = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
     assert step == len(losses(run)) < STEPS
-    assert command(*arguments(shards, run, *more)).returncode == 0
+    assert command(*arguments(shards, run, *DROPOUT)).returncode == 0
     assert losses(run) == losses(undisturbed)
     assert [start["step"] for start in starts(run)] == [0, step]
 
 
 def test_a_run_with_other_settings_is_not_mixed_in(command: Run, shards: Path, undisturbed: Path) -> None:
-    done = command(*arguments(shards, undisturbed, "--steps", STEPS, "--network.dropout", 0.3, "--temperature", 0.1))
+    done = command(*arguments(shards, undisturbed, *DROPOUT, "--temperature", 0.1))
     assert done.returncode == 2
     assert "temperature was 0.07, now 0.1" in done.stderr and "set --out to another folder" in done.stderr
 
@@ -161,7 +135,7 @@ def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shar
     assert len(losses(run)) == 4 and np.isfinite(losses(run)).all()
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == 4
     (start,) = starts(run)
-    assert start["provenance"]["command"].startswith(f"RANK=0 WORLD_SIZE=2 {sys.executable} ")
+    assert start["provenance"]["command"].startswith("RANK=0 WORLD_SIZE=2 gdt pretrain ")
     assert start["provenance"]["command"].endswith(shlex.join(four))
     refused = command(*torchrun, *four, "--device", "auto", CUDA_VISIBLE_DEVICES="")
     assert refused.stderr.count("error: 2 processes were asked for and torch finds no GPU here; ") == 1
@@ -169,20 +143,8 @@ def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shar
 
 def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "grid"
-    done = command(
-        "pretrain",
-        "tiny",
-        "--shards",
-        grid_shards,
-        "--out",
-        run,
-        "--preset",
-        "e",
-        "--videos-per-batch",
-        24,
-        "--steps",
-        60,
-    )
+    more = ("--preset", "e", "--videos-per-batch", 24, "--steps", 60)
+    done = command("pretrain", "tiny", "--shards", grid_shards, "--out", run, *more)
     assert done.returncode == 0, done.stderr
     curve = losses(run)
     assert np.mean(curve[-10:]) < np.mean(curve[:10]) - 0.1
@@ -208,8 +170,6 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
 def test_mistakes_are_one_sentence_and_exit_2(
     command: Run, shards: Path, tmp_path: Path, more: tuple[str, ...], message: str
 ) -> None:
-    import re
-
     done = command(*arguments(shards, tmp_path / "run", "--steps", 2), *more)
     assert done.returncode == 2
     assert re.search(message, done.stderr), done.stderr

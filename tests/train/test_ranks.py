@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +16,8 @@ import pytest
 import torch
 
 from gdt.train import checkpoint
-from tests.conftest import ROOT
 from tests.tamper import changed
+from tests.train.runs import begun, losses, wait_until
 
 STEPS = 10
 Ranks = list["subprocess.Popen[str]"]
@@ -39,16 +36,10 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
         base = ["pretrain", "tiny", "--shards", shards, "--out", tmp_path / "run", "--videos-per-batch", 4, "--threads",
                 1, "--device", "cpu", "--steps", STEPS, "--checkpoint-steps", 4]  # fmt: skip
         for rank, more in enumerate(arguments):
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "gdt", *map(str, [*base, *more])], cwd=tmp_path, text=True,
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                    env=os.environ | {
-                        "PYTHONPATH": str(ROOT), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CUDA_VISIBLE_DEVICES": "",
-                    },
-                )
-            )  # fmt: skip
+            of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
+            environment = {name: str(value) for name, value in of_rank.items()}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
+            started.append(begun([*map(str, [*base, *more])], tmp_path, **environment))
         return started[-len(arguments) :]
 
     yield ranks
@@ -56,17 +47,6 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         process.wait()
-
-
-def losses(run: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
-
-
-def wait_for_steps(run: Path, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while not ((run / "metrics.jsonl").is_file() and len(losses(run)) >= count):
-        assert time.monotonic() < deadline, "it did not come so far"
-        time.sleep(0.01)
 
 
 def ended(ranks: Ranks) -> tuple[list[int], list[str]]:
@@ -80,7 +60,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_they_go_on(star
     run = tmp_path / "run"
     often = ("--checkpoint-minutes", 1e-6)  # which only the first rank looks at
     ranks = start(often, often)
-    wait_for_steps(run, 3)
+    wait_until(lambda: len(losses(run)) >= 3)
     ranks[1].send_signal(signal.SIGUSR1)  # not the one that writes the checkpoint
     codes, _ = ended(ranks)
     assert codes == [128 + signal.SIGUSR1] * 2
@@ -97,7 +77,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_they_go_on(star
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_is_killed_ends_the_other_with_a_reason(start: Start, tmp_path: Path, victim: int) -> None:
     ranks = start((), ())
-    wait_for_steps(tmp_path / "run", 2)
+    wait_until(lambda: len(losses(tmp_path / "run")) >= 2)
     (child,) = psutil.Process(ranks[victim].pid).children()
     began = time.monotonic()
     child.kill()

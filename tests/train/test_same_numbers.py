@@ -18,9 +18,9 @@ from gdt.pipeline.groups import shared
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
-from gdt.train.run import leave_without_teardown
+from gdt.train.distributed import leave_without_teardown
+from gdt.train.learner import Learner
 from gdt.train.settings import SIZES, Optimization, Pretrain
-from gdt.train.trainer import Trainer
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
 
@@ -82,7 +82,7 @@ def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 
     """
     asked = settings(shards, preset, way)
     tree = asked.tree(Index.open(shards))
-    trainer = Trainer(asked, tree, DATA, torch.device("cpu"), rank, world)
+    trainer = Learner(asked, tree, DATA, torch.device("cpu"), rank, world)
     trainer.model.double()
     trainer.model.video_network.base.recomputed = 2 if way.recompute else 0
     found: dict[str, list[torch.Tensor]] = {"loss": [], "accuracy": [], "gradient": []}

@@ -7,11 +7,9 @@ that SLURM sets: SLURM itself is what is not tested.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +19,7 @@ import torch
 from gdt.train.submit import parsed
 from tests.conftest import Run
 from tests.test_mistakes import make, sentence, tiny
+from tests.train.runs import losses, starts, wait_until
 
 SBATCH = """#!/bin/bash
 # Keeps the options and the script, and starts it once somebody has seen to that
@@ -98,22 +97,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         there.send(signal.SIGKILL)
 
 
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
 def submit(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
     """A job of two machines with a rank each."""
     name, *arguments = tiny(shards, run, "--device", "cpu", *more)
-    return (f"{name}.submit", "--nodes", 2, "--scheduler", "slurm", *arguments)
-
-
-def losses(run: Path) -> list[float]:
-    path = run / "metrics.jsonl"
-    return [json.loads(line)["loss"] for line in path.read_text().splitlines()] if path.is_file() else []
+    return (name, "--nodes", 2, "--scheduler", "slurm", *arguments)
 
 
 def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
@@ -130,10 +117,10 @@ def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
     first, *_ = cluster.wait(1)
     assert first == str(128 + signal.SIGUSR1) and cluster.lines("requeued") == ["requeue 7"]
     assert cluster.wait(2)[1] == "0"
-    starts = [start["step"] for start in json.loads((run / "run.json").read_text())]
-    assert starts[0] == 0 and 2 < starts[1] < steps and len(starts) == 2
+    first, second = (start["step"] for start in starts(run))
+    assert first == 0 and 2 < second < steps
     log = (run / "slurm-7.log").read_text()  # of both starts
-    assert f"stopped after step {starts[1]} of {steps}; the same command goes on from there" in log
+    assert f"stopped after step {second} of {steps}; the same command goes on from there" in log
     assert "job 7 was told to stop; it is queued again, and goes on from its checkpoint" in log
     assert f"the trained model is in {run}/checkpoint.pt" in log and "rror" not in log
     assert len(cluster.lines("requeued")) == 1 and len(cluster.lines("steps")) == 2
@@ -244,6 +231,11 @@ def test_mistakes_are_said_before_anything_is_submitted(
         "start gdt pretrain as it is, without --gpus, once per GPU)"
     )
     assert not run.exists() and not cluster.lines("script")
+
+
+def test_help_shows_the_options_of_the_job(command: Run) -> None:
+    said = command("pretrain", "--help").stdout
+    assert all(option in said for option in ("--nodes", "--gpus", "--scheduler", "--sbatch", "paper", "tiny"))
 
 
 def test_what_make_submits(tmp_path: Path) -> None:

@@ -16,23 +16,23 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
+from gdt.train.learner import Learner
 from gdt.train.models.gdt import GDT
 from gdt.train.norm import SyncBatchNorm, synchronised
 from gdt.train.pretrain import pretrain
-from gdt.train.run import StopSignal
 from gdt.train.settings import SIZES, Optimization, Pretrain
-from gdt.train.trainer import Trainer
+from gdt.train.stop import StopSignal
 from tests.train.test_checkpoint import DATA
 
 CPU = torch.device("cpu")
 PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
 
 
-def trainer(settings: Pretrain, videos: int) -> Trainer:
+def trainer(settings: Pretrain, videos: int) -> Learner:
     """A trainer of a small network with these settings, over so many videos."""
     source = Source(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(settings.composition, source, settings.clip, 40, settings.seed)
-    return Trainer(replace(settings, network=TINY.network, device="cpu", precision="float32"), tree, DATA, CPU)
+    return Learner(replace(settings, network=TINY.network, device="cpu", precision="float32"), tree, DATA, CPU)
 
 
 def test_the_rate_is_that_of_the_published_schedule() -> None:
@@ -41,8 +41,8 @@ def test_the_rate_is_that_of_the_published_schedule() -> None:
     at_epochs = [one.schedule.rate(7 * epoch) for epoch in range(100)]
     warm = [0.01, 0.073, 0.136, 0.199, 0.262, 0.325, 0.388, 0.451, 0.514, 0.577]
     assert np.allclose(at_epochs[:10], warm, rtol=1e-12) and np.allclose(at_epochs[10:], 0.64, rtol=1e-12)
-    steps = np.array([one.schedule.rate(step) for step in range(one.steps)])
-    assert one.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
+    steps = np.array([one.schedule.rate(step) for step in range(one.schedule.steps)])
+    assert one.schedule.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
     few = trainer(replace(PAPER, videos_per_batch=16), videos=16 * 7)  # two GPUs' worth
     assert np.allclose([few.schedule.rate(0), few.schedule.rate(35), few.schedule.rate(70)], [0.01, 0.015, 0.02])
     fewer = trainer(replace(PAPER, videos_per_batch=4), videos=28)  # less than one GPU's: nothing to warm up to
@@ -67,7 +67,7 @@ def batch_settings(shards: Path) -> Pretrain:
 
 def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings: Pretrain, index: Index) -> None:
     tree = batch_settings.tree(index)
-    one = Trainer(batch_settings, tree, DATA, CPU)
+    one = Learner(batch_settings, tree, DATA, CPU)
     weights = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     velocity = {name: torch.zeros_like(p) for name, p in weights.items()}
     with Loader(index, tree.plans(0, 4), batch_settings.clip, CPU) as loader:
@@ -85,7 +85,7 @@ def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretra
     optimization = replace(batch_settings.optimization, per_videos=1, warmup_epochs=1, decay=0.5)
     settings = replace(batch_settings, optimization=optimization, steps=8)
     tree = settings.tree(index)
-    one = Trainer(settings, tree, DATA, CPU)
+    one = Learner(settings, tree, DATA, CPU)
     with Loader(index, tree.plans(0, 8), settings.clip, CPU) as loader:
         for step, batch in enumerate(loader):
             one.step(step, batch)

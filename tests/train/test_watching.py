@@ -13,13 +13,12 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.train import checkpoint
-from gdt.train.figures import HostMark, Report, Reports
+from gdt.train import checkpoint, trace
+from gdt.train.checkpoint import Saver
+from gdt.train.figures import Figures, HostMark, Report, Reports
+from gdt.train.log import Log
 from gdt.train.pretrain import pretrain
-from gdt.train.run import Log, Trace
-from gdt.train.saving import Saver
 from gdt.train.settings import SIZES, Pretrain
-from gdt.train.step import Figures
 from tests.train.drawn import draw
 
 CPU = torch.device("cpu")
@@ -43,10 +42,10 @@ def test_a_report_comes_a_step_late_and_the_last_one_when_it_is_asked_for() -> N
     reports.begin()
     reports.loaded()
     report = reports.add(4, figures(2.5), 10)
-    assert isinstance(report, Report) and (report.step, report.loss, report.signal) == (3, 1.5, 0)
+    assert isinstance(report, Report) and (report.step, report.figures.loss, report.signal) == (3, 1.5, 0)
     report = reports.last()
-    assert report is not None and (report.step, report.loss, report.accuracy) == (4, 2.5, 0.5)
-    assert (report.gradient_norm, report.signal) == (2.0, 10) and 0 <= report.waiting <= report.seconds
+    assert report is not None and (report.step, report.figures) == (4, (2.5, 0.5, 2.0))
+    assert report.signal == 10 and 0 <= report.waiting <= report.seconds
     assert report.memory > 0.01
     assert reports.last() is None
 
@@ -83,10 +82,10 @@ def test_every_step_is_logged_with_all_that_is_known(settings: Pretrain, tmp_pat
 
 def test_mfu_is_the_arithmetic_over_what_the_maker_states(settings: Pretrain, tmp_path: Path) -> None:
     run = replace(settings, out=tmp_path / "run")
-    with Log(run, 0, 8, lambda step: 0.1, 0, (3e12, 6e12)) as log:
-        log.stepped(Report(0, 1.0, 0.5, 2.0, 0, seconds=2.0, waiting=0.5, memory=1.0), clips=10)
+    with Log(run, 0, run.schedule(1), 10, (3e12, 6e12)) as log:
+        log.stepped(Report(0, Figures(1.0, 0.5, 2.0), 0, seconds=2.0, waiting=0.5, memory=1.0))
     (row,) = [json.loads(line) for line in (run.run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert (row["mfu"], row["clips_per_second"], row["waiting"], row["rate"]) == (0.25, 5.0, 0.25, 0.1)
+    assert (row["mfu"], row["clips_per_second"], row["waiting"], row["rate"]) == (0.25, 5.0, 0.25, 3e-3)
 
 
 def test_weights_and_biases_get_the_same_figures(
@@ -114,9 +113,9 @@ def test_weights_and_biases_get_the_same_figures(
 
 
 def test_a_trace_of_some_steps_is_written(settings: Pretrain, tmp_path: Path) -> None:
-    pretrain(replace(settings, out=tmp_path, steps=Trace.SKIPPED + 3, profile=1))
-    trace = json.loads((tmp_path / Trace.NAME).read_text())
-    names = {event["name"] for event in trace["traceEvents"]}
+    pretrain(replace(settings, out=tmp_path, steps=trace.SKIPPED + 3, profile=1))
+    events = json.loads((tmp_path / trace.NAME).read_text())["traceEvents"]
+    names = {event["name"] for event in events}
     assert any("convolution" in name for name in names)
 
 
@@ -129,12 +128,12 @@ def test_a_checkpoint_is_written_beside_the_training_as_it_was_when_it_was_asked
         go.wait(10)
         written.append(float(state["value"].sum()))
 
-    with Saver() as saver:
-        saver.start(write, {"value": value})
+    with Saver(write) as saver:
+        saver.start({"value": value})
         value.mul_(2)  # the next step
         assert written == []
         go.set()
-        saver.start(write, {"value": value})
+        saver.start({"value": value})
     assert written == [3.0, 6.0]
 
 

@@ -17,15 +17,15 @@ from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.results import from_json
-from gdt.eval.settings.downstream import Downstream
+from gdt.eval.record import read
+from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train import checkpoint
 from gdt.train.checkpoint import load_model
+from gdt.train.learner import begin_with
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization
-from gdt.train.trainer import begin_with
 from gdt.train.weights import KINETICS, RELEASE
 
 
@@ -96,22 +96,12 @@ class Sound(nn.Module):
         return self.layer4(self.layer3(self.layer2(self.layer1(x)))).mean((2, 3))
 
 
-class Flatten(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.view(len(x), -1)
-
-
-class Unsqueeze(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(-1)
-
-
 class Projection(nn.Module):
     def __init__(self, inputs: int) -> None:
         super().__init__()
         self.block_forward = nn.Sequential(
-            Flatten(), nn.Dropout(0.3), nn.Linear(inputs, 512, bias=False), Unsqueeze(), nn.BatchNorm1d(512), Flatten(),
-            nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 256),
+            nn.Flatten(), nn.Dropout(0.3), nn.Linear(inputs, 512, bias=False), nn.Unflatten(1, (512, 1)),
+            nn.BatchNorm1d(512), nn.Flatten(), nn.ReLU(), nn.Dropout(0.3), nn.Linear(512, 256),
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
@@ -282,7 +272,7 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     downstream(replace(settings, out=tmp_path / "one"))
     monkeypatch.undo()
     downstream(replace(settings, out=tmp_path / "other"))
-    one, other = (from_json((tmp_path / name / "results.json").read_text()) for name in ("one", "other"))
+    one, other = (read(tmp_path / name / "results.json") for name in ("one", "other"))
     assert [result.measures for result in one] == [result.measures for result in other] and len(one) == 3
 
 
@@ -300,31 +290,6 @@ def test_damage_that_makes_parts_look_encrypted_is_one_sentence(run: Path, tmp_p
     (tmp_path / "x.pt").write_bytes(whole)
     with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: it is damaged or something else"):
         load_model(tmp_path / "x.pt")
-
-
-def test_a_checkpoint_from_before_the_statistics_is_read_and_said_to_be_one(
-    run: Path, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    state = torch.load(run, weights_only=True)
-    new = ("block_forward.2.", "block_forward.4.", "block_forward.8.")
-    old = ("block_forward.1.", "block_forward.2.", "block_forward.5.")
-
-    def before(name: str) -> str:
-        for now, then in zip(new, old, strict=True):
-            if now in name:
-                return name.replace(now, then)
-        return name
-
-    state["model"] = {before(name): value for name, value in state["model"].items()}
-    state["format"] = checkpoint.BEFORE_STATISTICS
-    del state["statistics"]
-    torch.save(state, tmp_path / "old.pt")
-    old_model, now = load_model(tmp_path / "old.pt"), load_model(run)
-    assert old_model.statistics is None
-    weights = now.model.state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in old_model.model.state_dict().items())
-    downstream(Downstream((tmp_path / "old.pt",), "x", shards, ("retrieval",), clips=2, out=tmp_path / "old"))
-    assert "old.pt does not say how its inputs were normalised" in capsys.readouterr().out
 
 
 def test_pretraining_starts_from_weights_that_are_named(

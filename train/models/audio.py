@@ -37,7 +37,6 @@ class AudioResNet(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         inputs = stem
-        self.stages = len(widths)
         for number, outputs in enumerate(widths, 1):
             self.add_module(f"layer{number}", nn.Sequential(Block(inputs, outputs, 1 if number == 1 else 2)))
             inputs = outputs
@@ -45,7 +44,6 @@ class AudioResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Globally average-pooled features: [n, dim]."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for number in range(1, self.stages + 1):
-            x = self.get_submodule(f"layer{number}")(x)
+        for part in self.children():
+            x = part(x)
         return x.mean(dim=(2, 3))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from pkgutil import resolve_name
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +14,10 @@ from gdt.common.errors import UserError
 from gdt.pipeline.colour import Pixels
 from gdt.pipeline.leaves import MODALITIES
 from gdt.train.models.audio import AudioResNet
+from gdt.train.models.backbone import Backbone
 from gdt.train.models.dropout import Dropout
-from gdt.train.models.network import Network
-from gdt.train.models.r2plus1d import R2Plus1D
+from gdt.train.models.network import BACKBONES, Network
 from gdt.train.models.text import TextNetwork
-
-Base = TypeVar("Base", bound=nn.Module)
 
 
 class Head(nn.Module):
@@ -45,10 +44,10 @@ class Head(nn.Module):
         return functional.normalize(x if x.dtype == torch.float64 else x.float(), dim=1)
 
 
-class Trunk(nn.Module, Generic[Base]):
+class Trunk(nn.Module):
     """Holds a trunk under the name `base`, as the published checkpoints do."""
 
-    def __init__(self, base: Base) -> None:
+    def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
 
@@ -58,8 +57,10 @@ class Trunk(nn.Module, Generic[Base]):
         return features
 
 
-class VideoTrunk(Trunk[R2Plus1D]):
+class VideoTrunk(Trunk):
     """Takes clips as the loader makes them, or as floats [n, 3, frames, height, width]."""
+
+    base: Backbone
 
     def forward(self, x: Pixels | Tensor) -> Tensor:
         if isinstance(x, Pixels):
@@ -77,7 +78,7 @@ class GDT(nn.Module):
         self.network = n = network
         self.modalities = tuple(name for name in MODALITIES if name in modalities)
         if "video" in modalities:
-            video = R2Plus1D(n.stem, n.stem_middle, n.widths, n.depth, n.slim)
+            video: Backbone = resolve_name(BACKBONES[n.backbone])(n)
             self.video_network = VideoTrunk(video)
             self.mlp_v = Head(video.dim, n.hidden, n.embedding, n.dropout)
         if "audio" in modalities:

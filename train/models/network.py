@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 from gdt.common.errors import UserError, require_positive
 
+BACKBONES = {"r2plus1d": "gdt.train.models.r2plus1d.R2Plus1D"}
+"""Video networks by their names: module and class of each, a `models.backbone.Backbone`."""
+
 
 @dataclass(frozen=True)
 class Network:
     """Sizes of the networks (section A.4)."""
 
+    backbone: str = "r2plus1d"
+    """Name of the video network."""
     stem: int = 64
     """Channels after the first convolution of the video trunk."""
     stem_middle: int = 45
@@ -38,6 +43,8 @@ class Network:
     """Dropout before each layer of the projection heads, as in the published release."""
 
     def __post_init__(self) -> None:
+        if self.backbone not in BACKBONES:
+            raise UserError(f"there is no --network.backbone '{self.backbone}'; choose one of {', '.join(BACKBONES)}")
         require_positive(
             self, "network", "stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding"
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from gdt.train.models.backbone import Backbone
+from gdt.train.models.network import Network
 
 
 def factorised(inputs: int, outputs: int, middle: int, stride: int = 1) -> nn.Sequential:
@@ -44,49 +45,27 @@ class Block(nn.Module):
         return self.relu(self.conv2(self.conv1(x)) + shortcut)
 
 
-class R2Plus1D(nn.Module):
-    """Video trunk; `widths` and `depth` of the four (or fewer) stages, each but the first halving time and space."""
+class R2Plus1D(Backbone):
+    """Four stages (or fewer), each but the first halving time and space; two blocks in each of four are 18 layers."""
 
-    def __init__(
-        self, stem: int = 64, stem_middle: int = 45, widths: tuple[int, ...] = (64, 128, 256, 512), depth: int = 2,
-        slim: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__()
+    def __init__(self, network: Network) -> None:
+        super().__init__(network)
+        middle, inputs = network.stem_middle, network.stem
         self.stem = nn.Sequential(
-            nn.Conv3d(3, stem_middle, (1, 7, 7), stride=(1, 2, 2), padding=(0, 3, 3), bias=False),
-            nn.BatchNorm3d(stem_middle),
+            nn.Conv3d(3, middle, (1, 7, 7), stride=(1, 2, 2), padding=(0, 3, 3), bias=False),
+            nn.BatchNorm3d(middle),
             nn.ReLU(inplace=True),
-            nn.Conv3d(stem_middle, stem, (3, 1, 1), padding=(1, 0, 0), bias=False),
-            nn.BatchNorm3d(stem),
+            nn.Conv3d(middle, inputs, (3, 1, 1), padding=(1, 0, 0), bias=False),
+            nn.BatchNorm3d(inputs),
             nn.ReLU(inplace=True),
         )
-        inputs = stem
-        self.stages = len(widths)
-        for number, outputs in enumerate(widths, 1):
-            blocks = [Block(inputs, outputs, 1 if number == 1 else 2, slim)]
-            blocks += [Block(outputs, outputs, 1, slim) for _ in range(depth - 1)]
+        for number, outputs in enumerate(network.widths, 1):
+            blocks = [Block(inputs, outputs, 1 if number == 1 else 2, network.slim)]
+            blocks += [Block(outputs, outputs, 1, network.slim) for _ in range(network.depth - 1)]
             self.add_module(f"layer{number}", nn.Sequential(*blocks))
             inputs = outputs
         self.dim = inputs
-        self.recomputed = 0
-        """Parts, of the stem and the stages in turn, of which training keeps no activations but those that go in: they
-        are made again for the gradient, which is the same."""
 
     def parts(self) -> list[list[nn.Module]]:
-        """The blocks of the stem and of each stage."""
-        stages = (self.get_submodule(f"layer{number}") for number in range(1, self.stages + 1))
-        return [[self.stem], *(list(stage.children()) for stage in stages)]
-
-    def maps(self, x: Tensor) -> Tensor:
-        """Clips [n, 3, frames, height, width] to the maps after the last residual block [n, dim, t, h, w]."""
-        for number, part in enumerate(self.parts()):
-            for block in part:
-                if number < self.recomputed and self.training and torch.is_grad_enabled():
-                    x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=False)
-                else:
-                    x = block(x)
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Globally average-pooled features: [n, dim]."""
-        return torch.mean(self.maps(x), dim=(2, 3, 4))
+        stem, *stages = self.children()
+        return [[stem], *(list(stage.children()) for stage in stages)]

@@ -1,0 +1,118 @@
+"""Plots of records: rows of an ablation, and what models know of factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gdt.eval.ablation.compare import by_preset, label
+from gdt.eval.factors.lines import EMBEDDING, TRUNK, by_model, factor_of, name_of, seen_in
+from gdt.eval.factors.promises import MOVES, MOVES_RANDOM, TOLD, TOLD_RANDOM
+from gdt.eval.record import RANDOM, Record
+from gdt.eval.tables import measured
+
+_COLUMNS = 3
+"""Panels side by side."""
+_SIGNS = {"distinctive": "d", "invariant": "i", "not varied": "·", "not known": ""}
+
+
+def bars(records: Sequence[Record]) -> Figure:
+    """A panel for each column of labels: every run's first measure as a dot, their mean as a bar, chance as a line."""
+    names = list(dict.fromkeys(record.label for record in records))
+    groups = by_preset(records)
+    across = min(len(names), _COLUMNS)
+    down = -(-len(names) // across)
+    width = 1.5 + (1.2 if len(names) == 1 else 0.32) * len(groups)
+    figure = Figure(figsize=(across * width, 3.2 * down if len(names) == 1 else 2.4 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False, sharex=True)
+    for axes, name in zip(panels.flat, names, strict=False):
+        column = next(iter(next(record for record in records if record.label == name).measures))
+        for x, group in enumerate(groups.values()):
+            values = measured([record for record in group if record.label == name], column)
+            if values:
+                axes.bar(x, np.mean([m.value for m in values]), 0.6, color="#8fb8de")
+                axes.plot([x] * len(values), [m.value for m in values], "o", color="#1f4e79", markersize=4)
+                axes.axhline(values[0].chance, color="grey", linestyle="--", linewidth=1)
+        axes.set_ylim(0, 100)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(name if name or len(names) == 1 else "class", fontsize=9)
+        axes.set_ylabel(f"{'retrieval ' if column.startswith('R@') else ''}{column}, %", fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.set_xticks(range(len(groups)), [_tick(preset, len(names) > 1) for preset in groups], fontsize=7)
+    for axes in list(panels.flat)[len(names) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _tick(preset: str, short: bool) -> str:
+    if short:
+        return "rnd" if preset == RANDOM else preset if len(preset) < 12 else "own"
+    return label(preset).replace(": ", "\n").replace(", ", " ")
+
+
+def matrix(records: Sequence[Record]) -> Figure:
+    """Factors down, models across: how far embeddings and trunks move with each, and how well they tell it.
+
+    The models may be of several calls, as the rows of an ablation. The first column of each panel is that of random
+    weights, the mean over those that the models with this row began with. Letters are promises, a ! one that is not
+    kept.
+    """
+    names = list(dict.fromkeys(map(name_of, records)))
+    models = {model: {name_of(record): record for record in rows} for model, rows in by_model(records).items()}
+    columns = 1 + len(models)
+    figure = Figure(figsize=(3.2 + 2 * (0.5 + 0.62 * columns), 2.4 + 2 * 0.27 * len(names)), layout="constrained")
+    panels = figure.subplots(2, 2, sharex=True, sharey=True)
+    for row, told in zip(panels, (False, True), strict=True):
+        for axes, place in zip(row, (EMBEDDING, TRUNK), strict=True):
+            title = f"decodability: told from the {place}, %" if told else f"invariance: {place} moves"
+            axes.set_title(title, fontsize=9)
+            _draw(axes, list(models.values()), names, place, told)
+    for axes in panels[1]:
+        axes.set_xticks(range(columns), ["random", *models], fontsize=7, rotation=90)
+    for axes in panels[:, 0]:
+        axes.set_yticks(range(len(names)), names, fontsize=7)
+    figure.suptitle(
+        "d distinctive, i invariant, · not varied, ! not kept\n"
+        "moves: 0 ignores the factor, 1 as far as another video; told: from chance (white) to 100 %", fontsize=8,
+    )  # fmt: skip
+    return figure
+
+
+def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str], place: str, told: bool) -> None:
+    own, of_random = (TOLD, TOLD_RANDOM) if told else (MOVES, MOVES_RANDOM)
+    shade = np.full((len(names), 1 + len(models)), np.nan)
+    for y, name in enumerate(names):
+        rows = [of.get(name) for of in models]
+        random = [found for row in rows if (found := _number(row, place, of_random)) is not None]
+        cells = [(tuple(np.mean(random, axis=0)) if random else None, "")]
+        for row in rows:
+            factor = factor_of(row) if row and place == EMBEDDING else None
+            sign = _SIGNS[factor.promise] + "!" * (factor.kept is False) if factor else ""
+            cells.append((_number(row, place, own), sign))
+        for x, (found, sign) in enumerate(cells):
+            if found is None:
+                axes.text(x, y, "—", ha="center", va="center", fontsize=6, color="#999999")
+                continue
+            value, shade[y, x] = found
+            number = f"{value:.0f}" if told else f"{value:.2f}"
+            colour = "white" if shade[y, x] > 0.6 else "black"
+            weight = "bold" if "!" in sign else "normal"
+            axes.text(
+                x, y, f"{number} {sign}".strip(), ha="center", va="center", fontsize=6, color=colour, weight=weight
+            )
+    axes.imshow(shade, cmap="Greens" if told else "Blues", vmin=0, vmax=1.1, aspect="auto")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+
+
+def _number(record: Record | None, place: str, name: str) -> tuple[float, float] | None:
+    """What stands in a cell, and how dark it is, 0 to 1."""
+    measure = seen_in(place, record).get(name) if record else None
+    if measure is None:
+        return None
+    if name in (TOLD, TOLD_RANDOM):
+        return measure.value, float(np.clip((measure.value - measure.chance) / (100 - measure.chance), 0, 1))
+    return measure.value, min(1.0, measure.value)

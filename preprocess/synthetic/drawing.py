@@ -1,0 +1,161 @@
+"""What generated videos are painted and sounded with: things, a backdrop, tones and the noise of a room."""
+
+from __future__ import annotations
+
+import colorsys
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gdt.preprocess.synthetic.beat import Array, Motion, Sound
+
+SAMPLE_RATE = 24_000  # Hz, mono
+SUPERSAMPLING = 2  # texels per pixel of the background, so that it pans in steps of half a pixel
+WAVETABLE = 2048  # samples of one period of the tone
+
+Frames = npt.NDArray[np.uint8]
+Times = npt.NDArray[np.float64]
+
+
+def triangle(x: Array, y: Array) -> Array:
+    return np.maximum(np.maximum(0.866 * x - 0.5 * y, -0.866 * x - 0.5 * y), y) - 0.55
+
+
+def box(x: Array, y: Array, width: float, height: float) -> Array:
+    return np.maximum(np.abs(x) - width, np.abs(y) - height)
+
+
+# Signed distance to the edge of a shape about 1 in radius, negative inside; x, y: [N].
+SHAPES: dict[str, Callable[[Array, Array], Array]] = {
+    "circle": lambda x, y: np.hypot(x, y) - 0.9,
+    "square": lambda x, y: box(x, y, 0.78, 0.78),
+    "triangle": triangle,
+    "star": lambda x, y: np.minimum(triangle(x, y), triangle(x, -y)),
+    "cross": lambda x, y: np.minimum(box(x, y, 1, 0.36), box(x, y, 0.36, 1)),
+    "ring": lambda x, y: np.abs(np.hypot(x, y) - 0.72) - 0.26,
+    "hexagon": lambda x, y: (
+        np.maximum(np.maximum(np.abs(0.866 * x + 0.5 * y), np.abs(0.866 * x - 0.5 * y)), np.abs(y)) - 0.82
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Thing:
+    """Appearance of an object, actor or distractor; lengths in half the picture's side."""
+
+    shape: str
+    radius: float
+    colours: Array
+    """Of the stripes, 0 to 255, [2, 3]."""
+    stripe: tuple[float, float]
+    """Wave vector of the stripes in radians per radius."""
+    place: tuple[float, float]
+    drift: tuple[float, float]
+    """Speed of distractors, amplitude of the actor's slow wandering; per second or length."""
+    angle: float
+
+
+def colour(hue: float, saturation: float, value: float) -> Array:
+    return np.array(colorsys.hsv_to_rgb(hue % 1, saturation, value), np.float32) * 255
+
+
+def draw_thing(
+    rng: np.random.Generator, hue: float, radius: float | tuple[float, float], place: float, drift: float
+) -> Thing:
+    """An object of random shape and stripes; `place` and `drift` bound its place and speed, a radius of two its
+    radius.
+    """
+    saturation, direction, fineness = rng.uniform((0.6, 0, 3), (1, 2 * np.pi, 6)).tolist()
+    bright, dark = colour(hue, saturation, rng.uniform(0.8, 1)), colour(hue, saturation, rng.uniform(0.2, 0.5))
+    return Thing(
+        shape=str(rng.choice(tuple(SHAPES))),
+        radius=radius if isinstance(radius, float) else rng.uniform(*radius),
+        colours=np.stack([bright, dark]),
+        stripe=(fineness * math.cos(direction), fineness * math.sin(direction)),
+        place=tuple(rng.uniform(-place, place, 2).tolist()),
+        drift=tuple(rng.uniform(-drift, drift, 2).tolist()),
+        angle=rng.uniform(0, 2 * np.pi),
+    )
+
+
+def draw_ground(rng: np.random.Generator, hues: Callable[[], float]) -> Array:
+    """Two colours of a backdrop, pale and near each other, 0 to 255: [2, 3]."""
+    ground, other = (colour(hues(), *rng.uniform((0.1, 0.2), (0.6, 0.8))) for _ in range(2))
+    return np.stack([ground, 0.6 * ground + 0.4 * other])
+
+
+def paint(frames: Frames, thing: Thing, motion: Motion) -> None:
+    """Draw an object into `frames` [T, H, W, 3] in place, with edges one pixel soft."""
+    count, size = frames.shape[:2]
+    x, y, angle, width, height, glow = (np.broadcast_to(np.asarray(v, np.float32), count) for v in motion)
+    grid = (np.arange(size, dtype=np.float32) + 0.5) * 2 / size - 1
+    # Only pixels of the square around the object are computed, as flat arrays [N]. No shape reaches beyond 1.11.
+    reach = 1.11 * thing.radius * np.maximum(width, height)[:, None] + 2 / size
+    rows, columns = np.abs(grid - y[:, None]) < reach, np.abs(grid - x[:, None]) < reach
+    where = np.flatnonzero(rows[:, :, None] & columns[:, None, :]).astype(np.int32)
+    line = where // size
+    t = line // size
+    row, column = line - t * size, where - line * size
+    across, down = (grid[column] - x[t]) / width[t], (grid[row] - y[t]) / height[t]
+    cos, sin = np.cos(angle + thing.angle)[t] / thing.radius, np.sin(angle + thing.angle)[t] / thing.radius
+    local_x, local_y = cos * across + sin * down, cos * down - sin * across
+    distance = SHAPES[thing.shape](local_x, local_y) * (thing.radius * np.minimum(width, height)[t] * size / 2)
+    stripes = np.clip(0.5 + 1.5 * np.sin(thing.stripe[0] * local_x + thing.stripe[1] * local_y), 0, 1)
+    inks = thing.colours[0][:, None] + stripes * (thing.colours[1] - thing.colours[0])[:, None]  # [3, N]
+    inks += glow[t] * (255 - inks)
+    pixels = frames.reshape(-1, 3)
+    under = pixels.take(where, axis=0).T
+    mixed = under + np.clip(0.5 - distance, 0, 1) * (inks - under)
+    pixels[where] = np.round(mixed).astype(np.uint8).T
+
+
+def backdrop(texture: float, colours: Array, x: Array, y: Array, size: int, rng: np.random.Generator) -> Frames:
+    """Background of two colours [2, 3], coarse (0) to fine (1), seen from x, y [T]; uint8 [T, size, size, 3]."""
+    steps = np.round(np.stack([x, y], 1) * (size / 2 * SUPERSAMPLING)).astype(int)
+    steps -= steps.min(axis=0)
+    span = SUPERSAMPLING * size
+    width, height = steps.max(axis=0) + span
+    fineness = (2 + 10 * texture) / (size / 2 * SUPERSAMPLING)
+    along, down = (np.arange(n)[:, None] * rng.normal(scale=fineness, size=6) for n in (width, height))
+    down += rng.uniform(0, 2 * np.pi, 6)
+    # The sum of six plane waves sin(along + down), by the addition theorem two small matrix products.
+    waves = (np.sin(down) @ np.cos(along).T + np.cos(down) @ np.sin(along).T).astype(np.float32)[..., None]
+    blend = np.clip(0.5 + waves / 5, 0, 1)
+    canvas = colours[0] + blend * (colours[1] - colours[0])
+    canvas = np.round(canvas).astype(np.uint8)
+    return np.stack([canvas[j : j + span : SUPERSAMPLING, i : i + span : SUPERSAMPLING] for i, j in steps])
+
+
+def wavetable(timbre: float, rng: np.random.Generator) -> Array:
+    """One period [WAVETABLE] of a tone of six harmonics, peak 1; a higher `timbre` is brighter."""
+    harmonics = np.arange(1, 7)
+    strengths = harmonics ** (-3.0 + 2.7 * timbre) * rng.uniform(0.5, 1, 6)
+    angles = 2 * np.pi * harmonics * np.arange(WAVETABLE)[:, None] / WAVETABLE + rng.uniform(0, 2 * np.pi, 6)
+    period = np.sin(angles) @ strengths
+    return (period / np.abs(period).max()).astype(np.float32)
+
+
+def tone(sound: Sound, pitch: float, table: Array, times: Times, until: float, rng: np.random.Generator) -> Array:
+    """A tone of that wavetable with the octaves and the breath of a sound at times [N]; `pitch` is 0 to 1.
+
+    Its breath is drawn every millisecond `until` then.
+    """
+    frequency = 250 * 2**pitch * np.exp2(np.broadcast_to(sound.octave, times.shape))
+    turns = np.cumsum(frequency / SAMPLE_RATE, dtype=np.float64)
+    wave = table[(turns * WAVETABLE).astype(np.int64) % WAVETABLE]
+    if sound.breath:
+        knots = np.arange(0, until, 0.001)
+        hiss = np.interp(times, knots, rng.normal(size=len(knots))).astype(np.float32)
+        wave = wave * (1 - sound.breath + sound.breath * hiss)
+    return wave
+
+
+def room(ambience: float, count: int, rng: np.random.Generator) -> Array:
+    """Background noise [count] of unit deviation, its spectrum falling less steeply the higher `ambience` is."""
+    bins = np.arange(count // 2 + 1, dtype=np.float32)
+    spectrum = rng.standard_normal((len(bins), 2), np.float32).view(np.complex64)[:, 0]
+    noise = np.fft.irfft(spectrum * np.maximum(bins, 1) ** np.float32(0.9 * (ambience - 1)), count)
+    return (noise / noise.std()).astype(np.float32)

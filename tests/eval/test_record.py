@@ -1,0 +1,120 @@
+"""Records: as JSON and back, and laid out as tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gdt.common.errors import UserError
+from gdt.eval.ablation.compare import with_earlier
+from gdt.eval.measures import Measure
+from gdt.eval.record import RANDOM, Factor, Record, parsed, read, settings_of, write
+from gdt.eval.settings import Downstream
+from gdt.eval.tables import compared, layout, lines_of, to_csv, to_latex
+from gdt.train.provenance import Provenance
+from gdt.train.settings import SIZES
+
+PROVENANCE = Provenance(
+    command="gdt eval downstream", commit="2c3d-dirty", versions={"torch": "2"}, device="cpu", started="2026"
+)
+ROW = Record(
+    protocol="retrieval", model="mine", weights="ab12", checkpoint=Path("runs/a b/checkpoint.pt"), preset="e", step=600,
+    seed=2, trained_on="unknown", pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")),
+    dataset="mine", shards=Path("s"), data="0a1b", labels="77", fold=3, query_split="test", gallery=50, queries=20,
+    held=1, classes=5, clips=10, measures={"R@1": Measure(31.25, 20.0, 20), "R@5": Measure(100 / 3, 67.2, 20, 1.5)},
+    how={"clips": "10"}, settings=settings_of(Downstream((Path("runs/a b"),), side_by_side=1)), provenance=PROVENANCE,
+)  # fmt: skip
+
+
+def text(records: list[Record], path: Path) -> str:
+    write(path, records)
+    return path.read_text()
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    seen = replace(
+        ROW, measures={"moves": Measure(0.5, answers=9, bounds=(0.4, 0.7))}, per_video={"deviation": (0.1, 0.2)},
+        videos=("a", "b"), factor=Factor("speed", "video", ("1", "2"), "distinctive", None, ""), notes=("short",),
+    )  # fmt: skip
+    path = tmp_path / "records.json"
+    for records in ([ROW], [ROW, replace(ROW, measures={}), seen], []):
+        write(path, records)
+        assert read(path) == records
+    assert ROW.settings_as(Downstream) == Downstream((Path("runs/a b"),), side_by_side=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"map": 1.0}, r"unknown: map"),
+        ({"step": None}, r"step is None instead of int"),
+        ({"measures": [1.0]}, r"measures is \[1\.0\] instead of a table"),
+        ({"measures": {"R@1": [2.0]}}, r"measures\.R@1 is \[2\.0\] instead of a list of 5"),
+        ({"trained_on": "all"}, r"trained_on is 'all' instead of one of others, .*"),
+        ({"pretraining": {"preset": "e"}}, r"missing: pretraining\.dataset, pretraining\.shards, .*"),
+        ({"measures": {"R@1": [2.0, "x", 1, 0.0, None]}}, r"measures\.R@1 is 'x' instead of float"),
+        (None, r"missing: queries, measures"),
+    ],
+)
+def test_records_of_another_version_are_one_sentence(change: dict | None, message: str, tmp_path: Path) -> None:
+    (values,) = json.loads(text([ROW], tmp_path / "x.json"))
+    changed = values | (change or {})
+    if change is None:
+        del changed["queries"], changed["measures"]
+    with pytest.raises(UserError, match=rf"^x\.json holds results of another version .* \({message}\); evaluate"):
+        parsed(json.dumps([changed]), "x.json")
+
+
+def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "results.json"
+    assert with_earlier([ROW], path) == ([ROW], [])
+    kept, anew, elsewhere = replace(ROW, seed=7), replace(ROW, step=3), replace(ROW, seed=9, data="other")
+    write(path, [kept, anew, elsewhere])
+    assert with_earlier([ROW], path) == ([kept, ROW], [elsewhere])
+    assert "1 earlier results in" in capsys.readouterr().out
+
+
+def test_a_table_of_one_result_each_has_intervals() -> None:
+    other = replace(ROW, preset=RANDOM, measures={"R@1": Measure(25.0, 20.0, 20), "R@5": Measure(100.0, 67.2, 20)})
+    lines = lines_of({"random weights": [other], "e": [ROW]}, "", {"paper: GDT": {"R@1": 62.8}, "others": {"mAP": 1.0}})
+    assert lines == [
+        ["", "R@1", "R@5"],
+        ["random weights", "25.0 (11.2-46.9)", "100.0 (83.9-100.0)"],
+        ["e", "31.2 (15.4-53.1)", "33.3 (16.9-55.1)"],
+        ["chance", "20.0", "67.2"],
+        ["paper: GDT", "62.8", ""],
+    ]
+    assert layout(lines).splitlines()[1].split() == ["-" * 14, "-" * 16, "-" * 18]
+
+
+def test_a_table_over_seeds_has_means_and_ranges() -> None:
+    seeds = [replace(ROW, seed=k, measures={"R@1": Measure(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
+    lines = lines_of({"row e": seeds, "row l": [ROW]}, "% on val")
+    assert lines[:2] == [["% on val", "R@1", "R@5"], ["row e", "27.0 (10.0-40.0)", ""]]
+    assert lines[3] == ["chance", "20.0", "67.2"]
+
+
+def test_what_differs_from_random_weights_is_said_with_its_interval() -> None:
+    random = replace(ROW, preset=RANDOM, measures={"R@1": Measure(100 * 10 / 28, 10.0, 28)})
+    same = replace(ROW, measures={"R@1": Measure(100 * 9 / 28, 10.0, 28), "R@5": Measure(90.0, 50.0, 28)})
+    better = replace(ROW, measures={"R@1": Measure(100.0, 10.0, 28)})
+    said = compared({RANDOM: [random], "same": [same], "better": [better]})
+    assert said == [
+        "R@1 of same: not to be told from random weights (-3.6 points); 95 %: -26.9 to +20.3",
+        "R@1 of better: 64.3 points above random weights; 95 %: +42.2 to +79.3",
+    ]
+    assert compared({"same": [same]}) == []
+
+
+def test_tables_are_latex_and_csv_too() -> None:
+    lines = lines_of({"row e": [replace(ROW, measures={"video to audio R@1": Measure(50.0, 1.0, 100)})]}, "% on test")
+    assert lines[0][1] == "V→A R@1"
+    latex = to_latex(lines)
+    assert latex.startswith("\\begin{tabular}{lr}") and r"\% on test" in latex and "V to A R@1" in latex
+    (row,) = csv.DictReader(to_csv([replace(ROW, measures={"R@1": ROW.measures["R@1"]})]).splitlines())
+    assert (row["model"], row["measure"], row["percent"], row["chance"]) == ("mine", "R@1", "31.2500", "20.0000")
+    assert float(row["low"]) < 31.25 < float(row["high"]) and row["commit"] == "2c3d-dirty"

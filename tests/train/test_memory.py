@@ -1,0 +1,343 @@
+"""How a batch is made to fit, which kernels compute it, and what happens where memory runs out all the same."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gdt.common.errors import UserError
+from gdt.pipeline.groups import shared
+from gdt.pipeline.loader import Loader
+from gdt.pipeline.shards.index import Index
+from gdt.train import kernels
+from gdt.train import memory as fitting
+from gdt.train.cost import WIDE, WIDER, arithmetic, memory
+from gdt.train.kernels import Kernels, first_right, ways
+from gdt.train.learner import Learner
+from gdt.train.memory import Fit, fit, prepared, room
+from gdt.train.models.gdt import GDT
+from gdt.train.settings import SIZES, Optimization, Pretrain
+from tests.train.drawn import draw
+from tests.train.test_checkpoint import DATA
+
+PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
+GIB = 2**30
+CPU = torch.device("cpu")
+SMALL = replace(
+    TINY, preset="l", videos_per_batch=4, steps=3, device="cpu", precision="float32", threads=1,
+    network=replace(TINY.network, dropout=0.3),
+    optimization=Optimization("sgd", rate=1e-3, per_videos=0, warmup_epochs=0),
+)  # fmt: skip
+
+
+def kept(recomputed: int) -> dict[str, float]:
+    """About what a leaf of the paper's networks keeps in bfloat16."""
+    return {"video": {0: 450, WIDE: 261, WIDER: 179}[recomputed] * 2**20, "audio": 0.7 * 2**20}
+
+
+def fitted(world: int, gib: float, **changes: object) -> Fit:
+    settings = replace(PAPER, **changes)
+    return fit(settings, settings.composition, world, 47_000_000, gib * GIB, kept)
+
+
+def test_the_whole_batch_where_it_fits_else_groups_as_large_as_fit() -> None:
+    found = {
+        (preset, world, gib): (one.norm_leaves, one.chunk_leaves, one.recomputed)
+        for preset, world, gib in (("e", 8, 78), ("l", 8, 139), ("l", 8, 78), ("l", 1, 78), ("e", 1, 22))
+        for one in [fitted(world, gib, preset=preset)]
+    }
+    assert found == {
+        ("e", 8, 78): (0, 0, 0),
+        ("l", 8, 139): (0, 0, 0),
+        ("l", 8, 78): (0, 0, WIDER),
+        ("l", 1, 78): (256, 256, WIDER),
+        ("e", 1, 22): (64, 64, WIDER),
+    }
+    for world in (1, 2, 4, 8, 64):
+        for gib in (16, 24, 40, 80, 141):
+            for preset in "ael":
+                one = fitted(world, gib * 0.93, preset=preset)
+                assert one.needed <= 0.85 * one.room, (world, gib, preset)  # every GPU of today trains every row
+                assert 512 % (size := one.norm_leaves or 1) == 0 and one.chunk_leaves % size == 0
+                assert 512 * {"a": 2, "e": 1, "l": 4}[preset] // world % size == 0
+
+
+def test_what_is_asked_for_is_kept_to() -> None:
+    assert fitted(1, 78, norm_leaves=32).norm_leaves == 32
+    asked = fitted(1, 78, norm_leaves=32, chunk_leaves=64)
+    assert (asked.norm_leaves, asked.chunk_leaves) == (32, 64)
+    assert fitted(1, 78, chunk_leaves=96).norm_leaves == 32  # 512 videos have no group of 96 or 48
+    whole = fitted(1, 78, norm_leaves=0)
+    assert whole.norm_leaves == 0 and "expect to run out of it" in str(whole)
+    assert "batch norm over groups of 32 leaves, 64 leaves at a time, each embedded twice" in str(asked)
+    with pytest.raises(UserError, match="--chunk-leaves 3 is no multiple of a group"):
+        fitted(1, 78, chunk_leaves=3)
+    for changes, message in (
+        ({"norm_leaves": 1}, "--norm-leaves is 1; it must be 0, for the whole batch, or 2 or more"),
+        ({"norm_leaves": 0, "chunk_leaves": 8}, "--chunk-leaves is 8; it must be 0 or more, and 0 where batch norm"),
+        ({"norm_leaves": 8, "chunk_leaves": 12}, "--chunk-leaves is 12; it must be a multiple of --norm-leaves"),
+    ):
+        with pytest.raises(UserError, match=message):
+            replace(PAPER, **changes)
+
+
+def test_memory_and_arithmetic_are_those_of_the_real_network() -> None:
+    """What autograd really keeps on this machine for one leaf more, and the multiplications of the convolutions."""
+    network, clip = TINY.network, TINY.clip
+    found = memory(network, clip, 40, ("video",), torch.float32)["video"]
+    again = memory(network, clip, 40, ("video",), torch.float32, WIDE)["video"]
+    model = GDT(network, ("video",)).train()
+
+    def really(leaves: int, recomputed: int) -> int:
+        storages = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            if not isinstance(tensor, torch.nn.Parameter):
+                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+            return tensor
+
+        model.video_network.base.recomputed = recomputed
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = model.embed("video", torch.randn(leaves, 3, clip.frames, clip.size, clip.size))
+        assert out.requires_grad
+        return sum(storage.nbytes() for storage in storages.values())
+
+    assert really(5, 0) - really(3, 0) == pytest.approx(2 * found, rel=0.02)
+    assert again < 0.8 * found
+    flops = arithmetic(network, clip, 40, ("video", "audio"))
+    stem = 2 * 3 * 49 * network.stem_middle * clip.frames * 16 * 16  # the first convolution, forward
+    assert 3 * stem < flops["video"] < 3 * 40 * stem and 0 < flops["audio"] < flops["video"]
+    assert 0 < room(CPU) < 2**50
+
+
+def test_kernels_that_are_wrong_slow_or_missing_are_not_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what a GPU would give replaced: features and times by the kernels that compute them."""
+    truth = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    bf16 = torch.bfloat16
+    results: dict[Kernels, object] = {
+        Kernels(bf16, compiled=True): RuntimeError("no compiler\nmore"),
+        Kernels(bf16): (truth * float("nan"), 0.1),
+        Kernels(bf16, channels_last=False): (truth * 1.01, 9.0),
+        Kernels(torch.float32): (truth, 1.0),
+    }
+
+    def measured(model: GDT, kernels: Kernels, batch: torch.Tensor, backward: bool = True) -> object:
+        result = results[kernels]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(kernels, "_measured", measured)
+    said: list[str] = []
+    candidates = ways(bf16, compiled=True)
+    assert first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(torch.float32)
+    reasons = ("compiled: no compiler (torch", "from float32 by nan of", "9.0 times as long as", "computing in float32")
+    for line, part in zip(said, reasons, strict=True):
+        assert part in line and "cuDNN" in line, said
+    results[Kernels(bf16)] = (truth * 1.02, 0.5)
+    assert first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(bf16)
+    assert "computing in bfloat16, channels last; cuDNN not there, features within 0.02 of float32" in said[-1]
+    results[Kernels(bf16, compiled=True)] = RuntimeError("CUDA out of memory")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append)
+
+
+def test_kernels_are_measured_on_the_network_itself() -> None:
+    network = replace(TINY.network, stem=4, stem_middle=4, widths=(4, 8))
+    clip = replace(TINY.clip, frames=4, size=16)
+    said: list[str] = []
+    plain = [Kernels(torch.float32, channels_last=False), Kernels(torch.float32)]
+    for candidates in (plain, plain[::-1]):
+        assert first_right(candidates, network, clip, 4, 2, CPU, said.append) == candidates[0]
+        assert float(said[-1].split("within ")[1].split()[0]) < 1e-4
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_convolutions_get_the_layout_that_was_chosen(channels_last: bool) -> None:
+    """Also of clips whose channels lie side by side, as they do in the loader's batches."""
+    model = GDT(replace(TINY.network, stem=4, stem_middle=4, widths=(4, 8)), ("video",))
+    Kernels(torch.float32, channels_last).apply(model)
+    seen = []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv3d) and module.kernel_size != (1, 1, 1):
+            module.register_forward_hook(lambda module, given, made: seen.extend([given[0], made]))
+    model.embed("video", torch.randn(4, 8, 16, 16, 3).permute(0, 4, 1, 2, 3))
+    assert seen[0].is_contiguous() != channels_last
+    # which layout a processor's convolutions go on with is their own choice where they may choose
+    assert channels_last or all(x.is_contiguous() for x in seen)
+
+
+def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def trial(candidates: list[Kernels], network: object, clip: object, leaves: int, *rest: object) -> Kernels:
+        tried.append(leaves)
+        if leaves > 8:
+            raise RuntimeError("CUDA out of memory. Tried to allocate")
+        return candidates[0]
+
+    monkeypatch.setattr(fitting, "first_right", trial)
+    monkeypatch.setattr(fitting, "room", lambda device: 0.4 * GIB)
+    said: list[str] = []
+    settings = replace(SMALL, preset="e", videos_per_batch=128)
+    plan = prepared(settings, settings.composition, 40, None, CPU, 1, said.append, trial=True)
+    assert tried == sorted(tried, reverse=True) and tried[-1] <= 8 < tried[-2]
+    assert plan.settings.norm_leaves == plan.fit.norm_leaves <= 8
+    assert all("out of memory where it needs about" in line for line in said) and len(said) == len(tried) - 1
+    # groups that were asked for are kept, whatever comes
+    plan = prepared(replace(settings, norm_leaves=16), settings.composition, 40, None, CPU, 1, said.append, trial=True)
+    assert plan.settings.norm_leaves == 16
+
+
+def test_a_run_keeps_the_groups_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = replace(SMALL, norm_leaves=2)
+    for memory_there in (0.001 * GIB, 100 * GIB):
+        monkeypatch.setattr(fitting, "room", lambda device, there=memory_there: there)
+        plan = prepared(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
+        assert plan.settings.norm_leaves == 2 and (plan.fit.chunk_leaves > 0) == (memory_there < GIB)
+    prepared(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # 2 groups of each of 4 leaves
+    with pytest.raises(UserError, match=r"4 videos .* groups of --norm-leaves 2 for 16 GPUs; take 1, 2, 4 or 8 GPUs"):
+        prepared(SMALL, SMALL.composition, 40, begun, CPU, 16, print, trial=False)
+
+
+def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that is not short: what the other says comes out of the same reduction."""
+    tried: list[int] = []
+    said: list[float] = []
+
+    def trial(candidates: Any, network: Any, clip: Any, leaves: int, *others: Any) -> Any:
+        tried.append(leaves)
+        return candidates[0]
+
+    def least(value: float, device: torch.device) -> float:
+        said.append(value)
+        return -math.inf if len(said) == 2 else value  # the other rank has had no memory for its first trial
+
+    monkeypatch.setattr(fitting, "first_right", trial)
+    monkeypatch.setattr(fitting, "_least", least)
+    monkeypatch.setattr(fitting, "room", lambda device: 0.1 * GIB)
+    settings = replace(SMALL, preset="e", videos_per_batch=128)
+    plan = prepared(settings, settings.composition, 40, None, CPU, 1, print, trial=True)
+    assert len(tried) == 2 and len(said) == 4  # two reductions each time, as on the rank that was short
+    assert said[2] == pytest.approx(0.75 * said[0]) and plan.fit.needed < 0.85 * said[2]
+
+
+class _Held(torch.autograd.Function):
+    """Nothing, with a graph that tells how long it lives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, alive: weakref.WeakSet[Any]) -> torch.Tensor:
+        ctx.token = _Token()
+        ctx.token.leaves = len(x)
+        alive.add(ctx.token)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient, None
+
+
+class _Token:
+    leaves: int
+
+
+@contextlib.contextmanager
+def scarce(model: GDT, most: int, forward: bool) -> Iterator[list[int]]:
+    """No pass, forward or backward, with more leaves than so many in graphs that live; gives how many did, each time.
+
+    For any number of them where `most` is 0.
+    """
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    held: list[int] = []
+    embed, backward = model.embed, torch.Tensor.backward
+
+    def require(leaves: int) -> None:
+        if most and leaves > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def embedded(modality: str, inputs: object, keys: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            return embed(modality, inputs, keys)
+        if forward:
+            require(sum(token.leaves for token in alive) + len(keys))
+        made = _Held.apply(embed(modality, inputs, keys), alive)
+        held.append(sum(token.leaves for token in alive))
+        return made
+
+    def taken_back(tensor: torch.Tensor, *arguments: object) -> None:
+        if arguments and not forward:  # not that of the loss
+            require(sum(token.leaves for token in alive))
+        backward(tensor, *arguments)
+
+    model.embed, torch.Tensor.backward = embedded, taken_back
+    try:
+        yield held
+    finally:
+        torch.Tensor.backward = backward
+
+
+def curve(
+    shards: Path, norm_leaves: int = 0, chunk_leaves: int = 0, most: int = 0, forward: bool = True,
+    kernels: Kernels | None = None,
+) -> tuple[torch.Tensor, Learner, list[int]]:  # fmt: skip
+    """Losses of a few steps with `scarce` memory, what learned, and how many leaves were held."""
+    settings: Pretrain = replace(SMALL, shards=shards, norm_leaves=norm_leaves, chunk_leaves=chunk_leaves)
+    index = Index.open(shards)
+    tree = settings.tree(index)
+    learner = Learner(settings, tree, DATA, CPU, kernels=kernels)
+    learner.model.double()  # or what a ReLU rounds to decides, after a few steps
+    plans = (shared(plan, 0, 1, norm_leaves) for plan in tree.plans(0, 3))
+    losses = []
+    with scarce(learner.model, most, forward) as held, Loader(index, plans, settings.clip, CPU) as loader:
+        for step, batch in enumerate(loader):
+            batch.inputs["audio"] = batch.inputs["audio"].double()
+            losses.append(learner.step(step, batch).loss)
+    return torch.stack(losses), learner, held
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("drawn"), videos=6)[0]
+
+
+@pytest.mark.parametrize(("forward", "chunk_leaves"), [(True, 0), (False, 0), (False, 8)])
+def test_a_lack_of_memory_halves_the_chunks_says_so_and_changes_no_number(
+    shards: Path, capsys: pytest.CaptureFixture[str], forward: bool, chunk_leaves: int
+) -> None:
+    plain, one, _ = curve(shards, norm_leaves=4)  # 16 leaves of each modality
+    assert "out of memory" not in capsys.readouterr().out
+    halved, other, held = curve(shards, 4, chunk_leaves, most=5, forward=forward)
+    said = capsys.readouterr().out
+    assert other.gradient.chunk_leaves == 4
+    for before, after in ((16, 8), (8, 4))[chunk_leaves > 0 :]:
+        words = f"out of memory with chunks of {before} leaves; going on with --chunk-leaves {after}, and the same"
+        assert words in said
+    assert torch.allclose(plain, halved, atol=1e-9)
+    state, same = one.model.state_dict(), other.model.state_dict()
+    assert all(torch.allclose(state[name], same[name], atol=1e-9) for name in state)
+    assert held[-8:] == [4] * 8  # what failed before is gone
+
+
+def test_where_less_at_a_time_cannot_be_a_lack_of_memory_is_raised(
+    shards: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(torch.OutOfMemoryError):  # one group is too much
+        curve(shards, norm_leaves=4, most=3)
+    capsys.readouterr()
+    with pytest.raises(torch.OutOfMemoryError):  # over the whole batch more is computed twice, and then there is no way
+        curve(shards, most=3)
+    assert "going on with the first stages' activations computed twice" in capsys.readouterr().out
+
+
+@pytest.mark.slow  # it compiles C++ for a minute or two
+def test_a_compiled_network_learns_the_same(shards: Path) -> None:
+    losses = [curve(shards, kernels=Kernels(torch.float32, compiled=compiled))[0] for compiled in (False, True)]
+    assert torch.allclose(losses[0], losses[1], atol=1e-4)

@@ -1,0 +1,123 @@
+"""Model, optimiser and schedule of one run: its steps, and what goes into and comes out of its checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from gdt.pipeline.loader import Batch
+from gdt.pipeline.tree import Tree
+from gdt.train import checkpoint
+from gdt.train.checkpoint import Data
+from gdt.train.cost import arithmetic, peak
+from gdt.train.figures import Figures
+from gdt.train.kernels import PRECISIONS, Kernels
+from gdt.train.models.gdt import GDT, load_weights
+from gdt.train.norm import synchronised
+from gdt.train.resuming import require_same_run
+from gdt.train.schedule import Optimization
+from gdt.train.settings import Pretrain, to_json
+from gdt.train.step import Gradient, How
+from gdt.train.tensors import raw
+
+
+class Learner:
+    """What learns in one run, on one rank."""
+
+    def __init__(
+        self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, rank: int = 0, world: int = 1,
+        kernels: Kernels | None = None, recomputed: int = 0,
+    ) -> None:  # fmt: skip
+        """`recomputed` are parts of the video trunk, as in `Backbone`."""
+        self.settings, self.device, self.rank, self.world = settings, device, rank, world
+        self.composition = tree.composition
+        self.schedule = settings.schedule(tree.batches_per_epoch)
+        self.path = settings.run_folder / checkpoint.NAME
+        self._data = data
+        torch.manual_seed(settings.seed)
+        self.model = model = GDT(settings.network, tree.composition.modalities).to(device)
+        if world > 1 and not settings.norm_leaves:
+            synchronised(model, device)
+        if "video" in model.modalities:
+            model.video_network.base.recomputed = recomputed
+        numbers = PRECISIONS[settings.precision]
+        (kernels or Kernels(numbers)).apply(model)
+        how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.norm_leaves or 0,
+                  settings.chunk_leaves)  # fmt: skip
+        self.gradient = Gradient(model, how, world, tqdm.write)
+        self.optimizer = _optimizer(settings.optimization, model, device)
+
+    def step(self, step: int, batch: Batch) -> Figures:
+        """One update; its figures are not yet copied from the device."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.rate(step)
+        figures = self.gradient(step, batch)
+        self.optimizer.step()
+        return figures
+
+    def state(self, done: int) -> dict[str, Any]:
+        """What a checkpoint after `done` steps holds."""
+        return checkpoint.state_of(self.model, self.optimizer, done, to_json(self.settings), self._data)
+
+    def save(self, done: int) -> None:
+        """Write the checkpoint after `done` steps."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.write(self.path, self.state(done))
+
+    def resume(self, state: Mapping[str, Any]) -> int:
+        """Go on from the state of the run's checkpoint; returns the first step to do.
+
+        Raises UserError if the run was made with other settings or other data, or is longer than what is asked for.
+        """
+        require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, self.path)
+        load_weights(self.model, state["model"], str(self.path))
+        self.optimizer.load_state_dict(dict(state["optimizer"]))
+        return int(state["step"])
+
+    def digest(self) -> str:
+        """Hash of the weights and of the optimiser's state."""
+        value = hashlib.sha256()
+        for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
+            value.update(raw(tensor))
+        return value.hexdigest()
+
+    def flops(self, bands: int) -> tuple[float, float] | None:
+        """Of one step on each GPU, and per second that its maker states; None where that is not known."""
+        if (stated := peak(self.device)) is None:
+            return None
+        settings, composition = self.settings, self.composition
+        of_leaf = arithmetic(settings.network, settings.clip, bands, composition.modalities)
+        leaves = settings.videos_per_batch * composition.clips_per_video / self.world
+        return leaves * sum(of_leaf.values()), stated
+
+
+def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:
+    common: dict[str, Any] = {"lr": o.rate, "weight_decay": o.weight_decay, "fused": device.type == "cuda" or None}
+    if o.method == "sgd":
+        return torch.optim.SGD(model.parameters(), momentum=o.momentum, **common)
+    return torch.optim.AdamW(model.parameters(), betas=(o.momentum, 0.999), **common)
+
+
+def begin_with(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
+    """Give a model the weights of those parts that another one has too, but for its random ones; says which.
+
+    Raises UserError where they do not fit.
+    """
+    parts = {name: part for name, part in start.named_children() if name not in fresh}
+    taken = [name for name, _ in model.named_children() if name in parts]
+    for name in taken:
+        load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
+    left = [name for name, _ in model.named_children() if name not in parts]
+    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
+
+
+def _tensors(state: Any) -> Iterator[torch.Tensor]:
+    if isinstance(state, torch.Tensor):
+        yield state
+    elif isinstance(state, dict | list):
+        for value in state.values() if isinstance(state, dict) else state:
+            yield from _tensors(value)

@@ -1,0 +1,122 @@
+"""What a run writes down of its steps: a progress bar, metrics.jsonl, TensorBoard, Weights & Biases."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from gdt.common.errors import UserError
+from gdt.common.files import write_text
+from gdt.train.figures import Report
+from gdt.train.schedule import Schedule
+from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
+
+
+class Log:
+    """Of one run, on the first rank; used as a context."""
+
+    def __init__(
+        self, settings: Pretrain, first: int, schedule: Schedule, clips: int, flops: tuple[float, float] | None = None
+    ) -> None:
+        """From step `first` on, each over `clips` video clips on all ranks.
+
+        `flops` are the FLOPs of a step on each GPU, and those per second that its maker states.
+        """
+        folder = settings.run_folder
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / SETTINGS, json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
+        _keep_until(folder / METRICS, first - 1)
+        self._file = (folder / METRICS).open("a", buffering=1)
+        self._probes = folder / PROBES
+        if self._probes.is_file():
+            _keep_until(self._probes, first)
+        self._probed = ""
+        self._board = SummaryWriter(str(folder), purge_step=first)
+        self._bar = tqdm(
+            total=schedule.steps, initial=first, unit="step", desc=f"pretrain {settings.name}",
+            mininterval=0.5 if sys.stderr.isatty() else 30.0,
+        )  # fmt: skip
+        self._schedule, self._clips, self._flops = schedule, clips, flops
+        self._wandb = _weights_and_biases(settings) if settings.wandb else None
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.close()
+        self._board.close()
+        self._file.close()
+        if self._wandb:
+            self._wandb.finish()
+
+    def stepped(self, report: Report) -> None:
+        """A step is done."""
+        rate, waiting = self._clips / report.seconds, report.waiting / report.seconds
+        figures = report.figures._asdict() | {
+            "rate": self._schedule.rate(report.step), "clips_per_second": rate, "waiting": waiting,
+            "memory_gib": report.memory,
+        }  # fmt: skip
+        mfu = ""
+        if self._flops:
+            figures["mfu"] = self._flops[0] / report.seconds / self._flops[1]
+            mfu = f", MFU {figures['mfu']:.0%}"
+        self._file.write(json.dumps({"step": report.step} | figures) + "\n")
+        self._plot(figures, report.step)
+        self._bar.set_postfix_str(
+            f"loss {report.figures.loss:.3f}, {report.figures.accuracy:.0%} right, {rate:.0f} clips/s, "
+            f"{waiting:.0%} waiting, {report.memory:.1f} GiB{mfu}{self._probed}",
+            False,
+        )
+        self._bar.update()
+
+    def probed(self, done: int, figures: dict[str, float]) -> None:
+        """What a probe after `done` steps has found, in percent."""
+        with self._probes.open("a") as file:
+            file.write(json.dumps({"step": done} | figures) + "\n")
+        # at the step before, as one at the first step of a run that goes on would be purged with those after it
+        self._plot({f"probe/{name}": value for name, value in figures.items()}, max(done - 1, 0))
+        name, value = next(iter(figures.items()))
+        self._probed = f", {name} {value:.1f} %"
+
+    def _plot(self, figures: dict[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._board.add_scalar(name, value, step)
+        if self._wandb:
+            self._wandb.log(figures, step=step)
+
+
+def _weights_and_biases(settings: Pretrain) -> Any:
+    """A run of Weights & Biases, which goes on where there is one of this folder."""
+    try:
+        import wandb  # type: ignore[import-not-found]
+    except ImportError as error:
+        raise UserError("--wandb needs a package that is not installed: pip install wandb; or leave it out") from error
+    folder = settings.run_folder.resolve()
+    name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+    return wandb.init(
+        project=settings.wandb, id=name, name=folder.name, dir=str(folder), resume="allow",
+        config=json.loads(to_json(settings)),
+    )  # fmt: skip
+
+
+def _keep_until(path: Path, last: int) -> None:
+    """Leave the lines of a log up to a step; those after the checkpoint's are done again.
+
+    A line that was cut off by a crash is one of them.
+    """
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
+
+
+def _step_of(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return np.inf
