@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -14,23 +13,6 @@ from benchmarks.timing import Clock, in_turns, machine, peak
 from gdt.common.errors import exit_with_message
 from gdt.eval.retrieval import few_shot, recall
 from gdt.train.crossmodal import hits
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """Measure evaluations whose features are there."""
-
-    gallery: int = 100_000
-    """Videos that are searched."""
-    queries: int = 10_000
-    """Videos that are asked with."""
-    dimensions: int = 512
-    """Of a feature."""
-    classes: int = 400
-    """Among which both are spread evenly."""
-    rounds: int = 1
-    """Of all measurements."""
-
 
 Features = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """Queries, their classes, the gallery, its classes."""
@@ -44,25 +26,27 @@ EVALUATIONS: dict[str, Callable[[Features], object]] = {
 }
 
 
-def measure(settings: Benchmark, name: str) -> dict[str, float]:
+def measure(name: str, gallery: int, queries: int, dimensions: int, classes: int) -> dict[str, float]:
     """Seconds, and the memory that it takes beside the features."""
     rng = np.random.default_rng(0)
-    gallery = rng.standard_normal((settings.gallery, settings.dimensions), np.float32)
-    query = rng.standard_normal((settings.queries, settings.dimensions), np.float32)
-    known, asked = (np.arange(len(part)) % settings.classes for part in (gallery, query))
+    known, asked = (rng.standard_normal((count, dimensions), np.float32) for count in (gallery, queries))
+    labels, wanted = (np.arange(len(part)) % classes for part in (known, asked))
     before, clock = peak(), Clock()
-    EVALUATIONS[name]((query, asked, gallery, known))
+    EVALUATIONS[name]((asked, wanted, known, labels))
     return {name: clock.lap(), f"{name}: memory beside the features": peak() - before}
 
 
-def main() -> None:
-    settings = tyro.cli(Benchmark, prog="python -m benchmarks.features")
+def main(
+    gallery: int = 100_000, queries: int = 10_000, dimensions: int = 512, classes: int = 400, rounds: int = 1
+) -> None:
+    """Measure evaluations whose features are there."""
     print(machine())
-    print(f"{settings.queries} queries, {settings.gallery} videos, {settings.dimensions} dimensions", flush=True)
-    figures = in_turns(settings.rounds, *(partial(measure, settings, name) for name in EVALUATIONS))
+    print(f"{queries} queries, {gallery} videos, {dimensions} dimensions", flush=True)
+    measures = [partial(measure, name, gallery, queries, dimensions, classes) for name in EVALUATIONS]
+    figures = in_turns(rounds, *measures)
     for name in figures:
         figures.show(name, "MiB" if "memory" in name else "s")
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    exit_with_message(lambda: tyro.cli(main, prog="python -m benchmarks.features"))

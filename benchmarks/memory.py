@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
@@ -16,16 +15,6 @@ from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.worker import make_shard
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """Measure the memory that one video takes."""
-
-    video: Path | None = None
-    """The video; by default one of `hours` is made."""
-    hours: float = 2.0
-    """Length of the made video."""
 
 
 def long_video(folder: Path, hours: float) -> Path:
@@ -48,11 +37,11 @@ def measure(path: Path, shard: Path) -> dict[str, float]:
     return {"seconds": clock.lap(), "worker": peak(), "its ffmpeg": peak(resource.RUSAGE_CHILDREN)}
 
 
-def main() -> None:
-    settings = tyro.cli(Benchmark, prog="python -m benchmarks.memory")
+def main(video: Path | None = None, hours: float = 2.0) -> None:
+    """Measure the memory that a video takes; by default one of so many hours is made."""
     with scratch() as name:
         folder = Path(name)
-        path = settings.video.absolute() if settings.video else long_video(folder, settings.hours)
+        path = video.absolute() if video else long_video(folder, hours)
         shard = folder / "shard-000000.h5"
         figures = in_turns(1, lambda: measure(path, shard))
         print(
@@ -64,4 +53,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    exit_with_message(lambda: tyro.cli(main, prog="python -m benchmarks.memory"))

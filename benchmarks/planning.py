@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,18 +23,6 @@ from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.ffmpeg import Extraction
 from gdt.preprocess.plan import Plan, ShardTask
 from gdt.preprocess.videos import VideoList
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """Measure planning."""
-
-    videos: tuple[int, ...] = (10_000, 100_000, 1_000_000)
-    """Lengths of the lists."""
-    videos_per_shard: int = 128
-    """Videos in one shard, and so in one task."""
-    rounds: int = 1
-    """Of all measurements."""
 
 
 def entries(count: int, source: Path) -> Iterator[Video]:
@@ -80,16 +67,16 @@ def batches(count: int, ranks: int = 8, steps: int = 20) -> dict[str, float]:
     return {"first batch of an epoch": taken[0], "batch": median(taken[1:])}
 
 
-def main() -> None:
-    settings = tyro.cli(Benchmark, prog="python -m benchmarks.planning")
+def main(videos: tuple[int, ...] = (10_000, 100_000, 1_000_000), videos_per_shard: int = 128, rounds: int = 1) -> None:
+    """Measure lists of so many videos."""
     print(machine(), flush=True)
-    for count in settings.videos:
-        measures = partial(scheduling, count, settings.videos_per_shard), partial(batches, count)
-        figures = in_turns(settings.rounds, *measures)
-        print(f"\n{count} videos, {settings.videos_per_shard} in a task")
+    for count in videos:
+        measures = partial(scheduling, count, videos_per_shard), partial(batches, count)
+        figures = in_turns(rounds, *measures)
+        print(f"\n{count} videos, {videos_per_shard} in a task")
         for name in figures:
             figures.show(name, "ms" if "batch" in name else "MiB" if "memory" in name else "s")
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    exit_with_message(lambda: tyro.cli(main, prog="python -m benchmarks.planning"))

@@ -12,7 +12,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -28,22 +27,6 @@ from gdt.preprocess.stage import Preprocess, run
 
 BARE, USUAL, SMALL = "bare ffmpeg", "usual way, frames shrunk in Python", "usual way, frames shrunk in ffmpeg"
 STAGE, START, ONE, START_OF_ONE = "stage", "start of the stage", "stage, one worker", "start of one worker"
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """Measure preprocessing."""
-
-    source: Path | None = None
-    """Folder of videos; by default some are made."""
-    made: int = 64
-    """How many are made."""
-    rounds: int = 3
-    """Runs of each kind, in turns, of which the median counts."""
-    copies: int = 3
-    """How often each video is taken, so that a run is long beside its last shards, when some workers have no more."""
-    workers: int = len(os.sched_getaffinity(0))
-    """Processes of each kind."""
 
 
 def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
@@ -104,43 +87,55 @@ def seconds(name: str, measured: Callable[[Path], None], scratch: Path) -> dict[
     return {name: taken}
 
 
-def main() -> None:
-    settings = tyro.cli(Benchmark, prog="python -m benchmarks.preprocess")
+def main(
+    source: Path | None = None, made: int = 64, copies: int = 3, rounds: int = 3,
+    workers: int = len(os.sched_getaffinity(0)),
+) -> None:  # fmt: skip
+    """Measure preprocessing.
+
+    Args:
+        source: Folder of videos; by default some are made.
+        made: How many.
+        copies: How often each is taken, so that a run is long beside its last shards, when some workers have no more.
+        rounds: Runs of each kind, in turns.
+        workers: Processes of each kind.
+
+    """
     with scratch() as name:
-        folder, workers = Path(name), settings.workers
-        made = videos(settings.source, folder / "videos", settings.made)
-        if len(made) <= workers:
-            raise UserError(f"{len(made)} videos are too few to measure with")
+        folder = Path(name)
+        found = videos(source, folder / "videos", made)
+        if len(found) <= workers:
+            raise UserError(f"{len(found)} videos are too few to measure with")
 
         def linked(name: str, count: int) -> Path:
             """A folder of so many videos."""
-            (folder / name).mkdir(exist_ok=True)
-            for number, path in enumerate((made * settings.copies)[:count]):
+            (folder / name).mkdir()
+            for number, path in enumerate((found * copies)[:count]):
                 (folder / name / f"{number:06d}{path.suffix}").symlink_to(path.absolute())
             return folder / name
 
-        n = len(made) * settings.copies
-        source = linked("source", n)
-        paths = sorted(source.iterdir())
+        n = len(found) * copies
+        all_of_them = linked("all", n)
+        paths = sorted(all_of_them.iterdir())
         kinds: dict[str, Callable[[Path], None]] = {
             BARE: partial(bare, paths, workers),
-            STAGE: partial(stage, source, workers, 8),
+            STAGE: partial(stage, all_of_them, workers, 8),
             START: partial(
                 stage, linked("first", workers), workers, 1
             ),  # one video for each, so that all of them start
-            ONE: partial(stage, source, 1, 8),
+            ONE: partial(stage, all_of_them, 1, 8),
             START_OF_ONE: partial(stage, linked("first of one", 1), 1, 8),
             USUAL: partial(usual, paths, workers, False),
             SMALL: partial(usual, paths, workers, True),
         }
         measures = [partial(seconds, name, measured, folder) for name, measured in kinds.items()]
-        taken = in_turns(settings.rounds, *measures)
+        taken = in_turns(rounds, *measures)
     rates = Figures({name: [n / one for one in taken[name]] for name in (BARE, USUAL, SMALL)})
     rates[f"{STAGE}, start included"] = [n / one for one in taken[STAGE]]
     for whole, start, decoded in ((STAGE, START, workers), (ONE, START_OF_ONE, 1)):
         steady = [a - b for a, b in zip(taken[whole], taken[start], strict=True)]
         rates[f"{whole}, without start"] = [(n - decoded) / one for one in steady]
-    print(f"{machine()}; {n} videos, {workers} processes, {settings.rounds} rounds")
+    print(f"{machine()}; {n} videos, {workers} processes, {rounds} rounds")
     for name in (BARE, USUAL, SMALL):
         rates.show(name, "videos/s")
     for name in list(rates)[3:]:
@@ -150,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    exit_with_message(lambda: tyro.cli(main, prog="python -m benchmarks.preprocess"))

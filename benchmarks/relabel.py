@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,18 +25,6 @@ from gdt.preprocess.videos import VideoList
 
 NAME = "benchmark"
 """What the generated data set is called."""
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """Measure relabelling."""
-
-    videos: tuple[int, ...] = (10_000, 100_000)
-    """Lengths of the lists."""
-    videos_per_shard: int = 128
-    """Videos in one shard."""
-    rounds: int = 1
-    """Of all measurements."""
 
 
 def relabelled(count: int, source: Path) -> Iterator[Video]:
@@ -99,15 +87,15 @@ def seconds_of(settings: Preprocess, relabelled: int) -> float:
     return taken
 
 
-def main() -> None:
-    settings = tyro.cli(Benchmark, prog="python -m benchmarks.relabel")
+def main(videos: tuple[int, ...] = (10_000, 100_000), videos_per_shard: int = 128, rounds: int = 1) -> None:
+    """Measure lists of so many videos."""
     print(machine(), flush=True)
-    for count in settings.videos:
-        figures = in_turns(settings.rounds, partial(measure, count, settings.videos_per_shard))
+    for count in videos:
+        figures = in_turns(rounds, partial(measure, count, videos_per_shard))
         print(f"\n{count} videos")
         for name in figures:
             figures.show(name, "MiB" if "memory" in name else "s")
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    exit_with_message(lambda: tyro.cli(main, prog="python -m benchmarks.relabel"))

@@ -10,7 +10,7 @@ arithmetic at a stated share of the GPU's peak: an estimate, not a measurement.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Literal
 
@@ -18,7 +18,7 @@ import torch
 import tyro
 from tabulate import tabulate
 
-from gdt.pipeline import presets
+from gdt.pipeline.presets import composition as composition_of
 from gdt.train.cost import WIDE, WIDER, arithmetic, memory, parameters
 from gdt.train.memory import Fit, fit
 from gdt.train.settings import SIZES
@@ -30,49 +30,44 @@ _GPUS = {"4090": (24, 165.0), "A100": (80, 312.0), "H100": (80, 989.0), "H200": 
 """GiB, and TFLOP/s in bfloat16 that the maker states."""
 
 
-@dataclass(frozen=True)
-class Size:
-    """Memory and arithmetic of pretraining, by preset and GPUs."""
+def main(
+    presets: tuple[str, ...] = ("e", "a", "l"), gpus: tuple[int, ...] = (1, 8),
+    kinds: tuple[Literal["4090", "A100", "H100", "H200"], ...] = ("4090", "H100", "H200"), videos_per_batch: int = 512,
+    videos: int = 240_000, epochs: int = 100, share: float = 0.22,
+) -> None:  # fmt: skip
+    """Memory and arithmetic of pretraining, a row per preset and GPUs.
 
-    presets: tuple[str, ...] = ("e", "a", "l")
-    """Rows of the paper's table 1, or other names of --preset help."""
-    gpus: tuple[int, ...] = (1, 8)
-    """Numbers of GPUs."""
-    kinds: tuple[Literal["4090", "A100", "H100", "H200"], ...] = ("4090", "H100", "H200")
-    """Which; a tenth of their memory is taken as not free."""
-    videos_per_batch: int = 512
-    """K_i, over all GPUs."""
-    videos: int = 240_000
-    """Videos of the data set (Kinetics-400 has about so many)."""
-    epochs: int = 100
-    """Passes over them."""
-    share: float = 0.22
-    """Share of the maker's TFLOP/s that is reached; what `benchmarks.gpu` predicts of an H100."""
+    Args:
+        presets: Rows of the paper's table 1, or other names of --preset help.
+        gpus: Numbers of GPUs.
+        kinds: Which; a tenth of their memory is taken as not free.
+        videos_per_batch: K_i, over all GPUs.
+        videos: Videos of the data set (Kinetics-400 has about so many).
+        epochs: Passes over them.
+        share: Share of the maker's TFLOP/s that is reached; what `benchmarks.gpu` predicts of an H100.
 
-
-def table(settings: Size) -> str:
-    """A row per preset and GPUs."""
-    paper = replace(SIZES["paper"][1], videos_per_batch=settings.videos_per_batch)
+    """
+    paper = replace(SIZES["paper"][1], videos_per_batch=videos_per_batch)
     of = (paper.network, paper.clip, _BANDS, _MODALITIES)
     stages = (0, WIDE, WIDER)
     kept = {recomputed: memory(*of, torch.bfloat16, recomputed) for recomputed in stages}
     flops = {recomputed: arithmetic(*of, recomputed) for recomputed in stages}
     rows = []
-    for name in settings.presets:
-        composition = presets.composition(name, videos_per_batch=settings.videos_per_batch)
+    for name in presets:
+        composition = composition_of(name, videos_per_batch=videos_per_batch)
         modalities = composition.modalities
         weights = parameters(paper.network, modalities)
         own = {recomputed: {m: kept[recomputed][m] for m in modalities} for recomputed in stages}
         clips = composition.clips_per_video
         leaves = {"video": clips, "audio": prod(factor.k for factor in composition.factors[1:]) - clips}
-        for gpus in settings.gpus:
-            for kind in settings.kinds:
+        for count in gpus:
+            for kind in kinds:
                 gib, peak = _GPUS[kind]
-                one = fit(paper, composition, gpus, weights, 0.9 * gib * _GIB, own.__getitem__)
-                total = settings.videos * settings.epochs * sum(_flops(one, flops, m) * n for m, n in leaves.items())
-                hours = total / (peak * 1e12 * settings.share) / gpus / 3600
+                one = fit(paper, composition, count, weights, 0.9 * gib * _GIB, own.__getitem__)
+                total = videos * epochs * sum(_flops(one, flops, m) * n for m, n in leaves.items())
+                hours = total / (peak * 1e12 * share) / count / 3600
                 rows.append([
-                    name, clips * settings.videos_per_batch, f"{gpus} x {kind}",
+                    name, clips * videos_per_batch, f"{count} x {kind}",
                     one.norm_leaves or "the whole batch", one.chunk_leaves or "all",
                     {0: "", WIDE: 1, WIDER: 2}[one.recomputed],
                     f"{one.needed / _GIB:.0f}", f"{hours:.1f}",
@@ -81,7 +76,7 @@ def table(settings: Size) -> str:
              "GiB on each", "hours"]  # fmt: skip
     each = ", ".join(f"{m} {kept[0][m] / 2**20:.0f} MiB and {f / 1e9:.0f} GFLOPs" for m, f in flops[0].items())
     again = " or ".join(f"{kept[r]['video'] / 2**20:.0f} MiB and {flops[r]['video'] / 1e9:.0f}" for r in stages[1:])
-    return (
+    print(
         f"per leaf, forward and backward: {each}; video {again} GFLOPs where one or two stages are recomputed\n\n"
         f"{tabulate(rows, heads, disable_numparse=True)}"
     )
@@ -94,4 +89,4 @@ def _flops(one: Fit, flops: Mapping[int, Mapping[str, float]], modality: str) ->
 
 
 if __name__ == "__main__":
-    print(table(tyro.cli(Size)))
+    tyro.cli(main, prog="python -m benchmarks.size")

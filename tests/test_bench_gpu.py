@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import time
@@ -89,68 +88,56 @@ def test_a_row_that_raises_is_a_row_with_its_reason_and_others_go_on(tmp_path: P
     assert len(read(path)) == 4
 
 
-def measured_by(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Let sections be this code, with `rows`, and `name`, the section's."""
-    head = (
-        "import os, sys, time; from benchmarks.gpu.settings import parsed; from benchmarks.gpu.table import Rows\n"
-        "name, deadline, *arguments = sys.argv[1:]\n"
-        "rows = Rows(parsed(arguments).out / 'rows.jsonl', name, float(deadline))\n"
-    )
-    monkeypatch.setattr(bench, "COMMAND", [sys.executable, "-c", head + code])
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-
-
-CRASHES = f"""
+HEAD = """
+import os, sys, time
+from benchmarks.gpu.settings import parsed
+from benchmarks.gpu.table import Rows
+name, deadline, *arguments = sys.argv[1:]
+rows = Rows(parsed(arguments).out / "rows.jsonl", name, float(deadline))
 def bad(): raise RuntimeError("an error of the device")
-rows("first", lambda: {{"a": 1.0}})
-if name == "machine": sys.exit()
-rows("dies", lambda: os.kill(os.getpid(), {int(signal.SIGKILL)}))
-rows("breaks", bad)
-rows("last", lambda: {{"a": 2.0}})
+if name == "ideas": rows("fine", dict)
+if name != "step": sys.exit()
 """
+CRASHES = """
+rows("first", lambda: {"a": 1.0})
+rows("dies", lambda: os.kill(os.getpid(), 9))
+rows("breaks", bad)
+rows("last", lambda: {"a": 2.0})
+"""
+HANGS = "rows('hangs', lambda: time.sleep(600))"
+FINE = ("ideas", "fine", "")
+BROKEN: dict[str, tuple[str, dict[str, float], list[tuple[str, str, str]]]] = {
+    "rows, in which a process dies, or the device": (CRASHES, {}, [
+        ("step", "first", ""), ("step", "dies", "ended with status -9; see {log}"),
+        ("step", "breaks", "RuntimeError: an error of the device"), ("step", "last", ""), FINE,
+    ]),
+    "a section that cannot begin": ("sys.exit(3)", {}, [("step", "step", "ended with status 3; see {log}"), FINE]),
+    "a row that hangs": (HANGS, {"PATIENCE": 4.0}, [
+        ("step", "hangs", "ended, as it took more than 4 s; see {log}"), FINE,
+    ]),
+    "the time that was given": (HANGS, {"GRACE": 0.5, "minutes": 0.1}, [
+        ("step", "hangs", "ended, as its time was up; see {log}"), ("ideas", "ideas", "skipped: no time is left"),
+    ]),
+}  # fmt: skip
+"""What breaks: what the section `step` does, the limits, and the rows that are left."""
 
 
-def test_what_crashes_in_a_row_fails_that_row_and_the_next_process_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_breaks_fails_its_row_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    measured_by(monkeypatch, CRASHES)
+    code, limits, expected = BROKEN[what]
+    monkeypatch.setattr(bench, "COMMAND", [sys.executable, "-c", HEAD + code])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in limits.keys() - {"minutes"}:
+        monkeypatch.setattr(bench, name, limits[name])
     said: list[str] = []
-    bench.run([*TINY, "--out", str(tmp_path), "--sections", "step", "ideas"], said.append)
-    rows = [(row.section, row.what, row.failed) for row in read(tmp_path / "rows.jsonl")[1:]]
-    told = ["", f"ended with status -9; see {tmp_path / 'step.log'}", "RuntimeError: an error of the device", ""]
-    names = ["first", "dies", "breaks", "last"]
-    assert rows[:4] == [("step", name, failed) for name, failed in zip(names, told, strict=True)]
-    assert [what for _, what, _ in rows[4:]] == names
-    assert "[step] last: a 2" in said
-
-
-def test_what_cannot_begin_is_told_and_the_next_section_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured_by(monkeypatch, "if name == 'step': sys.exit(3)")
-    bench.run([*TINY, "--out", str(tmp_path), "--sections", "step", "ideas"], lambda text: None)
-    (row,) = read(tmp_path / "rows.jsonl")
-    assert (row.section, row.failed) == ("step", f"ended with status 3; see {tmp_path / 'step.log'}")
-
-
-@pytest.mark.parametrize(
-    ("limits", "how", "then"),
-    [
-        ({"GRACE": 0.5, "minutes": 0.1}, "ended, as its time was up", "skipped: no time is left"),
-        ({"PATIENCE": 4.0, "minutes": 1.0}, "ended, as it took more than 4 s", ""),
-    ],
-)
-def test_what_hangs_is_ended_and_what_has_no_time_left_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, float], how: str, then: str
-) -> None:
-    measured_by(monkeypatch, "rows('hangs', lambda: time.sleep(600)) if name == 'step' else rows(name, dict)")
-    arguments = ["--sections", "step", "ideas", "--minutes", str(limits.pop("minutes"))]
-    for name, value in limits.items():
-        monkeypatch.setattr(bench, name, value)
-    table = bench.run([*TINY, "--out", str(tmp_path), *arguments], lambda text: None)
-    told = [(row.what, row.failed.split(";")[0]) for row in read(tmp_path / "rows.jsonl")]
-    assert told == [("machine", ""), ("hangs", how), ("ideas", then)]
-    assert how in table and then in table
+    arguments = ["--out", str(tmp_path), "--sections", "step", "ideas", "--minutes", str(limits.get("minutes", 5))]
+    table = bench.run([*TINY, *arguments], said.append)
+    rows = read(tmp_path / "rows.jsonl")
+    told = [(section, name, why.format(log=tmp_path / f"{section}.log")) for section, name, why in expected]
+    assert [(row.section, row.what, row.failed) for row in rows] == told
+    assert all(str(row) in said and row.failed in table for row in rows)
 
 
 def test_a_row_without_time_is_told(tmp_path: Path) -> None:

@@ -130,12 +130,16 @@ def test_losses_are_those_of_a_processor(shards: Path, tmp_path: Path, monkeypat
     assert one == pytest.approx(other, rel=1e-3)
 
 
-def test_pretraining_on_the_gpu_runs_to_the_end(shards: Path, tmp_path: Path) -> None:
-    settings = replace(
-        SIZES["tiny"][1], shards=shards, out=tmp_path / "run", preset="l", videos_per_batch=8, steps=30, device=DEVICE
-    )
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [("tiny", {"videos_per_batch": 8, "steps": 30}), ("paper", {"videos_per_batch": 4, "epochs": 0, "steps": 2})],
+)
+def test_pretraining_on_the_gpu_runs_to_the_end(
+    shards: Path, tmp_path: Path, size: str, changes: dict[str, int]
+) -> None:
+    settings = replace(SIZES[size][1], shards=shards, out=tmp_path / "run", preset="l", device=DEVICE, **changes)
     state = torch.load(pretrain(settings), weights_only=True)
-    assert state["step"] == 30
+    assert state["step"] == changes["steps"]
     assert all(torch.isfinite(value).all() for value in state["model"].values())
 
 
@@ -204,11 +208,3 @@ def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
     trained, index = load_model(path), Index.open(shards)
     one, other = (extract(trained, index, np.arange(4), 2, torch.device(name)) for name in ("cpu", DEVICE))
     assert np.allclose(one.average, other.average, rtol=0.05, atol=0.05)
-
-
-def test_a_step_at_the_papers_size_fits_and_is_finite(shards: Path, tmp_path: Path) -> None:
-    settings = replace(
-        SIZES["paper"][1], shards=shards, out=tmp_path / "run", preset="l", videos_per_batch=4, epochs=0, steps=2,
-        device=DEVICE,
-    )  # fmt: skip
-    assert torch.load(pretrain(settings), weights_only=True)["step"] == 2

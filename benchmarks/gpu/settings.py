@@ -104,29 +104,29 @@ PREDICTED: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Size:
-    """What is computed, and how much of it."""
+    """What is computed, and how much of it; by default the paper's."""
 
-    videos: int
+    videos: int = 512
     """That are drawn, and of a batch in whole training."""
-    frames: int
+    frames: int = 48
     """Of each of them."""
-    shorter_side: int
+    shorter_side: int = 160
     """Of these, pixels."""
-    leaves: tuple[int, ...]
+    leaves: tuple[int, ...] = (16, 32, 64, 128, 256)
     """Video clips per step, in turn until memory ends; multiples of 4, as row l takes four of a video."""
-    leaves_of_ideas: int
+    leaves_of_ideas: int = 64
     """Video clips per step of each idea and of the plain way; a multiple of 4."""
-    warm: int
+    warm: int = 3
     """Steps in which kernels are chosen and compiled."""
-    steps: int
+    steps: int = 10
     """Steps after those, over which a measurement goes."""
-    rows: tuple[str, ...]
+    rows: tuple[str, ...] = ("l", "e", "a")
     """Rows of table 1 of which whole training is measured."""
-    training_steps: int
+    training_steps: int = 24
     """Steps of whole training; the first third does not count."""
-    loading_seconds: float
+    loading_seconds: float = 12.0
     """Length of each measurement of loading."""
-    ranks_videos: int
+    ranks_videos: int = 8
     """Videos of a batch that one and two processes share; a multiple of 4."""
     network: Network = field(default_factory=Network)
     clip: Clip = field(default_factory=Clip)
@@ -134,13 +134,14 @@ class Size:
 
 
 SIZES = {
-    "paper": Size(512, 48, 160, (16, 32, 64, 128, 256), 64, 3, 10, ("l", "e", "a"), 24, 12.0, 8),
+    "paper": Size(),
     "tiny": Size(
-        16, 40, 32, (8,), 8, 1, 1, ("l", "a"), 3, 0.1, 4,
-        Network(
+        videos=16, frames=40, shorter_side=32, leaves=(8,), leaves_of_ideas=8, warm=1, steps=1, rows=("l", "a"),
+        training_steps=3, loading_seconds=0.1, ranks_videos=4,
+        network=Network(
             stem=6, stem_middle=5, widths=(6, 10), depth=1, audio_stem=6, audio_widths=(6, 8), hidden=16, embedding=8
         ),
-        Clip(frames=4, stride=2, size=16), Augmentation(scale=(18, 24)),
+        clip=Clip(frames=4, stride=2, size=16), augmentation=Augmentation(scale=(18, 24)),
     ),
 }  # fmt: skip
 

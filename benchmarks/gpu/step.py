@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu import ideas as other_convolutions
+from benchmarks.gpu.convolutions import folded, padded
 from benchmarks.gpu.device import as_graph, most_held, numbers, on_gpu, seconds, side_stream
 from benchmarks.gpu.settings import IDEAS, PLAIN, PREDICTED, Settings, Way
 from benchmarks.gpu.table import Rows, Values, read
@@ -53,8 +53,8 @@ def batch_of(plan: BatchPlan, run: Pretrain, device: torch.device) -> Batch:
     clip, inputs = run.clip, dict[str, Any]()
     for modality in plan.leaves.modalities:
         own = plan.leaves.of(modality)
-        numbers = plan.columns["leaf"][plan.leaves.modality == (0 if modality == "video" else 1)]
-        drawn = [np.random.Generator(np.random.Philox([n, run.seed])) for n in numbers.tolist()]
+        leaves = plan.columns["leaf"][plan.leaves.modality == (0 if modality == "video" else 1)]
+        drawn = [np.random.Generator(np.random.Philox([leaf, run.seed])) for leaf in leaves.tolist()]
         if modality == "video":
             shape = (clip.frames, clip.size, clip.size, 3)
             crops = np.stack([one.integers(0, 256, shape, np.uint8) for one in drawn])
@@ -126,9 +126,9 @@ def model_of(way: Way, run: Pretrain, device: torch.device) -> GDT:
     model = GDT(run.network, run.composition.modalities).to(device)
     model.video_network.base.recomputed = way.recomputed
     if way.padded:
-        other_convolutions.padded(model)
+        padded(model)
     if way.folded:
-        other_convolutions.folded(model)
+        folded(model)
     return model
 
 
