@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,9 +49,8 @@ def test_what_needs_no_training_is_evaluated_by_itself(
     assert (retrieval["gallery"], retrieval["queries"], retrieval["classes"]) == (24, 12, 3)
     assert retrieval["measures"]["R@1"][1:3] == [pytest.approx(100 / 3), 12]
     assert retrieval["data"] == fingerprint(Index.open(shards))
-    assert retrieval["provenance"]["command"] == shlex.join(
-        [sys.executable, "-m", "gdt", "eval", "downstream", "--ckpt", str(checkpoint)]
-    )
+    typed = shlex.join(["gdt", "eval", "downstream", "--ckpt", str(checkpoint)])  # after `python -m`, if not forked
+    assert retrieval["provenance"]["command"].endswith(typed)
 
 
 def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Index, checkpoint: Path) -> None:
