@@ -54,7 +54,7 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     def made(index: Any, plans: Iterable[BatchPlan], clip: Any, device: torch.device, *others: Any) -> Any:
         return nullcontext(_ready(run, plans, device))
 
-    with mock.patch("gdt.train.pretrain.Loader", made) if ready else nullcontext():
+    with mock.patch("gdt.train.trainer.Loader", made) if ready else nullcontext():
         pretrain(run).unlink()
     lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     counted = lines[len(lines) // 3 :]
