@@ -237,10 +237,16 @@ def test_a_run_becomes_one_of_another_length_while_the_rates_were_the_same(
     base = replace(SIZES["tiny"][1], device="cpu", precision="float32")
     optimization = replace(base.optimization, decay=decay, warmup_epochs=0.5)
     then, now = (replace(base, optimization=optimization, steps=steps) for steps in (before, after))
-    statistics = Statistics(np.ones(3), np.ones(3), 0.0, 1.0)
-    state = {"data": "x", "words": "", "statistics": None, "step": done, "settings": to_json(then)}
+    data = Data("x", Statistics(np.ones(3), np.ones(3), 0.0, 1.0))
+    state = {
+        "data": "x",
+        "words": "",
+        "statistics": data.statistics.to_numbers(),
+        "step": done,
+        "settings": to_json(then),
+    }
     with contextlib.nullcontext() if same else pytest.raises(UserError, match="it cannot become that"):
-        require_same_run(state, now, Data("x", statistics), 4, Path("run/checkpoint.pt"))
+        require_same_run(state, now, data, 4, Path("run/checkpoint.pt"))
 
 
 def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards: Path, tmp_path: Path) -> None:

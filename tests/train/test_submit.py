@@ -242,11 +242,11 @@ def test_what_make_submits(tmp_path: Path) -> None:
     def made(*typed: str) -> str:
         return make("pretrain", "SIZE=tiny", *typed, stamp=tmp_path / "stamp").stdout.strip()
 
-    rest = "gdt pretrain --dataset synthetic tiny"
+    rest = "gdt pretrain tiny --dataset synthetic"
     assert made() == rest
     slurm = made("NODES=4", "GPUS=8", "SCHEDULER=slurm", "SBATCH=--partition=gpu --mem=0", "ARGS=--seed 1")
     words = {"--nodes=4", "--gpus=8", "--scheduler=slurm", "--sbatch=--partition=gpu --mem=0", "--seed", "1"}
     assert {*shlex.split(slurm)} == {*rest.split(), *words}
     job, arguments = parsed(shlex.split(slurm)[2:])
     assert (job.nodes, job.gpus, job.scheduler, job.sbatch) == (4, 8, "slurm", "--partition=gpu --mem=0")
-    assert arguments == ["--dataset", "synthetic", "tiny", "--seed", "1"]
+    assert arguments == ["tiny", "--dataset", "synthetic", "--seed", "1"]
