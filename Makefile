@@ -18,10 +18,13 @@ endif
 libraries := PYTHON% STAMP CONDA_PREFIX VIRTUAL_ENV SHELL MAKE% PATH HOME TMPDIR LD_% PIP_% OMP_% CUDA_% NVIDIA_% \
   NCCL_% TORCH_% PYTORCH_% MKL_% DASK_% GDT_% %_proxy %_PROXY
 typed := $(filter-out $(libraries),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
-gdt = @GDT_GOALS="$(or $(MAKECMDGOALS),$@)" GDT_TYPED="$(filter-out $(1),$(typed))" $(PYTHON) -m gdt
-fixed := $(firstword $(filter help setup demo test lint clean,$(MAKECMDGOALS)))
-ifneq ($(and $(fixed),$(typed)),)
-$(error '$(fixed)' takes no variables, and $(typed) was typed)
+# and those of these that are set in the environment
+set := $(foreach name,DATASET PRESET GPUS SIZE SEEDS ROWS ARGS,$(if $(filter environment,$(origin $(name))),$(name)))
+gdt = @GDT_GOALS="$(goals)" GDT_TYPED="$(filter-out $(1),$(typed))" GDT_SET="$(filter-out $(1),$(set))" $(PYTHON) -m gdt
+only = $(if $(filter-out $(1),$(typed)),$(error '$@' takes $(or $(1),no variables), and $(typed) was typed))
+goals := $(or $(MAKECMDGOALS),help)
+ifeq ($(filter-out help setup demo test lint clean,$(goals)),)
+$(if $(typed),$(error '$(goals)' takes no variables, and $(typed) was typed))
 endif
 # the checkpoint that `make pretrain` with the same variables has made
 checkpoint = runs/$(or $(1),$(DATASET),synthetic)-$(if $(FACTORS),own,$(or $(PRESET),l))/checkpoint.pt
@@ -92,7 +95,7 @@ figures: $(STAMP) ## the paper's pictures of features: CKPT="a.pt ..." [DATASET=
 	$(call gdt,PRESET FACTORS) study figures --ckpt $(checkpoint)
 
 bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
-	@$(PYTHON) -m benchmarks.preprocess $(if $(SOURCE),--source "$(SOURCE)")
+	$(call only,SOURCE)@$(PYTHON) -m benchmarks.preprocess $(if $(SOURCE),--source "$(SOURCE)")
 	@$(PYTHON) -m benchmarks.loader $(if $(SOURCE),--source "$(SOURCE)")
 	@$(PYTHON) -m benchmarks.memory
 	@$(PYTHON) -m benchmarks.planning
@@ -101,7 +104,7 @@ bench: $(STAMP) ## the speed figures of the README: [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.size
 
 bench-gpu: $(STAMP) ## what a GPU does, beside predictions and the plain way, on shards that it draws: [ARGS="--minutes 40"]
-	@$(PYTHON) -m benchmarks.gpu $(ARGS)
+	$(call only,ARGS)@$(PYTHON) -m benchmarks.gpu $(ARGS)
 
 lint: $(STAMP) ## style and types
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy

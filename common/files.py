@@ -42,8 +42,8 @@ def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
     """Write a file that appears whole or not at all.
 
     Gives a new binary file, `<name>.partial` beside `path` (or one in `scratch`, a folder of the same file system),
-    which at the end is flushed to disk and renamed. A leftover of a killed writer is removed first, of whatever kind,
-    and after an error what was written so far. For example:
+    which at the end is flushed to disk and renamed. A leftover of a killed writer is removed first, and after an error
+    what was written so far. For example:
 
         with writing(out / "features.npz") as file:
             np.savez(file, features=features)

@@ -6,7 +6,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Union, get_type_hints
+from typing import Annotated, Any, NamedTuple, Union
 
 import tyro
 
@@ -23,6 +23,7 @@ from gdt.eval.show_batch import ShowBatch
 from gdt.eval.show_tree import ShowTree
 from gdt.pipeline import notation, presets
 from gdt.train.settings import require_one_name
+from gdt.variables import Known, options_of
 
 
 class Command(NamedTuple):
@@ -34,13 +35,15 @@ class Command(NamedTuple):
     seconds, which --help need not."""
     said: str = "{0}"
     """How what it returns is said."""
+    cleans_up: bool = False
+    """Whether SIGTERM lets it end what it has started and remove what is half done; the others are ended at once."""
 
 
 COMMANDS = {
     "downstream": Command(Downstream, "gdt.eval.downstream:downstream"),
     "ablation": Command(Ablation, "gdt.eval.ablation.runs:ablation"),
-    "search": Command(Search, "gdt.eval.search.study:search"),
-    "embed": Command(Embed, "gdt.eval.embed:embed"),
+    "search": Command(Search, "gdt.eval.search.study:search", cleans_up=True),
+    "embed": Command(Embed, "gdt.eval.embed:embed", cleans_up=True),
     "nearest": Command(Nearest, "gdt.eval.nearest:nearest"),
     "export": Command(Export, "gdt.eval.export:export"),
     "factors": Command(Factors, "gdt.eval.factors.evaluate:factors"),
@@ -54,15 +57,17 @@ def main(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, p
     command = settings_of(arguments, commands, prog)
     if command is None:
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what is half done is removed
     chosen = next(one for one in commands.values() if isinstance(command, one.settings))
+    if chosen.cleans_up:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     module, _, function = chosen.run.partition(":")
     print(chosen.said.format(getattr(importlib.import_module(module), function)(command)))
 
 
-def options(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS) -> Mapping[str, Any]:
-    name = next(iter(arguments), "")
-    return get_type_hints(commands[name].settings) if name in commands else {}
+def options(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS) -> Known:
+    """Of the command that the arguments begin with, or of all."""
+    chosen = [commands[name] for name in arguments[:1] if name in commands] or commands.values()
+    return {name: option for one in chosen for name, option in options_of(one.settings).items()}
 
 
 def settings_of(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, prog: str = "gdt eval") -> Any:

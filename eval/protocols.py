@@ -1,5 +1,5 @@
 """One model by one protocol on one fold. A protocol is a function here, its line in `_FOUND_BY`, and its name with the
-settings that decide its numbers in `settings.downstream`.
+settings that decide its numbers in `eval.settings`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class ShowBatch:
     shards: Path | None = None
     """Folder of its shards; default data/shards/<dataset>."""
     preset: str = "l"
-    """Row of the paper's table 1, or another name of gdt pretrain --preset help."""
+    """Row of the paper's table 1, or another name of --preset help."""
     factors: str = ""
     """A composition of your own instead of a preset, as in pretraining."""
     factors_from: Path | None = None

@@ -35,7 +35,7 @@ class ShowTree:
     """Print and draw the sampling tree of a composition, with what each leaf attracts and repels."""
 
     preset: str = "l"
-    """Row of the paper's table 1, or another name of gdt pretrain --preset help."""
+    """Row of the paper's table 1, or another name of --preset help."""
     factors: str = ""
     """A composition of your own instead of a preset, as in pretraining."""
     factors_from: Path | None = None

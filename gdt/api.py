@@ -124,7 +124,7 @@ class Evaluated:
 def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: Any) -> Evaluated:
     """Evaluate models by the paper's protocols; again: goes on where it stopped.
 
-    `settings` are fields of `gdt.eval.settings.downstream.Downstream`. `shards` are by default those that the first
+    `settings` are fields of `gdt.eval.settings.Downstream`. `shards` are by default those that the first
     model learned from; the data set is called like their folder. Results are kept in `out`, by default
     runs/eval-<dataset>.
     """
@@ -136,6 +136,8 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     dataset = settings.get("dataset") or (Path(shards).name if shards else "")
     out = Path("runs") / f"eval-{dataset or load_model(paths[0]).settings.dataset}"
     asked = _with(Downstream(paths, dataset, Path(shards) if shards else None, out=out), settings)
+    if not asked.tables:
+        raise UserError("tables=False is for the commands that call this one; what is returned is read from the tables")
     text, out = downstream(asked), asked.out or out
     tables = {"txt": out / "table.txt", "tex": out / "table.tex", "csv": out / "results.csv"}
     return Evaluated(tuple(record.rows(record.read(out / "results.json"))), text, tables)

@@ -16,7 +16,7 @@ from gdt.common.supervise import supervised
 
 class Command(NamedTuple):
     module: str
-    """Has `main(arguments)` and `options(arguments)`, the types of what can be set, by name."""
+    """Has `main(arguments)`, and `options(arguments)` for make's variables."""
     says: str
     after_crash: str = ""
     """What to do after a crash of compiled code, for commands that use it; they run below a parent that says so."""
@@ -60,9 +60,14 @@ def _run(name: str, arguments: list[str]) -> None:
     from gdt.variables import with_variables
 
     module = importlib.import_module(COMMANDS[name].module)
-    arguments = with_variables(arguments, module.options)
+    arguments = with_variables(arguments, module.options, anywhere=_variables)
     sys.orig_argv[:] = ["gdt", name, *arguments]  # what a run says that it was started by
     module.main(arguments)
+
+
+def _variables() -> set[str]:
+    """Those of all commands."""
+    return {name for command in COMMANDS.values() for name in importlib.import_module(command.module).options([])}
 
 
 def _unknown(name: str) -> None:

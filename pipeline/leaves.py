@@ -37,9 +37,16 @@ class Clip:
             raise UserError(f"--clip.words-seconds is {self.words_seconds}; it must be above 0")
 
 
+SEEN = {"video": ("start", "frames", "turns"), "audio": ("start", "mel_frames")}
+"""Fields of `Leaves` that each network gets to see something of, beside the draws; `eval factors` compares them."""
+
+
 @dataclass
 class Leaves:
-    """What to do for each of n leaves. Transformations write here, one after the other; the loader reads it."""
+    """What to do for each of n leaves. Transformations write here, one after the other; the loader reads it.
+
+    A new field belongs in `SEEN`, too.
+    """
 
     video: np.ndarray
     """Row of the index: int64 [n]."""
@@ -61,8 +68,9 @@ class Leaves:
     bands: int
     """Mel bands, within which masks lie."""
     draws: dict[str, np.ndarray]
-    """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw. Where there are `height`
-    and `width`, shares of the frame's, the crop is that large, and not the square that `scale` makes it."""
+    """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw; empty until augmentation
+    has acted, which replaces them all. Where there are `height` and `width`, shares of the frame's, the crop is that
+    large, and not the square that `scale` makes it."""
 
     @classmethod
     def plain(cls, n: int, clip: Clip, bands: int) -> Leaves:

@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gdt.common.errors import UserError, first_line
+from gdt.pipeline import transformations
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.factors import Contrast, Factor, Weight
 from gdt.pipeline.transformations.augmentation import Augment, Augmentation
@@ -33,11 +34,9 @@ def _defined_in(module: types.ModuleType) -> list[type[Transformation]]:
     return [kind for kind in kinds if kind.__module__ == module.__name__ and not inspect.isabstract(kind)]
 
 
-_FILES = ("video", "time_shift", "modality", "time_reversal", "augmentation", "speed", "order", "rotation")
-"""Those in transformations/: a new one is a file there and its name here."""
 TRANSFORMATIONS: Transformations = {
     kind.name: kind
-    for file in _FILES
+    for file in transformations.FILES
     for kind in _defined_in(importlib.import_module(f"gdt.pipeline.transformations.{file}"))
 }
 _CONTRASTS = {contrast.value[0]: contrast for contrast in Contrast}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, get_type_hints
+from collections.abc import Sequence
 
 import tyro
 
 from gdt.common.commandline import Options
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import describe
+from gdt.variables import Known, options_of
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -22,8 +22,8 @@ def main(arguments: Sequence[str]) -> None:
         print(describe(run(settings)))
 
 
-def options(_: Sequence[str]) -> Mapping[str, Any]:
-    return get_type_hints(Preprocess)
+def options(_: Sequence[str]) -> Known:
+    return options_of(Preprocess, prefixed=False)
 
 
 def settings_of(arguments: Sequence[str]) -> Preprocess:

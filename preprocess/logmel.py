@@ -100,7 +100,7 @@ def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
         yield torch.where(energy == 0, torch.full_like(energy, MEL_FLOOR), energy.log()).numpy()
 
 
-def loudness(waveform: Waveform) -> np.ndarray:
+def peaks_of(waveform: Waveform) -> np.ndarray:
     """Peak of every whole 10 ms, on the 16-bit integer scale: int32 [samples // 240]."""
     n = len(waveform) // HOP
     peaks = [np.zeros(0, np.int32)]

@@ -13,11 +13,11 @@ import socket
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple
 
 import h5py
 import numpy as np
@@ -32,6 +32,7 @@ from gdt.pipeline.shards.index import Index, contents, gather, is_said, with_sai
 from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from gdt.preprocess import cluster
+from gdt.variables import Known, options_of
 
 _FRAMES = 1 << 12
 """Frames looked at together."""
@@ -355,8 +356,8 @@ def _advice(settings: Verify, state: State) -> str:
     }[state]
 
 
-def options(_: Sequence[str]) -> Mapping[str, Any]:
-    return get_type_hints(Verify)
+def options(_: Sequence[str]) -> Known:
+    return options_of(Verify)
 
 
 def main(arguments: Sequence[str]) -> None:

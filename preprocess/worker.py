@@ -23,7 +23,7 @@ from gdt.pipeline.shards.index import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
 from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums
-from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, loudness
+from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, peaks_of
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Rejected
 from gdt.preprocess.summary import SLOWEST, Slow
@@ -184,7 +184,7 @@ def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -
     seconds = len(taken.sizes) / settings.fps
     waveform = Waveform(target.pcm, most=round(seconds * SAMPLE_RATE))  # no clip begins after the picture's end
     bank = target.pcm.with_suffix(".mel")
-    peaks = loudness(waveform)
+    peaks = peaks_of(waveform)
     heard = bool((peaks > settings.silence_peak).any())
     if not heard:
         if settings.need_sound:

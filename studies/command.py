@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from gdt.eval import command
 from gdt.studies.figures.settings import Figures
 from gdt.studies.settings import Grid, Predictions
 from gdt.studies.theorem.settings import Theorem
+from gdt.variables import Known
 
 COMMANDS = {
     "theorem": command.Command(Theorem, "gdt.studies.theorem.report:theorem"),
@@ -22,5 +22,5 @@ def main(arguments: Sequence[str]) -> None:
     command.main(arguments, COMMANDS, "gdt study")
 
 
-def options(arguments: Sequence[str]) -> Mapping[str, Any]:
+def options(arguments: Sequence[str]) -> Known:
     return command.options(arguments, COMMANDS)

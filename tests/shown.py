@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gdt.command import COMMANDS
+from gdt.command import COMMANDS, _variables
 from gdt.common.errors import exit_with_message
 from gdt.variables import with_variables
 
@@ -18,7 +18,10 @@ def main() -> None:
     _, module, *arguments = sys.argv[1:]
     if module == "gdt":
         name, *arguments = arguments
-        arguments = [name, *with_variables(arguments, importlib.import_module(COMMANDS[name].module).options)]
+        arguments = [
+            name,
+            *with_variables(arguments, importlib.import_module(COMMANDS[name].module).options, anywhere=_variables),
+        ]
     print(shlex.join([module, *arguments]))
 
 

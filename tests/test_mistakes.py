@@ -95,10 +95,11 @@ def test_the_command_that_makes_shards_can_be_typed() -> None:
     assert making(Path("/x/ucf101")).endswith('DATASET=ucf101 SOURCE=<your videos> ARGS="--destination /x/ucf101"')
 
 
-def make(*arguments: str, stamp: Path) -> subprocess.CompletedProcess[str]:
-    """What make would do, or says, where everything is set up."""
+def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """What make would do, or says, where everything is set up; `more` is set in the environment."""
     stamp.touch()
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "CONDA_PREFIX")}
+    left_out = ("MAKEFLAGS", "CONDA_PREFIX")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out} | more
     shown = f"PYTHON={sys.executable} {ROOT / 'tests' / 'shown.py'}"
     return subprocess.run(
         ["make", f"STAMP={stamp}", shown, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
@@ -115,6 +116,12 @@ def make(*arguments: str, stamp: Path) -> subprocess.CompletedProcess[str]:
         ("pretrain GPU=2", "'make pretrain' knows no variable GPU; write GPUS$"),
         ("preprocess CKPT=x", "'make preprocess' knows no variable CKPT; .* are its variables: DATASET, DESTINATION, "),
         ("verify SOURCE=/x", "'make verify' knows no variable SOURCE; "),
+        ("preprocess pretrain DATSET=x", "'make preprocess pretrain' knows no variable DATSET; write DATASET$"),
+        ("pretrain FACTORS_DIGEST=x", "knows no variable FACTORS_DIGEST; "),
+        ("pretrain GPUS=0", "GPUS is '0'; it must be 1 or more"),
+        ("eval GPUS=x", "GPUS is 'x'; it must be 1 or more"),
+        ("verify FULL=maybe", "FULL is 'maybe'; it must be 1 or 0"),
+        ("""pretrain ARGS=--out=it's""", "ARGS is .*, which are no words for a shell .No closing quotation.$"),
     ],
 )
 def test_a_variable_that_has_no_effect_is_refused(tmp_path: Path, typed: str, message: str) -> None:
@@ -125,9 +132,9 @@ def test_a_variable_that_has_no_effect_is_refused(tmp_path: Path, typed: str, me
 
 
 def test_targets_without_variables_refuse_them(tmp_path: Path) -> None:
-    for target in ("demo", "test"):
+    for target, variables in (("demo", "no variables"), ("test", "no variables"), ("bench", "SOURCE")):
         done = make(target, "GPUS=2", stamp=tmp_path / "stamp")
-        assert done.returncode == 2 and f"'{target}' takes no variables, and GPUS was typed" in done.stderr
+        assert done.returncode == 2 and f"'{target}' takes {variables}, and GPUS was typed" in done.stderr
         assert not done.stdout
 
 
@@ -153,6 +160,13 @@ def test_targets_without_variables_refuse_them(tmp_path: Path) -> None:
         ("embed SOURCE=/v OUT=x.h5", "gdt eval embed --ckpt runs/synthetic-l/checkpoint.pt --source /v --out=x.h5"),
         ("ablation SIZE=tiny ROWS='a e'", "gdt eval ablation --dataset synthetic --seeds 0 1 2 --size=tiny --rows a e"),
         ("report RUNS=x", "gdt eval report --runs=x"),
+        ("pretrain SIZE=tiny CLIP_SIZE=24", "gdt pretrain tiny --dataset synthetic --clip.size=24"),
+        ("preprocess SHORT_SIDE=96 DRY_RUN=0", "gdt preprocess --dataset synthetic --short-side=96 --no-dry-run"),
+        ("eval SIZE=tiny CKPT=\"'a b.pt' c.pt\" TABLES=no",
+         "gdt eval downstream --ckpt 'a b.pt' c.pt --size=tiny --no-tables"),
+        ("ablation SIZE=tiny ROWS=\"e 'video:d modality:i:2:differs'\"",
+         "gdt eval ablation --dataset synthetic --seeds 0 1 2 --size=tiny --rows e 'video:d modality:i:2:differs'"),
+        ("pretrain SIZE=tiny ARGS='--out ~/x'", f"gdt pretrain tiny --dataset synthetic --out {Path.home()}/x"),
         ("preprocess eval DATASET=folder SOURCE=/x CKPT=y SIZE=tiny CUDA_VISIBLE_DEVICES=0",
          "gdt preprocess --dataset=folder --source=/x\ngdt eval downstream --ckpt y --dataset=folder --size=tiny"),
     ],
@@ -162,6 +176,13 @@ def test_what_make_runs(tmp_path: Path, typed: str, meant: str) -> None:
     assert done.returncode == 0, done.stderr
     for said, expected in zip(done.stdout.splitlines(), meant.split("\n"), strict=True):
         assert sorted(shlex.split(said)) == sorted(shlex.split(expected)), said
+
+
+def test_variables_of_the_environment_count_where_they_are_options(tmp_path: Path) -> None:
+    done = make("pretrain", "SIZE=tiny", stamp=tmp_path / "stamp", DATASET="mine", PRESET="e", ROWS="a", LABEL="x")
+    assert done.stdout.split() == ["gdt", "pretrain", "tiny", "--dataset=mine", "--preset=e"]
+    done = make("eval", "SIZE=tiny", stamp=tmp_path / "stamp", DATASET="mine")
+    assert "--ckpt runs/mine-l/checkpoint.pt --dataset=mine" in done.stdout
 
 
 def tiny(shards: Path, run: Path, *more: object) -> tuple[object, ...]:

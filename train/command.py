@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field, make_dataclass, replace
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import tyro
 
@@ -16,7 +16,7 @@ from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
 from gdt.train.launchers import ranks, require_meeting
 from gdt.train.settings import SIZES, Pretrain, require_one_name
-from gdt.variables import POSITIONAL
+from gdt.variables import Known, Option, options_of
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> None:
     sys.exit(status)
 
 
-def options(_: Sequence[str]) -> Mapping[str, Any]:
-    return get_type_hints(Pretrain) | get_type_hints(submit.Job) | {"size": POSITIONAL}
+def options(_: Sequence[str]) -> Known:
+    return options_of(Pretrain) | options_of(submit.Job) | {"SIZE": Option("", str)}
 
 
 def _start(job: submit.Job, arguments: Sequence[str]) -> None:

@@ -51,8 +51,9 @@ def read_foreign(path: Path) -> Trained | None:
     if not isinstance(found, Mapping) or "format" in found:
         return None
     weights, stated = _weights(found), _stated(found)
-    if "base.stem.0.weight" in weights:
-        text, learned = found.get(SETTINGS), found.get(LEARNED)
+    text, learned = found.get(SETTINGS), found.get(LEARNED)
+    # ours say how large they are; the release's, which are all R(2+1)D, do not
+    if "base.stem.0.weight" in weights or (isinstance(text, str) and any(name.startswith("base.") for name in weights)):
         settings = from_json(text, str(path)) if isinstance(text, str) else Pretrain()
         kind = "finetuned weights" if stated else "published GDT weights, finetuned"
         known = tuple(learned) if isinstance(learned, list) and len(learned) == 2 else None

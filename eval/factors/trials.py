@@ -13,7 +13,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.eval.factors.settings import Factors
-from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
+from gdt.pipeline.leaves import MODALITIES, SEEN, Clip, Leaves
 from gdt.pipeline.notation import told_of_own
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment, Augmentation
@@ -26,8 +26,6 @@ from gdt.pipeline.tree import BatchPlan
 THIRDS = ("first third", "second third", "last third")
 _LEAVES = 64
 """Most of a plan, unless one clip has more values."""
-_FIELDS = {"video": ("start", "frames", "turns"), "audio": ("start", "mel_frames")}
-"""What of a leaf a network gets to see, but for the draws."""
 _HEARD = ("volume", "frequency_", "time_")
 """How the draws begin that are of sound."""
 
@@ -152,6 +150,6 @@ class Planner:
 
 def _acts(leaves: Leaves, network: str) -> bool:
     """Whether leaves of different values differ in what a network gets."""
-    seen = [getattr(leaves, name) for name in _FIELDS[network]]
+    seen = [getattr(leaves, name) for name in SEEN[network]]
     seen += [draw for name, draw in leaves.draws.items() if name.startswith(_HEARD) == (network == "audio")]
     return any((values != values[:1]).any() for values in seen)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jinja2
 import numpy as np
@@ -22,6 +22,7 @@ from gdt.eval.page.collect import Collected, Found, Run, Subject, attempt, chose
 from gdt.eval.page.models import Plot, drawn, short_commit
 from gdt.eval.page.settings import Report
 from gdt.eval.record import RANDOM, Record, sentence
+from gdt.eval.settings import DECIDES, Protocol
 from gdt.eval.tables import Lines, Table, tables_of
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.studies.figures.pictures import TITLES, histogram, marks
@@ -113,8 +114,11 @@ def _alike(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _settings(row: Record) -> tuple[Any, ...]:
-    learned = ("train_samples", "linear_c", "recipe", "size", "epochs", "rate", "clips_per_epoch")
-    names = ["gallery_split", "gallery_per_class", "seed", *(learned if row.protocol in ("linear", "finetune") else ())]
+    of_all = ("gallery_split", "gallery_per_class", "seed")
+    names = [
+        *of_all,
+        *(name for name in DECIDES[cast(Protocol, row.protocol)] if name not in ("label", "folds", *of_all)),
+    ]
     return (
         row.dataset, row.data, row.query_split, row.label, row.clips, row.how.get("precision"),
         row.protocol == "cross-modal", *(row.settings[name] for name in names),

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import tyro
 
 from gdt.pipeline.shards.layout import GENERATED
 from gdt.preprocess.synthetic import GeneratedSet, generate, generated
+from gdt.variables import Known
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -29,5 +29,5 @@ def _command(kind: type[GeneratedSet]) -> Callable[..., None]:
     return command
 
 
-def options(_: Sequence[str]) -> Mapping[str, Any]:
+def options(_: Sequence[str]) -> Known:
     return {}

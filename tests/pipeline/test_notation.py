@@ -55,7 +55,7 @@ def test_what_is_read_is_printed_and_read_again(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("video:d zoom:i:2", "there is no factor 'zoom'; there are video, time_shift, modality"),
+        ("video:d nonsense:i:2", "there is no factor 'nonsense'; there are video, time_shift, modality"),
         ("video:d augmentation:x:2", "'augmentation:x:2' is neither distinctive"),
         ("video:d augmentation", "'augmentation' cannot be read; a factor is name:contrast:K"),
         ("video:d augmentation:i", "'augmentation:i' has no K"),

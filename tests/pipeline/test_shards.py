@@ -20,7 +20,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index, Statistics, column_dataset, mel_sums, rewrite_index, write_index
 from gdt.pipeline.shards.layout import COLUMNS, PIECES, SHARD, Stored, shard_content
 from gdt.pipeline.shards.reader import DamagedVideo, ShardReader
-from gdt.pipeline.shards.seal import SEAL_BYTES
+from gdt.pipeline.shards.seal import SCHEMA, SEAL_BYTES
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from tests.tamper import changed, flip
 
@@ -45,7 +45,7 @@ def test_a_shard_is_contiguous_documented_and_readable_with_h5py_alone(shards: P
             jpeg = file["frames/jpeg"][start:end].tobytes()
             assert jpeg[:2] == b"\xff\xd8" and jpeg[-2:] == b"\xff\xd9"
         assert file["video/mel"][-1] == len(file["audio/logmel"])
-        assert file.attrs["schema"] == 2
+        assert file.attrs["schema"] == SCHEMA
 
 
 def test_the_reader_returns_the_slices_of_the_shard(index: Index) -> None:
@@ -234,8 +234,8 @@ def test_an_index_says_what_the_list_says_and_any_column_may_be_the_labels(copy:
 
 
 def test_another_schema_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gdt.pipeline.shards.seal.SCHEMA", 3)
-    with pytest.raises(UserError, match="it has schema 2 and this version reads schema 3; make the shards anew"):
+    monkeypatch.setattr("gdt.pipeline.shards.seal.SCHEMA", SCHEMA + 1)
+    with pytest.raises(UserError, match=f"it has schema {SCHEMA} and this version reads schema {SCHEMA + 1}; make the"):
         Index.open(copy)
 
 

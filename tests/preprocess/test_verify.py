@@ -21,7 +21,7 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.common.lock import is_locked, locked
 from gdt.pipeline.shards.layout import SHARD
-from gdt.pipeline.shards.seal import SEAL_BYTES, check_seal
+from gdt.pipeline.shards.seal import SCHEMA, SEAL_BYTES, check_seal
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess import cluster
 from gdt.preprocess import verify as module
@@ -342,7 +342,7 @@ def test_what_is_sound_by_the_time_it_would_be_removed_is_kept(copy: Path, monke
 def test_shards_of_another_version_are_named_and_kept(
     command: Run, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gdt.pipeline.shards.seal.SCHEMA", 3)
+    monkeypatch.setattr("gdt.pipeline.shards.seal.SCHEMA", SCHEMA + 1)
     with changed(copy / "shard-000001.h5", hidden=True):
         pass
     (copy / "shard-000002.h5").write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(5000))

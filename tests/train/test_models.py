@@ -16,7 +16,8 @@ from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.models.network import BACKBONES, Network
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES
+from gdt.train.settings import SIZES, to_json
+from gdt.train.weights import LEARNED, SETTINGS, STATISTICS
 
 TINY = SIZES["tiny"][1]
 
@@ -53,12 +54,18 @@ def test_another_video_network_is_a_class_and_a_line(
     monkeypatch.setitem(BACKBONES, "flat", "tests.train.test_models.Flat")
     network = replace(TINY.network, backbone="flat", widths=(6,))
     settings = replace(TINY, shards=shards, out=tmp_path, preset="e", videos_per_batch=4, steps=2, network=network)
-    trained = load_model(pretrain(settings))
+    trained_path = pretrain(settings)
+    trained = load_model(trained_path)
     portable.write(tmp_path / "x.safetensors", trained)
-    for found in (trained, load_model(tmp_path / "x.safetensors")):
+    # what finetuning writes, whose parameters have this network's names
+    state = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
+    state |= {"classifier.weight": torch.zeros(3, 6), "classifier.bias": torch.zeros(3)}
+    beside = {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings), LEARNED: ["x", 1]}
+    torch.save({"state_dict": state} | beside, tmp_path / "finetuned.pt")
+    for found in map(load_model, (tmp_path / "x.safetensors", tmp_path / "finetuned.pt", trained_path)):
         assert isinstance(found.model.video_network.base, Flat)
         assert found.model.video_network(torch.randn(2, 3, 8, 32, 32)).shape == (2, 6)
-    with pytest.raises(UserError, match=r"there is no --network\.backbone 'round'; choose one of r2plus1d, flat"):
+    with pytest.raises(UserError, match=r"there is no --network\.backbone 'round'; choose one of r2plus1d, "):
         replace(network, backbone="round")
 
 
