@@ -13,7 +13,7 @@ PYTHON := .venv/bin/python
 STAMP := .venv/.stamp
 endif
 
-# Typed variables, but for those of make, Python and the libraries; gdt/variables.py makes options of them. $(1) are
+# Typed variables, but for those of make, Python and the libraries; common/variables.py makes options of them. $(1) are
 # those that a recipe uses itself.
 libraries := PYTHON% STAMP CONDA_PREFIX VIRTUAL_ENV SHELL MAKE% PATH HOME TMPDIR LD_% PIP_% OMP_% CUDA_% NVIDIA_% \
   NCCL_% TORCH_% PYTORCH_% MKL_% DASK_% GDT_% %_proxy %_PROXY

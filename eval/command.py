@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, Union
 import tyro
 
 from gdt.common.commandline import Options
+from gdt.common.variables import Known, options_of
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.embed import Embed
 from gdt.eval.export import Export
@@ -23,7 +24,6 @@ from gdt.eval.show_batch import ShowBatch
 from gdt.eval.show_tree import ShowTree
 from gdt.pipeline import notation, presets
 from gdt.train.settings import require_one_name
-from gdt.variables import Known, options_of
 
 
 class Command(NamedTuple):

@@ -57,7 +57,7 @@ def console() -> None:
 
 
 def _run(name: str, arguments: list[str]) -> None:
-    from gdt.variables import with_variables
+    from gdt.common.variables import with_variables
 
     module = importlib.import_module(COMMANDS[name].module)
     arguments = with_variables(arguments, module.options, anywhere=_variables)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import tyro
 
 from gdt.common.commandline import Options
+from gdt.common.variables import Known, options_of
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import describe
-from gdt.variables import Known, options_of
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -28,11 +28,11 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
+from gdt.common.variables import Known, options_of
 from gdt.pipeline.shards.index import Index, contents, gather, is_said, with_said
 from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
 from gdt.preprocess import cluster
-from gdt.variables import Known, options_of
 
 _FRAMES = 1 << 12
 """Frames looked at together."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from gdt.common.variables import Known
 from gdt.eval import command
 from gdt.studies.figures.settings import Figures
 from gdt.studies.settings import Grid, Predictions
 from gdt.studies.theorem.settings import Theorem
-from gdt.variables import Known
 
 COMMANDS = {
     "theorem": command.Command(Theorem, "gdt.studies.theorem.report:theorem"),

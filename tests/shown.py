@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gdt.command import COMMANDS, _variables
 from gdt.common.errors import exit_with_message
-from gdt.variables import with_variables
+from gdt.common.variables import with_variables
 
 
 def main() -> None:

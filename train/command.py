@@ -12,11 +12,11 @@ import tyro
 
 from gdt.common.commandline import Options
 from gdt.common.errors import UserError, exit_with_message
+from gdt.common.variables import Known, Option, options_of
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
 from gdt.train.launchers import ranks, require_meeting
 from gdt.train.settings import SIZES, Pretrain, require_one_name
-from gdt.variables import Known, Option, options_of
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import tyro
 
+from gdt.common.variables import Known
 from gdt.pipeline.shards.layout import GENERATED
 from gdt.preprocess.synthetic import GeneratedSet, generate, generated
-from gdt.variables import Known
 
 
 def main(arguments: Sequence[str]) -> None:
