@@ -1,1 +1,1 @@
-"""Tests of the paper: its theorem, its figures, our predictions, GRID. Nothing else depends on them."""
+"""Tests of the paper: its theorem, its figures, our predictions, GRID."""

@@ -35,6 +35,26 @@ def test_no_module_is_imported_by_its_folder_alone() -> None:
             assert not {name.split(".")[0] for name in names} & set(FOLDERS), path
 
 
+BELOW = {
+    "common": set(), "pipeline": {"common"}, "preprocess": {"common", "pipeline"}, "train": {"common", "pipeline"},
+    "eval": {"common", "pipeline", "preprocess", "train"},
+    "studies": {"common", "pipeline", "preprocess", "train", "eval"},
+}  # fmt: skip
+"""What each folder may import from."""
+EXCEPT = {"eval/page/page.py": {"studies"}}
+"""The page shows the paper's figures, too."""
+
+
+@pytest.mark.parametrize("folder", BELOW)
+def test_imports_run_one_way(folder: str) -> None:
+    for path in (ROOT / folder).rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gdt."):
+                other = (node.module or "").split(".")[1]
+                assert other in {folder, *BELOW[folder], *EXCEPT.get(name, set())}, (name, node.module)
+
+
 def test_no_file_is_two_modules() -> None:
     for module in pkgutil.walk_packages(gdt.__path__, "gdt."):
         if not module.name.endswith("__main__"):
