@@ -28,6 +28,7 @@ $(if $(typed),$(error '$(goals)' takes no variables, and $(typed) was typed))
 endif
 # the checkpoint that `make pretrain` with the same variables has made
 checkpoint = runs/$(or $(1),$(DATASET),synthetic)-$(if $(FACTORS),own,$(or $(PRESET),l))/checkpoint.pt
+official = $(call gdt,PRESET) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
 .PHONY: help setup demo test lint preprocess verify pretrain ablation search eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
 .SUFFIXES:
@@ -62,10 +63,10 @@ eval: $(STAMP) ## any data set by the paper's protocols: [CKPT=...] [DATASET=] [
 	$(call gdt,PRESET FACTORS) eval downstream --ckpt $(checkpoint)
 
 eval-ucf: $(STAMP) ## UCF-101, all folds: finetune, retrieval, few-shot, linear: [CKPT=] [FOLDS="1 2 3"] [RECIPE=paper|published] [PROTOCOLS=] [GPUS=]
-	$(call gdt,PRESET) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear --dataset ucf101
+	$(official) --dataset ucf101
 
 eval-hmdb: $(STAMP) ## the same for HMDB-51
-	$(call gdt,PRESET) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear --dataset hmdb51
+	$(official) --dataset hmdb51
 
 eval-factors: $(STAMP) ## what features know of each factor, beside what the composition promises: [CKPT="a.pt ..."] [DATASET=]
 	$(call gdt,PRESET FACTORS) eval factors --ckpt $(checkpoint)

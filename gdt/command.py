@@ -57,17 +57,19 @@ def console() -> None:
 
 
 def _run(name: str, arguments: list[str]) -> None:
+    arguments = with_typed(name, arguments)
+    sys.orig_argv[:] = ["gdt", name, *arguments]  # what a run says that it was started by
+    importlib.import_module(COMMANDS[name].module).main(arguments)
+
+
+def with_typed(name: str, arguments: list[str]) -> list[str]:
+    """The arguments of a command with those that make's variables stand for. Raises UserError as `with_variables`."""
     from gdt.common.variables import with_variables
 
-    module = importlib.import_module(COMMANDS[name].module)
-    arguments = with_variables(arguments, module.options, anywhere=_variables)
-    sys.orig_argv[:] = ["gdt", name, *arguments]  # what a run says that it was started by
-    module.main(arguments)
+    def anywhere() -> set[str]:
+        return {name for command in COMMANDS.values() for name in importlib.import_module(command.module).options([])}
 
-
-def _variables() -> set[str]:
-    """Those of all commands."""
-    return {name for command in COMMANDS.values() for name in importlib.import_module(command.module).options([])}
+    return with_variables(arguments, importlib.import_module(COMMANDS[name].module).options, anywhere=anywhere)
 
 
 def _unknown(name: str) -> None:
