@@ -47,7 +47,7 @@ demo: $(STAMP) ## the whole way on a generated data set, without a GPU, in five 
 	@$(PYTHON) -m gdt generate synthetic --destination data/videos/demo --train 40 --val 1 --test 20
 	@$(PYTHON) -m gdt preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
 	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 \
-	  --side-by-side 3 --factors no --out runs/demo
+	  --jobs 3 --factors no --out runs/demo
 	@$(PYTHON) -m gdt eval report --runs runs/demo --out runs/demo/report.html
 
 preprocess: $(STAMP) ## videos to shards: DATASET= SOURCE= [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]; again: resumes

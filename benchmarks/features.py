@@ -39,7 +39,7 @@ def measure(name: str, gallery: int, queries: int, dimensions: int, classes: int
 def main(
     gallery: int = 100_000, queries: int = 10_000, dimensions: int = 512, classes: int = 400, rounds: int = 1
 ) -> None:
-    """Measure evaluations whose features are there."""
+    """Metric evaluations whose features are there."""
     print(machine())
     print(f"{queries} queries, {gallery} videos, {dimensions} dimensions", flush=True)
     measures = [partial(measure, name, gallery, queries, dimensions, classes) for name in EVALUATIONS]

@@ -32,7 +32,7 @@ PER_CLIP, RATE = "processor time per clip", "speed"
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Measure the loader on the shards of some videos."""
+    """Metric the loader on the shards of some videos."""
 
     source: Path | None = None
     """Folder of videos; by default some are made."""
@@ -91,13 +91,13 @@ def loader(index: Index, plans: Tree, settings: Benchmark) -> Iterator[int]:
         for batch in batches:
             if batch.inputs["video"].floats().is_cuda:  # what the encoder does first is part of the work
                 torch.cuda.synchronize()
-            yield plans.composition.videos_per_batch * plans.composition.decoded_per_video
+            yield plans.composition.batch_size * plans.composition.decoded_per_video
 
 
 def peers(index: Index, plans: Tree) -> Iterator[int]:
     """The same batches from the peer."""
     for _ in peer.batches(index, lambda step: plans.plan(*divmod(step, plans.batches_per_epoch)), Clip()):
-        yield plans.composition.videos_per_batch * plans.composition.decoded_per_video
+        yield plans.composition.batch_size * plans.composition.decoded_per_video
 
 
 def checking(index: Index, repeats: int = 200) -> dict[str, float]:

@@ -38,7 +38,7 @@ def measure(path: Path, shard: Path) -> dict[str, float]:
 
 
 def main(video: Path | None = None, hours: float = 2.0) -> None:
-    """Measure the memory that a video takes; by default one of so many hours is made."""
+    """Metric the memory that a video takes; by default one of so many hours is made."""
     with scratch() as name:
         folder = Path(name)
         path = video.absolute() if video else long_video(folder, hours)

@@ -68,7 +68,7 @@ def batches(count: int, ranks: int = 8, steps: int = 20) -> dict[str, float]:
 
 
 def main(videos: tuple[int, ...] = (10_000, 100_000, 1_000_000), videos_per_shard: int = 128, rounds: int = 1) -> None:
-    """Measure lists of so many videos."""
+    """Metric lists of so many videos."""
     print(machine(), flush=True)
     for count in videos:
         measures = partial(scheduling, count, videos_per_shard), partial(batches, count)

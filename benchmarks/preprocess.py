@@ -91,7 +91,7 @@ def main(
     source: Path | None = None, made: int = 64, copies: int = 3, rounds: int = 3,
     workers: int = len(os.sched_getaffinity(0)),
 ) -> None:  # fmt: skip
-    """Measure preprocessing.
+    """Metric preprocessing.
 
     Args:
         source: Folder of videos; by default some are made.

@@ -88,7 +88,7 @@ def seconds_of(settings: Preprocess, relabelled: int) -> float:
 
 
 def main(videos: tuple[int, ...] = (10_000, 100_000), videos_per_shard: int = 128, rounds: int = 1) -> None:
-    """Measure lists of so many videos."""
+    """Metric lists of so many videos."""
     print(machine(), flush=True)
     for count in videos:
         figures = in_turns(rounds, partial(measure, count, videos_per_shard))

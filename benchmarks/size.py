@@ -32,7 +32,7 @@ _GPUS = {"4090": (24, 165.0), "A100": (80, 312.0), "H100": (80, 989.0), "H200": 
 
 def main(
     presets: tuple[str, ...] = ("e", "a", "l"), gpus: tuple[int, ...] = (1, 8),
-    kinds: tuple[Literal["4090", "A100", "H100", "H200"], ...] = ("4090", "H100", "H200"), videos_per_batch: int = 512,
+    kinds: tuple[Literal["4090", "A100", "H100", "H200"], ...] = ("4090", "H100", "H200"), batch_size: int = 512,
     videos: int = 240_000, epochs: int = 100, share: float = 0.22,
 ) -> None:  # fmt: skip
     """Memory and arithmetic of pretraining, a row per preset and GPUs.
@@ -41,20 +41,20 @@ def main(
         presets: Rows of the paper's table 1, or other names of --preset help.
         gpus: Numbers of GPUs.
         kinds: Which; a tenth of their memory is taken as not free.
-        videos_per_batch: K_i, over all GPUs.
+        batch_size: K_i, over all GPUs.
         videos: Videos of the data set (Kinetics-400 has about so many).
         epochs: Passes over them.
         share: Share of the maker's TFLOP/s that is reached; what `benchmarks.gpu` predicts of an H100.
 
     """
-    paper = replace(SIZES["paper"][1], videos_per_batch=videos_per_batch)
+    paper = replace(SIZES["paper"][1], batch_size=batch_size)
     of = (paper.network, paper.clip, _BANDS, _MODALITIES)
     stages = (0, WIDE, WIDER)
     kept = {recomputed: memory(*of, torch.bfloat16, recomputed) for recomputed in stages}
     flops = {recomputed: arithmetic(*of, recomputed) for recomputed in stages}
     rows = []
     for name in presets:
-        composition = composition_of(name, videos_per_batch=videos_per_batch)
+        composition = composition_of(name, batch_size=batch_size)
         modalities = composition.modalities
         weights = parameters(paper.network, modalities)
         own = {recomputed: {m: kept[recomputed][m] for m in modalities} for recomputed in stages}
@@ -67,8 +67,8 @@ def main(
                 total = videos * epochs * sum(_flops(one, flops, m) * n for m, n in leaves.items())
                 hours = total / (peak * 1e12 * share) / count / 3600
                 rows.append([
-                    name, clips * videos_per_batch, f"{count} x {kind}",
-                    one.norm_leaves or "the whole batch", one.chunk_leaves or "all",
+                    name, clips * batch_size, f"{count} x {kind}",
+                    one.bn_group_size or "the whole batch", one.micro_batch_size or "all",
                     {0: "", WIDE: 1, WIDER: 2}[one.recomputed],
                     f"{one.needed / _GIB:.0f}", f"{hours:.1f}",
                 ])  # fmt: skip
@@ -84,7 +84,7 @@ def main(
 
 def _flops(one: Fit, flops: Mapping[int, Mapping[str, float]], modality: str) -> float:
     """Of a leaf, forward and backward, with the forward pass, a third, done once more where chunks are."""
-    again = flops[0][modality] / 3 if one.chunk_leaves else 0.0
+    again = flops[0][modality] / 3 if one.micro_batch_size else 0.0
     return flops[one.recomputed][modality] + again
 
 

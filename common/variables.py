@@ -32,7 +32,7 @@ class Option(NamedTuple):
 
 Known = Mapping[str, Option]
 """The options of a command, by the names of their variables."""
-_OTHER_NAMES = {"GPUS": "SIDE_BY_SIDE"}
+_OTHER_NAMES = {"GPUS": "JOBS"}
 """What a variable is called where a command has no option of its name."""
 _COUNTS = ("GPUS", "NODES")
 _ALIKE = 0.65

@@ -20,7 +20,7 @@ from gdt.common.errors import UserError, memory_told
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.finetune import METRICS, STATE
-from gdt.eval.processes import options, places, run_alone, side_by_side
+from gdt.eval.processes import job_limit, options, run_alone, run_parallel
 from gdt.eval.protocols import FORMAT, Extracted, Protocols, comparable, matters, recipe, short
 from gdt.eval.record import Record
 from gdt.eval.settings import LABELLED, PROTOCOLS, Downstream, Protocol
@@ -86,7 +86,7 @@ class Job:
     """Of its record."""
 
     def said(self, found: Record) -> str:
-        column, first = next(iter(found.measures.items()))
+        column, first = next(iter(found.metrics.items()))
         return f"{of(self.model, self.fold)}, {self.protocol}: {column} {first.value:.1f} %"
 
 
@@ -189,7 +189,7 @@ def _once(evaluation: Evaluation, job: Job) -> None:
     model, by = job.model, evaluation.by
     job.path.parent.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    measures, how, fold = by.evaluate(model, job.protocol, job.fold, job.path.with_suffix(""))
+    metrics, how, fold = by.evaluate(model, job.protocol, job.fold, job.path.with_suffix(""))
     clip = (recipe(by.settings, model.trained) if job.protocol == "finetune" else model.trained.settings).clip
     found = model.record(
         evaluation.data,
@@ -203,7 +203,7 @@ def _once(evaluation: Evaluation, job: Job) -> None:
         held=int((by.index.start_counts(clip.frames, clip.stride)[fold.videos] == 0).sum()),
         classes=len(np.unique(fold.gallery_label)),
         clips=by.settings.clips,
-        measures=measures,
+        metrics=metrics,
         how=how | {"precision": _precision(by)},
         provenance=evaluation.provenance,
     )
@@ -217,7 +217,7 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
 
     So the threads, and with them the last digits, do not depend on how many were left to do.
     """
-    at_once = places(evaluation.by.settings.side_by_side)
+    at_once = job_limit(evaluation.by.settings.jobs)
     if at_once == 1:
         for job in jobs:
             _once(evaluation, job)
@@ -236,7 +236,7 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
     print(f"{len(jobs)} finetuning runs, {at_once} at a time; logs beside their results")
     total = recipe(evaluation.by.settings, jobs[0].model.trained).epochs * len(jobs)
     with tqdm(total=total, initial=epochs(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
-        for job in side_by_side(jobs, run, at_once, lambda: bar.update(epochs() - bar.n)):
+        for job in run_parallel(jobs, run, at_once, lambda: bar.update(epochs() - bar.n)):
             (found,) = read(job.path)
             bar.write(job.said(found))
 
@@ -247,7 +247,7 @@ def _command(evaluation: Evaluation, job: Job) -> list[str]:
     alone = replace(
         by.settings, ckpt=(job.model.path,), dataset=evaluation.data.dataset, shards=by.index.folder, out=by.out,
         protocols=("finetune",), folds=(job.fold.number,) if job.fold.number else (), query_split=by.query_split,
-        random="only" if job.model.random else "no", word2vec=None, linear_c=_PLAIN.linear_c, side_by_side=1,
+        random="only" if job.model.random else "no", word2vec=None, linear_c=_PLAIN.linear_c, jobs=1,
         threads=by.settings.threads or (0 if by.device.type == "cuda" else 1), tables=True,
     )  # fmt: skip
     return ["eval", "downstream", "--no-tables", *options(alone, _PLAIN)]

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import write_lines, writing
 from gdt.eval.extract import outputs
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.eval.retrieval import top_k
 from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
@@ -47,9 +47,9 @@ class Recipe:
 
     epochs: int = 12
     warmup: float = 2.0
-    """Epochs over which the rate rises linearly from `first_rate` to `rate`."""
-    first_rate: float = 0.0025
-    rate: float = 0.02
+    """Epochs over which the rate rises linearly from `first_lr` to `rate`."""
+    first_lr: float = 0.0025
+    lr: float = 0.02
     """Learning rate of the classifier."""
     trunk_share: float = 1.0
     """Rate of the trunk, as a share of the classifier's."""
@@ -76,11 +76,11 @@ class Recipe:
     averaged: Literal["softmax", "logits"] = "softmax"
     """What is averaged over the clips of a video."""
 
-    def rate_at(self, epoch: float) -> float:
+    def lr_at(self, epoch: float) -> float:
         """Learning rate of the classifier after so many epochs (section A.5)."""
         risen = min(1.0, epoch / self.warmup) if self.warmup else 1.0
         fallen = self.drop ** sum(epoch >= start for start in self.drops)
-        return (self.first_rate + (self.rate - self.first_rate) * risen) * fallen
+        return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
 
     def described(self) -> dict[str, str]:
         """All of it that could change a number, in words, for logs and results."""
@@ -92,7 +92,7 @@ class Recipe:
         drops = " and ".join(f"{epoch:g}" for epoch in self.drops)
         return {
             "epochs": f"{self.epochs}, the last one is tested",
-            "rate": f"{self.first_rate:g} to {self.rate:g} over {self.warmup:g} epochs, times {self.drop:g} from epoch "
+            "lr": f"{self.first_lr:g} to {self.lr:g} over {self.warmup:g} epochs, times {self.drop:g} from epoch "
             f"{drops} on",
             "trunk": f"{self.trunk_share:g} times that rate",
             "batch": f"{self.batch} clips, those left over in an epoch dropped",
@@ -200,9 +200,9 @@ class Finetuning:
             {"params": list(model.classifier.parameters()), "share": 1.0},
             {"params": list(model.base.parameters()), "share": recipe.trunk_share},
         ]
-        self.optimizer = torch.optim.SGD(groups, recipe.first_rate, recipe.momentum, weight_decay=recipe.weight_decay)
+        self.optimizer = torch.optim.SGD(groups, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
 
-    def run(self, name: str) -> dict[str, Measure]:
+    def run(self, name: str) -> dict[str, Metric]:
         """Train until the last epoch, then test: top-1 and top-5 over videos and over clips."""
         self.folder.mkdir(parents=True, exist_ok=True)
         first = self._resume()
@@ -220,11 +220,11 @@ class Finetuning:
                     bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                     bar.update()
                 self._finished(epoch, float(np.mean(losses)), right)
-        measures = self.test(name)
+        metrics = self.test(name)
         self._keep()
-        return measures
+        return metrics
 
-    def test(self, name: str) -> dict[str, Measure]:
+    def test(self, name: str) -> dict[str, Metric]:
         """Top-1 and top-5 of the videos, by the average over their clips, and of the clips."""
         recipe, task = self.recipe, self.task
         per_video = recipe.test_clips * recipe.test_crops
@@ -240,7 +240,7 @@ class Finetuning:
         of_clips = top_k(clips, np.repeat(task.test_target, per_video), (1, 5))
         # the clips of a video are answers to one question, and so count as one in the interval
         clip_wise = {f"clip top-{k}": m._replace(answers=len(task.test)) for k, m in of_clips.items()}
-        return {f"finetune top-{k}": measure for k, measure in of_videos.items()} | clip_wise
+        return {f"finetune top-{k}": metric for k, metric in of_videos.items()} | clip_wise
 
     def plans(self, first: int) -> Iterator[BatchPlan]:
         """Clips to train on, from an epoch on."""
@@ -258,7 +258,7 @@ class Finetuning:
         )  # fmt: skip
 
     def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
-        rate = self.recipe.rate_at(epoch)
+        rate = self.recipe.lr_at(epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["share"]
         self.model.train()
@@ -269,7 +269,7 @@ class Finetuning:
         self.optimizer.step()
         value = float(loss.detach())
         if not np.isfinite(value):
-            raise UserError(f"the loss is {value} in epoch {int(epoch)}; lower --rate")
+            raise UserError(f"the loss is {value} in epoch {int(epoch)}; lower --lr")
         return value, int((scores.detach().argmax(1) == target).sum())
 
     def _scores(self, inputs: Mapping[str, Any]) -> Tensor:

@@ -69,7 +69,7 @@ def most_similar(
     """The numbers of the k rows that are nearest by cosine to any of those asked for, nearest first, and the cosines.
 
     `own` are the numbers of the rows that ask, where `query` is `rows`; none of them is found. Else all of `query` ask.
-    Raises UserError where there is nothing to compare, or what is no measure of anything.
+    Raises UserError where there is nothing to compare, or what is no metric of anything.
     """
     from gdt.eval.retrieval import unit  # scikit-learn takes a second
 

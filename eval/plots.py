@@ -20,7 +20,7 @@ _SIGNS = {"distinctive": "d", "invariant": "i", "not varied": "·", "not known":
 
 
 def bars(records: Sequence[Record]) -> Figure:
-    """A panel for each column of labels: every run's first measure as a dot, their mean as a bar, chance as a line."""
+    """A panel for each column of labels: every run's first metric as a dot, their mean as a bar, chance as a line."""
     names = list(dict.fromkeys(record.label for record in records))
     groups = by_preset(records)
     across = min(len(names), _COLUMNS)
@@ -29,7 +29,7 @@ def bars(records: Sequence[Record]) -> Figure:
     figure = Figure(figsize=(across * width, 3.2 * down if len(names) == 1 else 2.4 * down), layout="constrained")
     panels = figure.subplots(down, across, squeeze=False, sharex=True)
     for axes, name in zip(panels.flat, names, strict=False):
-        column = next(iter(next(record for record in records if record.label == name).measures))
+        column = next(iter(next(record for record in records if record.label == name).metrics))
         for x, group in enumerate(groups.values()):
             values = measured([record for record in group if record.label == name], column)
             if values:
@@ -110,9 +110,9 @@ def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str],
 
 def _number(record: Record | None, place: str, name: str) -> tuple[float, float] | None:
     """What stands in a cell, and how dark it is, 0 to 1."""
-    measure = seen_in(place, record).get(name) if record else None
-    if measure is None:
+    metric = seen_in(place, record).get(name) if record else None
+    if metric is None:
         return None
     if name in (TOLD, TOLD_RANDOM):
-        return measure.value, float(np.clip((measure.value - measure.chance) / (100 - measure.chance), 0, 1))
-    return measure.value, min(1.0, measure.value)
+        return metric.value, float(np.clip((metric.value - metric.chance) / (100 - metric.chance), 0, 1))
+    return metric.value, min(1.0, metric.value)

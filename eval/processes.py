@@ -19,18 +19,18 @@ from gdt.common.supervise import DIES_WITH
 T = TypeVar("T")
 
 
-def places(side_by_side: int) -> int:
+def job_limit(jobs: int) -> int:
     """How many runs to have at a time: so many, or for 0 as many as have a GPU, or a core, each.
 
     Raises UserError where fewer GPUs are there.
     """
     gpus = torch.cuda.device_count()
-    if gpus and side_by_side > gpus:
-        raise UserError(f"--side-by-side is {side_by_side} but there are {gpus} GPUs")
-    return side_by_side or gpus or len(os.sched_getaffinity(0))
+    if gpus and jobs > gpus:
+        raise UserError(f"--jobs is {jobs} but there are {gpus} GPUs")
+    return jobs or gpus or len(os.sched_getaffinity(0))
 
 
-def side_by_side(
+def run_parallel(
     jobs: Sequence[T], run: Callable[[T, str], None], at_once: int, watch: Callable[[], None] = lambda: None,
     end: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:  # fmt: skip

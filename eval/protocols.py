@@ -17,7 +17,7 @@ import torch
 from gdt.common.errors import UserError
 from gdt.eval.extract import Features, stored
 from gdt.eval.finetune import RECIPES, Finetuning, Recipe, Task, tiny, told
-from gdt.eval.measures import Measure, share
+from gdt.eval.metrics import Metric, share
 from gdt.eval.record import sentence
 from gdt.eval.retrieval import few_shot, linear_probe, recall, targets
 from gdt.eval.settings import DECIDES, KS, SHOTS, Downstream, Protocol
@@ -42,7 +42,7 @@ Extracted = dict[str, tuple[Path, np.ndarray]]
 class Evaluated(NamedTuple):
     """What a protocol found."""
 
-    measures: dict[str, Measure]
+    metrics: dict[str, Metric]
     how: dict[str, str]
     """How they came about, in words."""
     fold: Fold
@@ -103,7 +103,7 @@ def _pooled(by: Protocols, model: Model, fold: Fold, pooling: str) -> tuple[np.n
 def _retrieval(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
     query, gallery, how = _pooled(by, model, fold, "maximum")
     found = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
-    return Evaluated({f"R@{k}": measure for k, measure in found.items()}, how, fold)
+    return Evaluated({f"R@{k}": metric for k, metric in found.items()}, how, fold)
 
 
 def _few_shot(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
@@ -151,11 +151,11 @@ def _cross_modal(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
     n = len(found.videos)
     if n < 2:
         raise UserError(f"in {n} of the videos of the split '{by.query_split}' something is said; see WORD2VEC=")
-    measures = {
+    metrics = {
         f"{one} to {other} R@{k}": share(right, 100 * min(k, n) / n)
         for (one, other, k), right in crossmodal.hits(found.embeddings).items()
     }
-    return Evaluated(measures, by.clips(model), replace(fold, queries=found.videos, query_label=np.full(n, "")))
+    return Evaluated(metrics, by.clips(model), replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
 
 def _finetune(by: Protocols, model: Model, fold: Fold, folder: Path) -> Evaluated:
@@ -199,8 +199,8 @@ def recipe(settings: Downstream, trained: Trained) -> Recipe:
         found = tiny(found, trained)
     if settings.epochs:
         found = found.spread_over(settings.epochs)
-    if settings.rate:
-        found = replace(found, rate=settings.rate, first_rate=found.first_rate * settings.rate / found.rate)
+    if settings.lr:
+        found = replace(found, lr=settings.lr, first_lr=found.first_lr * settings.lr / found.lr)
     return replace(found, clips=settings.clips_per_epoch or found.clips, test_clips=settings.clips)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.train.provenance import Provenance
 from gdt.train.settings import Pretrain
 
@@ -75,7 +75,7 @@ class Record:
     """Of every video; of a factor, those that each network got to see, of all values."""
     queries: int
     """Videos that were evaluated."""
-    measures: dict[str, Measure]
+    metrics: dict[str, Metric]
     """By name; the column of the table."""
     settings: dict[str, Any]
     """Of the command, as JSON holds them; see `settings_as`."""
@@ -141,10 +141,10 @@ def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
     for record in records:
         own = {name: value for name, value in vars(record).items() if isinstance(value, str | int | Path)}
         own |= {"factor": record.factor.name, "network": record.factor.network} if record.factor else {}
-        for name, measure in record.measures.items():
+        for name, metric in record.metrics.items():
             yield own | {
-                "measure": name, "value": measure.value, "low": measure.low, "high": measure.high,
-                "chance": measure.chance, "spread": measure.spread, "n": measure.answers,
+                "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,
+                "chance": metric.chance, "spread": metric.spread, "n": metric.answers,
                 "how": sentence(record.how), "commit": record.provenance.commit,
             }  # fmt: skip
 

@@ -11,7 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
-from gdt.eval.measures import Measure, share
+from gdt.eval.metrics import Metric, share
 
 
 def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
@@ -27,7 +27,7 @@ def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
 
 def recall(
     query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
-) -> dict[int, Measure]:
+) -> dict[int, Metric]:
     """R@k: how many queries have their class among the k nearest gallery videos by cosine, with a random order's.
 
     `query` [q, dim] and `gallery` [g, dim] are features; labels are arrays [q] and [g].
@@ -40,7 +40,7 @@ def recall(
 def few_shot(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, shots: int, draws: int,
     seed: int = 0,
-) -> Measure:  # fmt: skip
+) -> Metric:  # fmt: skip
     """Top-1 accuracy of the nearest neighbour among `shots` training videos per class, by cosine.
 
     Mean and standard deviation over `draws` random choices of those videos. Raises UserError where a class has fewer.
@@ -56,12 +56,12 @@ def few_shot(
         found = chosen[nearest(query, train[chosen], 1)[:, 0]]
         accuracies.append(100 * (train_label[found] == query_label).mean())
     known = np.isin(query_label, list(members)).mean()
-    return Measure(float(np.mean(accuracies)), 100 * known / len(members), len(query), float(np.std(accuracies)))
+    return Metric(float(np.mean(accuracies)), 100 * known / len(members), len(query), float(np.std(accuracies)))
 
 
 def linear_probe(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float, ks: Sequence[int]
-) -> dict[int, Measure]:
+) -> dict[int, Metric]:
     """Top-k accuracy of a logistic regression on features of zero mean and unit variance.
 
     `c` is the inverse strength of its L2 regularisation. A k that there are not more classes than is left out.
@@ -82,7 +82,7 @@ def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return np.where(classes[place] == labels, place, -1).astype(np.int64)
 
 
-def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Measure]:
+def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Metric]:
     """Share of rows whose target is among the k highest of the scores [n, classes]; of classes with one score, the one
     that comes first counts as higher. A target of -1, a class that nothing was learned of, is never right. A k that
     there are not more classes than is left out.

@@ -16,7 +16,7 @@ DECIDES: dict[Protocol, tuple[str, ...]] = {
     "retrieval": _OF_LABELS,
     "few-shot": (*_OF_LABELS, "seed"),
     "linear": (*_OF_LABELS, "seed", "train_samples", "linear_c"),
-    "finetune": (*_OF_LABELS, "seed", "train_samples", "recipe", "size", "epochs", "rate", "clips_per_epoch"),
+    "finetune": (*_OF_LABELS, "seed", "train_samples", "recipe", "size", "epochs", "lr", "clips_per_epoch"),
 }
 """Of each protocol, in the order of the table's columns, the settings that decide its numbers beside --clips."""
 PROTOCOLS = tuple(DECIDES)
@@ -47,8 +47,8 @@ class Downstream:
             "word2vec",
         ),
         "protocol": ("protocols", "clips", "linear_c", "train_samples", "seed"),
-        "finetuning": ("recipe", "size", "epochs", "rate", "clips_per_epoch"),
-        "run": ("out", "side_by_side", "threads", "tables"),
+        "finetuning": ("recipe", "size", "epochs", "lr", "clips_per_epoch"),
+        "run": ("out", "jobs", "threads", "tables"),
     }
     """Of `--help`, and the settings below them."""
 
@@ -85,7 +85,7 @@ class Downstream:
     """Clips and epochs of finetuning: the recipe's, or those that the checkpoint was pretrained with and fewer."""
     epochs: int = 0
     """Epochs of finetuning, over which the recipe's schedule is spread; 0 takes the recipe's."""
-    rate: float = 0.0
+    lr: float = 0.0
     """Highest learning rate of finetuning; 0 takes the recipe's."""
     clips_per_epoch: int = 0
     """Random clips of every training video in an epoch of finetuning; 0 takes the recipe's."""
@@ -95,7 +95,7 @@ class Downstream:
     """Inverse strength of the linear probe's L2 regularisation, on features of unit variance."""
     seed: int = 0
     """Decides the shots, the drawn training videos, the classifier's first weights and the order of clips."""
-    side_by_side: int = 0
+    jobs: int = 0
     """Finetuning runs at a time, each of one fold; 0 for one per GPU, or one single-threaded run per core."""
     threads: int = 0
     """CPU threads of one process; 0 leaves it to torch."""
@@ -106,10 +106,10 @@ class Downstream:
 
     def __post_init__(self) -> None:
         require_positive(self, "", "clips")
-        counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "side_by_side")
+        counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "jobs")
         require_positive(self, "", *counts, least=0)
-        if self.rate < 0 or not self.linear_c > 0:
-            raise UserError("--rate must be 0 or more and --linear-c above 0")
+        if self.lr < 0 or not self.linear_c > 0:
+            raise UserError("--lr must be 0 or more and --linear-c above 0")
         if min(self.folds, default=1) < 1:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
         if self.protocols:

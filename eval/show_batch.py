@@ -77,7 +77,7 @@ def show_batch(settings: ShowBatch) -> Path:
     train = Pretrain(
         dataset=settings.dataset, shards=settings.shards, preset=settings.preset, seed=settings.seed,
         factors=settings.factors, factors_from=settings.factors_from, word2vec=settings.word2vec,
-        videos_per_batch=2, clip=base.clip, augmentation=base.augmentation, loading=base.loading,
+        batch_size=2, clip=base.clip, augmentation=base.augmentation, loading=base.loading,
     )  # fmt: skip
     index = Index.open(train.shard_folder)
     tree = train.tree(index, print)

@@ -41,8 +41,8 @@ class ShowTree:
     factors_from: Path | None = None
     """Python file with transformations of your own."""
     videos: int = 2
-    """How many videos are drawn; the numbers of partners are those of --videos-per-batch."""
-    videos_per_batch: int = 512
+    """How many videos are drawn; the numbers of partners are those of --batch-size."""
+    batch_size: int = 512
     """K_i of the batch that the numbers are of."""
     out: Path | None = None
     """The picture, .png, .svg or .pdf; default runs/tree-<preset>.png."""
@@ -50,8 +50,8 @@ class ShowTree:
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--out is {self.out}; the picture's name must end in .png, .svg or .pdf")
-        if self.videos > self.videos_per_batch:
-            raise UserError(f"--videos is {self.videos} of a batch of {self.videos_per_batch}; set it to no more")
+        if self.videos > self.batch_size:
+            raise UserError(f"--videos is {self.videos} of a batch of {self.batch_size}; set it to no more")
         if self.videos < 2:
             raise UserError(f"--videos is {self.videos}; it must be 2 or more, or there is nothing to repel")
 
@@ -62,7 +62,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
 
     train = Pretrain(
         preset=settings.preset, factors=settings.factors, factors_from=settings.factors_from,
-        videos_per_batch=settings.videos_per_batch,
+        batch_size=settings.batch_size,
     )  # fmt: skip
     batch = train.composition
     first, *others = batch.factors
@@ -77,7 +77,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
         [
             f"{title}: {batch}", "",
             *(_described(factor) for factor in batch.factors), "",
-            f"a batch of {batch.videos_per_batch} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
+            f"a batch of {batch.batch_size} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
             f"attracts {attracted} and repels {repelled}", "",
             f"{settings.videos} of them (made up, {_SECONDS} s long), and what leaf 0 does to the other leaves:", "",
             *drawn.lines(),
@@ -89,7 +89,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
 def partners(composition: Composition) -> tuple[str, str]:
     """How many leaves of a batch each leaf attracts and repels; a range where leaves differ in that."""
     columns = toy(composition).plan(0, 0).columns
-    own = {name: values[: len(columns["leaf"]) // composition.videos_per_batch] for name, values in columns.items()}
+    own = {name: values[: len(columns["leaf"]) // composition.batch_size] for name, values in columns.items()}
     c, w = (f(composition.factors, own, columns) for f in (contrast, weight))
     counted = ((c & w).sum(1), (~c & w).sum(1))
     attracted, repelled = ("-".join(map(str, sorted({n.min(), n.max()}))) for n in counted)
@@ -104,7 +104,7 @@ def relations(factors: Sequence[Factor], rows: Table, columns: Table) -> np.ndar
 
 def toy(composition: Composition) -> Tree:
     """The tree over as many videos as a batch takes."""
-    n = composition.videos_per_batch
+    n = composition.batch_size
     source = Source(np.arange(n), np.full(n, max(_SECONDS * _FPS, composition.starts_needed)), _FPS)
     return Tree(composition, source, Clip(), bands=1)
 

@@ -15,7 +15,7 @@ from tabulate import tabulate
 
 from gdt.common.files import write_text
 from gdt.eval import record
-from gdt.eval.measures import Measure, difference
+from gdt.eval.metrics import Metric, difference
 from gdt.eval.paper import reported
 from gdt.eval.record import RANDOM, Record, sentence
 from gdt.eval.settings import PROTOCOLS, Protocol
@@ -72,7 +72,7 @@ def csv_of(lines: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-_COLUMNS = ("model", "weights", "preset", "seed", "step", "dataset", "fold", "protocol", "measure", "percent", "low",
+_COLUMNS = ("model", "weights", "preset", "seed", "step", "dataset", "fold", "protocol", "metric", "percent", "low",
             "high", "chance", "spread", "queries", "gallery", "held", "commit")  # fmt: skip
 
 
@@ -83,21 +83,21 @@ def to_csv(records: Iterable[Record]) -> str:
 
 
 def columns(groups: Groups) -> list[str]:
-    """The measures that there are, in order."""
-    return list(dict.fromkeys(name for records in groups.values() for found in records for name in found.measures))
+    """The metrics that there are, in order."""
+    return list(dict.fromkeys(name for records in groups.values() for found in records for name in found.metrics))
 
 
-def measured(records: Sequence[Record], column: str) -> list[Measure]:
-    """One measure of several records, of those that have it."""
-    return [found.measures[column] for found in records if column in found.measures]
+def measured(records: Sequence[Record], column: str) -> list[Metric]:
+    """One metric of several records, of those that have it."""
+    return [found.metrics[column] for found in records if column in found.metrics]
 
 
-def cell(measures: Sequence[Measure]) -> str:
+def cell(metrics: Sequence[Metric]) -> str:
     """The one value with its 95 % interval, or the mean of several with lowest and highest; empty without any."""
-    if not measures:
+    if not metrics:
         return ""
-    values = [each.value for each in measures]
-    low, high = measures[0].interval if len(measures) == 1 else (min(values), max(values))
+    values = [each.value for each in metrics]
+    low, high = metrics[0].interval if len(metrics) == 1 else (min(values), max(values))
     return f"{np.mean(values):.1f} ({low:.1f}-{high:.1f})"
 
 
@@ -125,14 +125,14 @@ def lines_of(groups: Groups, corner: str = "", others: Mapping[str, Mapping[str,
 
 
 def _headed(column: str) -> str:
-    """A measure as the head of a column: directions between modalities by their letters."""
+    """A metric as the head of a column: directions between modalities by their letters."""
     for modality in MODALITIES:
         column = column.replace(modality, modality[0].upper())
     return column.replace(" to ", "→")
 
 
 def compared(groups: Groups) -> list[str]:
-    """For every group and the first measure of each protocol, whether it differs from random weights, in words."""
+    """For every group and the first metric of each protocol, whether it differs from random weights, in words."""
     said = []
     every = [found for group in groups.values() for found in group if found.preset == RANDOM]
     for name, records in groups.items():
@@ -141,7 +141,7 @@ def compared(groups: Groups) -> list[str]:
         network = records[0].pretraining.network
         folds = {found.fold for found in records}
         random = [found for found in every if found.pretraining.network == network and found.fold in folds]
-        for column in dict.fromkeys(next(iter(found.measures)) for found in records if found.measures):
+        for column in dict.fromkeys(next(iter(found.metrics)) for found in records if found.metrics):
             one, other = measured(records, column), measured(random, column)
             if other:
                 points, low, high = difference(one, other)
@@ -238,7 +238,7 @@ def _way(records: Sequence[Record], protocol: str) -> str:
 
 def _said(found: Record) -> str:
     """The first figure across modalities in a line that anybody understands."""
-    column, measure = next(iter(found.measures.items()))
+    column, metric = next(iter(found.metrics.items()))
     one, _, other, _ = column.split()
     words = {"video": "picture", "audio": "sound", "text": "words"}
     seen = {
@@ -247,5 +247,5 @@ def _said(found: Record) -> str:
     }[found.trained_on]  # fmt: skip
     return (
         f"asked with the {words[one]} of one of {found.queries} {seen}, it finds that video's own {words[other]} "
-        f"first in {measure.value:.1f} % (chance {measure.chance:.1f} %)"
+        f"first in {metric.value:.1f} % (chance {metric.chance:.1f} %)"
     )

@@ -88,7 +88,7 @@ class Pretrained:
     steps: int
     loss: float
     """Of the last step."""
-    accuracy: float
+    top1: float
     """Of the last step: share of the leaves whose most similar one is a positive."""
 
 
@@ -105,7 +105,7 @@ def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretr
     checkpoint = train(_with(_base(size), given))
     *_, last = (checkpoint.parent / METRICS).read_text().splitlines()
     row: dict[str, Any] = json.loads(last)
-    return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["accuracy"])
+    return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["top1"])
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Evaluated:
     """What models were measured to know."""
 
     rows: tuple[dict[str, Any], ...]
-    """One for each number: model, protocol, measure, value, its 95 % interval (low, high), chance and what decides it;
+    """One for each number: model, protocol, metric, value, its 95 % interval (low, high), chance and what decides it;
     pandas.DataFrame(rows) is a table."""
     text: str
     """The tables as they are printed."""
@@ -237,7 +237,7 @@ def nearest(
 
 
 def batches(
-    shards: str | Path, preset: str = "l", *, factors: str = "", videos_per_batch: int = 16, epochs: int = 1,
+    shards: str | Path, preset: str = "l", *, factors: str = "", batch_size: int = 16, epochs: int = 1,
     size: Size = "paper", split: str = "train", seed: int = 0, word2vec: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Batches:  # fmt: skip
@@ -247,7 +247,7 @@ def batches(
     112x112, or 8 of 32x32). Raises UserError where shards, composition and split do not fit.
     """
     settings = replace(
-        _base(size), shards=Path(shards), preset=preset, factors=factors, videos_per_batch=videos_per_batch,
+        _base(size), shards=Path(shards), preset=preset, factors=factors, batch_size=batch_size,
         split=split, seed=seed, epochs=epochs, steps=0, word2vec=None if word2vec is None else Path(word2vec),
     )  # fmt: skip
     place = any_device() if device is None else torch.device(device)

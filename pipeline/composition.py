@@ -47,7 +47,7 @@ class Composition:
         return " ".join(map(str, self.factors))
 
     @property
-    def videos_per_batch(self) -> int:
+    def batch_size(self) -> int:
         """K of the first factor, the videos."""
         return self.factors[0].k
 

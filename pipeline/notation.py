@@ -46,15 +46,15 @@ _HOW = "a factor is name:contrast:K, as in time_reversal:i:2, or name:contrast:K
 
 def parse(
     text: str,
-    videos_per_batch: int,
+    batch_size: int,
     augmentation: Augmentation = Augmentation(),
     known: Transformations = TRANSFORMATIONS,
 ) -> Composition:
-    """The composition that a text stands for. `video:d` without a K takes `videos_per_batch`.
+    """The composition that a text stands for. `video:d` without a K takes `batch_size`.
 
     Raises UserError that names the factor where the text is none, or no batch could meet the conditions.
     """
-    factors = tuple(_factor(part, videos_per_batch, augmentation, known) for part in text.split())
+    factors = tuple(_factor(part, batch_size, augmentation, known) for part in text.split())
     if not factors or not isinstance(factors[0].transformation, Video):
         raise UserError(f"a composition begins with its videos, as in 'video:d'; '{text}' does not")
     composition = Composition(factors)
@@ -63,7 +63,7 @@ def parse(
     return composition
 
 
-def _factor(text: str, videos_per_batch: int, augmentation: Augmentation, known: Transformations) -> Factor:
+def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Transformations) -> Factor:
     match = _FACTOR.fullmatch(text)
     if match is None:
         raise UserError(f"factor '{text}' cannot be read; {_HOW}")
@@ -75,12 +75,12 @@ def _factor(text: str, videos_per_batch: int, augmentation: Augmentation, known:
     if weight not in (None, *(w.value for w in Weight)):
         raise UserError(f"factor '{text}' has the weight '{weight}'; leave it out or write 'differs'")
     if known[name] is Video:
-        if k is not None and int(k) != videos_per_batch:
+        if k is not None and int(k) != batch_size:
             raise UserError(
-                f"factor '{text}' takes {k} videos and --videos-per-batch is {videos_per_batch}; "
-                f"set --videos-per-batch {k}, or write 'video:{contrast}'"
+                f"factor '{text}' takes {k} videos and --batch-size is {batch_size}; "
+                f"set --batch-size {k}, or write 'video:{contrast}'"
             )
-        k = str(videos_per_batch)
+        k = str(batch_size)
     if k is None:
         raise UserError(f"factor '{text}' has no K; {_HOW}")
     transformation = (

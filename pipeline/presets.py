@@ -103,14 +103,14 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-def composition(name: str, videos_per_batch: int, augmentation: Augmentation = Augmentation()) -> Composition:
+def composition(name: str, batch_size: int, augmentation: Augmentation = Augmentation()) -> Composition:
     """The composition of a preset. Raises UserError for another name."""
-    return parse(preset(name).factors, videos_per_batch, augmentation)
+    return parse(preset(name).factors, batch_size, augmentation)
 
 
 def modalities(name: str) -> Sequence[str]:
     """What a preset learns from. Raises UserError for another name."""
-    return composition(name, videos_per_batch=2).modalities
+    return composition(name, batch_size=2).modalities
 
 
 def listing() -> str:

@@ -55,16 +55,16 @@ class Tree:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.source.videos) < self.composition.videos_per_batch:
+        if len(self.source.videos) < self.composition.batch_size:
             raise UserError(
-                f"a batch takes {self.composition.videos_per_batch} videos but only {len(self.source.videos)} can be "
-                "used; set --videos-per-batch to no more than that"
+                f"a batch takes {self.composition.batch_size} videos but only {len(self.source.videos)} can be "
+                "used; set --batch-size to no more than that"
             )
 
     @property
     def batches_per_epoch(self) -> int:
         """Whole batches; the videos left over are other ones in every epoch."""
-        return len(self.source.videos) // self.composition.videos_per_batch
+        return len(self.source.videos) // self.composition.batch_size
 
     def plan(self, epoch: int, batch: int) -> BatchPlan:
         """The batch `batch` of epoch `epoch`, the same whenever and wherever it is asked for."""

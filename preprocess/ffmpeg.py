@@ -353,7 +353,7 @@ def _with_its_segment(target: Target, settings: Extraction) -> Target:
 
 
 def _collect(target: Target, settings: Extraction, complaints: list[str]) -> Extracted:
-    """Measure what ffmpeg wrote."""
+    """Metric what ffmpeg wrote."""
     sizes = frame_sizes(target.jpeg)
     seconds = len(sizes) / settings.fps
     if seconds < settings.min_seconds:

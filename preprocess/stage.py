@@ -43,7 +43,7 @@ class Preprocess(cluster.Workers):
     """Turn a data set of videos into shards; run again to go on where it stopped."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "data": ("dataset", "source", "destination", "val", "test", "duplicates", "drop_gone"),
+        "data": ("dataset", "source", "destination", "val", "test", "duplicates", "drop_missing"),
         "captions": ("word2vec", "stop_words"),
         "shard": ("videos_per_shard", "megabytes_per_shard"),
         "run": ("dry_run", "workers", "scheduler"),
@@ -77,7 +77,7 @@ class Preprocess(cluster.Workers):
     duplicates: Literal["refuse", "first"] = "refuse"
     """What to do about files with one id: stop and name them, or keep the first and name the others in
     rejected.jsonl."""
-    drop_gone: bool = False
+    drop_missing: bool = False
     """Where videos of finished shards are no longer in SOURCE, make those shards anew without them."""
     dry_run: bool = False
     """Decode a few videos, say how long and how large the whole would be, and write nothing."""
@@ -119,7 +119,7 @@ def _run(settings: Preprocess) -> Summary:
             why = next(map("{id}: {reason}".format_map, map(json.loads, videos.missing_rows())), "there are none")
             raise UserError(f"none of the videos in {source} can be used: {why}")
         details = settings.extraction.identity | {"bands": BANDS, "dataset": settings.dataset} | language
-        _refuse_to_replace(videos, destination, details, settings.drop_gone)
+        _refuse_to_replace(videos, destination, details, settings.drop_missing)
         if not settings.scheduler:  # elsewhere, workers may still be at what a killed run gave them
             _remove_scratch(destination)
         plan = Plan(videos, destination, settings.videos_per_shard, settings.megabytes_per_shard)
@@ -195,7 +195,7 @@ def tell_changed(settings: Preprocess, shares: Shares) -> None:
         print(f"{', '.join(changes)}; videos that change their split by it are counted as relabelled", flush=True)
 
 
-def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, Any], drop_gone: bool) -> None:
+def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, Any], drop_missing: bool) -> None:
     """A wrong SOURCE, a disk that is not mounted or a changed option must not replace finished shards, which may be
     days of work.
     """
@@ -228,10 +228,10 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
             f"{destination} holds shards of {planned} videos, most of which are not in {videos.source}; "
             "set --destination to another folder, or delete those shards first"
         )
-    if not drop_gone and (gone := list(held_videos(destination, absent))):
+    if not drop_missing and (gone := list(held_videos(destination, absent))):
         raise UserError(
             f"{len(gone)} videos of the finished shards in {destination} are no longer in {videos.source} (first: "
-            f"'{gone[0]}'); bring them back, or pass --drop-gone, which makes those shards anew without them"
+            f"'{gone[0]}'); bring them back, or pass --drop-missing, which makes those shards anew without them"
         )
 
 

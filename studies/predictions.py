@@ -16,7 +16,7 @@ from gdt.common.errors import UserError
 from gdt.eval import record
 from gdt.eval.factors.lines import EMBEDDING, factor_of, seen_in
 from gdt.eval.factors.promises import TOLD, TOLD_RANDOM
-from gdt.eval.measures import Measure, difference
+from gdt.eval.metrics import Metric, difference
 from gdt.eval.tables import layout
 from gdt.studies.settings import Predictions
 
@@ -47,9 +47,9 @@ class Runs:
 
     labels: Mapping[str, Mapping[str, np.ndarray]]
     """R@1, percent, by column of labels and row: float64 [seeds], in one order for all columns."""
-    asked: Mapping[str, Measure]
-    """One measure of each column, for its chance and the number of queries."""
-    told: Mapping[str, Mapping[str, Sequence[tuple[Measure, Measure]]]]
+    asked: Mapping[str, Metric]
+    """One metric of each column, for its chance and the number of queries."""
+    told: Mapping[str, Mapping[str, Sequence[tuple[Metric, Metric]]]]
     """Of the picture's embedding, by factor and row: of each seed a probe's accuracy and that from random weights."""
 
     def values(self, label: str, row: str) -> np.ndarray:
@@ -57,7 +57,7 @@ class Runs:
             raise UserError(f"row {row} has no R@1 of {label}; run make ablation of all rows on synthetic-hard first")
         return self.labels[label][row]
 
-    def told_of(self, factor: str, row: str) -> Sequence[tuple[Measure, Measure]]:
+    def told_of(self, factor: str, row: str) -> Sequence[tuple[Metric, Metric]]:
         if row not in self.told.get(factor, {}):
             raise UserError(f"nothing is known of {factor} in row {row}; run make ablation with ARGS='--factors all'")
         return self.told[factor][row]
@@ -139,8 +139,8 @@ def _thirds(runs: Runs) -> Judged:
     return verdict, outside or "chance 33.3"
 
 
-def _all_at_chance(rows: Mapping[str, tuple[Measure, np.ndarray]]) -> tuple[Verdict, str]:
-    """Of rows, by a measure of each and the values of all seeds; and which are not."""
+def _all_at_chance(rows: Mapping[str, tuple[Metric, np.ndarray]]) -> tuple[Verdict, str]:
+    """Of rows, by a metric of each and the values of all seeds; and which are not."""
     outside = []
     for row, (one, values) in rows.items():
         low, high = one._replace(value=float(values.mean())).interval
@@ -212,13 +212,13 @@ def read(folder: Path) -> Runs:
         if not path.is_file():
             raise UserError(f"there is no {path}; run make ablation of all rows with ARGS='--factors all' first")
     labels: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    asked: dict[str, Measure] = {}
+    asked: dict[str, Metric] = {}
     for result in record.read(paths[0]):
         if result.protocol == "retrieval" and result.preset in WITHIN + ACROSS:
             label = result.label or "action"
-            asked[label] = result.measures["R@1"]
+            asked[label] = result.metrics["R@1"]
             labels.setdefault(label, {}).setdefault(result.preset, []).append((result.seed, asked[label].value))
-    told: dict[str, dict[str, list[tuple[Measure, Measure]]]] = {}
+    told: dict[str, dict[str, list[tuple[Metric, Metric]]]] = {}
     for looked in record.read(paths[1]):
         factor, seen = factor_of(looked), seen_in(EMBEDDING, looked)
         if factor.network == "video" and seen:

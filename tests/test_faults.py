@@ -56,7 +56,7 @@ class World:
 
     folder: Path
     losses: list[float]
-    measures: list[object]
+    metrics: list[object]
     digests: dict[str, str]
 
     def fresh(self) -> Path:
@@ -74,7 +74,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Videos, shards, a run of four steps, one that was killed after two, and measures of frozen features."""
+    """Videos, shards, a run of four steps, one that was killed after two, and metrics of frozen features."""
     folder = tmp_path_factory.mktemp("world")
     videos, shards = folder / "videos", folder / "shards"
     generate(videos, Synthetic(train=6, val=1, test=2, classes=2, seconds=2.0), workers=1, progress=False)
@@ -83,7 +83,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     assert run_command(training(shards, folder / "run"), folder) == 0
     kill(training(shards, folder / "half"), folder, "os.link checkpoint.previous.pt.partial 2 0")
     downstream(Downstream((folder / "run",), "x", shards, ("retrieval",), clips=2, out=folder / "eval", threads=1))
-    return World(folder, losses(folder / "run"), measures(folder / "eval"), digests(shards))
+    return World(folder, losses(folder / "run"), metrics(folder / "eval"), digests(shards))
 
 
 def fuzz(share: float, **drawn: st.SearchStrategy) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -160,7 +160,7 @@ def damage(folder: Path, faults: Faults) -> bool:
 
 
 def training(shards: Path, run: Path) -> list[object]:
-    sizes = ["--videos-per-batch", 4, "--threads", 1, "--network.dropout", 0.3, "--preset", "l", "--steps", 4]
+    sizes = ["--batch-size", 4, "--threads", 1, "--network.dropout", 0.3, "--preset", "l", "--steps", 4]
     return ["pretrain", "tiny", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
 
 
@@ -172,8 +172,8 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def measures(folder: Path) -> list[object]:
-    return [result["measures"] for result in json.loads((folder / "results.json").read_text())]
+def metrics(folder: Path) -> list[object]:
+    return [result["metrics"] for result in json.loads((folder / "results.json").read_text())]
 
 
 def digests(shards: Path) -> dict[str, str]:
@@ -234,7 +234,7 @@ def test_features_of_a_damaged_checkpoint(world: World, command: Run, fault: Dam
     arguments = ["eval", "downstream", "--ckpt", here / "checkpoint.pt", "--shards", world.folder / "shards"]
     arguments += ["--dataset", "x", "--clips", 2, "--protocols", "retrieval", "--threads", 1, "--out", here / "eval"]
     good, _ = end(command, arguments, real)
-    assert not good or measures(here / "eval") == world.measures
+    assert not good or metrics(here / "eval") == world.metrics
 
 
 @fuzz(0.17, faults=damage_to([*SHARDS, "index.h5"]))

@@ -30,8 +30,8 @@ import numpy as np
 made = gdt.preprocess("mine", "shards/mine", test=0.3)
 print(made.shards, made.videos, made.kept, sum(made.left_out.values()))
 assert len(gdt.Index.open("shards/mine")) == made.kept
-run = gdt.pretrain("shards/mine", "tiny", preset="e", videos_per_batch=2, steps=2, out="runs/e")
-print(run.checkpoint, run.steps, np.isfinite(run.loss), 0 <= run.accuracy <= 1)
+run = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=2, out="runs/e")
+print(run.checkpoint, run.steps, np.isfinite(run.loss), 0 <= run.top1 <= 1)
 found = gdt.evaluate(run.checkpoint, clips=1)
 print(sorted({row["model"] for row in found.rows}), {path.is_file() for path in found.tables.values()})
 assert found.text.startswith(found.tables["txt"].read_text().strip())
@@ -90,12 +90,12 @@ def test_the_package_that_is_a_function_is_both_to_a_type_checker(tmp_path: Path
 
 def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_path: Path) -> None:
     """The same batches and the same loss, step by step, and again in a second pass."""
-    batches = gdt.batches(shards, preset="l", videos_per_batch=4, epochs=2, size="tiny", device="cpu")
+    batches = gdt.batches(shards, preset="l", batch_size=4, epochs=2, size="tiny", device="cpu")
     torch.manual_seed(0)
     network = batches.network()
     assert isinstance(network, GDT)
     o = SIZES["tiny"][1].optimization
-    optimizer = torch.optim.AdamW(network.parameters(), o.rate, (o.momentum, 0.999), weight_decay=o.weight_decay)
+    optimizer = torch.optim.AdamW(network.parameters(), o.lr, (o.momentum, 0.999), weight_decay=o.weight_decay)
     losses = []
     for batch in batches:
         loss = batches.loss(network(batch.inputs), batch)
@@ -105,7 +105,7 @@ def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_pat
         losses.append(loss.item())
     assert len(losses) == len(batches) == 2 * (24 // 4)
     settings = replace(
-        SIZES["tiny"][1], shards=shards, preset="l", videos_per_batch=4, epochs=2, steps=0, out=tmp_path / "run",
+        SIZES["tiny"][1], shards=shards, preset="l", batch_size=4, epochs=2, steps=0, out=tmp_path / "run",
         device="cpu", optimization=replace(o, decay=0.0),
     )  # fmt: skip
     pretrain(settings)
@@ -116,7 +116,7 @@ def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_pat
 
 
 def test_embeddings_may_come_by_modality(shards: Path) -> None:
-    batches = gdt.batches(shards, preset="e", videos_per_batch=4, size="tiny")
+    batches = gdt.batches(shards, preset="e", batch_size=4, size="tiny")
     batch = next(iter(batches))
     network = batches.network().eval()
     parts = {name: network.embed(name, inputs) for name, inputs in batch.inputs.items()}

@@ -120,9 +120,9 @@ def test_losses_are_those_of_a_processor(shards: Path, tmp_path: Path, monkeypat
         out = tmp_path / f"{name}-{len(losses)}"
         pretrain(
             replace(
-                base, shards=shards, out=out, videos_per_batch=8, steps=4, device=name, precision="float32",
+                base, shards=shards, out=out, batch_size=8, steps=4, device=name, precision="float32",
                 network=replace(base.network, dropout=0.3), loading=Loading(decoder="cpu"),
-                optimization=Optimization("sgd", rate=1e-3, per_videos=0, warmup_epochs=0),
+                optimization=Optimization("sgd", lr=1e-3, base_batch_size=0, warmup_epochs=0),
             )
         )  # fmt: skip
         losses[out] = [json.loads(line)["loss"] for line in (out / METRICS).read_text().splitlines()]
@@ -132,7 +132,7 @@ def test_losses_are_those_of_a_processor(shards: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("size", "changes"),
-    [("tiny", {"videos_per_batch": 8, "steps": 30}), ("paper", {"videos_per_batch": 4, "epochs": 0, "steps": 2})],
+    [("tiny", {"batch_size": 8, "steps": 30}), ("paper", {"batch_size": 4, "epochs": 0, "steps": 2})],
 )
 def test_pretraining_on_the_gpu_runs_to_the_end(
     shards: Path, tmp_path: Path, size: str, changes: dict[str, int]
@@ -196,10 +196,10 @@ def test_another_way_to_compute_a_step_has_the_same_losses(name: str) -> None:
 
 def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
     """On a GPU in bfloat16, where numbers are near those of the CPU."""
-    path = pretrain(replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "run", videos_per_batch=4, steps=2))
+    path = pretrain(replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "run", batch_size=4, steps=2))
     settings = Downstream(
         (path,), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune"), size="tiny", epochs=2,
-        clips_per_epoch=2, clips=2, random="no", side_by_side=1, out=tmp_path / "eval",
+        clips_per_epoch=2, clips=2, random="no", jobs=1, out=tmp_path / "eval",
     )  # fmt: skip
     assert "finetune top-1" in downstream(settings)
     results = read(tmp_path / "eval" / "results.json")

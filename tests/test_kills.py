@@ -155,7 +155,7 @@ def test_kills_during_pretraining_give_the_same_losses(shards: Path, tmp_path: P
     whole, folder = tmp_path / "whole", tmp_path / "killed"
 
     def command(run: Path) -> list[object]:
-        sizes = ("--videos-per-batch", 4, "--threads", 1, "--network.dropout", 0.3, "--steps", 30)
+        sizes = ("--batch-size", 4, "--threads", 1, "--network.dropout", 0.3, "--steps", 30)
         return ["pretrain", "tiny", "--shards", shards, "--out", run, *sizes, "--checkpoint-steps", 1]
 
     def losses(run: Path) -> list[float]:

@@ -151,7 +151,7 @@ def test_targets_without_variables_refuse_them(tmp_path: Path) -> None:
         ("pretrain SIZE=tiny PRESET=", "gdt pretrain --dataset synthetic tiny"),
         ("eval SIZE=tiny", "gdt eval downstream --ckpt runs/synthetic-l/checkpoint.pt --size=tiny"),
         ("eval SIZE=tiny DATASET=x PRESET=e GPUS=2",
-         "gdt eval downstream --ckpt runs/x-e/checkpoint.pt --dataset=x --size=tiny --side-by-side=2"),
+         "gdt eval downstream --ckpt runs/x-e/checkpoint.pt --dataset=x --size=tiny --jobs=2"),
         ("eval SIZE=tiny CKPT='a.pt b.pt' DATASET=x",
          "gdt eval downstream --ckpt a.pt b.pt --dataset=x --size=tiny"),
         ("eval-ucf SIZE=paper PROTOCOLS=retrieval FOLDS='1 2'",
@@ -187,7 +187,7 @@ def test_variables_of_the_environment_count_where_they_are_options(tmp_path: Pat
 
 def tiny(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
     """A command that trains in seconds."""
-    return ("pretrain", "tiny", "--shards", shards, "--out", run, "--videos-per-batch", 4, "--threads", 1, "--preset",
+    return ("pretrain", "tiny", "--shards", shards, "--out", run, "--batch-size", 4, "--threads", 1, "--preset",
             "e", *more)  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def test_a_run_is_prolonged_where_its_steps_would_have_been_the_same(
 ) -> None:
     run, straight = tmp_path / "run", tmp_path / "straight"
     constant = ("--optimization.decay", 0, "--optimization.warmup-epochs", 0.5, "--network.dropout", 0.3,
-                "--videos-per-batch", 6)  # fmt: skip
+                "--batch-size", 6)  # fmt: skip
     assert command(*tiny(shards, run, *constant, "--steps", 2)).returncode == 0
     assert command(*tiny(shards, run, *constant, "--epochs", 1)).returncode == 0  # 4 steps
     assert command(*tiny(shards, straight, *constant, "--epochs", 1)).returncode == 0

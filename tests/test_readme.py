@@ -39,7 +39,7 @@ ONLY_READ = {
 }
 """What is not run, and why; all of it is parsed."""
 LESS = {
-    "pretrain": ["--steps", "2", "--videos-per-batch", "4"], "eval downstream": ["--clips", "2"],
+    "pretrain": ["--steps", "2", "--batch-size", "4"], "eval downstream": ["--clips", "2"],
     "eval embed": ["--clips", "2"], "eval theorem": ["--batches", "100"],
 }  # fmt: skip
 """What makes the commands short."""

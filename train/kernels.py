@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gdt.common.errors import first_line, is_out_of_memory
 from gdt.pipeline.leaves import Clip
-from gdt.train.figures import mark
+from gdt.train.metrics import mark
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 

@@ -14,8 +14,8 @@ from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data
 from gdt.train.cost import arithmetic, peak
-from gdt.train.figures import Figures
 from gdt.train.kernels import PRECISIONS, Kernels
+from gdt.train.metrics import Metrics
 from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.norm import synchronised
 from gdt.train.resuming import require_same_run
@@ -40,24 +40,24 @@ class Learner:
         self._data = data
         torch.manual_seed(settings.seed)
         self.model = model = GDT(settings.network, tree.composition.modalities).to(device)
-        if world > 1 and not settings.norm_leaves:
+        if world > 1 and not settings.bn_group_size:
             synchronised(model, device)
         if "video" in model.modalities:
             model.video_network.base.recomputed = recomputed
         numbers = PRECISIONS[settings.precision]
         (kernels or Kernels(numbers)).apply(model)
-        how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.norm_leaves or 0,
-                  settings.chunk_leaves)  # fmt: skip
+        how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.bn_group_size or 0,
+                  settings.micro_batch_size)  # fmt: skip
         self.gradient = Gradient(model, how, world, tqdm.write)
         self.optimizer = _optimizer(settings.optimization, model, device)
 
-    def step(self, step: int, batch: Batch) -> Figures:
-        """One update; its figures are not yet copied from the device."""
+    def step(self, step: int, batch: Batch) -> Metrics:
+        """One update; its metrics are not yet copied from the device."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.rate(step)
-        figures = self.gradient(step, batch)
+            group["lr"] = self.schedule.lr(step)
+        metrics = self.gradient(step, batch)
         self.optimizer.step()
-        return figures
+        return metrics
 
     def state(self, done: int) -> dict[str, Any]:
         """What a checkpoint after `done` steps holds."""
@@ -86,12 +86,12 @@ class Learner:
             return None
         settings, composition = self.settings, self.composition
         of_leaf = arithmetic(settings.network, settings.clip, bands, composition.modalities)
-        leaves = settings.videos_per_batch * composition.clips_per_video / self.world
+        leaves = settings.batch_size * composition.clips_per_video / self.world
         return leaves * sum(of_leaf.values()), stated
 
 
 def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:
-    common: dict[str, Any] = {"lr": o.rate, "weight_decay": o.weight_decay, "fused": device.type == "cuda" or None}
+    common: dict[str, Any] = {"lr": o.lr, "weight_decay": o.weight_decay, "fused": device.type == "cuda" or None}
     if o.method == "sgd":
         return torch.optim.SGD(model.parameters(), momentum=o.momentum, **common)
     return torch.optim.AdamW(model.parameters(), betas=(o.momentum, 0.999), **common)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
-from gdt.train.figures import Report
+from gdt.train.metrics import Report
 from gdt.train.schedule import Schedule
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
 
@@ -59,37 +59,37 @@ class Log:
     def stepped(self, report: Report) -> None:
         """A step is done."""
         rate, waiting = self._clips / report.seconds, report.waiting / report.seconds
-        figures = report.figures._asdict() | {
-            "rate": self._schedule.rate(report.step), "clips_per_second": rate, "waiting": waiting,
+        metrics = report.metrics._asdict() | {
+            "lr": self._schedule.lr(report.step), "clips_per_second": rate, "data_wait": waiting,
             "memory_gib": report.memory,
         }  # fmt: skip
         mfu = ""
         if self._flops:
-            figures["mfu"] = self._flops[0] / report.seconds / self._flops[1]
-            mfu = f", MFU {figures['mfu']:.0%}"
-        self._file.write(json.dumps({"step": report.step} | figures) + "\n")
-        self._plot(figures, report.step)
+            metrics["mfu"] = self._flops[0] / report.seconds / self._flops[1]
+            mfu = f", MFU {metrics['mfu']:.0%}"
+        self._file.write(json.dumps({"step": report.step} | metrics) + "\n")
+        self._plot(metrics, report.step)
         self._bar.set_postfix_str(
-            f"loss {report.figures.loss:.3f}, {report.figures.accuracy:.0%} right, {rate:.0f} clips/s, "
+            f"loss {report.metrics.loss:.3f}, {report.metrics.top1:.0%} right, {rate:.0f} clips/s, "
             f"{waiting:.0%} waiting, {report.memory:.1f} GiB{mfu}{self._probed}",
             False,
         )
         self._bar.update()
 
-    def probed(self, done: int, figures: dict[str, float]) -> None:
+    def probed(self, done: int, metrics: dict[str, float]) -> None:
         """What a probe after `done` steps has found, in percent."""
         with self._probes.open("a") as file:
-            file.write(json.dumps({"step": done} | figures) + "\n")
+            file.write(json.dumps({"step": done} | metrics) + "\n")
         # at the step before, as one at the first step of a run that goes on would be purged with those after it
-        self._plot({f"probe/{name}": value for name, value in figures.items()}, max(done - 1, 0))
-        name, value = next(iter(figures.items()))
+        self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
+        name, value = next(iter(metrics.items()))
         self._probed = f", {name} {value:.1f} %"
 
-    def _plot(self, figures: dict[str, float], step: int) -> None:
-        for name, value in figures.items():
+    def _plot(self, metrics: dict[str, float], step: int) -> None:
+        for name, value in metrics.items():
             self._board.add_scalar(name, value, step)
         if self._wandb:
-            self._wandb.log(figures, step=step)
+            self._wandb.log(metrics, step=step)
 
 
 def _weights_and_biases(settings: Pretrain) -> Any:

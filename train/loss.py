@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
 
     loss: Tensor
     """Equation 1, with the gradient of this rank's share."""
-    accuracy: Tensor
+    top1: Tensor
     """Share of the leaves with a positive whose most similar leaf, of those with weight, is one; no gradient."""
 
 

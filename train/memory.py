@@ -44,9 +44,9 @@ Memory = Callable[[int], dict[str, float]]
 class Fit:
     """How a rank goes about its share of a batch; only the groups are part of the run's numbers."""
 
-    norm_leaves: int
+    bn_group_size: int
     """As in the settings; 0 for the whole batch."""
-    chunk_leaves: int
+    micro_batch_size: int
     """As in the settings; 0 for all of the rank's leaves at once, which are then embedded once."""
     recomputed: int
     """Parts of the video trunk whose activations are made again for the gradient."""
@@ -60,8 +60,8 @@ class Fit:
         return self.needed <= _USED * self.room
 
     def __str__(self) -> str:
-        norm = f"groups of {self.norm_leaves} leaves" if self.norm_leaves else "the whole batch"
-        chunks = f", {self.chunk_leaves} leaves at a time, each embedded twice" if self.chunk_leaves else ""
+        norm = f"groups of {self.bn_group_size} leaves" if self.bn_group_size else "the whole batch"
+        chunks = f", {self.micro_batch_size} leaves at a time, each embedded twice" if self.micro_batch_size else ""
         again = ", the first stages' activations computed twice" if self.recomputed else ""
         short = "; expect to run out of it" if self.needed > self.room else ""
         return (
@@ -76,7 +76,7 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     What the settings say is kept to. Else batch norm is over the whole batch where that fits, and over the largest
     groups that do where it does not. Where nothing fits, it is the way that needs least, of the smallest groups.
     """
-    leaves = settings.videos_per_batch * composition.clips_per_video // world
+    leaves = settings.batch_size * composition.clips_per_video // world
     fixed = _fixed(settings, composition, world, parameters)
     found: list[Fit] = []
     for norm, chunk, recomputed in _from_best(settings, leaves):
@@ -85,18 +85,18 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
         found.append(Fit(norm, chunk, recomputed, fixed + needed, room))
         if found[-1].fits:
             return found[-1]
-    return min((one for one in found if one.norm_leaves == found[-1].norm_leaves), key=lambda one: one.needed)
+    return min((one for one in found if one.bn_group_size == found[-1].bn_group_size), key=lambda one: one.needed)
 
 
 def _from_best(settings: Pretrain, leaves: int) -> Iterator[tuple[int, int, int]]:
     """Groups, chunks and recomputed parts that the settings leave open, what computes least first."""
-    asked, chunk, batch = settings.norm_leaves, settings.chunk_leaves, settings.videos_per_batch
+    asked, chunk, batch = settings.bn_group_size, settings.micro_batch_size, settings.batch_size
     stages = (0, WIDE, WIDER)
     sizes = [asked] if asked else [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
     if chunk and not (sizes := [n for n in sizes if chunk % n == 0]):
         raise UserError(
-            f"--chunk-leaves {chunk} is no multiple of a group of leaves that divides the {batch} videos of a batch; "
-            "set it to one"
+            f"--micro-batch-size {chunk} is not a multiple of a batch-norm group size that divides the {batch} videos "
+            "of a batch; use one that is"
         )
     if not asked and not chunk:
         yield from ((0, 0, recomputed) for recomputed in stages)
@@ -111,7 +111,7 @@ def _from_best(settings: Pretrain, leaves: int) -> Iterator[tuple[int, int, int]
 
 def _fixed(settings: Pretrain, composition: Composition, world: int, parameters: int) -> float:
     """Bytes of what is there whatever is embedded at a time."""
-    clip, leaves = settings.clip, settings.videos_per_batch * composition.clips_per_video
+    clip, leaves = settings.clip, settings.batch_size * composition.clips_per_video
     moments = 2 if settings.optimization.method == "adamw" else 1
     pixels = leaves / world * clip.frames * clip.size**2 * 3 if "video" in composition.modalities else 0
     pairs = (leaves * len(composition.modalities)) ** 2 / world
@@ -153,10 +153,10 @@ def prepared(
     `trial`: compute one chunk before the run relies on it, which finds a lack of memory and wrong or slow kernels.
     Raises UserError where the ranks cannot have whole groups.
     """
-    if settings.norm_leaves is None and begun is not None:
-        settings = replace(settings, norm_leaves=begun.norm_leaves)
-    share = settings.videos_per_batch * composition.clips_per_video // world
-    require_groups(settings.videos_per_batch, composition.clips_per_video, settings.norm_leaves or 0, world)
+    if settings.bn_group_size is None and begun is not None:
+        settings = replace(settings, bn_group_size=begun.bn_group_size)
+    share = settings.batch_size * composition.clips_per_video // world
+    require_groups(settings.batch_size, composition.clips_per_video, settings.bn_group_size or 0, world)
     numbers = PRECISIONS[settings.precision]
     weights = parameters(settings.network, composition.modalities)
     candidates = ways(numbers, settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda"))
@@ -171,7 +171,7 @@ def prepared(
         """The number of the kernels that are right."""
         if not trial or "video" not in composition.modalities:
             return 0
-        leaves = min(one.chunk_leaves or one.norm_leaves or share, share)
+        leaves = min(one.micro_batch_size or one.bn_group_size or share, share)
         try:
             found = first_right(candidates, settings.network, settings.clip, leaves, one.recomputed, device, say)
         except (MemoryError, RuntimeError) as error:
@@ -201,7 +201,9 @@ def prepared(
         say(f"out of memory where it {one}; trying less")
         free *= _LESS
     exact: Any = str(kernels.precision).removeprefix("torch.")
-    settings = replace(settings, norm_leaves=one.norm_leaves, chunk_leaves=one.chunk_leaves, precision=exact)
+    settings = replace(
+        settings, bn_group_size=one.bn_group_size, micro_batch_size=one.micro_batch_size, precision=exact
+    )
     return Plan(settings, one, kernels)
 
 

@@ -52,8 +52,8 @@ def shortage_told(settings: Pretrain) -> Iterator[None]:
             raise
         raise UserError(
             f"out of memory ({first_line(error)}); lower --loading.prefetch, --loading.clips-at-once or, where batch "
-            "norm is over groups, --chunk-leaves, which change no number, begin anew with smaller --norm-leaves or "
-            f"--videos-per-batch (now {settings.videos_per_batch}), which do, or use more GPUs"
+            "norm is over groups, --micro-batch-size, which change no number, begin anew with smaller --bn-group-size "
+            f"or --batch-size (now {settings.batch_size}), which do, or use more GPUs"
         ) from error
 
 

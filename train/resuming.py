@@ -50,7 +50,7 @@ def _require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch:
             f"{path.parent} has done {done} steps, more than the {now.steps} asked for; set --steps or --epochs to "
             "more, or --out to another folder"
         )
-    other = next((step for step in range(done) if then.rate(step) != now.rate(step)), None)
+    other = next((step for step in range(done) if then.lr(step) != now.lr(step)), None)
     if other is not None:
         raise UserError(
             f"{path.parent} holds a run of {then.steps} steps, whose learning rate falls (--optimization.decay "

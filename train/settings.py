@@ -44,8 +44,8 @@ class Pretrain:
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "shards", "split", "shuffle_shards", "word2vec"),
         "composition": ("preset", "factors", "factors_from", "factors_digest"),
-        "schedule": ("videos_per_batch", "norm_leaves", "epochs", "steps", "temperature", "seed"),
-        "run": ("out", "init", "device", "precision", "compile", "threads", "chunk_leaves", "checkpoint_minutes",
+        "schedule": ("batch_size", "bn_group_size", "epochs", "steps", "temperature", "seed"),
+        "run": ("out", "init", "device", "precision", "compile", "threads", "micro_batch_size", "checkpoint_minutes",
                 "checkpoint_steps"),
         "probe": ("probe_every", "probe_videos", "probe_split"),
         "watching": ("wandb", "profile"),
@@ -77,7 +77,7 @@ class Pretrain:
     """Weights to start from, a checkpoint's or from elsewhere; inputs are then normalised as these expect it."""
     out: Path | None = None
     """Folder for checkpoints and logs; default runs/<dataset>-<preset>."""
-    videos_per_batch: int = 512
+    batch_size: int = 512
     """K_i: videos in one batch over all GPUs."""
     epochs: int = 100
     """Passes over the videos; 0 where --steps is set. A run goes on to a larger number where its steps until then had
@@ -88,12 +88,12 @@ class Pretrain:
     """rho of equation 1."""
     seed: int = 0
     """Decides the plans, the initial weights and the dropout; the same seed gives the same run."""
-    norm_leaves: int | None = None
+    bn_group_size: int | None = None
     """Leaves of one modality over which batch norm takes its statistics; 0 is the whole batch over all GPUs, as in the
     paper. By default the whole batch where the memory of the GPUs that the run begins on allows it, else groups as
     large as it allows; a run keeps its groups wherever it goes on."""
-    chunk_leaves: int = 0
-    """Leaves of one modality that are embedded at a time, a multiple of --norm-leaves; no value changes the numbers.
+    micro_batch_size: int = 0
+    """Leaves of one modality that are embedded at a time, a multiple of --bn-group-size; no value changes the numbers.
     0 takes all of a GPU's share where they fit into its memory, else as many as do, and embeds them twice."""
     clip: Clip = field(default_factory=Clip)
     """What one leaf holds."""
@@ -137,8 +137,8 @@ class Pretrain:
         if not self.factors and self.preset != "help":
             presets.preset(self.preset)
         _require(
-            self.videos_per_batch >= 2,
-            f"--videos-per-batch is {self.videos_per_batch}, the K of factor 'video'; it must be 2 or more, "
+            self.batch_size >= 2,
+            f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "
             "or there is no other video to tell apart (condition iii)",
         )
         _require(
@@ -153,16 +153,16 @@ class Pretrain:
             self.probe_every >= 0 and self.probe_videos >= 2,
             "--probe-every must be 0 or more, and --probe-videos 2 or more",
         )
-        norm, chunk = self.norm_leaves, self.chunk_leaves
-        _require((norm or 2) >= 2, f"--norm-leaves is {norm}; it must be 0, for the whole batch, or 2 or more")
+        norm, chunk = self.bn_group_size, self.micro_batch_size
+        _require((norm or 2) >= 2, f"--bn-group-size is {norm}; it must be 0, for the whole batch, or 2 or more")
         _require(
             chunk >= 0 and not (chunk and norm == 0),
-            f"--chunk-leaves is {chunk}; it must be 0 or more, and 0 where batch norm is over the whole batch "
-            "(--norm-leaves 0)",
+            f"--micro-batch-size is {chunk}; it must be 0 or more, and 0 where batch norm is over the whole batch "
+            "(--bn-group-size 0)",
         )
         _require(
             not norm or chunk % norm == 0,
-            f"--chunk-leaves is {chunk}; it must be a multiple of --norm-leaves ({norm})",
+            f"--micro-batch-size is {chunk}; it must be a multiple of --bn-group-size ({norm})",
         )
         _require(self.profile >= 0, f"--profile is {self.profile}; it must be 0 or more")
         _require(self.seed >= 0, f"--seed is {self.seed}; it must be 0 or more")
@@ -181,7 +181,7 @@ class Pretrain:
     def composition(self) -> Composition:
         """What a batch is made of."""
         factors = self.factors or presets.preset(self.preset).factors
-        return notation.parse(factors, self.videos_per_batch, self.augmentation, self.transformations)
+        return notation.parse(factors, self.batch_size, self.augmentation, self.transformations)
 
     def resolved(self) -> Pretrain:
         """With what the file of factors says now as a part of the settings."""
@@ -203,7 +203,7 @@ class Pretrain:
     def schedule(self, batches_per_epoch: int) -> Schedule:
         """The learning rates of a run over so many batches per epoch."""
         steps = self.steps or self.epochs * batches_per_epoch
-        return Schedule(self.optimization, self.videos_per_batch, batches_per_epoch, steps)
+        return Schedule(self.optimization, self.batch_size, batches_per_epoch, steps)
 
     def words(self, index: Index) -> WordVectors | None:
         """The word vectors of these shards, where words are a modality. UserError where they are not to be had."""
@@ -235,7 +235,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
         "small networks and clips, for a machine without a GPU",
         Pretrain(
             dataset="synthetic",
-            videos_per_batch=16,
+            batch_size=16,
             epochs=0,
             steps=600,
             clip=Clip(frames=8, stride=4, size=32),
@@ -245,7 +245,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
                 audio_widths=(16, 32, 64), text_width=256, hidden=256, embedding=128, dropout=0.0,
             ),
             optimization=Optimization(
-                method="adamw", rate=3e-3, per_videos=0, weight_decay=1e-2, warmup_epochs=0, decay=0.25
+                method="adamw", lr=3e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, decay=0.25
             ),
             loading=Loading(threads=1, clips_at_once=32),
             checkpoint_minutes=2.0,
@@ -255,7 +255,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 """Named starting points; every value can be set on top."""
 
 _NO_EFFECT_ON_NUMBERS = {
-    "out", "shards", "word2vec", "factors_from", "loading", "compile", "chunk_leaves", "checkpoint_minutes",
+    "out", "shards", "word2vec", "factors_from", "loading", "compile", "micro_batch_size", "checkpoint_minutes",
     "checkpoint_steps", "probe_every", "probe_videos", "probe_split", "wandb", "profile",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")

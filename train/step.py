@@ -21,9 +21,9 @@ from gdt.pipeline import groups as grouping
 from gdt.pipeline.factors import Factor
 from gdt.pipeline.loader import Batch
 from gdt.train.cost import WIDER
-from gdt.train.figures import Figures
 from gdt.train.loss import outcome
 from gdt.train.memory import empty_caches
+from gdt.train.metrics import Metrics
 from gdt.train.models.dropout import leaf_keys
 from gdt.train.models.gdt import GDT
 from gdt.train.norm import RunningStatistics, all_reduce_together
@@ -40,9 +40,9 @@ class How:
     seed: int
     precision: torch.dtype = torch.float32
     """Of the networks."""
-    norm_leaves: int = 0
+    bn_group_size: int = 0
     """Leaves of one modality over which batch norm takes its statistics; 0 for the whole batch."""
-    chunk_leaves: int = 0
+    micro_batch_size: int = 0
     """Leaves of one modality that are embedded at a time, whole groups; 0 for all of a rank."""
 
 
@@ -59,7 +59,7 @@ class Gradient:
 
     def __init__(self, model: GDT, how: How, world: int = 1, say: Callable[[str], None] = print) -> None:
         """`model` has batch norm over all ranks already where `how` asks for it; `say` is told of smaller chunks."""
-        self.model, self.how, self.chunk_leaves = model, how, how.chunk_leaves
+        self.model, self.how, self.micro_batch_size = model, how, how.micro_batch_size
         self._world, self._say = world, say
         self._statistics = RunningStatistics(
             {
@@ -68,15 +68,15 @@ class Gradient:
             }
         )
 
-    def __call__(self, step: int, batch: Batch) -> Figures:
+    def __call__(self, step: int, batch: Batch) -> Metrics:
         """The gradient of this rank's share of the batch of a step, averaged over the ranks as the loss expects.
 
         Running statistics of batch norm have moved once. Raises what torch raises where not even one group fits.
         """
         how = self.how
         self.model.train()
-        groups = list(_grouped(batch, leaf_keys(how.seed, step, batch.table["leaf"]), how.norm_leaves))
-        with self._statistics.step(shared=how.norm_leaves > 0):
+        groups = list(_grouped(batch, leaf_keys(how.seed, step, batch.table["leaf"]), how.bn_group_size))
+        with self._statistics.step(shared=how.bn_group_size > 0):
             embedded = [self._with_less(groups, lambda: self._embedded(groups))]
             leaf = embedded[0].detach().requires_grad_()
             found = outcome(leaf, batch.table, how.factors, how.temperature, batch.joined)
@@ -88,11 +88,11 @@ class Gradient:
         if self._world > 1:
             all_reduce_together(gradients)
             torch._foreach_div_(gradients, self._world)
-        return Figures(found.loss.detach(), found.accuracy, torch.nn.utils.get_total_norm(gradients))
+        return Metrics(found.loss.detach(), found.top1, torch.nn.utils.get_total_norm(gradients))
 
     def _embedded(self, groups: Sequence[_Group]) -> Tensor:
         """Embeddings of all groups, with the graph of what made them where they are embedded at once."""
-        at_once = not self.chunk_leaves or self.chunk_leaves >= _most(groups)
+        at_once = not self.micro_batch_size or self.micro_batch_size >= _most(groups)
         self._statistics.forget()
         parts = []
         with torch.set_grad_enabled(at_once), self._autocast():
@@ -122,7 +122,7 @@ class Gradient:
 
     def _chunks(self, groups: Sequence[_Group]) -> Iterator[Sequence[_Group]]:
         """Runs of groups of one modality that together have as many leaves as a chunk."""
-        number = max(1, self.chunk_leaves // (self.how.norm_leaves or 1)) if self.chunk_leaves else 1
+        number = max(1, self.micro_batch_size // (self.how.bn_group_size or 1)) if self.micro_batch_size else 1
         for modality in dict.fromkeys(group.modality for group in groups):
             own = [group for group in groups if group.modality == modality]
             yield from (own[first : first + number] for first in range(0, len(own), number))
@@ -145,11 +145,11 @@ class Gradient:
 
     def _halve(self, groups: Sequence[_Group], shortage: Exception) -> None:
         """Less at a time, which changes no number. Raises the lack of memory where that cannot be."""
-        group = self.how.norm_leaves
-        before = min(self.chunk_leaves or _most(groups), _most(groups))
+        group = self.how.bn_group_size
+        before = min(self.micro_batch_size or _most(groups), _most(groups))
         if group and before > group:
-            self.chunk_leaves = max(1, before // group // 2) * group
-            said = f" with chunks of {before} leaves; going on with --chunk-leaves {self.chunk_leaves}"
+            self.micro_batch_size = max(1, before // group // 2) * group
+            said = f" with chunks of {before} leaves; going on with --micro-batch-size {self.micro_batch_size}"
         elif not group and self._world == 1 and self._recompute_more():
             said = "; going on with the first stages' activations computed twice"
         else:
@@ -165,11 +165,11 @@ class Gradient:
         return True
 
 
-def _grouped(batch: Batch, keys: Tensor, norm_leaves: int) -> Iterator[_Group]:
+def _grouped(batch: Batch, keys: Tensor, bn_group_size: int) -> Iterator[_Group]:
     done = 0
     for modality, inputs in batch.inputs.items():
         count = len(inputs)
-        for places in grouping.groups(count, norm_leaves):
+        for places in grouping.groups(count, bn_group_size):
             rows = slice(done + places.start, done + places.stop)
             whole = places.stop - places.start == count
             yield _Group(modality, inputs if whole else _part(inputs, places), keys[rows], rows)

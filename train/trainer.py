@@ -25,11 +25,11 @@ from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, Saver, load_model
 from gdt.train.crossmodal import Probe
 from gdt.train.distributed import barrier, require_alike
-from gdt.train.figures import Report, Reports
 from gdt.train.kernels import precision
 from gdt.train.learner import Learner, begin_with
 from gdt.train.log import Log
 from gdt.train.memory import prepared
+from gdt.train.metrics import Report, Reports
 from gdt.train.provenance import Provenance, Start, record
 from gdt.train.settings import Pretrain, flags, from_json
 from gdt.train.stop import StopSignal
@@ -127,9 +127,9 @@ class Trainer:
             for step, batch in enumerate(self.batches(loader), self.first):
                 self.reports.loaded()
                 self.skipped.update(batch.damaged)
-                figures = self.learner.step(step, batch)
+                metrics = self.learner.step(step, batch)
                 # the report of the step before tells every rank what signals any had got: all stop after the same step
-                signal = self.log_step(self.reports.add(step, figures, stop.signal)) or heard
+                signal = self.log_step(self.reports.add(step, metrics, stop.signal)) or heard
                 if self.world == 1:
                     signal = stop.signal
                 done, heard = step + 1, 0
@@ -149,7 +149,7 @@ class Trainer:
     def loader(self) -> Loader:
         """Of this rank's share of each batch."""
         plans = self.tree.plans(self.first, self.steps)
-        shares = (shared(plan, self.rank, self.world, self.fit.norm_leaves) for plan in plans)
+        shares = (shared(plan, self.rank, self.world, self.fit.bn_group_size) for plan in plans)
         return Loader(self.index, shares, self.settings.clip, self.device, self.settings.loading, self.words)
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
@@ -170,7 +170,7 @@ class Trainer:
         """The log, on the first rank."""
         if self.rank:
             return nullcontext()
-        clips = self.settings.videos_per_batch * self.tree.composition.clips_per_video
+        clips = self.settings.batch_size * self.tree.composition.clips_per_video
         flops = self.learner.flops(self.index.bands)
         return Log(self.settings, self.first, self.learner.schedule, clips, flops)
 
@@ -180,13 +180,13 @@ class Trainer:
             return 0
         if self.log:
             self.log.stepped(report)
-        loss = report.figures.loss
+        loss = report.metrics.loss
         if loss == 0 and self.skipped:
             raise UserError(
                 f"every pair of step {report.step} is damaged, so nothing can be learned; see 'make verify'"
             )
         if not np.isfinite(loss):
-            raise UserError(f"the loss is {loss} at step {report.step}; lower --optimization.rate")
+            raise UserError(f"the loss is {loss} at step {report.step}; lower --optimization.lr")
         return report.signal
 
     def probe_due(self, done: int) -> bool:
@@ -194,7 +194,7 @@ class Trainer:
         return self.probe is not None and (done % self.settings.probe_every == 0 or done == self.steps)
 
     def run_probe(self, done: int) -> None:
-        """Measure recall among held-out videos after `done` steps."""
+        """Metric recall among held-out videos after `done` steps."""
         if self.probe and self.log:
             self.log.probed(done, self.probe(self.learner.model))
 

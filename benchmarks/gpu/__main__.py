@@ -29,7 +29,7 @@ COMMAND = [sys.executable, "-m", "benchmarks.gpu.section"]
 
 
 def run(arguments: Sequence[str], say: Callable[[str], None] = print) -> str:
-    """Measure all; the table, which is in the folder, too. Raises UserError where there is nothing to measure on."""
+    """Metric all; the table, which is in the folder, too. Raises UserError where there is nothing to measure on."""
     settings = parsed(arguments)
     settings.out.mkdir(parents=True, exist_ok=True)
     rows, table = settings.out / "rows.jsonl", settings.out / "table.txt"

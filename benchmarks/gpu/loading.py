@@ -95,7 +95,7 @@ def rate(settings: Settings, device: torch.device, row: str, choice: Loading) ->
         while time.perf_counter() - began < settings.size.loading_seconds:
             next(batches)
             synchronize(device)
-            count += composition.videos_per_batch
+            count += composition.batch_size
         seconds, used = time.perf_counter() - began, sum(os.times()[:2]) - busy
     decoded = count * composition.decoded_per_video
     return {

@@ -73,15 +73,17 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
     videos = settings.size.ranks_videos
     if device.type == "cpu":
         torch.set_num_threads(1)
-    for norm, norm_leaves in (("groups", videos // 2), ("the whole batch", 0)):
+    for norm, bn_group_size in (("groups", videos // 2), ("the whole batch", 0)):
         run = replace(
-            run_settings(settings, "l", 8), videos_per_batch=videos, norm_leaves=norm_leaves, precision="float32",
+            run_settings(settings, "l", 8), batch_size=videos, bn_group_size=bn_group_size, precision="float32",
             steps=STEPS,
         )  # fmt: skip
         tree = tree_of(run)
         with numbers(benchmark=False, exact=True):
             trainer = Learner(run, tree, data, device, world, Kernels(torch.float32))
-            plans = [shared(tree.plan(step, 0), rank, world, norm_leaves) for step in range(STEPS)]  # of an epoch each
+            plans = [
+                shared(tree.plan(step, 0), rank, world, bn_group_size) for step in range(STEPS)
+            ]  # of an epoch each
             batches = (batch_of(plan, run, device) for plan in plans)
             found[norm] = [float(trainer.step(step, batch).loss) for step, batch in enumerate(batches)]
     return found

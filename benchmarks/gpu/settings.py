@@ -148,7 +148,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Measure loading, training steps and whole training on a GPU, beside predictions and the plain way."""
+    """Metric loading, training steps and whole training on a GPU, beside predictions and the plain way."""
 
     out: Path = Path("runs/bench-gpu")
     minutes: float = 40.0

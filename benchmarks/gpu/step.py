@@ -23,7 +23,7 @@ from gdt.train.cost import arithmetic, memory, peak
 from gdt.train.kernels import Kernels, first_right, ways
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Optimization, Pretrain
-from gdt.train.step import Figures, Gradient, How
+from gdt.train.step import Gradient, How, Metrics
 
 BANDS = 40
 _MEAN, _STD = np.full(3, 110.0), np.full(3, 60.0)
@@ -36,15 +36,15 @@ def run_settings(settings: Settings, row: str, leaves: int) -> Pretrain:
     size = settings.size
     base = Pretrain(
         preset=row, clip=size.clip, augmentation=size.augmentation, network=size.network, epochs=0, steps=1000,
-        device=settings.device, optimization=Optimization(rate=1e-3, per_videos=0, warmup_epochs=0),
+        device=settings.device, optimization=Optimization(lr=1e-3, base_batch_size=0, warmup_epochs=0),
         threads=int(settings.device == "cpu"),
     )  # fmt: skip
-    return replace(base, videos_per_batch=leaves // base.composition.clips_per_video)
+    return replace(base, batch_size=leaves // base.composition.clips_per_video)
 
 
 def tree_of(run: Pretrain) -> Tree:
     """Over videos that nobody reads, each of some seconds."""
-    videos = run.videos_per_batch
+    videos = run.batch_size
     return Tree(run.composition, Source(np.arange(videos), np.full(videos, 300), 30), run.clip, BANDS, run.seed)
 
 
@@ -77,8 +77,8 @@ class Step:
 
     def __init__(self, way: Way, run: Pretrain, device: torch.device) -> None:
         # the first leaf of every video is a group, and so on
-        norm_leaves = 0 if way.one_forward else run.videos_per_batch
-        chunk_leaves = norm_leaves if way.cached else 0
+        bn_group_size = 0 if way.one_forward else run.batch_size
+        micro_batch_size = bn_group_size if way.cached else 0
         precision = torch.bfloat16 if way.bfloat16 else torch.float32
         if run.threads:
             torch.set_num_threads(run.threads)
@@ -86,25 +86,25 @@ class Step:
         if way.side_stream:
             side_stream(model, device)
         Kernels(precision, way.channels_last, way.compiled).apply(model)
-        how = How(run.composition.factors, run.temperature, run.seed, precision, norm_leaves, chunk_leaves)
-        self.batch = batch_of(shared(tree_of(run).plan(0, 0), 0, 1, norm_leaves), run, device)
+        how = How(run.composition.factors, run.temperature, run.seed, precision, bn_group_size, micro_batch_size)
+        self.batch = batch_of(shared(tree_of(run).plan(0, 0), 0, 1, bn_group_size), run, device)
         if not way.bytes:
             self.batch.inputs["video"] = self.batch.inputs["video"].floats().contiguous()
         self.model, self.gradient = model, Gradient(model, how, say=_raise)
         o = run.optimization
         self.optimizer = torch.optim.SGD(
-            model.parameters(), o.rate, o.momentum, weight_decay=o.weight_decay, fused=way.fused
+            model.parameters(), o.lr, o.momentum, weight_decay=o.weight_decay, fused=way.fused
         )
         self.way, self._device = way, device
-        self._compute: Callable[[], Figures] = lambda: self.gradient(0, self.batch)
+        self._compute: Callable[[], Metrics] = lambda: self.gradient(0, self.batch)
 
-    def __call__(self) -> Figures:
+    def __call__(self) -> Metrics:
         with numbers(self.way.cudnn_benchmark):
-            figures = self._compute()
+            metrics = self._compute()
             self.optimizer.step()
         if self.way.waits:
-            figures.loss.item()
-        return figures
+            metrics.loss.item()
+        return metrics
 
     def settle(self, steps: int) -> float:
         """Take the steps in which kernels are chosen; returns the loss of the first."""
@@ -140,7 +140,7 @@ def measured(settings: Settings, device: torch.device, way: Way, leaves: int) ->
     run = run_settings(settings, "l", leaves)
     step = Step(way, run, device)
     loss = step.settle(settings.size.warm)
-    last: list[Figures] = []
+    last: list[Metrics] = []
 
     def take() -> None:
         last[:] = [step()]

@@ -46,7 +46,7 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     shutil.rmtree(out, ignore_errors=True)
     bare = "nvidia.dali" in absent.MISSING
     run = replace(
-        base, videos_per_batch=videos, shards=settings.shards, out=out, steps=settings.size.training_steps,
+        base, batch_size=videos, shards=settings.shards, out=out, steps=settings.size.training_steps,
         checkpoint_minutes=1e6, loading=Loading(decoder="cpu") if bare else Loading(),
     )  # fmt: skip
     ready = bare and "audio" in base.composition.modalities
@@ -58,13 +58,13 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
         pretrain(run).unlink()
     lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     counted = lines[len(lines) // 3 :]
-    names = {"clips/s": ("clips_per_second", 1), "waiting %": ("waiting", 100), "MFU %": ("mfu", 100)}
+    names = {"clips/s": ("clips_per_second", 1), "waiting %": ("data_wait", 100), "MFU %": ("mfu", 100)}
     values: dict[str, float | str] = {
         name: scale * median(line[key] for line in counted) for name, (key, scale) in names.items() if key in lines[0]
     }
     values |= {"GiB": max(line["memory_gib"] for line in lines), "steps": len(lines), "loss": lines[-1]["loss"]}
     kept = json.loads((out / "settings.json").read_text())
-    told = f"norm leaves {kept['norm_leaves']}, chunk leaves {kept['chunk_leaves']}, {kept['precision']}"
+    told = f"norm leaves {kept['bn_group_size']}, chunk leaves {kept['micro_batch_size']}, {kept['precision']}"
     hours = arithmetic(row, base.composition.clips_per_video, float(values["clips/s"]))
     return values | {"is": f"{told}{_NO_LOADING * ready}; {hours}"}
 

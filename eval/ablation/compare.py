@@ -1,4 +1,4 @@
-"""Rows of an ablation side by side, with those of earlier calls: by measures, by labels, and row against row."""
+"""Rows of an ablation side by side, with those of earlier calls: by metrics, by labels, and row against row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gdt.eval import record
-from gdt.eval.measures import difference, over_seeds
+from gdt.eval.metrics import difference, over_seeds
 from gdt.eval.paper import TABLE_1, TABLE_2
 from gdt.eval.record import RANDOM, Record, sentence
 from gdt.eval.tables import Groups, Lines, Table, cell, compared, csv_of, layout, lines_of, measured, span
@@ -23,10 +23,10 @@ _PAPER = {
 
 
 class Difference(NamedTuple):
-    """Of two rows, by the first measure of a column of labels."""
+    """Of two rows, by the first metric of a column of labels."""
 
     label: str
-    measure: str
+    metric: str
     row: str
     other: str
     seeds: int
@@ -54,7 +54,7 @@ class Compared(NamedTuple):
 
 
 def compared_rows(records: Sequence[Record], labels: Sequence[str]) -> Compared:
-    """Tables of all rows: by the measures of the first column of labels, by all columns, and of their differences."""
+    """Tables of all rows: by the metrics of the first column of labels, by all columns, and of their differences."""
     labels = labels or ("label",)
     first = _of(records, labels[0])
     table = table_of(first)
@@ -97,7 +97,7 @@ def _caption(groups: Groups) -> list[str]:
         asked += f" against {first.gallery} videos, {first.classes} classes"
     column = f" of the column {first.label}" if first.label else ""
     pretrainings = [found.pretraining for found in trained]
-    clips = span(each.videos_per_batch * each.composition.clips_per_video for each in pretrainings)
+    clips = span(each.batch_size * each.composition.clips_per_video for each in pretrainings)
     return [
         f"{asked}{column}; {clips} video clips per step, {span(found.step for found in trained)} steps, seeds "
         f"{', '.join(map(str, seeds))}; in brackets {brackets}"
@@ -120,12 +120,12 @@ def _label_said(records: Sequence[Record], labels: Sequence[str]) -> list[str]:
 
 
 def _differences(records: Sequence[Record], name: str) -> list[Difference]:
-    """Of all pairs of rows, by the first measure that both have of a column of labels."""
+    """Of all pairs of rows, by the first metric that both have of a column of labels."""
     groups = {preset: own for preset, group in by_preset(records).items() if (own := _of(group, name))}
     groups.pop(RANDOM, None)
     found = []
     for row, mine in groups.items():
-        column = next(iter(mine[0].measures))
+        column = next(iter(mine[0].metrics))
         for other, its in groups.items():
             one, two = measured(mine, column), measured(its, column)
             if row != other and one and two:
@@ -139,7 +139,7 @@ def _matrix(differences: Sequence[Difference]) -> Lines:
     rows = list(dict.fromkeys(each.row for each in differences))
     cells = {(d.row, d.other): f"{d.points:+.1f}{'*' if d.is_sure else ' '}" for d in differences}
     short = {row: row if len(row) < 12 else f"({number})" for number, row in enumerate(rows, 1)}
-    lines = [[differences[0].measure, *(f"- {short[row]}" for row in rows)]]
+    lines = [[differences[0].metric, *(f"- {short[row]}" for row in rows)]]
     return [*lines, *([short[row], *(cells.get((row, other), "") for other in rows)] for row in rows)]
 
 

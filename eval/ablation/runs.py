@@ -25,7 +25,7 @@ from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.lines import factor_of, name_of, over_seeds
 from gdt.eval.factors.settings import Factors
 from gdt.eval.plots import bars, matrix
-from gdt.eval.processes import options, places, run_alone, side_by_side
+from gdt.eval.processes import job_limit, options, run_alone, run_parallel
 from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short
 from gdt.eval.record import RANDOM, Record
@@ -123,8 +123,8 @@ def _planned(
     own: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     own |= {"factors": row, "factors_from": settings.factors_from} if is_written_out(row) else {"preset": row}
     pretraining = replace(
-        size, dataset=settings.dataset, shards=shards, seed=seed, out=folder, norm_leaves=settings.norm_leaves,
-        videos_per_batch=settings.clips_per_step // composition.clips_per_video,
+        size, dataset=settings.dataset, shards=shards, seed=seed, out=folder, bn_group_size=settings.bn_group_size,
+        batch_size=settings.clips_per_step // composition.clips_per_video,
         word2vec=settings.word2vec if "text" in composition.modalities else None, **own,
     )  # fmt: skip
     commands = [["pretrain", settings.size, *options(pretraining, size)]]
@@ -146,7 +146,7 @@ def _planned(
 
 def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tuple[Protocol, ...], out: Path) -> None:
     """Whatever is not done yet on shards with the fingerprint `data`, several at a time."""
-    at_once = places(settings.side_by_side)
+    at_once = job_limit(settings.jobs)
     todo = [run for run in runs if any(command not in _done(run, data) for command in run.commands)]
     there = f", {len(runs) - len(todo)} of them are there" if len(todo) < len(runs) else ""
     print(
@@ -169,10 +169,10 @@ def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tupl
             write_text(run.folder / _DONE, json.dumps({"data": data, "format": FORMAT, "done": done}) + "\n")
 
     with Progress({run.folder: run.pretraining for run in runs}) as bar:
-        for run in side_by_side(todo, work, at_once, bar.look):
+        for run in run_parallel(todo, work, at_once, bar.look):
             first = next((each for each in run.found(protocols) if each.preset != RANDOM), None)
-            column, measure = next(iter(first.measures.items())) if first else ("", None)
-            found = f": {column} {measure.value:.1f} %" if measure else ""
+            column, metric = next(iter(first.metrics.items())) if first else ("", None)
+            found = f": {column} {metric.value:.1f} %" if metric else ""
             seconds = time.monotonic() - began
             bar.finished(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{found}")
 

@@ -19,9 +19,9 @@ class Ablation:
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "shards", "word2vec"),
-        "pretraining": ("rows", "factors_from", "seeds", "size", "clips_per_step", "norm_leaves", "steps"),
+        "pretraining": ("rows", "factors_from", "seeds", "size", "clips_per_step", "bn_group_size", "steps"),
         "evaluation": ("labels", "query_split", "gallery_per_class", "clips", "factors"),
-        "run": ("out", "side_by_side"),
+        "run": ("out", "jobs"),
     }
     """Of `--help`, and the settings below them."""
 
@@ -41,7 +41,7 @@ class Ablation:
     """Size of networks, clips and schedule."""
     clips_per_step: int = 64
     """Video clips in a batch, the same for every row: rows with more leaves per video take fewer videos."""
-    norm_leaves: int | None = None
+    bn_group_size: int | None = None
     """Leaves of one modality over which batch norm takes its statistics, as in pretraining; 0 is the whole batch."""
     steps: int = 0
     """Training steps of every run; 0 takes the size's own."""
@@ -57,13 +57,13 @@ class Ablation:
     factors: Literal["first", "all", "no"] = "first"
     """Also see what features know of each factor, as `gdt eval factors` does, of the first seed or of all:
     minutes per small model on one core."""
-    side_by_side: int = 0
+    jobs: int = 0
     """Runs at a time; 0 for one per GPU, or one single-threaded run per core."""
     out: Path | None = None
     """Folder of the runs and the table; default runs/ablation-<dataset>."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "side_by_side", least=0)
+        require_positive(self, "", "jobs", least=0)
         require_positive(self, "", "clips")
         if RECALL in self.labels and len(self.labels) > 1:
             raise UserError("--labels recall stands alone: recall across modalities takes no labels")
@@ -83,7 +83,7 @@ class Ablation:
     def composition(self, row: str) -> Composition:
         """Of a row: what holds for any number of videos per batch. Raises UserError where there is no such row."""
         if not is_written_out(row):
-            return presets.composition(row, videos_per_batch=2)
+            return presets.composition(row, batch_size=2)
         known = notation.with_own(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
         return notation.parse(row, 2, known=known)
 

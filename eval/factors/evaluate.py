@@ -22,7 +22,7 @@ from gdt.eval.factors.lines import (
     WORDS,
     by_model,
     embedding_lines,
-    measures,
+    metrics,
     told_of,
     trunk_lines,
 )  # fmt: skip
@@ -96,7 +96,7 @@ def evaluated(settings: Factors) -> list[Record]:
             found.append(
                 model.record(
                     data, settings, protocol="factors", factor=factor, queries=len(trial.videos),
-                    clips=len(trial.leaves), measures=measures(places), how=how, notes=tuple(notes),
+                    clips=len(trial.leaves), metrics=metrics(places), how=how, notes=tuple(notes),
                     provenance=provenance,
                 )
             )  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from gdt.eval.factors.promises import MOVES, MOVES_RANDOM, RULES, TOLD, TOLD_RANDOM, Seen
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.eval.record import Factor, Record
 from gdt.eval.tables import Lines, layout, span
 
@@ -19,15 +19,15 @@ WORDS = {"video": "picture", "audio": "sound"}
 """Modalities by names that nobody takes for a factor's."""
 
 
-def measures(places: dict[str, Seen]) -> dict[str, Measure]:
+def metrics(places: dict[str, Seen]) -> dict[str, Metric]:
     """What was seen in each place, as a record holds it."""
-    return {f"{place} {name}": measure for place, seen in places.items() for name, measure in seen.items()}
+    return {f"{place} {name}": metric for place, seen in places.items() for name, metric in seen.items()}
 
 
 def seen_in(place: str, record: Record) -> Seen:
     """What was seen in a place; nothing where features of it have nothing in common, or there is no such place."""
     start = f"{place} "
-    return {name.removeprefix(start): found for name, found in record.measures.items() if name.startswith(start)}
+    return {name.removeprefix(start): found for name, found in record.metrics.items() if name.startswith(start)}
 
 
 def factor_of(record: Record) -> Factor:
@@ -66,17 +66,17 @@ def over_seeds(records: Sequence[Record]) -> list[Record]:
     for group in groups.values():
         factor = factor_of(group[0])
         kept = None if factor.kept is None else all(factor_of(record).kept for record in group)
-        names = dict.fromkeys(name for record in group for name in record.measures)
-        means = {name: _mean([r.measures[name] for r in group if name in r.measures]) for name in names}
-        found.append(replace(group[0], factor=replace(factor, kept=kept), measures=means))
+        names = dict.fromkeys(name for record in group for name in record.metrics)
+        means = {name: _mean([r.metrics[name] for r in group if name in r.metrics]) for name in names}
+        found.append(replace(group[0], factor=replace(factor, kept=kept), metrics=means))
     return found
 
 
-def _mean(measures: Sequence[Measure]) -> Measure:
-    mean = measures[0]._replace(value=float(np.mean([each.value for each in measures])), spread=0.0)
+def _mean(metrics: Sequence[Metric]) -> Metric:
+    mean = metrics[0]._replace(value=float(np.mean([each.value for each in metrics])), spread=0.0)
     if mean.bounds is None:
         return mean
-    return mean._replace(bounds=(min(each.low for each in measures), max(each.high for each in measures)))
+    return mean._replace(bounds=(min(each.low for each in metrics), max(each.high for each in metrics)))
 
 
 def embedding_lines(records: Sequence[Record]) -> Lines:

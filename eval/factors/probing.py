@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
-from gdt.eval.measures import Measure, clustered, jackknife
+from gdt.eval.metrics import Metric, clustered, jackknife
 from gdt.eval.retrieval import nearest, unit
 
 _SAME = 1e-6
@@ -45,7 +45,7 @@ def distances(features: np.ndarray) -> Distances:
     return Distances(np.mean(pairs, axis=0), others)
 
 
-def moved(found: Distances, beside: Distances | None = None) -> Measure:
+def moved(found: Distances, beside: Distances | None = None) -> Metric:
     """Invariance: distance between two values of the factor in the same clip, as a multiple of that between videos.
 
     0 where features ignore the factor, 1 where its values lie as far apart as other videos. Of the time shift it is
@@ -68,7 +68,7 @@ def _ratio(found: Distances) -> tuple[float, np.ndarray]:
     return float(own.mean() / (between / (n * (n - 1)))), without
 
 
-def told(features: np.ndarray, folds: int, c: float, seed: int) -> Measure:
+def told(features: np.ndarray, folds: int, c: float, seed: int) -> Metric:
     """Decodability: how often a linear probe tells the value, in videos that it has not seen.
 
     A logistic regression on features of zero mean and unit variance; every video, with all its clips and values, is in
@@ -91,7 +91,7 @@ def fold_of(videos: int, folds: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).permutation(videos) % folds
 
 
-def recognised(features: np.ndarray) -> Measure:
+def recognised(features: np.ndarray) -> Metric:
     """How often the nearest clip of another time, by cosine, is of the same video; features are [n, 2, 1, d]."""
     first, second = features[:, 0, 0], features[:, 1, 0]
     own = np.arange(len(first))

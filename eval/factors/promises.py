@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gdt.common.errors import UserError
-from gdt.eval.measures import Measure, difference
+from gdt.eval.metrics import Metric, difference
 from gdt.eval.record import Promise
 from gdt.eval.show_tree import toy
 from gdt.pipeline.composition import Composition, contrast, weight
@@ -23,7 +23,7 @@ MOVES, MOVES_RANDOM, MOVES_MORE = "moves", "moves of random weights", "moves mor
 """See `probing.moved`; not of the video itself, which it is a multiple of."""
 TOLD, TOLD_RANDOM = "told", "told of random weights"
 """See `probing.told`; of the video, `probing.recognised`."""
-Seen = Mapping[str, Measure]
+Seen = Mapping[str, Metric]
 """What was measured in one place, by these names."""
 _PLAIN = 90.0
 """Percent from which on a value is told plainly, whatever random weights do, which may tell it, too."""

@@ -25,7 +25,7 @@ from gdt.train.settings import from_json as settings_from_json
 T = TypeVar("T")
 FIGURES = "figures.json"
 """What `gdt study figures` writes."""
-_COLUMNS = ("step", "loss", "clips_per_second", "waiting")
+_COLUMNS = ("step", "loss", "clips_per_second", "data_wait")
 
 
 class Unread(NamedTuple):
@@ -45,7 +45,7 @@ class Run:
     settings: Pretrain | None
     starts: tuple[Start, ...]
     metrics: dict[str, np.ndarray]
-    """Of every step that could be read, float64 [steps] by name: step, loss, clips_per_second, waiting."""
+    """Of every step that could be read, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
     probes: dict[str, np.ndarray]
     """Of every probe, float64 [probes] by name: step, and the figures that it found, percent."""
 
@@ -192,8 +192,8 @@ def _evaluations(root: Path, unread: list[Unread]) -> dict[Path, list[Found]]:
     single = [path for name in PROTOCOLS for path in _files(root, f"{name}-*.json")]
     for path in [*tables, *single]:
         for row in _records(path, unread) or ():
-            if not row.measures:
-                unread.append(Unread(str(path), f"a result of {row.model} in it has no measures"))
+            if not row.metrics:
+                unread.append(Unread(str(path), f"a result of {row.model} in it has no metrics"))
                 continue
             key = serialization.to_json(row)
             first.setdefault(key, (path.parent if path in tables else path.parent.parent, row))
@@ -232,7 +232,7 @@ class Subject:
     def score(self) -> float:
         """What it is ranked by within a data set: R@1 of retrieval, or else its first figure; -1 without any."""
         ranked = sorted(self.found, key=lambda found: found.record.protocol != "retrieval")
-        return next(iter(ranked[0].record.measures.values())).value if ranked else -1.0
+        return next(iter(ranked[0].record.metrics.values())).value if ranked else -1.0
 
 
 def subjects(collected: Collected) -> list[Subject]:

@@ -31,7 +31,11 @@ from gdt.train.provenance import git_commit
 
 _POINTS = 1000
 """At most so many of a curve are drawn; more cannot be seen."""
-_CURVES = {"loss": "loss (equation 1)", "clips_per_second": "video clips per second", "waiting": "waiting for data, %"}
+_CURVES = {
+    "loss": "loss (equation 1)",
+    "clips_per_second": "video clips per second",
+    "data_wait": "waiting for data, %",
+}
 _TRAINED = {"others": "other videos", "these": "these very videos", "unknown": "not known"}
 
 
@@ -146,7 +150,7 @@ def _sources(table: Table) -> tuple[list[tuple[str, str]], Lines]:
 
 def runs_table(runs: Sequence[Run], smoothing: int) -> Lines:
     """A line for every run."""
-    lines = [["run", "data set", "composition", "steps", "seed", "loss at the end", "clips/s", "waiting", "device",
+    lines = [["run", "data set", "composition", "steps", "seed", "loss at the end", "clips/s", "data wait", "device",
               "commit", "started"]]  # fmt: skip
     for run in runs:
         settings, metrics = run.settings, run.metrics
@@ -160,7 +164,7 @@ def runs_table(runs: Sequence[Run], smoothing: int) -> Lines:
             steps = f"{metrics['step'][-1] + 1:.0f}{planned}"
             loss = f"{smooth(metrics['loss'], smoothing)[-1]:.3f}"
             speed = f"{median(metrics['clips_per_second']):.0f}"
-            waiting = f"{100 * median(metrics['waiting']):.0f} %"
+            waiting = f"{100 * median(metrics['data_wait']):.0f} %"
         made = [last.device, short_commit(last.commit), last.started] if last else ["", "", ""]
         lines.append([run.name, run.dataset, composition, steps, seed, loss, speed, waiting, *made])
     return lines
@@ -175,7 +179,7 @@ def curves(runs: Sequence[Run], key: str, smoothing: int) -> tuple[list[tuple[st
     both = list(zip(shown, legend, strict=True))
     plots = []
     for name, title in _CURVES.items():
-        scale = 100 if name == "waiting" else 1
+        scale = 100 if name == "data_wait" else 1
         series = [
             (*_thin(run.metrics["step"], smooth(scale * run.metrics[name], smoothing)), mark) for run, mark in both
         ]

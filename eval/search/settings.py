@@ -11,7 +11,7 @@ from gdt.common.errors import UserError, require_positive
 from gdt.pipeline import presets
 
 RECALL = "recall"
-"""The measure that needs no labels."""
+"""The metric that needs no labels."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Search:
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "shards", "word2vec"),
         "compositions": ("factors", "factors_from", "augmentations", "baseline", "trials"),
-        "pretraining": ("size", "clips_per_step", "norm_leaves", "steps", "seed"),
-        "evaluation": ("measure", "k", "query_split", "gallery_per_class", "clips", "looks"),
-        "run": ("out", "side_by_side", "best"),
+        "pretraining": ("size", "clips_per_step", "bn_group_size", "steps", "seed"),
+        "evaluation": ("metric", "k", "query_split", "gallery_per_class", "clips", "looks"),
+        "run": ("out", "jobs", "best"),
     }
     """Of `--help`, and the settings below them."""
 
@@ -48,13 +48,13 @@ class Search:
     """Size of networks and clips."""
     clips_per_step: int = 64
     """Video clips in a batch, the same for every composition: one with more leaves per video takes fewer videos."""
-    norm_leaves: int | None = None
+    bn_group_size: int | None = None
     """Leaves of one modality over which batch norm takes its statistics, as in pretraining; 0 is the whole batch."""
     steps: int = 300
     """Training steps of a trial that is not stopped."""
     seed: int = 0
     """Decides which compositions are drawn, and the training of each."""
-    measure: str = RECALL
+    metric: str = RECALL
     """What compositions are compared by, on held-out videos: recall is recall across modalities, a mean over the
     directions, without labels; label, or the name of another column of labels, is retrieval of the same class."""
     k: Literal[1, 5] = 1
@@ -68,7 +68,7 @@ class Search:
     looks: int = 4
     """Times that a trial is measured, evenly over its steps; it is stopped where even the upper end of its 95 %
     interval is below the median of at least five trials that came to their end."""
-    side_by_side: int = 0
+    jobs: int = 0
     """Trials at a time; 0 for one per GPU, or one single-threaded one per core."""
     out: Path | None = None
     """Folder of the runs and the tables; default runs/search-<dataset>."""
@@ -77,7 +77,7 @@ class Search:
 
     def __post_init__(self) -> None:
         require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step", "best")
-        require_positive(self, "", "seed", "gallery_per_class", "side_by_side", least=0)
+        require_positive(self, "", "seed", "gallery_per_class", "jobs", least=0)
         if self.query_split in ("test", "train"):
             why = "which is for the one figure at the end" if self.query_split == "test" else "which is learned from"
             raise UserError(
@@ -91,7 +91,7 @@ class Search:
                 f"--augmentations is {' '.join(map(str, self.augmentations)) or 'empty'}; it must be one or more "
                 "different numbers, 1 or more"
             )
-        if self.measure == RECALL and self.gallery_per_class != type(self).gallery_per_class:
+        if self.metric == RECALL and self.gallery_per_class != type(self).gallery_per_class:
             raise UserError("--gallery-per-class has no effect on recall across modalities; it is of labels")
         presets.preset(self.baseline)
 
@@ -102,4 +102,4 @@ class Search:
     @property
     def label(self) -> str:
         """The column of the labels; empty for recall across modalities."""
-        return "" if self.measure == RECALL else self.measure
+        return "" if self.metric == RECALL else self.metric

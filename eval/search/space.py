@@ -112,7 +112,7 @@ class Space:
             raise UserError(
                 f"--baseline {name}, which is '{composition}', is none of the compositions that are searched; set it "
                 f"to another of --preset help, or change --factors ({' '.join(self.settings.factors)}), "
-                "--augmentations or --measure"
+                "--augmentations or --metric"
             )
         return found
 
@@ -136,7 +136,7 @@ class Space:
             )
         run = replace(
             SIZES[settings.size][1], dataset=settings.dataset, shards=self.index.folder, factors=text,
-            factors_from=settings.factors_from, videos_per_batch=videos, norm_leaves=settings.norm_leaves, epochs=0,
+            factors_from=settings.factors_from, batch_size=videos, bn_group_size=settings.bn_group_size, epochs=0,
             steps=settings.steps, checkpoint_steps=-(-settings.steps // settings.looks), seed=settings.seed,
             out=self.folder(text),
         )  # fmt: skip

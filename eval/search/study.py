@@ -22,8 +22,8 @@ from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.common.lock import locked
-from gdt.eval.measures import Measure
-from gdt.eval.processes import places, side_by_side
+from gdt.eval.metrics import Metric
+from gdt.eval.processes import job_limit, run_parallel
 from gdt.eval.progress import Progress
 from gdt.eval.search.report import DIVERGED, DONE, STOPPED, Found, Tried, finish
 from gdt.eval.search.settings import Search
@@ -36,8 +36,8 @@ from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.settings import differences
 
 _SETTINGS, _JOURNAL = "search.json", "drawn.jsonl"
-_COMPOSITION, _MEASURES, _STATE = "composition", "measures", "state"
-"""What is kept of a trial: also its measures by the step, and, where it is over, how it ended."""
+_COMPOSITION, _MEASURES, _STATE = "composition", "metrics", "state"
+"""What is kept of a trial: also its metrics by the step, and, where it is over, how it ended."""
 _REFUSED, _KNOWN = "refused", "known"
 """What is kept of a drawing that is none: why it cannot be trained, or that it had been tried."""
 _AT_RANDOM = 20
@@ -54,9 +54,9 @@ def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
     Raises UserError where the videos are not fit for it, where the folder holds another search, or a trial fails.
     """
     index = opened(settings.dataset, shard_folder(settings.dataset, settings.shards)).labelled(settings.label)
-    space, at_once = Space(settings, index), places(settings.side_by_side)
+    space, at_once = Space(settings, index), job_limit(settings.jobs)
     if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # trials have the other cores, and measures the same digits wherever there are more
+        torch.set_num_threads(1)  # trials have the other cores, and metrics the same digits wherever there are more
     train = trainer(space)  # or it says what is wrong, before hours of training
     baseline = space.of_preset(settings.baseline)
     try:
@@ -107,7 +107,7 @@ class Study:
         began = time.monotonic()
         with Progress({}, "search", settings.trials * settings.steps, done * settings.steps) as bar:
             one = partial(self._one, bar, began)
-            for _ in side_by_side(jobs, one, at_once, bar.look, self._stop.set):
+            for _ in run_parallel(jobs, one, at_once, bar.look, self._stop.set):
                 pass
 
     def _begun(self) -> list[Trial]:
@@ -127,33 +127,33 @@ class Study:
             return
         run, last = self._space.pretraining(trial.user_attrs[_COMPOSITION]), self._settings.steps
         bar.follow(run.run_folder, last)
-        measures = _measures(trial)
-        steps = {*range(run.checkpoint_steps, last, run.checkpoint_steps), last} - measures.keys()
+        metrics = _metrics(trial)
+        steps = {*range(run.checkpoint_steps, last, run.checkpoint_steps), last} - metrics.keys()
         state = DONE
         try:
             with closing(self._trainer.train(run, gpu, steps, self._stop)) as new:
-                for step, measure in new:
-                    measures[step] = measure
-                    trial.set_user_attr(_MEASURES, measures)
-                    trial.report(measure.value, step)
-                    if step < last and self._is_poor(run.factors, step, measure):
+                for step, metric in new:
+                    metrics[step] = metric
+                    trial.set_user_attr(_MEASURES, metrics)
+                    trial.report(metric.value, step)
+                    if step < last and self._is_poor(run.factors, step, metric):
                         state = STOPPED
                         break
         except DivergedError:
             state = DIVERGED
         trial.set_user_attr(_STATE, state)
-        value = measures[last].value if state == DONE else None
+        value = metrics[last].value if state == DONE else None
         told = self._study.tell(trial, value, TrialState.COMPLETE if state == DONE else TrialState.PRUNED)
         bar.finished(run.run_folder, f"[{time.monotonic() - began:4.0f} s] {self._tried(told)}")
 
-    def _is_poor(self, composition: str, step: int, measure: Measure) -> bool:
+    def _is_poor(self, composition: str, step: int, metric: Metric) -> bool:
         """Whether even the upper end of the interval lies below the median of the trials that came to their end.
 
         Optuna's own pruners compare the values alone, and would stop every other trial while all are at chance.
         """
         ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         others = [trial.intermediate_values[step] for trial in ended if step in trial.intermediate_values]
-        poor = len(others) >= _ENDED and measure.interval[1] < float(np.median(others))
+        poor = len(others) >= _ENDED and metric.interval[1] < float(np.median(others))
         return poor and composition != self._baseline
 
     def _next(self) -> Trial | None:
@@ -204,21 +204,21 @@ class Study:
         return Found(tried, baseline, refused, len(self._over(_KNOWN)), self._space.parameters)
 
     def _tried(self, trial: FrozenTrial) -> Tried:
-        text, measures = trial.user_attrs[_COMPOSITION], _measures(trial)
-        step = max(measures, default=0)
-        return Tried(trial.number, text, self._space.shown(text), trial.user_attrs[_STATE], step, measures.get(step),
+        text, metrics = trial.user_attrs[_COMPOSITION], _metrics(trial)
+        step = max(metrics, default=0)
+        return Tried(trial.number, text, self._space.shown(text), trial.user_attrs[_STATE], step, metrics.get(step),
                      self._space.folder(text), trial.params)  # fmt: skip
 
 
-def _measures(trial: Trial | FrozenTrial) -> dict[int, Measure]:
+def _metrics(trial: Trial | FrozenTrial) -> dict[int, Metric]:
     """By the step."""
-    return {int(step): Measure(*values) for step, values in trial.user_attrs.get(_MEASURES, {}).items()}
+    return {int(step): Metric(*values) for step, values in trial.user_attrs.get(_MEASURES, {}).items()}
 
 
 def _require_same(settings: Search, data: str) -> None:
     """Raise UserError where the folder holds a search with other settings or on other videos."""
     path = settings.folder / _SETTINGS
-    plain = replace(settings, shards=None, out=None, side_by_side=0, best=1)
+    plain = replace(settings, shards=None, out=None, jobs=0, best=1)
     own = hashlib.sha256(own_code(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
     beside = {"fingerprint of the shards": data[:12], "digest of --factors-from": own}
     now = json.dumps(json.loads(serialization.to_json(plain)) | beside)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.eval.processes import failed, options, start
 from gdt.eval.progress import Follower
 from gdt.eval.protocols import Protocols
@@ -27,11 +27,11 @@ from gdt.train.settings import METRICS, SIZES, Pretrain
 LOG = "log.txt"
 _SECONDS = 0.5
 """Between two looks for a checkpoint."""
-Measures = Generator[tuple[int, Measure], None, None]
+Measures = Generator[tuple[int, Metric], None, None]
 
 
 class Measuring:
-    """The measure of a search on one split. Raises UserError, saying what is missing, where the videos are not fit."""
+    """The metric of a search on one split. Raises UserError, saying what is missing, where the videos are not fit."""
 
     def __init__(self, space: Space, split: str) -> None:
         settings, index = space.settings, space.index
@@ -46,12 +46,12 @@ class Measuring:
         if "audio" in modalities and not index.mel_count.any():
             raise UserError(
                 f"the videos of {index.folder} have no sound, of which --factors makes a modality; name other factors, "
-                "and where these have one modality left, --measure label and --baseline a"
+                "and where these have one modality left, --metric label and --baseline a"
             )
         if len(modalities) < 2 and not settings.label:
             raise UserError(
                 "recall across modalities needs two of them, and no factor of --factors has two; add one that has, or "
-                "set --measure to a label"
+                "set --metric to a label"
             )
         if settings.word2vec and "text" not in modalities:
             raise UserError("--word2vec has no effect: words are no modality of --factors")
@@ -67,7 +67,7 @@ class Measuring:
         self._fold = folds(self._settings, self._index, split)[0] if settings.label else held_out(index, split)
         self._data = fingerprint(index)
 
-    def __call__(self, trained: Trained) -> Measure:
+    def __call__(self, trained: Trained) -> Metric:
         """R@k; across modalities the mean over the directions, with as many answers as there are videos."""
         with tempfile.TemporaryDirectory() as folder:
             protocols = Protocols(
@@ -75,9 +75,9 @@ class Measuring:
                 self._words,
             )  # fmt: skip
             model = Model("trial", Path(folder), trained, False)
-            found = protocols.evaluate(model, self._protocol, self._fold, Path(folder)).measures
-        some = [measure for name, measure in found.items() if name.split()[-1] == f"R@{self._k}"]
-        return Measure(float(np.mean([m.value for m in some])), some[0].chance, min(m.answers for m in some))
+            found = protocols.evaluate(model, self._protocol, self._fold, Path(folder)).metrics
+        some = [metric for name, metric in found.items() if name.split()[-1] == f"R@{self._k}"]
+        return Metric(float(np.mean([m.value for m in some])), some[0].chance, min(m.answers for m in some))
 
 
 class DivergedError(Exception):
@@ -89,14 +89,14 @@ class EndedError(Exception):
 
 
 class Trainer:
-    """What a search does with a composition: train and measure it while that goes on, and test it at the end."""
+    """What a search does with a composition: train and metric it while that goes on, and test it at the end."""
 
     def __init__(self, space: Space) -> None:
-        """Raises UserError where the videos are not fit to measure on."""
+        """Raises UserError where the videos are not fit to metric on."""
         self._space, self._measure = space, Measuring(space, space.settings.query_split)
 
     def train(self, run: Pretrain, gpu: str, steps: set[int], stop: threading.Event) -> Measures:
-        """Gives the measures after some steps, as far as they are seen, and after the last; to close it ends the
+        """Gives the metrics after some steps, as far as they are seen, and after the last; to close it ends the
         training, which goes on from its checkpoint where there is one. Raises DivergedError, EndedError, UserError.
         """
         folder, left = run.run_folder, set(steps)
@@ -142,8 +142,8 @@ class Trainer:
         size = self._space.settings.size
         return ["pretrain", size, *options(run, SIZES[size][1]), *([] if gpu else ["--threads", "1"])]
 
-    def test(self, runs: list[Path]) -> list[Measure]:
+    def test(self, runs: list[Path]) -> list[Metric]:
         """Of the folders of finished runs, and last of the weights that the first began with, on the split test."""
-        measure = Measuring(self._space, "test")
+        metric = Measuring(self._space, "test")
         models = [load_model(run) for run in runs]
-        return [measure(trained) for trained in [*models, models[0].untrained()]]
+        return [metric(trained) for trained in [*models, models[0].untrained()]]

@@ -16,7 +16,7 @@ from gdt.common.errors import UserError, memory_told
 from gdt.eval import record
 from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
-from gdt.eval.measures import Measure, median
+from gdt.eval.metrics import Metric, median
 from gdt.eval.planes import Planes, planes
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.retrieval import unit
@@ -56,7 +56,7 @@ class Measured(NamedTuple):
 
     deviation: np.ndarray
     apart: Apart
-    nearest: Measure
+    nearest: Metric
     planes: Planes
     dim: int
     """Numbers in a feature."""
@@ -103,7 +103,7 @@ def drawn(settings: Figures) -> tuple[list[Record], list[Planes]]:
         found.append(
             model.record(
                 data, settings, protocol="figures", label=settings.label, queries=len(videos.spread),
-                clips=settings.clips, measures=numbers, how={NUMBERS: str(each.dim)} | how, provenance=provenance,
+                clips=settings.clips, metrics=numbers, how={NUMBERS: str(each.dim)} | how, provenance=provenance,
                 videos=tuple(map(str, index.id[videos.spread])),
                 per_video={
                     DEVIATION: tuple(each.deviation.tolist()), RELATIVE: tuple(each.apart.relative.tolist()),

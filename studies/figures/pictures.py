@@ -46,7 +46,7 @@ def deviation(records: Sequence[Record]) -> Figure:
     lines = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in of]
     names = []
     for record in records:
-        median, ratio = record.measures[DEVIATION], record.measures[RATIO]
+        median, ratio = record.metrics[DEVIATION], record.metrics[RATIO]
         names.append(
             f"{record.model}: median {median.value:.4f}, ratio {ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
         )
@@ -85,7 +85,7 @@ def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
     rows = figure.subplots(len(places), 2, squeeze=False)
     hues = colormaps["hsv"](np.linspace(0, 1, n, endpoint=False)) * (0.85, 0.85, 0.85, 1)
     for row, record, plane in zip(rows, records, places, strict=True):
-        nearest, share = record.measures[NEAREST], 100 * plane.variance
+        nearest, share = record.metrics[NEAREST], 100 * plane.variance
         said = (
             f"{record.model}\nPCA: {share[0]:.0f} % and {share[1]:.0f} % of the variance",
             f"nearest other clip of the same video: {nearest.value:.1f} % ({nearest.low:.1f}-{nearest.high:.1f}), "

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.eval.measures import Measure, clustered, jackknife
+from gdt.eval.metrics import Metric, clustered, jackknife
 
 _SAME = 1e-12
 """Squared distance of vectors of length 1 that only rounding sets apart."""
@@ -54,7 +54,7 @@ def apart(features: np.ndarray) -> Apart:
     return Apart(x.var(1, ddof=1).sum(1), between, without)
 
 
-def ratio(found: Apart, beside: Apart | None = None) -> Measure:
+def ratio(found: Apart, beside: Apart | None = None) -> Metric:
     """Distance between clips of a video as a multiple of that between clips of two videos, root mean square.
 
     0 where a video has one feature, 1 where its clips lie as far apart as those of others; unlike `deviations` it can
@@ -75,7 +75,7 @@ def _ratio(found: Apart) -> tuple[float, np.ndarray]:
     return float(np.sqrt(within.mean() / found.between)), np.sqrt(others / np.maximum(found.without, _SAME))
 
 
-def own_nearest(features: np.ndarray) -> Measure:
+def own_nearest(features: np.ndarray) -> Metric:
     """How often the nearest other clip, by cosine, is of the same video; clips of a video depend on each other."""
     n, s, d = features.shape
     x = features.reshape(n * s, d)

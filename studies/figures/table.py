@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.eval.record import Record
 from gdt.eval.tables import Lines, layout, span
 
@@ -16,19 +16,19 @@ NUMBERS, KIND, ON_PLANES, IN_TIME, LEFT_OUT = "numbers in a feature", "of", "on 
 
 def lines(records: Sequence[Record]) -> Lines:
     """The table, the heads first."""
-    compared = any(MORE in record.measures for record in records)
+    compared = any(MORE in record.metrics for record in records)
     rows = [["", DEVIATION, RATIO, *([MORE] if compared else []), "nearest %"]]
     for record in records:
-        found, more = record.measures, record.measures.get(MORE)
+        found, more = record.metrics, record.metrics.get(MORE)
         difference = [_interval(more, "{:+.2f}", " to ") if more else ""] if compared else []
         rows.append([record.model, _interval(found[DEVIATION], "{:.4f}"), _interval(found[RATIO], "{:.2f}"),
                      *difference, _interval(found[NEAREST], "{:.1f}")])  # fmt: skip
-    chance = f"{records[0].measures[NEAREST].chance:.1f}"
+    chance = f"{records[0].metrics[NEAREST].chance:.1f}"
     return [*rows, ["chance", "", "", *([""] if compared else []), chance]]
 
 
-def _interval(measure: Measure, form: str, between: str = "-") -> str:
-    value, low, high = map(form.format, (measure.value, measure.low, measure.high))
+def _interval(metric: Metric, form: str, between: str = "-") -> str:
+    value, low, high = map(form.format, (metric.value, metric.low, metric.high))
     return f"{value} ({low}{between}{high})"
 
 

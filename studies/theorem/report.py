@@ -121,7 +121,7 @@ def findings(settings: Theorem) -> Findings:
     contrasts = [
         one
         for name in settings.presets
-        for one in counted(name, presets.composition(name, settings.videos_per_batch), settings.seed)
+        for one in counted(name, presets.composition(name, settings.batch_size), settings.seed)
     ]
     return Findings(settings, command_line(), git_commit(), z, estimates, contrasts)
 
@@ -250,7 +250,7 @@ def contrast_lines(found: Findings) -> list[str]:
         lines.append([one.composition, one.factor, one.contrast, str(one.k), *counts])
     aside = sorted({name for one in found.contrasts for name in one.never_agree})
     return [
-        f"Single-factor contrasts (section A.2): ordered pairs of a batch of {found.settings.videos_per_batch} videos, "
+        f"Single-factor contrasts (section A.2): ordered pairs of a batch of {found.settings.batch_size} videos, "
         "10 s long.", "", layout(lines), "",
         f"but for: they differ in {', '.join(aside) or 'nothing'}, too, whose values are never the same in two leaves",
         "with w = 1: of the column before, those that the loss looks at",

@@ -20,7 +20,7 @@ class Theorem:
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "simulation": ("k_v", "k_i", "videos", "values", "temperature", "batches"),
-        "counts": ("presets", "videos_per_batch"),
+        "counts": ("presets", "batch_size"),
     }
     """Of `--help`, and the settings below them."""
 
@@ -38,7 +38,7 @@ class Theorem:
     """Batches simulated for every size and way of sampling."""
     presets: tuple[str, ...] = ("d", "e", "i", "j", "l", "m")
     """Compositions whose single-factor contrasts are counted, by the names of --preset help."""
-    videos_per_batch: int = 512
+    batch_size: int = 512
     """K_i of the batches in which they are counted."""
     seed: int = 0
     """Decides the encoder and everything that is drawn."""
@@ -72,5 +72,5 @@ class Theorem:
             raise UserError("--presets is empty; name one or more")
         for preset in self.presets:
             presets.preset(preset)
-        require_positive(self, "", "videos_per_batch", least=2, why="or there is nothing to contrast")
+        require_positive(self, "", "batch_size", least=2, why="or there is nothing to contrast")
         require_positive(self, "", "seed", least=0)

@@ -22,7 +22,7 @@ from gdt.eval.downstream import downstream
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.lines import factor_of
 from gdt.eval.factors.lines import over_seeds as factors_over_seeds
-from gdt.eval.measures import Measure, over_seeds
+from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.record import RANDOM, read
 from gdt.pipeline.shards.index import Index
 from gdt.train import command as training
@@ -51,7 +51,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def settings(shards: Path, out: Path, **values: object) -> Ablation:
-    small = {"rows": ("a", "l"), "seeds": (1,), "steps": 2, "clips_per_step": 8, "clips": 2, "side_by_side": 1}
+    small = {"rows": ("a", "l"), "seeds": (1,), "steps": 2, "clips_per_step": 8, "clips": 2, "jobs": 1}
     return Ablation(shards=shards, out=out, **small | {"factors": "no"} | values)  # type: ignore[arg-type]
 
 
@@ -82,7 +82,7 @@ def test_a_row_that_is_done_is_not_run_again(
         (preset, protocol) for preset in (RANDOM, "a", "l") for protocol in ("retrieval", "few-shot")
     ]
     # equal clips: 4 videos x 2 augmentations, 2 x 2 shifts x 2 directions
-    assert [row.pretraining.videos_per_batch for row in results] == [4] * 4 + [2] * 2
+    assert [row.pretraining.batch_size for row in results] == [4] * 4 + [2] * 2
     assert "8 video clips per step, 2 steps, seeds 1" in said and Image.open(tmp_path / "table.png").width > 200
     done.clear()
     capsys.readouterr()
@@ -158,12 +158,12 @@ def test_mistakes_in_the_settings(tmp_path: Path, shards: Path) -> None:
             ablation(settings(shards, tmp_path, **wrong))
 
 
-def measure(value: float) -> Measure:
-    return Measure(value, 10.0, 200)
+def metric(value: float) -> Metric:
+    return Metric(value, 10.0, 200)
 
 
 def test_differences_over_seeds_are_welchs() -> None:
-    one, other = [measure(v) for v in (60.0, 62.0, 64.0)], [measure(v) for v in (50.0, 50.0, 53.0)]
+    one, other = [metric(v) for v in (60.0, 62.0, 64.0)], [metric(v) for v in (50.0, 50.0, 53.0)]
     points, low, high = over_seeds(one, other)
     # by hand: variances 4 and 3, standard error sqrt(7 / 3), 3.92 degrees of freedom, t = 2.799
     assert points == pytest.approx(11.0) and (high - low) / 2 == pytest.approx(4.275, abs=0.01)
@@ -172,7 +172,7 @@ def test_differences_over_seeds_are_welchs() -> None:
 
 def test_a_matrix_marks_what_is_sure() -> None:
     rows = [
-        replace(ROW, preset=preset, seed=seed, measures={"R@1": measure(value + seed)})
+        replace(ROW, preset=preset, seed=seed, metrics={"R@1": metric(value + seed)})
         for preset, value in (("a", 20.0), ("e", 60.0), ("l", 60.5))
         for seed in range(3)
     ]
@@ -191,15 +191,15 @@ def test_factors_are_looked_at_and_those_of_several_seeds_averaged(
     found = read(tmp_path / "factors.json")
     assert {row.model for row in found} == {"a"}
     one = found[1]
-    moves, told = one.measures["trunk moves"], one.measures["trunk told"]
+    moves, told = one.metrics["trunk moves"], one.metrics["trunk told"]
     changed = {
-        "trunk moves": Measure(moves.value + 1, answers=moves.answers, bounds=(moves.low + 1, moves.high + 1)),
+        "trunk moves": Metric(moves.value + 1, answers=moves.answers, bounds=(moves.low + 1, moves.high + 1)),
         "trunk told": told._replace(value=told.value + 4),
     }
-    other = replace(one, seed=5, measures=one.measures | changed, factor=replace(factor_of(one), kept=False))
+    other = replace(one, seed=5, metrics=one.metrics | changed, factor=replace(factor_of(one), kept=False))
     first, mean, *_ = factors_over_seeds([*found, replace(found[0], seed=5), other, *found[2:]])
     assert first == found[0]
     assert factor_of(mean).kept is (None if factor_of(one).kept is None else False)
-    assert mean.measures["trunk told"].value == pytest.approx(told.value + 2)
-    between = mean.measures["trunk moves"]
+    assert mean.metrics["trunk told"].value == pytest.approx(told.value + 2)
+    between = mean.metrics["trunk moves"]
     assert (between.value, *between.interval) == pytest.approx((moves.value + 0.5, moves.low, moves.high + 1))

@@ -47,7 +47,7 @@ def test_what_needs_no_training_is_evaluated_by_itself(
     ]
     (retrieval,) = (row for row in results if row["model"] == "e" and row["protocol"] == "retrieval")
     assert (retrieval["gallery"], retrieval["queries"], retrieval["classes"]) == (24, 12, 3)
-    assert retrieval["measures"]["R@1"][1:3] == [pytest.approx(100 / 3), 12]
+    assert retrieval["metrics"]["R@1"][1:3] == [pytest.approx(100 / 3), 12]
     assert retrieval["data"] == fingerprint(Index.open(shards))
     typed = shlex.join(["gdt", "eval", "downstream", "--ckpt", str(checkpoint)])  # after `python -m`, if not forked
     assert retrieval["provenance"]["command"].endswith(typed)
@@ -218,7 +218,7 @@ def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     (tmp_path / "mine.py").write_text(FREEZE)
     own = ["--factors", "video:d time_shift:d:2 freeze:d:2 modality:i:2:differs augmentation:i:1",
            "--factors-from", tmp_path / "mine.py"]  # fmt: skip
-    done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
+    done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)
     assert done.returncode == 0, done.stderr
     done = command("eval", "show-batch", "--shards", shards, "--out", "batch.png", *own)
     assert done.returncode == 0, done.stderr
@@ -228,13 +228,13 @@ def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     results = json.loads((tmp_path / "runs" / "eval-x" / "results.json").read_text())
     assert {row["preset"] for row in results} == {"random weights", own[1]}
     (tmp_path / "mine.py").write_text(FREEZE.replace("// 2", "// 3"))
-    done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--videos-per-batch", 4, "--steps", 3, *own)
+    done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)
     assert done.returncode == 2 and "holds a run with other settings (factors_digest was " in done.stderr
 
 
 def test_a_model_without_pictures_has_no_features_of_them(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
     factors = "video:d time_shift:d:2 modality(audio,text):i:2:differs augmentation:i:1"
-    tiny = replace(SIZES["tiny"][1], factors=factors, word2vec=word2vec, videos_per_batch=4, steps=2)
+    tiny = replace(SIZES["tiny"][1], factors=factors, word2vec=word2vec, batch_size=4, steps=2)
     path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "run"))
     with pytest.raises(UserError, match="trained without pictures, so it has no features of them"):
         downstream(Downstream((path,), "x", captioned, ("retrieval",), out=tmp_path / "eval"))

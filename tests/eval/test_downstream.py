@@ -75,13 +75,13 @@ def ucf(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "synthetic-e"
-    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=3))
+    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", batch_size=4, steps=3))
 
 
 def test_all_protocols_over_three_folds(command: Run, checkpoint: Path, ucf: Path, tmp_path: Path) -> None:
     protocols = ("cross-modal", "retrieval", "few-shot", "linear", "finetune")
     arguments = ("eval", "downstream", "--ckpt", checkpoint, "--dataset", "ucf101", "--shards", ucf, "--protocols",
-                 *protocols, *FINETUNE, "--side-by-side", 1)  # fmt: skip
+                 *protocols, *FINETUNE, "--jobs", 1)  # fmt: skip
     done = command(*arguments)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "runs" / "eval-ucf101"
@@ -103,12 +103,12 @@ def test_all_protocols_over_three_folds(command: Run, checkpoint: Path, ucf: Pat
                  "retrieval: clips 2 of 8 frames, every 4-th, 32x32, centre crops; pooling maximum; precision float32",
                  "synthetic-e: e, 3 steps"):  # fmt: skip
         assert text in done.stdout
-    assert "finetune: epochs 1, the last one is tested; rate 0.0025 to 0.02 over 0.166667 epochs" in done.stdout
+    assert "finetune: epochs 1, the last one is tested; lr 0.0025 to 0.02 over 0.166667 epochs" in done.stdout
     assert re.search(r"random weights: asked with the picture of one of 12 videos it never saw", done.stdout)
     assert re.search(r"synthetic-e: .* 12 videos \(it is not known whether .* \(chance 8.3 %\)", done.stdout)
     assert "not to be told from random weights" in done.stdout
     rows_of = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
-    assert len(rows_of) == sum(len(result.measures) for result in results)
+    assert len(rows_of) == sum(len(result.metrics) for result in results)
     assert (out / "table.tex").read_text().count(r"\toprule") == 3
     # once more: nothing is done again, and what it says is the same
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*.json") if path.name != "results.json"}
@@ -132,10 +132,10 @@ def test_folds_side_by_side_that_were_killed_go_on_to_the_numbers_of_one_after_t
         return any(str(tmp_path / "cut").encode() in line for line in lines)
 
     settings = Downstream((checkpoint,), "ucf101", ucf, ("finetune",), (1, 2), size="tiny", epochs=4, clips=2,
-                          clips_per_epoch=2, random="no", threads=1, side_by_side=1)  # fmt: skip
+                          clips_per_epoch=2, random="no", threads=1, jobs=1)  # fmt: skip
     command = [sys.executable, "-m", "gdt", "eval", "downstream", "--ckpt", str(checkpoint), "--dataset", "ucf101",
                "--shards", str(ucf), "--protocols", "finetune", "--random", "no", "--folds", "1", "2", "--threads", "1",
-               "--side-by-side", "2", "--out", str(tmp_path / "cut"), *FINETUNE, "--epochs", "4"]  # fmt: skip
+               "--jobs", "2", "--out", str(tmp_path / "cut"), *FINETUNE, "--epochs", "4"]  # fmt: skip
     run = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
@@ -156,7 +156,7 @@ def test_folds_side_by_side_that_were_killed_go_on_to_the_numbers_of_one_after_t
     finally:
         torch.set_num_threads(threads)
     one, two = (read(tmp_path / name / "results.json") for name in ("cut", "whole"))
-    assert [r.measures for r in one] == [r.measures for r in two] and len(one) == 2
+    assert [r.metrics for r in one] == [r.metrics for r in two] and len(one) == 2
 
 
 def test_a_table_grows_by_the_models_that_are_evaluated_alike(checkpoint: Path, ucf: Path, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_model_that_lacks_folds_is_compared_on_those_it_has(checkpoint: Path, 
         ("random weights", 1), ("random weights", 2), ("synthetic-e", 1),
     ]  # fmt: skip
     one, random = (
-        {r.fold: r.measures["R@1"] for r in results if r.model == m} for m in ("synthetic-e", "random weights")
+        {r.fold: r.metrics["R@1"] for r in results if r.model == m} for m in ("synthetic-e", "random weights")
     )
     points = one[1].value - random[1].value
     assert re.search(rf"R@1 of synthetic-e, fold 1: .*{abs(points):.1f} points", said)
@@ -192,9 +192,9 @@ def test_a_damaged_result_is_made_again_and_that_of_another_model_left_out(
     settings = Downstream((checkpoint,), "ucf101", ucf, ("retrieval",), (1,), clips=2, out=tmp_path)
     said = downstream(settings)
     (own,), (random,) = (tmp_path.glob(f"{name}-*/retrieval-*.json") for name in ("synthetic-e", "random-weights"))
-    whole = json.loads(own.read_text())[0]["measures"]
+    whole = json.loads(own.read_text())[0]["metrics"]
     own.write_bytes(damage.encode("latin1"))
-    assert downstream(settings) == said and json.loads(own.read_text())[0]["measures"] == whole
+    assert downstream(settings) == said and json.loads(own.read_text())[0]["metrics"] == whole
     random.write_bytes(damage.encode("latin1"))
     assert "random weights" not in downstream(replace(settings, random="no")).replace("from random weights", "")
     assert "holds results of another version" in capsys.readouterr().err
@@ -256,7 +256,7 @@ def test_short_videos_take_part(
         ("--query-split train", "both the split 'train', where every video finds itself"),
         ("--gallery-split test", "both the split 'test', where every video finds itself"),
         ("--gallery-split nix", "no labelled videos in the split 'nix'"),
-        ("--rate 5 --protocols retrieval", "--rate has no effect on retrieval; it is of finetune"),
+        ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it is of finetune"),
         ("--word2vec x --protocols linear", "--word2vec has no effect on linear; it is of cross-modal"),
         ("--train-samples 25 --protocols linear", "--train-samples is 25, and there are 24 training videos"),
         ("--threads -1", "--threads is -1; it must be 0 or more"),
@@ -264,7 +264,7 @@ def test_short_videos_take_part(
         ("--label colour", "has no column 'colour'"),
         ("--dataset hmdb51", "were made of the data set 'ucf101', not 'hmdb51'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* 'make preprocess DATASET=folder SOURCE="),
-        ("--rate -1", "--rate must be 0 or more"),
+        ("--lr -1", "--lr must be 0 or more"),
         ("--clips 0", "--clips is 0; it must be 1 or more"),
     ],
 )
@@ -288,7 +288,7 @@ def test_a_folder_without_labels_gets_recall_among_held_out_videos(
     assert done.returncode == 0, done.stderr
     held_out = int((Index.open(tmp_path / "data" / "shards" / "folder").split == "test").sum())
     assert 4 < held_out < 24  # of 42
-    done = command("pretrain", "tiny", "--dataset", "folder", "--preset", "e", "--videos-per-batch", 4, "--steps", 4,
+    done = command("pretrain", "tiny", "--dataset", "folder", "--preset", "e", "--batch-size", 4, "--steps", 4,
                    "--probe-every", 2)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "V R@1" in done.stderr or "video to audio R@1" in done.stderr
@@ -303,15 +303,15 @@ def test_a_folder_without_labels_gets_recall_among_held_out_videos(
 
 
 def test_words_take_part_where_their_vectors_are_named(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
-    tiny = replace(SIZES["tiny"][1], preset="three", word2vec=word2vec, videos_per_batch=4, steps=2)
+    tiny = replace(SIZES["tiny"][1], preset="three", word2vec=word2vec, batch_size=4, steps=2)
     path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "three"))
     settings = Downstream((path,), "x", captioned, ("cross-modal",), clips=2, random="no", out=tmp_path / "eval")
     downstream(settings)
     (without,) = read(tmp_path / "eval" / "results.json")
     said = downstream(replace(settings, word2vec=word2vec))
     (result,) = read(tmp_path / "eval" / "results.json")
-    pairs = {name.rpartition(" ")[0] for name in result.measures}
-    assert {name.rpartition(" ")[0] for name in without.measures} == {"video to audio", "audio to video"}
+    pairs = {name.rpartition(" ")[0] for name in result.metrics}
+    assert {name.rpartition(" ")[0] for name in without.metrics} == {"video to audio", "audio to video"}
     assert pairs == {f"{a} to {b}" for a in ("video", "audio", "text") for b in ("video", "audio", "text") if a != b}
     assert 2 <= result.queries <= without.queries == 12 and "V→T R@1" in said
 
@@ -336,14 +336,12 @@ def test_several_labels_make_a_table_each_of_features_that_are_extracted_once(
     downstream(replace(settings, label="parity", out=tmp_path / "alone"))
     alone = read(tmp_path / "alone" / "results.json")
     assert len({row.labels for row in results if row.protocol == "retrieval"}) == 2
-    assert [row.measures for row in alone if row.protocol != "cross-modal"] == [row.measures for row in results[3:]]
+    assert [row.metrics for row in alone if row.protocol != "cross-modal"] == [row.metrics for row in results[3:]]
     assert calls == [36, 24]
 
 
 def test_a_checkpoint_without_sound_has_no_recall_across_modalities(shards: Path, tmp_path: Path) -> None:
-    path = pretrain(
-        replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "a", preset="a", videos_per_batch=4, steps=1)
-    )
+    path = pretrain(replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "a", preset="a", batch_size=4, steps=1))
     with pytest.raises(UserError, match="recall across modalities needs two of them, .* only video can be used"):
         downstream(Downstream((path,), protocols=("cross-modal",), out=tmp_path / "eval"))
 

@@ -224,8 +224,8 @@ def test_the_command_exports_and_pretraining_starts_from_it(command: Run, shards
     assert done.returncode == 0 and done.stdout.startswith(f"{out} holds video_network, mlp_v, audio"), done.stderr
     refused = command("eval", "export", "--ckpt", path, "--format", "torchvision", "--out", tmp_path / "x.pth")
     assert refused.returncode == 2 and refused.stderr.startswith("error: --format torchvision holds networks of the")
-    rest = Optimization("sgd", rate=1e-12, per_videos=0, warmup_epochs=0)
-    settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", videos_per_batch=4, steps=1, init=out)
+    rest = Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0)
+    settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1, init=out)
     now = load_model(pretrain(replace(settings, optimization=rest)))
     assert now.statistics.to_numbers() == STATISTICS.to_numbers()
     began = load_model(path).model.video_network

@@ -30,7 +30,7 @@ from gdt.eval.factors.promises import (
 )
 from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.trials import Planner, Trial
-from gdt.eval.measures import Measure, clustered, difference
+from gdt.eval.metrics import Metric, clustered, difference
 from gdt.eval.plots import matrix
 from gdt.eval.record import Record, read
 from gdt.pipeline import presets
@@ -58,7 +58,7 @@ PROBE = (5, 0.1, 0)
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def bounded(found: Measure) -> tuple[float, float, float]:
+def bounded(found: Metric) -> tuple[float, float, float]:
     return found.value, *found.interval
 
 
@@ -75,8 +75,8 @@ def made_up(n: int, s: int, k: int, strength: float, noise: float = 0.05, seed: 
 def test_what_holds_a_factor_tells_it_and_moves_as_far_as_it_was_made_to(k: int) -> None:
     for strength in (0.5, 1.0):
         found = made_up(40, 3, k, strength)
-        measure = told(found, *PROBE)
-        assert measure.value == 100.0 and measure.chance == 100 / k and measure.low > 80
+        metric = told(found, *PROBE)
+        assert metric.value == 100.0 and metric.chance == 100 / k and metric.low > 80
         # between videos lie sqrt(2), between values strength sqrt(2), but for the noise
         exact = moved(distances(made_up(40, 3, k, strength, noise=0.0)))
         assert exact.value == pytest.approx(strength) and exact.high - exact.low < 1e-6
@@ -94,9 +94,9 @@ def test_of_several_factors_each_is_told_by_itself() -> None:
         for number, code in enumerate(codes):
             others = holds[1 - number] * codes[1 - number][0]  # the other factor at its first value
             changed = base[:, :, None] + others + (code if holds[number] else 0 * code)
-            measure, ratio = told(changed, *PROBE), moved(distances(changed))
-            at_chance = measure.low <= measure.chance <= measure.high
-            assert measure.low > 80 if holds[number] else at_chance, (holds, number)
+            metric, ratio = told(changed, *PROBE), moved(distances(changed))
+            at_chance = metric.low <= metric.chance <= metric.high
+            assert metric.low > 80 if holds[number] else at_chance, (holds, number)
             assert (ratio.low > 0.3) if holds[number] else (ratio.high < 1e-6), (holds, number)
 
 
@@ -114,8 +114,8 @@ def test_no_video_is_both_learned_from_and_asked_about() -> None:
     """Features that name video and value together are told by whoever has seen the video, and by nobody else."""
     n, k = 20, 2
     found = np.broadcast_to(np.eye(n * k).reshape(n, 1, k, n * k), (n, 3, k, n * k))
-    measure = told(found, *PROBE)
-    assert measure.low < 50 < measure.high
+    metric = told(found, *PROBE)
+    assert metric.low < 50 < metric.high
     fold = fold_of(23, 5, 0)
     assert fold.shape == (23,) and sorted(np.bincount(fold)) == [4, 4, 5, 5, 5]
     assert (fold != fold_of(23, 5, 1)).any()
@@ -194,8 +194,8 @@ def test_what_compositions_promise() -> None:
 
 def seen(told: float, random: float, moves: float = 0.5, moves_random: float = 0.5, n: int = 200) -> Seen:
     moving = {MOVES: moves, MOVES_RANDOM: moves_random, MOVES_MORE: moves - moves_random}
-    around = {name: Measure(x, bounds=(x - 0.05, x + 0.05)) for name, x in moving.items()}
-    return around | {TOLD: Measure(told, 50, n), TOLD_RANDOM: Measure(random, 50, n)}
+    around = {name: Metric(x, bounds=(x - 0.05, x + 0.05)) for name, x in moving.items()}
+    return around | {TOLD: Metric(told, 50, n), TOLD_RANDOM: Metric(random, 50, n)}
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_whether_a_promise_is_kept(factor: str, contrast: str, found: Seen, expe
 
 
 def test_of_a_video_above_chance_is_enough_where_its_other_times_are_negatives() -> None:
-    found = {name: measure for name, measure in seen(70, 90).items() if name in (TOLD, TOLD_RANDOM)}
+    found = {name: metric for name, metric in seen(70, 90).items() if name in (TOLD, TOLD_RANDOM)}
     assert not kept("video", {"video": "distinctive"}, found)[0]
     assert kept("video", {"video": "distinctive", "time_shift": "distinctive"}, found)[0]
 
@@ -459,9 +459,9 @@ def test_as_a_user_types_it(
     assert (out / "table.txt").read_text() in done.stdout
     again = read(out / "factors.json")
     for one, other in zip(again, evaluated[1], strict=True):
-        assert one.factor == other.factor and one.measures.keys() == other.measures.keys()
-        for name, found in one.measures.items():  # nothing is left to chance but how many threads a sum is rounded by
-            assert bounded(found) == pytest.approx(bounded(other.measures[name]), rel=1e-3, abs=1e-6)
+        assert one.factor == other.factor and one.metrics.keys() == other.metrics.keys()
+        for name, found in one.metrics.items():  # nothing is left to chance but how many threads a sum is rounded by
+            assert bounded(found) == pytest.approx(bounded(other.metrics[name]), rel=1e-3, abs=1e-6)
     done = command("eval", "factors", "--ckpt", "nowhere.pt")
     assert done.returncode == 2 and re.fullmatch(r"error: there is no checkpoint nowhere.pt; .*\n", done.stderr)
 
@@ -515,7 +515,7 @@ def test_what_a_model_was_trained_to_tell_it_tells_and_what_it_was_trained_to_ig
     preprocess(Preprocess("folder", tmp_path / "videos", tmp_path / "shards", workers=1))
     found = {}
     for preset in ("arrow", "b"):  # time reversal distinctive, and invariant
-        run = replace(TINY, shards=tmp_path / "shards", out=tmp_path / preset, preset=preset, videos_per_batch=8,
+        run = replace(TINY, shards=tmp_path / "shards", out=tmp_path / preset, preset=preset, batch_size=8,
                       steps=400)  # fmt: skip
         text, result = told_by(Factors((pretrain(run),), videos=50, starts=2, out=tmp_path / f"factors-{preset}"))
         print(text)

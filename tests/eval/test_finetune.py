@@ -63,14 +63,14 @@ def test_recipes_have_the_numbers_of_the_paper_and_of_the_script(
     r, a = recipe, recipe.augmentation
     assert (r.trunk_share, r.jittered, r.test_crops, r.averaged, r.to_the_end, r.resized) == own
     assert recipe is PAPER or (a.brightness, a.contrast, a.saturation, a.hue, a.flip) == (0.4, 0.4, 0.4, 0.0, 0.5)
-    assert [recipe.rate_at(epoch) for epoch in rates] == pytest.approx([*rates.values()])
+    assert [recipe.lr_at(epoch) for epoch in rates] == pytest.approx([*rates.values()])
 
 
 def test_a_schedule_is_spread_over_other_epochs() -> None:
     half = PAPER.spread_over(6)
     assert half.epochs == 6
     for epoch in (0, 0.5, 1, 2.9, 3, 4.9, 5, 5.9):
-        assert half.rate_at(epoch) == pytest.approx(PAPER.rate_at(2 * epoch))
+        assert half.lr_at(epoch) == pytest.approx(PAPER.lr_at(2 * epoch))
 
 
 @pytest.mark.parametrize(("recipe", "share"), [(PAPER, 1.0), (PUBLISHED, 0.1)])
@@ -84,7 +84,7 @@ def test_rates_of_trunk_and_classifier_are_the_recipes(
     )
     run.run("x")
     assert len(seen) == 3 * run.batches == 9
-    expected = [run.recipe.rate_at(step / 3) for step in range(9)]
+    expected = [run.recipe.lr_at(step / 3) for step in range(9)]
     assert [head for head, _ in seen] == pytest.approx(expected)
     assert [trunk for _, trunk in seen] == pytest.approx([share * rate for rate in expected])
     of_head, of_trunk = ({id(p) for p in group["params"]} for group in run.optimizer.param_groups)
@@ -179,7 +179,7 @@ def test_what_cannot_be_gone_on_from_is_begun_anew(
 ) -> None:
     recipe = quick(trained)
     whole = Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "whole").run("x")
-    other = Finetuning(trained, task, replace(recipe, rate=0.01) if how == "other recipe" else recipe, 0, 0, CPU,
+    other = Finetuning(trained, task, replace(recipe, lr=0.01) if how == "other recipe" else recipe, 0, 0, CPU,
                        tmp_path / "run")  # fmt: skip
     (tmp_path / "run").mkdir()
     other._finished(0, 1.0, 0)

@@ -38,9 +38,7 @@ def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     generate(folder / "others", Synthetic(seed=1, train=120, val=1, test=1, classes=CLASSES), workers=2, progress=False)
     preprocess(Preprocess("folder", folder / "others", folder / "shards", workers=2))
     return pretrain(
-        replace(
-            SIZES["tiny"][1], shards=folder / "shards", out=folder / "e", preset="e", videos_per_batch=64, steps=500
-        )
+        replace(SIZES["tiny"][1], shards=folder / "shards", out=folder / "e", preset="e", batch_size=64, steps=500)
     )
 
 
@@ -63,7 +61,7 @@ def test_pretrained_weights_beat_random_ones_under_official_lists(
     )
     for protocol in protocols:
         pretrained, random = (
-            [next(iter(result.measures.values())).value for result in found[protocol, learned]]
+            [next(iter(result.metrics.values())).value for result in found[protocol, learned]]
             for learned in (True, False)
         )
         assert len(pretrained) == len(random) == 3
@@ -91,7 +89,7 @@ def test_shuffled_labels_are_chance(checkpoint: Path, videos: Path, tmp_path: Pa
         )  # fmt: skip
     for protocol in ("retrieval", "linear", "finetune"):
         (true,), (false,) = (found[label][protocol, True] for label in ("label", "shuffled"))
-        right, guessed = (next(iter(result.measures.values())) for result in (true, false))
+        right, guessed = (next(iter(result.metrics.values())) for result in (true, false))
         assert right.interval[0] > 50, protocol
         low, high = guessed.interval
         assert low < guessed.chance < high, protocol

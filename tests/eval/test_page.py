@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.eval.page.collect import chosen, collect, subjects
 from gdt.eval.page.models import maps
 from gdt.eval.page.page import report, smooth
@@ -99,9 +99,7 @@ def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     labelled = relabelled(shards, root / "labelled", EVIL)
     silent = relabelled(shards, root / "unlabelled", "")
     out = root / "runs" / "e <b>$1$"
-    settings = replace(
-        SIZES["tiny"][1], shards=labelled, out=out, preset="e", videos_per_batch=6, steps=5, probe_every=3
-    )
+    settings = replace(SIZES["tiny"][1], shards=labelled, out=out, preset="e", batch_size=6, steps=5, probe_every=3)
     pretrain(settings)
     downstream(Downstream((out,), "mine", labelled, clips=2, out=root / "runs" / "eval"))
     figures(Figures((out,), "mine", labelled, clips=2, videos=6, shown=3, out=root / "runs" / "figures"))
@@ -136,10 +134,10 @@ def test_every_number_is_that_of_the_json(page: Page, runs: Path) -> None:
     rows = json.loads((runs / "eval" / "results.json").read_text())
     expected: dict[tuple[str, str], str] = {}
     for row in rows:
-        for column, values in row["measures"].items():
-            head, measure = column.replace("video to audio", "V→A").replace("audio to video", "A→V"), Measure(*values)
-            expected[row["model"], head] = f"{measure.value:.1f} ({measure.low:.1f}-{measure.high:.1f})"
-            expected["chance", head] = f"{measure.chance:.1f}"
+        for column, values in row["metrics"].items():
+            head, metric = column.replace("video to audio", "V→A").replace("audio to video", "A→V"), Metric(*values)
+            expected[row["model"], head] = f"{metric.value:.1f} ({metric.low:.1f}-{metric.high:.1f})"
+            expected["chance", head] = f"{metric.chance:.1f}"
     assert rows_of(page, runs / "eval") == expected
     assert len(expected) == 3 * (6 + 3 + 2)  # 8 training videos of a class give no 20 shots
     for row in rows:  # and what could change them
@@ -309,7 +307,7 @@ def test_rows_of_an_ablation_are_over_seeds_and_the_paper_stands_beside_its_data
     altered(runs, folder / "demo" / "e-1" / "eval", model="e-1", seed=1)
     both = [json.loads((folder / "demo" / name / "eval" / "results.json").read_text()) for name in ("e-0", "e-1")]
     kept = [row for rows in both for row in rows if row["protocol"] == "retrieval"]
-    kept[0]["measures"]["R@1"][0], kept[1]["measures"]["R@1"][0] = 25.0, 50.0
+    kept[0]["metrics"]["R@1"][0], kept[1]["metrics"]["R@1"][0] = 25.0, 50.0
     (folder / "demo" / "results.json").write_text(json.dumps(kept))
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     assert rows_of(page, folder / "demo")["row e: AV, TR ., TS .", "R@1"] == "37.5 (25.0-50.0)"

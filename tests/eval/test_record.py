@@ -11,7 +11,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.eval.ablation.compare import with_earlier
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.eval.record import RANDOM, Factor, Record, parsed, read, settings_of, write
 from gdt.eval.settings import Downstream
 from gdt.eval.tables import compared, layout, lines_of, to_csv, to_latex
@@ -25,8 +25,8 @@ ROW = Record(
     protocol="retrieval", model="mine", weights="ab12", checkpoint=Path("runs/a b/checkpoint.pt"), preset="e", step=600,
     seed=2, trained_on="unknown", pretraining=replace(SIZES["tiny"][1], preset="e", seed=2, shards=Path("s")),
     dataset="mine", shards=Path("s"), data="0a1b", labels="77", fold=3, query_split="test", gallery=50, queries=20,
-    held=1, classes=5, clips=10, measures={"R@1": Measure(31.25, 20.0, 20), "R@5": Measure(100 / 3, 67.2, 20, 1.5)},
-    how={"clips": "10"}, settings=settings_of(Downstream((Path("runs/a b"),), side_by_side=1)), provenance=PROVENANCE,
+    held=1, classes=5, clips=10, metrics={"R@1": Metric(31.25, 20.0, 20), "R@5": Metric(100 / 3, 67.2, 20, 1.5)},
+    how={"clips": "10"}, settings=settings_of(Downstream((Path("runs/a b"),), jobs=1)), provenance=PROVENANCE,
 )  # fmt: skip
 
 
@@ -37,14 +37,14 @@ def text(records: list[Record], path: Path) -> str:
 
 def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     seen = replace(
-        ROW, measures={"moves": Measure(0.5, answers=9, bounds=(0.4, 0.7))}, per_video={"deviation": (0.1, 0.2)},
+        ROW, metrics={"moves": Metric(0.5, answers=9, bounds=(0.4, 0.7))}, per_video={"deviation": (0.1, 0.2)},
         videos=("a", "b"), factor=Factor("speed", "video", ("1", "2"), "distinctive", None, ""), notes=("short",),
     )  # fmt: skip
     path = tmp_path / "records.json"
-    for records in ([ROW], [ROW, replace(ROW, measures={}), seen], []):
+    for records in ([ROW], [ROW, replace(ROW, metrics={}), seen], []):
         write(path, records)
         assert read(path) == records
-    assert ROW.settings_as(Downstream) == Downstream((Path("runs/a b"),), side_by_side=1)
+    assert ROW.settings_as(Downstream) == Downstream((Path("runs/a b"),), jobs=1)
 
 
 @pytest.mark.parametrize(
@@ -52,19 +52,19 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     [
         ({"map": 1.0}, r"unknown: map"),
         ({"step": None}, r"step is None instead of int"),
-        ({"measures": [1.0]}, r"measures is \[1\.0\] instead of a table"),
-        ({"measures": {"R@1": [2.0]}}, r"measures\.R@1 is \[2\.0\] instead of a list of 5"),
+        ({"metrics": [1.0]}, r"metrics is \[1\.0\] instead of a table"),
+        ({"metrics": {"R@1": [2.0]}}, r"metrics\.R@1 is \[2\.0\] instead of a list of 5"),
         ({"trained_on": "all"}, r"trained_on is 'all' instead of one of others, .*"),
         ({"pretraining": {"preset": "e"}}, r"missing: pretraining\.dataset, pretraining\.shards, .*"),
-        ({"measures": {"R@1": [2.0, "x", 1, 0.0, None]}}, r"measures\.R@1 is 'x' instead of float"),
-        (None, r"missing: queries, measures"),
+        ({"metrics": {"R@1": [2.0, "x", 1, 0.0, None]}}, r"metrics\.R@1 is 'x' instead of float"),
+        (None, r"missing: queries, metrics"),
     ],
 )
 def test_records_of_another_version_are_one_sentence(change: dict | None, message: str, tmp_path: Path) -> None:
     (values,) = json.loads(text([ROW], tmp_path / "x.json"))
     changed = values | (change or {})
     if change is None:
-        del changed["queries"], changed["measures"]
+        del changed["queries"], changed["metrics"]
     with pytest.raises(UserError, match=rf"^x\.json holds results of another version .* \({message}\); evaluate"):
         parsed(json.dumps([changed]), "x.json")
 
@@ -79,7 +79,7 @@ def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.
 
 
 def test_a_table_of_one_result_each_has_intervals() -> None:
-    other = replace(ROW, preset=RANDOM, measures={"R@1": Measure(25.0, 20.0, 20), "R@5": Measure(100.0, 67.2, 20)})
+    other = replace(ROW, preset=RANDOM, metrics={"R@1": Metric(25.0, 20.0, 20), "R@5": Metric(100.0, 67.2, 20)})
     lines = lines_of({"random weights": [other], "e": [ROW]}, "", {"paper: GDT": {"R@1": 62.8}, "others": {"mAP": 1.0}})
     assert lines == [
         ["", "R@1", "R@5"],
@@ -92,16 +92,16 @@ def test_a_table_of_one_result_each_has_intervals() -> None:
 
 
 def test_a_table_over_seeds_has_means_and_ranges() -> None:
-    seeds = [replace(ROW, seed=k, measures={"R@1": Measure(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
+    seeds = [replace(ROW, seed=k, metrics={"R@1": Metric(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
     lines = lines_of({"row e": seeds, "row l": [ROW]}, "% on val")
     assert lines[:2] == [["% on val", "R@1", "R@5"], ["row e", "27.0 (10.0-40.0)", ""]]
     assert lines[3] == ["chance", "20.0", "67.2"]
 
 
 def test_what_differs_from_random_weights_is_said_with_its_interval() -> None:
-    random = replace(ROW, preset=RANDOM, measures={"R@1": Measure(100 * 10 / 28, 10.0, 28)})
-    same = replace(ROW, measures={"R@1": Measure(100 * 9 / 28, 10.0, 28), "R@5": Measure(90.0, 50.0, 28)})
-    better = replace(ROW, measures={"R@1": Measure(100.0, 10.0, 28)})
+    random = replace(ROW, preset=RANDOM, metrics={"R@1": Metric(100 * 10 / 28, 10.0, 28)})
+    same = replace(ROW, metrics={"R@1": Metric(100 * 9 / 28, 10.0, 28), "R@5": Metric(90.0, 50.0, 28)})
+    better = replace(ROW, metrics={"R@1": Metric(100.0, 10.0, 28)})
     said = compared({RANDOM: [random], "same": [same], "better": [better]})
     assert said == [
         "R@1 of same: not to be told from random weights (-3.6 points); 95 %: -26.9 to +20.3",
@@ -111,10 +111,10 @@ def test_what_differs_from_random_weights_is_said_with_its_interval() -> None:
 
 
 def test_tables_are_latex_and_csv_too() -> None:
-    lines = lines_of({"row e": [replace(ROW, measures={"video to audio R@1": Measure(50.0, 1.0, 100)})]}, "% on test")
+    lines = lines_of({"row e": [replace(ROW, metrics={"video to audio R@1": Metric(50.0, 1.0, 100)})]}, "% on test")
     assert lines[0][1] == "V→A R@1"
     latex = to_latex(lines)
     assert latex.startswith("\\begin{tabular}{lr}") and r"\% on test" in latex and "V to A R@1" in latex
-    (row,) = csv.DictReader(to_csv([replace(ROW, measures={"R@1": ROW.measures["R@1"]})]).splitlines())
-    assert (row["model"], row["measure"], row["percent"], row["chance"]) == ("mine", "R@1", "31.2500", "20.0000")
+    (row,) = csv.DictReader(to_csv([replace(ROW, metrics={"R@1": ROW.metrics["R@1"]})]).splitlines())
+    assert (row["model"], row["metric"], row["percent"], row["chance"]) == ("mine", "R@1", "31.2500", "20.0000")
     assert float(row["low"]) < 31.25 < float(row["high"]) and row["commit"] == "2c3d-dirty"

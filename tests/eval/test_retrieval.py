@@ -79,10 +79,10 @@ def test_top_k_equals_counting() -> None:
     scores, target = rng.normal(size=(200, 7)), rng.integers(-1, 7, 200)
     found = top_k(scores, target, (1, 5, 7))
     assert list(found) == [1, 5]  # of 7 classes all are among the first 7
-    for k, measure in found.items():
+    for k, metric in found.items():
         right = [t in sorted(range(7), key=lambda c: -row[c])[:k] for row, t in zip(scores, target, strict=True)]
-        assert measure.value == pytest.approx(100 * np.mean(right))
-        assert measure.chance == pytest.approx(100 * k / 7 * np.mean(target >= 0))
+        assert metric.value == pytest.approx(100 * np.mean(right))
+        assert metric.chance == pytest.approx(100 * k / 7 * np.mean(target >= 0))
 
 
 def test_scores_that_are_all_the_same_are_no_better_than_chance() -> None:

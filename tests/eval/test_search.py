@@ -20,7 +20,7 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.common.lock import locked
 from gdt.eval.command import settings_of
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.eval.search.report import DIVERGED, DONE, STOPPED, over_seeds
 from gdt.eval.search.settings import Search
 from gdt.eval.search.space import PLACE, Space
@@ -38,7 +38,7 @@ from tests.test_mistakes import sentence
 
 
 def settings(shards: Path, out: Path, **others: object) -> Search:
-    return replace(Search(shards=shards, out=out, clips_per_step=16, steps=40, trials=12, side_by_side=1), **others)
+    return replace(Search(shards=shards, out=out, clips_per_step=16, steps=40, trials=12, jobs=1), **others)
 
 
 def worth(text: str) -> float:
@@ -60,11 +60,11 @@ def stand_in(fail_after: int = -1, diverge: str = "none", answers: int = 20_000)
                 if len(Cheap.asked) == fail_after:
                     raise SystemError("killed")
                 Cheap.asked.append((run.factors, step))
-                yield step, Measure(worth(run.factors) * step / run.steps, 1.0, answers)
+                yield step, Metric(worth(run.factors) * step / run.steps, 1.0, answers)
 
         def test(self, runs):
             Cheap.tested.append(runs)
-            return [Measure(60.0, 1.0, 200), Measure(40.0, 1.0, 200), Measure(1.0, 1.0, 200)]
+            return [Metric(60.0, 1.0, 200), Metric(40.0, 1.0, 200), Metric(1.0, 1.0, 200)]
 
     return Cheap
 
@@ -91,8 +91,8 @@ def test_compositions_are_tried_once_each_and_the_baseline_first(finished) -> No
         composition = parse(text, 2)
         assert 16 % composition.clips_per_video == 0 and len(composition.modalities) == 2
     assert "[e]" in said and "12 of 12 compositions" in said and "more drawings cannot be trained" in said
-    best = max(rows(made), key=lambda row: (row["steps"], row["measure"][0]))
-    assert best["measure"][0] >= worth(order[0]) and f'FACTORS="{best["composition"]}"' in said
+    best = max(rows(made), key=lambda row: (row["steps"], row["metric"][0]))
+    assert best["metric"][0] >= worth(order[0]) and f'FACTORS="{best["composition"]}"' in said
 
 
 def test_poor_compositions_are_stopped_early_and_cost_no_further_steps(finished) -> None:
@@ -131,17 +131,17 @@ def test_tables_and_plot_hold_every_trial(finished, tmp_path: Path) -> None:
     assert len((made.folder / "table.txt").read_text().split("\n\n")[0].splitlines()) == 14
     (typed,) = (line for line in said.splitlines() if line.startswith("that is from one seed each; "))
     asked = settings_of(shlex.split(typed.split(" gdt eval ")[1]))
-    best = max(rows(made), key=lambda row: row["measure"][0])["composition"]
+    best = max(rows(made), key=lambda row: row["metric"][0])["composition"]
     assert (asked.rows, asked.seeds, asked.steps, asked.shards) == (("e", best), (1, 2, 3), 40, made.shards)
     assert (asked.labels, asked.clips, asked.clips_per_step) == (("recall",), made.clips, 16)
     own = tmp_path / "own file.py"
     own.write_text(
         'from gdt.pipeline.transformations.time_reversal import TimeReversal\nclass Own(TimeReversal): name = "own"'
     )
-    other = replace(made, measure="colour", norm_leaves=4, size="paper")
+    other = replace(made, metric="colour", bn_group_size=4, size="paper")
     assert str(own) in over_seeds(replace(other, factors_from=own), best)
     labelled = settings_of(over_seeds(other, best)[1:])
-    assert (labelled.labels, labelled.gallery_per_class, labelled.norm_leaves) == (("colour",), 50, 4)
+    assert (labelled.labels, labelled.gallery_per_class, labelled.bn_group_size) == (("colour",), 50, 4)
     assert labelled.size == "paper"
     shorter = search(replace(made, best=3), stand_in())
     assert len(shorter.strip().split("\n\n")[0].splitlines()) == 5
@@ -152,7 +152,7 @@ def test_an_interrupt_ends_the_trainings_and_what_they_had_come_to_is_kept(finis
         ended: list[bool] = []
 
         def train(self, run, gpu, steps, stop):
-            yield 10, Measure(9.0, 1.0, 200)
+            yield 10, Metric(9.0, 1.0, 200)
             if len(Slow.ended) == 0:
                 threading.Timer(0.2, _thread.interrupt_main).start()
             Slow.ended.append(stop.wait(20))
@@ -166,16 +166,16 @@ def test_an_interrupt_ends_the_trainings_and_what_they_had_come_to_is_kept(finis
     assert healed.asked[0] == (finished[1].asked[0][0], 20)
 
 
-@pytest.mark.parametrize("measures", [6, 17])
-def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(finished, tmp_path: Path, measures: int) -> None:
+@pytest.mark.parametrize("metrics", [6, 17])
+def test_a_search_that_was_killed_goes_on_as_if_it_had_not_been(finished, tmp_path: Path, metrics: int) -> None:
     whole = finished[1].asked
-    made, broken, healed = replace(finished[0], out=tmp_path / "s"), stand_in(fail_after=measures), stand_in()
+    made, broken, healed = replace(finished[0], out=tmp_path / "s"), stand_in(fail_after=metrics), stand_in()
     with pytest.raises(SystemError):
         search(made, broken)
     with (made.folder / "drawn.jsonl").open("a") as file:
         file.write('{"op_code": 4, "worker')  # as a machine leaves it that goes down
     search(made, healed)
-    assert broken.asked == whole[:measures] and healed.asked == whole[measures:]
+    assert broken.asked == whole[:metrics] and healed.asked == whole[metrics:]
     assert [row["composition"] for row in rows(made)] == [row["composition"] for row in rows(finished[0])]
 
 
@@ -192,7 +192,7 @@ def test_a_search_ends_where_there_is_nothing_left_to_draw(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gdt.eval.search.study._EXHAUSTED", 80)
-    made = settings(shards, tmp_path / "s", factors=("modality", "time_reversal"), baseline="simclr", measure="label",
+    made = settings(shards, tmp_path / "s", factors=("modality", "time_reversal"), baseline="simclr", metric="label",
                     augmentations=(2,), trials=99, factors_from=None)  # fmt: skip
     with pytest.raises(UserError, match="--baseline simclr, which is '.*', is none of the compositions"):
         search(made, stand_in())
@@ -259,14 +259,14 @@ def test_videos_without_labels_are_searched_on_by_recall(command: Run, shards: P
     arguments = ("eval", "search", "--shards", folder, "--trials", 2, "--steps", 2, "--looks", 2, "--clips", 1,
                  "--k", 5, "--clips-per-step", 8, "--out", "out")  # fmt: skip
     with pytest.raises(UserError, match="has no labelled videos in the split 'train'"):
-        typed(folder, tmp_path, "--measure", "label")
+        typed(folder, tmp_path, "--metric", "label")
     done = command(*arguments)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out" / "trials.json").read_text())
-    assert [row["state"] for row in found] == [DONE, DONE] and found[0]["measure"][2] == 6
+    assert [row["state"] for row in found] == [DONE, DONE] and found[0]["metric"][2] == 6
     assert "the best is not to be told from chance" in done.stdout
-    measures = json.loads((tmp_path / "out" / "test.json").read_text())["measures"]
-    assert [measure[2] for measure in measures.values()] == [12] * len(measures)
+    metrics = json.loads((tmp_path / "out" / "test.json").read_text())["metrics"]
+    assert [metric[2] for metric in metrics.values()] == [12] * len(metrics)
     again = command(*arguments).stdout
     assert again.strip() and done.stdout.endswith(again)  # what is said after the trials
 
@@ -289,19 +289,19 @@ def test_videos_without_sound_are_searched_on_by_label(command: Run, silent: Pat
              "--clips-per-step", 8, "--out", "out")  # fmt: skip
     assert sentence(command(*plain)) == (
         f"the videos of {silent} have no sound, of which --factors makes a modality; name other factors, and where "
-        "these have one modality left, --measure label and --baseline a"
+        "these have one modality left, --metric label and --baseline a"
     )
     factors = ("--factors", "time_shift", "time_reversal", "speed")
     with pytest.raises(UserError, match="recall across modalities needs two of them, and no factor of --factors has"):
         typed(silent, tmp_path, *factors)
-    made = settings(silent, tmp_path / "s", factors=factors[1:], measure="label", baseline="a", clips=1, trials=3)
+    made = settings(silent, tmp_path / "s", factors=factors[1:], metric="label", baseline="a", clips=1, trials=3)
     search(made, stand_in())
     assert all("augmentation:i:2" in row["composition"] or ":i:2" in row["composition"] for row in rows(made))
     space = Space(made, Index.open(silent))
     run = space.pretraining(rows(made)[0]["composition"])
     untrained = Trained(GDT(run.network, ["video"]).eval(), run, 0, space.index.statistics)
-    measure = Measuring(space, "val")(untrained)
-    assert (measure.answers, round(measure.chance), round(3 * measure.value) % 100) == (3, 33, 0)
+    metric = Measuring(space, "val")(untrained)
+    assert (metric.answers, round(metric.chance), round(3 * metric.value) % 100) == (3, 33, 0)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_videos_without_sound_are_searched_on_by_label(command: Run, silent: Pat
         (("--steps", 0), "--steps is 0; it must be 1 or more"),
         (("--query-split", "test"), "--query-split is test, which is for the one figure at the end; search on another"),
         (("--query-split", "dev"), "has no videos of the split 'dev'; the same 'make preprocess' command with"),
-        (("--measure", "weather"), "has no column 'weather'; it has label"),
+        (("--metric", "weather"), "has no column 'weather'; it has label"),
         (("--factors", "time_shift", "warp"), "there is no factor 'warp'; there are video, time_shift"),
         (("--factors", "time_shift:1"), "--factors: 'time_shift:1' cannot be read; after the name of a factor come"),
         (("--factors", "modality", "speed:3"), "--factors: 'speed:3' has the K 3; it has 2 values; set it to no more"),

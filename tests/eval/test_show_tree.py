@@ -15,7 +15,7 @@ from tests.pipeline.test_notation import FREEZE
 
 
 def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
-    text, path = show_tree(ShowTree(preset="i", videos_per_batch=64, out=tmp_path / "tree.png"))
+    text, path = show_tree(ShowTree(preset="i", batch_size=64, out=tmp_path / "tree.png"))
     lines = text.splitlines()
     assert lines[0] == "preset i: " + str(presets.composition("i", 64))
     assert "  modality        K = 2     invariant, only pairs that differ in it count" in lines

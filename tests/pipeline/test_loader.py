@@ -284,7 +284,7 @@ def test_a_batch_holds_a_byte_per_colour_of_a_pixel(index: Index) -> None:
     planned = tree(index, "l")
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
         pixels = next(iter(loader)).inputs["video"]
-    leaves = planned.composition.videos_per_batch * planned.composition.clips_per_video
+    leaves = planned.composition.batch_size * planned.composition.clips_per_video
     assert pixels.crops.nbytes == leaves * CLIP.frames * CLIP.size**2 * 3 and len(pixels) == leaves
 
 

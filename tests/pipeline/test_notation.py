@@ -61,7 +61,7 @@ def test_what_is_read_is_printed_and_read_again(text: str) -> None:
         ("video:d augmentation:i", "'augmentation:i' has no K"),
         ("video:d augmentation:i:0", "K of factor 'augmentation' is 0; it must be 1 or more"),
         ("video:d augmentation:i:2:twice", "has the weight 'twice'"),
-        ("video:d:9 augmentation:i:2", "takes 9 videos and --videos-per-batch is 4; set --videos-per-batch 9"),
+        ("video:d:9 augmentation:i:2", "takes 9 videos and --batch-size is 4; set --batch-size 9"),
         ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3; it has 2 values"),
         ("video:d augmentation:i:2 augmentation:i:2", "'augmentation' occurs twice"),
         ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and its weight"),

@@ -111,7 +111,7 @@ def test_batches_hold_what_the_composition_says(composition: Composition) -> Non
     assert not (w & np.eye(len(plan), dtype=bool)).any()
     leaves = plan.leaves
     assert leaves.modalities == composition.modalities
-    per_video = len(plan) // (composition.videos_per_batch * len(composition.modalities))
+    per_video = len(plan) // (composition.batch_size * len(composition.modalities))
     assert per_video == composition.clips_per_video
     decoded = {
         (video, start, *sorted(frames))
@@ -121,7 +121,7 @@ def test_batches_hold_what_the_composition_says(composition: Composition) -> Non
         if modality == leaves.modality[0]
     }
     # where two shifts are the same by chance, fewer
-    assert len(decoded) <= composition.videos_per_batch * composition.decoded_per_video
+    assert len(decoded) <= composition.batch_size * composition.decoded_per_video
     for positions, length in ((leaves.frames, CLIP.frames), (leaves.mel_frames, CLIP.mel_frames)):
         assert positions.min() >= 0 and positions.max() <= math.floor((length - 1) * composition.reach + 0.5)
 
@@ -157,7 +157,7 @@ def test_the_loss_does_not_depend_on_the_order_of_the_leaves(composition: Compos
 @given(compositions, st.integers(1, 4), st.integers(0, 3))
 def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: int) -> None:
     plan = plan_of(composition, batch)
-    if composition.videos_per_batch % world:
+    if composition.batch_size % world:
         assume(False)
     parts = [shared(plan, rank, world) for rank in range(world)]
     same_leaves(parts, plan)
@@ -165,13 +165,13 @@ def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: 
         for modality in np.unique(part.leaves.modality):  # each in the order of the tree
             assert (np.diff(part.columns["leaf"][part.leaves.modality == modality]) > 0).all()
     videos = [set(part.leaves.video.tolist()) for part in parts]
-    assert sum(map(len, videos)) == composition.videos_per_batch  # no video is on two ranks
+    assert sum(map(len, videos)) == composition.batch_size  # no video is on two ranks
 
 
 @ours
 @given(compositions)
 def test_what_is_printed_is_read_again(composition: Composition) -> None:
-    again = parse(str(composition), composition.videos_per_batch)
+    again = parse(str(composition), composition.batch_size)
     assert str(again) == str(composition)
     assert all(np.array_equal(a, b) for a, b in zip(
         plan_of(again).columns.values(), plan_of(composition).columns.values(), strict=True))  # fmt: skip

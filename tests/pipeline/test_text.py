@@ -216,7 +216,7 @@ def test_what_lacks_is_said(index: Index, shards: Path, word2vec: Path, tmp_path
 def test_text_is_pretrained_from_the_command_line(
     command: Run, captioned: Path, shards: Path, word2vec: Path, tmp_path: Path
 ) -> None:
-    sizes = "--videos-per-batch", 4, "--steps", 4, "--device", "cpu", "--out", "run"
+    sizes = "--batch-size", 4, "--steps", 4, "--device", "cpu", "--out", "run"
     train = "pretrain", "tiny", "--preset", "text-f", *sizes
     done = command(*train, "--shards", captioned, "--word2vec", word2vec)
     assert done.returncode == 0, done.stderr

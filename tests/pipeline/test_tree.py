@@ -57,13 +57,13 @@ def same_leaves(shares: list[BatchPlan], whole: BatchPlan) -> np.ndarray:
 
 @pytest.mark.parametrize("preset", ["a", "e", "l", "three"])
 def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(preset: str) -> None:
-    composition = presets.composition(preset, videos_per_batch=16)
+    composition = presets.composition(preset, batch_size=16)
     source = Source(np.arange(40), np.full(40, 100), 30)
     one = Tree(composition, source, Clip(), 40, seed=3)
     whole = one.plan(1, 1)
 
     def members(world: int) -> list[tuple[int, ...]]:
-        shares = [shared(whole, rank, world, norm_leaves=4) for rank in range(world)]
+        shares = [shared(whole, rank, world, bn_group_size=4) for rank in range(world)]
         same_leaves(shares, whole)
         found = []
         for share in shares:
@@ -85,11 +85,11 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
     tree_order = [frozenset(np.unique(whole.leaves.video)[:4])]
     assert not set(tree_order) & set(videos[0])
     with pytest.raises(
-        UserError, match="16 videos per batch do not make whole groups of --norm-leaves 4 for 64 GPUs; take 1, 2"
+        UserError, match="16 videos per batch do not make whole groups of --bn-group-size 4 for 64 GPUs; take 1, 2"
     ):
-        shared(whole, 0, 64, norm_leaves=4)
-    with pytest.raises(UserError, match="of --norm-leaves 5 for 1 GPU; set it to 2, 4, 8 or 16, or 0 for the whole"):
-        shared(whole, 0, 1, norm_leaves=5)
+        shared(whole, 0, 64, bn_group_size=4)
+    with pytest.raises(UserError, match="of --bn-group-size 5 for 1 GPU; set it to 2, 4, 8 or 16, or 0 for the whole"):
+        shared(whole, 0, 1, bn_group_size=5)
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
@@ -162,5 +162,5 @@ def test_draws_stay_in_their_ranges() -> None:
 
 
 def test_too_few_videos_for_a_batch_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --videos-per-batch"):
+    with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --batch-size"):
         tree(k=14)

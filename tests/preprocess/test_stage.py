@@ -135,7 +135,7 @@ def test_what_is_left_of_a_smaller_list_is_a_whole_data_set(alone: None, synthet
     with pytest.raises(UserError, match=r"4 videos of the finished shards in .* are no longer in .* \(first: '.*'\);"):
         run(settings)
     assert digests(tmp_path / "shards") == before
-    summary = run(replace(settings, drop_gone=True))
+    summary = run(replace(settings, drop_missing=True))
     assert (summary.kept, summary.shards_made, len(summary.index.shard_names)) == (8, 0, 2)
     (tmp_path / "shards" / "index.h5").write_bytes(b"nonsense")
     assert run(settings).kept == 8
@@ -162,7 +162,7 @@ def test_a_list_that_changes_touches_only_the_shards_it_must(alone: None, synthe
     assert index.id.tolist() == sorted(path.name for path in videos.iterdir())  # whatever shard they are in
     shutil.copy(every[20], videos / "00.mp4")  # another video of that name
     (videos / "08.mp4").unlink()
-    assert run(replace(settings, drop_gone=True)).shards_made == 2
+    assert run(replace(settings, drop_missing=True)).shards_made == 2
     third = digests(tmp_path / "shards")
     assert [name for name in second if name.startswith("shard") and third[name] != second[name]] == [
         "shard-000000.h5", "shard-000001.h5",
@@ -539,7 +539,7 @@ def test_a_disk_that_is_not_mounted_when_a_run_starts_takes_no_shards_with_it(
     with pytest.raises(UserError, match=r"12 videos of the finished shards in .* are no longer in .*; bring them back"):
         run(settings)
     assert digests(tmp_path / "shards") == before
-    run(replace(settings, drop_gone=True))
+    run(replace(settings, drop_missing=True))
     (row,) = read_rejected(tmp_path / "shards")
     assert (row["id"], row["reason"]) == ("test", "it is a link that leads nowhere")
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.eval.command import settings_of
-from gdt.eval.measures import median
+from gdt.eval.metrics import median
 from gdt.eval.page.page import deviations as on_the_page
 from gdt.eval.planes import planes
 from gdt.eval.record import Record, read
@@ -221,12 +221,12 @@ def test_as_a_user_types_it(command: Run, checkpoint: Path, weights: Callable[[s
     random, model, trunk = found
     deviation = model.per_video["deviation"]
     assert deviation == pytest.approx(trunk.per_video["deviation"], rel=1e-4)  # the same weights, by another way
-    assert model.measures["nearest"] == trunk.measures["nearest"] and model.weights != trunk.weights
-    ratios = [record.measures["ratio"].value for record in (model, random)]
-    assert "minus random" not in random.measures
-    assert model.measures["minus random"].value == pytest.approx(ratios[0] - ratios[1])
+    assert model.metrics["nearest"] == trunk.metrics["nearest"] and model.weights != trunk.weights
+    ratios = [record.metrics["ratio"].value for record in (model, random)]
+    assert "minus random" not in random.metrics
+    assert model.metrics["minus random"].value == pytest.approx(ratios[0] - ratios[1])
     assert model.queries == len(model.videos) == len(deviation) == len(model.per_video["relative"]) == 8
-    assert model.measures["nearest"].chance == pytest.approx(100 * 2 / 11) and model.trained_on == "others"
+    assert model.metrics["nearest"].chance == pytest.approx(100 * 2 / 11) and model.trained_on == "others"
     assert "nearest: 4 videos of the class '" in done.stdout and len(model.how["shown"].split(", ")) == 4
     for name in ("deviation.png", "clips.png"):
         assert Image.open(out / name).width > 600
@@ -234,8 +234,8 @@ def test_as_a_user_types_it(command: Run, checkpoint: Path, weights: Callable[[s
     for one, other in zip(again, found, strict=False):  # nothing is left to chance but rounding
         assert (one.videos, one.how) == (other.videos, other.how)
         assert one.per_video["deviation"] == pytest.approx(other.per_video["deviation"], rel=1e-4)
-        assert one.measures["ratio"].value == pytest.approx(other.measures["ratio"].value, rel=1e-4)
-        assert one.measures["nearest"] == other.measures["nearest"]
+        assert one.metrics["ratio"].value == pytest.approx(other.metrics["ratio"].value, rel=1e-4)
+        assert one.metrics["nearest"] == other.metrics["nearest"]
     done = command("study", "figures", "--ckpt", "nowhere.pt")
     assert done.returncode == 2 and re.fullmatch(r"error: there is no checkpoint nowhere.pt; .*\n", done.stderr)
 
@@ -244,7 +244,7 @@ def test_a_data_set_without_sound_and_labels(synthetic: Path, weights: Callable[
     shards = muted(synthetic, tmp_path, 5)
     settings = Figures((weights("trunk"),), dataset="mine", shards=shards, random=False, **SMALL)
     text, found = drawn_by(replace(settings, out=tmp_path / "out"))
-    assert [record.model for record in found] == ["trunk"] and "minus random" not in found[0].measures
+    assert [record.model for record in found] == ["trunk"] and "minus random" not in found[0].metrics
     assert "nearest: 4 videos drawn from all, as the videos have no labels; how often" in text
     assert "minus random" not in text and "left out" not in text
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.eval.measures import Measure
+from gdt.eval.metrics import Metric
 from gdt.studies.predictions import PREDICTIONS, Runs, contrast
 from tests.conftest import ROOT
 
@@ -26,12 +26,12 @@ def everywhere(value: float) -> dict[str, np.ndarray]:
 def flat() -> Runs:
     """Nothing differs."""
     told = {
-        factor: {row: [(Measure(chance, chance, 300), Measure(chance, chance, 300))] * 3 for row in "abcdefghijklm"}
+        factor: {row: [(Metric(chance, chance, 300), Metric(chance, chance, 300))] * 3 for row in "abcdefghijklm"}
         for factor, chance in (("time_reversal", 50.0), ("time_shift", 100 / 3))
     }
     return Runs(
         {label: everywhere(AT_CHANCE.get(label, 55.0)) for label in LABELS},
-        {label: Measure(25.0, 25.0, 200) for label in LABELS},
+        {label: Metric(25.0, 25.0, 200) for label in LABELS},
         told,
     )
 
@@ -67,10 +67,10 @@ def test_a_row_decides(flat: Runs, label: str, row: str, value: float, number: i
 
 
 def test_factors_decide(flat: Runs) -> None:
-    low, high = Measure(50.0, 50.0, 300), Measure(80.0, 50.0, 300)
+    low, high = Metric(50.0, 50.0, 300), Metric(80.0, 50.0, 300)
     told = {
         "time_reversal": {row: [((low, high)[row in "acegjikm"], low)] * 3 for row in "abcdefghijklm"},
-        "time_shift": {**flat.told["time_shift"], "l": [(Measure(50.0, 100 / 3, 300), low)] * 3},
+        "time_shift": {**flat.told["time_shift"], "l": [(Metric(50.0, 100 / 3, 300), low)] * 3},
     }
     found = verdicts(replace(flat, told=told))
     assert [found[number] for number in (33, 34, 35, 36)] == ["held", "held", "held", "failed"]

@@ -222,7 +222,7 @@ def test_what_is_drawn_anew_in_every_branch_is_hardly_ever_contrasted_alone() ->
 
 def test_the_command_writes_what_it_says(command: Run, tmp_path) -> None:
     small = ("--k-v", 2, "--k-i", 2, 3, "--videos", 4, "--values", 5, "--batches", 200, "--presets", "e", "d",
-             "--videos-per-batch", 8)  # fmt: skip
+             "--batch-size", 8)  # fmt: skip
     done = command("study", "theorem", *small)
     assert done.returncode == 0, done.stderr
     for words in ("L: 8 of 8 within the intervals; the proof's variance: 8 of 8 within", "Single-factor contrasts",
@@ -239,7 +239,7 @@ def test_the_command_writes_what_it_says(command: Run, tmp_path) -> None:
 
 
 def test_the_seed_decides_everything() -> None:
-    few = Theorem(k_v=(2,), k_i=(2,), videos=3, values=3, batches=100, presets=("e",), videos_per_batch=8)
+    few = Theorem(k_v=(2,), k_i=(2,), videos=3, values=3, batches=100, presets=("e",), batch_size=8)
     one, same, other = (findings(settings) for settings in (few, few, replace(few, seed=1)))
     assert (one.estimates, one.contrasts) == (same.estimates, same.contrasts)
     assert one.estimates != other.estimates and one.contrasts != other.contrasts
@@ -263,7 +263,7 @@ def test_the_seed_decides_everything() -> None:
         ("--temperature nan", "--temperature is nan"),
         ("--batches 5", "--batches is 5; it must be 100 or more"),
         ("--presets z", "there is no preset 'z'; choose one of a, b"),
-        ("--videos-per-batch 1", "--videos-per-batch is 1; it must be 2 or more"),
+        ("--batch-size 1", "--batch-size is 1; it must be 2 or more"),
         ("--seed -1", "--seed is -1; it must be 0 or more"),
     ],
 )

@@ -30,7 +30,7 @@ TINY = SIZES["tiny"][1]
 
 
 def settings(shards: Path, out: Path, **changes: object) -> Pretrain:
-    return replace(TINY, shards=shards, out=out, videos_per_batch=4, steps=4, preset="e", **changes)
+    return replace(TINY, shards=shards, out=out, batch_size=4, steps=4, preset="e", **changes)
 
 
 def test_ranks_equal_counting() -> None:

@@ -23,19 +23,21 @@ def arguments(shards: Path, run: Path, ranks: int, *more: object) -> list[str]:
     return [
         *start, "tiny", "--shards", str(shards), "--out", str(run), "--device", "cpu", "--threads", "1",
         "--preset", "l",
-        "--videos-per-batch", "8", "--steps", str(STEPS), "--network.dropout", "0.3", "--checkpoint-steps", "2",
+        "--batch-size", "8", "--steps", str(STEPS), "--network.dropout", "0.3", "--checkpoint-steps", "2",
         "--optimization.decay", "0", "--precision", "float64", *map(str, more),
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("first", "then", "norm_leaves"), [(2, 1, 4), pytest.param(1, 2, 0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("first", "then", "bn_group_size"), [(2, 1, 4), pytest.param(1, 2, 0, marks=pytest.mark.slow)])
 def test_a_run_goes_on_with_another_number_of_ranks(
-    command: Run, shards: Path, tmp_path: Path, first: int, then: int, norm_leaves: int
+    command: Run, shards: Path, tmp_path: Path, first: int, then: int, bn_group_size: int
 ) -> None:
-    whole, run, norm = tmp_path / "whole", tmp_path / "run", ("--norm-leaves", norm_leaves)
+    whole, run, norm = tmp_path / "whole", tmp_path / "run", ("--bn-group-size", bn_group_size)
     done = command(*arguments(shards, whole, 1, *norm))
     assert done.returncode == 0, done.stderr
-    assert f"batch norm over {f'groups of {norm_leaves} leaves' if norm_leaves else 'the whole batch'}" in done.stdout
+    assert (
+        f"batch norm over {f'groups of {bn_group_size} leaves' if bn_group_size else 'the whole batch'}" in done.stdout
+    )
     process = begun(arguments(shards, run, first, *norm), tmp_path)
     wait_for(run / "metrics.jsonl", KILLED_AFTER + 1)
     os.killpg(process.pid, signal.SIGKILL)
@@ -45,8 +47,8 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     assert done.returncode == 0, done.stderr
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(whole))).max() < 1e-6
     one, other = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (run, whole))
-    assert json.loads(one["settings"])["norm_leaves"] == norm_leaves
+    assert json.loads(one["settings"])["bn_group_size"] == bn_group_size
     assert all(torch.allclose(one["model"][name], other["model"][name], atol=1e-6) for name in other["model"])
     assert [start["ranks"] for start in starts(run)] == [first, then]
-    refused = command(*arguments(shards, run, 1, "--norm-leaves", 2))
-    assert refused.returncode == 2 and f"norm_leaves was {norm_leaves}, now 2" in refused.stderr
+    refused = command(*arguments(shards, run, 1, "--bn-group-size", 2))
+    assert refused.returncode == 2 and f"bn_group_size was {bn_group_size}, now 2" in refused.stderr

@@ -43,10 +43,10 @@ def test_the_losses_are_those_that_were_recorded(drawn: tuple[Path, Path], tmp_p
     base = SIZES["tiny"][1]
     preset = {"factors": MORE} if name == "more" else {"preset": name}
     settings = replace(
-        base, **preset, shards=shards, word2vec=words if name == "three" else None, out=tmp_path, videos_per_batch=12,
+        base, **preset, shards=shards, word2vec=words if name == "three" else None, out=tmp_path, batch_size=12,
         steps=8, device="cpu", threads=1, network=replace(base.network, dropout=0.3),
         # small steps: where training goes in large ones, after three or four of them, rounding decides
-        optimization=Optimization("sgd", rate=1e-5, per_videos=0, warmup_epochs=0),
+        optimization=Optimization("sgd", lr=1e-5, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
     threads = torch.get_num_threads()
     try:

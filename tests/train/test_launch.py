@@ -59,7 +59,7 @@ def test_more_processes_than_gpus_are_refused_before_any_starts(command: Run, sh
 def test_what_is_wrong_with_several_ranks_is_said_once(command: Run, shards: Path, tmp_path: Path) -> None:
     for more, message in (
         (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),  # before they start
-        (("--videos-per-batch", 5), "5 videos per batch cannot be shared by 2 GPUs"),  # all of them find it
+        (("--batch-size", 5), "5 videos per batch cannot be shared by 2 GPUs"),  # all of them find it
     ):
         assert message in sentence(command(*launch(shards, tmp_path / "run", *more)))
 

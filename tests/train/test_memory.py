@@ -32,9 +32,9 @@ PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
 GIB = 2**30
 CPU = torch.device("cpu")
 SMALL = replace(
-    TINY, preset="l", videos_per_batch=4, steps=3, device="cpu", precision="float32", threads=1,
+    TINY, preset="l", batch_size=4, steps=3, device="cpu", precision="float32", threads=1,
     network=replace(TINY.network, dropout=0.3),
-    optimization=Optimization("sgd", rate=1e-3, per_videos=0, warmup_epochs=0),
+    optimization=Optimization("sgd", lr=1e-3, base_batch_size=0, warmup_epochs=0),
 )  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def fitted(world: int, gib: float, **changes: object) -> Fit:
 
 def test_the_whole_batch_where_it_fits_else_groups_as_large_as_fit() -> None:
     found = {
-        (preset, world, gib): (one.norm_leaves, one.chunk_leaves, one.recomputed)
+        (preset, world, gib): (one.bn_group_size, one.micro_batch_size, one.recomputed)
         for preset, world, gib in (("e", 8, 78), ("l", 8, 139), ("l", 8, 78), ("l", 1, 78), ("e", 1, 22))
         for one in [fitted(world, gib, preset=preset)]
     }
@@ -66,24 +66,30 @@ def test_the_whole_batch_where_it_fits_else_groups_as_large_as_fit() -> None:
             for preset in "ael":
                 one = fitted(world, gib * 0.93, preset=preset)
                 assert one.needed <= 0.85 * one.room, (world, gib, preset)  # every GPU of today trains every row
-                assert 512 % (size := one.norm_leaves or 1) == 0 and one.chunk_leaves % size == 0
+                assert 512 % (size := one.bn_group_size or 1) == 0 and one.micro_batch_size % size == 0
                 assert 512 * {"a": 2, "e": 1, "l": 4}[preset] // world % size == 0
 
 
 def test_what_is_asked_for_is_kept_to() -> None:
-    assert fitted(1, 78, norm_leaves=32).norm_leaves == 32
-    asked = fitted(1, 78, norm_leaves=32, chunk_leaves=64)
-    assert (asked.norm_leaves, asked.chunk_leaves) == (32, 64)
-    assert fitted(1, 78, chunk_leaves=96).norm_leaves == 32  # 512 videos have no group of 96 or 48
-    whole = fitted(1, 78, norm_leaves=0)
-    assert whole.norm_leaves == 0 and "expect to run out of it" in str(whole)
+    assert fitted(1, 78, bn_group_size=32).bn_group_size == 32
+    asked = fitted(1, 78, bn_group_size=32, micro_batch_size=64)
+    assert (asked.bn_group_size, asked.micro_batch_size) == (32, 64)
+    assert fitted(1, 78, micro_batch_size=96).bn_group_size == 32  # 512 videos have no group of 96 or 48
+    whole = fitted(1, 78, bn_group_size=0)
+    assert whole.bn_group_size == 0 and "expect to run out of it" in str(whole)
     assert "batch norm over groups of 32 leaves, 64 leaves at a time, each embedded twice" in str(asked)
-    with pytest.raises(UserError, match="--chunk-leaves 3 is no multiple of a group"):
-        fitted(1, 78, chunk_leaves=3)
+    with pytest.raises(UserError, match="--micro-batch-size 3 is not a multiple of a batch-norm group size"):
+        fitted(1, 78, micro_batch_size=3)
     for changes, message in (
-        ({"norm_leaves": 1}, "--norm-leaves is 1; it must be 0, for the whole batch, or 2 or more"),
-        ({"norm_leaves": 0, "chunk_leaves": 8}, "--chunk-leaves is 8; it must be 0 or more, and 0 where batch norm"),
-        ({"norm_leaves": 8, "chunk_leaves": 12}, "--chunk-leaves is 12; it must be a multiple of --norm-leaves"),
+        ({"bn_group_size": 1}, "--bn-group-size is 1; it must be 0, for the whole batch, or 2 or more"),
+        (
+            {"bn_group_size": 0, "micro_batch_size": 8},
+            "--micro-batch-size is 8; it must be 0 or more, and 0 where batch norm",
+        ),
+        (
+            {"bn_group_size": 8, "micro_batch_size": 12},
+            "--micro-batch-size is 12; it must be a multiple of --bn-group-size",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             replace(PAPER, **changes)
@@ -187,24 +193,26 @@ def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: py
     monkeypatch.setattr(fitting, "first_right", trial)
     monkeypatch.setattr(fitting, "room", lambda device: 0.4 * GIB)
     said: list[str] = []
-    settings = replace(SMALL, preset="e", videos_per_batch=128)
+    settings = replace(SMALL, preset="e", batch_size=128)
     plan = prepared(settings, settings.composition, 40, None, CPU, 1, said.append, trial=True)
     assert tried == sorted(tried, reverse=True) and tried[-1] <= 8 < tried[-2]
-    assert plan.settings.norm_leaves == plan.fit.norm_leaves <= 8
+    assert plan.settings.bn_group_size == plan.fit.bn_group_size <= 8
     assert all("out of memory where it needs about" in line for line in said) and len(said) == len(tried) - 1
     # groups that were asked for are kept, whatever comes
-    plan = prepared(replace(settings, norm_leaves=16), settings.composition, 40, None, CPU, 1, said.append, trial=True)
-    assert plan.settings.norm_leaves == 16
+    plan = prepared(
+        replace(settings, bn_group_size=16), settings.composition, 40, None, CPU, 1, said.append, trial=True
+    )
+    assert plan.settings.bn_group_size == 16
 
 
 def test_a_run_keeps_the_groups_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = replace(SMALL, norm_leaves=2)
+    begun = replace(SMALL, bn_group_size=2)
     for memory_there in (0.001 * GIB, 100 * GIB):
         monkeypatch.setattr(fitting, "room", lambda device, there=memory_there: there)
         plan = prepared(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
-        assert plan.settings.norm_leaves == 2 and (plan.fit.chunk_leaves > 0) == (memory_there < GIB)
+        assert plan.settings.bn_group_size == 2 and (plan.fit.micro_batch_size > 0) == (memory_there < GIB)
     prepared(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # 2 groups of each of 4 leaves
-    with pytest.raises(UserError, match=r"4 videos .* groups of --norm-leaves 2 for 16 GPUs; take 1, 2, 4 or 8 GPUs"):
+    with pytest.raises(UserError, match=r"4 videos .* groups of --bn-group-size 2 for 16 GPUs; take 1, 2, 4 or 8 GPUs"):
         prepared(SMALL, SMALL.composition, 40, begun, CPU, 16, print, trial=False)
 
 
@@ -224,7 +232,7 @@ def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.
     monkeypatch.setattr(fitting, "first_right", trial)
     monkeypatch.setattr(fitting, "_least", least)
     monkeypatch.setattr(fitting, "room", lambda device: 0.1 * GIB)
-    settings = replace(SMALL, preset="e", videos_per_batch=128)
+    settings = replace(SMALL, preset="e", batch_size=128)
     plan = prepared(settings, settings.composition, 40, None, CPU, 1, print, trial=True)
     assert len(tried) == 2 and len(said) == 4  # two reductions each time, as on the rank that was short
     assert said[2] == pytest.approx(0.75 * said[0]) and plan.fit.needed < 0.85 * said[2]
@@ -285,16 +293,16 @@ def scarce(model: GDT, most: int, forward: bool) -> Iterator[list[int]]:
 
 
 def curve(
-    shards: Path, norm_leaves: int = 0, chunk_leaves: int = 0, most: int = 0, forward: bool = True,
+    shards: Path, bn_group_size: int = 0, micro_batch_size: int = 0, most: int = 0, forward: bool = True,
     kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, Learner, list[int]]:  # fmt: skip
     """Losses of a few steps with `scarce` memory, what learned, and how many leaves were held."""
-    settings: Pretrain = replace(SMALL, shards=shards, norm_leaves=norm_leaves, chunk_leaves=chunk_leaves)
+    settings: Pretrain = replace(SMALL, shards=shards, bn_group_size=bn_group_size, micro_batch_size=micro_batch_size)
     index = Index.open(shards)
     tree = settings.tree(index)
     learner = Learner(settings, tree, DATA, CPU, kernels=kernels)
     learner.model.double()  # or what a ReLU rounds to decides, after a few steps
-    plans = (shared(plan, 0, 1, norm_leaves) for plan in tree.plans(0, 3))
+    plans = (shared(plan, 0, 1, bn_group_size) for plan in tree.plans(0, 3))
     losses = []
     with scarce(learner.model, most, forward) as held, Loader(index, plans, settings.clip, CPU) as loader:
         for step, batch in enumerate(loader):
@@ -308,17 +316,17 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw(tmp_path_factory.mktemp("drawn"), videos=6)[0]
 
 
-@pytest.mark.parametrize(("forward", "chunk_leaves"), [(True, 0), (False, 0), (False, 8)])
+@pytest.mark.parametrize(("forward", "micro_batch_size"), [(True, 0), (False, 0), (False, 8)])
 def test_a_lack_of_memory_halves_the_chunks_says_so_and_changes_no_number(
-    shards: Path, capsys: pytest.CaptureFixture[str], forward: bool, chunk_leaves: int
+    shards: Path, capsys: pytest.CaptureFixture[str], forward: bool, micro_batch_size: int
 ) -> None:
-    plain, one, _ = curve(shards, norm_leaves=4)  # 16 leaves of each modality
+    plain, one, _ = curve(shards, bn_group_size=4)  # 16 leaves of each modality
     assert "out of memory" not in capsys.readouterr().out
-    halved, other, held = curve(shards, 4, chunk_leaves, most=5, forward=forward)
+    halved, other, held = curve(shards, 4, micro_batch_size, most=5, forward=forward)
     said = capsys.readouterr().out
-    assert other.gradient.chunk_leaves == 4
-    for before, after in ((16, 8), (8, 4))[chunk_leaves > 0 :]:
-        words = f"out of memory with chunks of {before} leaves; going on with --chunk-leaves {after}, and the same"
+    assert other.gradient.micro_batch_size == 4
+    for before, after in ((16, 8), (8, 4))[micro_batch_size > 0 :]:
+        words = f"out of memory with chunks of {before} leaves; going on with --micro-batch-size {after}, and the same"
         assert words in said
     assert torch.allclose(plain, halved, atol=1e-9)
     state, same = one.model.state_dict(), other.model.state_dict()
@@ -330,7 +338,7 @@ def test_where_less_at_a_time_cannot_be_a_lack_of_memory_is_raised(
     shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(torch.OutOfMemoryError):  # one group is too much
-        curve(shards, norm_leaves=4, most=3)
+        curve(shards, bn_group_size=4, most=3)
     capsys.readouterr()
     with pytest.raises(torch.OutOfMemoryError):  # over the whole batch more is computed twice, and then there is no way
         curve(shards, most=3)

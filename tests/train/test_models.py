@@ -53,7 +53,7 @@ def test_another_video_network_is_a_class_and_a_line(
 ) -> None:
     monkeypatch.setitem(BACKBONES, "flat", "tests.train.test_models.Flat")
     network = replace(TINY.network, backbone="flat", widths=(6,))
-    settings = replace(TINY, shards=shards, out=tmp_path, preset="e", videos_per_batch=4, steps=2, network=network)
+    settings = replace(TINY, shards=shards, out=tmp_path, preset="e", batch_size=4, steps=2, network=network)
     trained_path = pretrain(settings)
     trained = load_model(trained_path)
     portable.write(tmp_path / "x.safetensors", trained)

@@ -18,7 +18,7 @@ from tests.conftest import Run
 from tests.train.runs import begun, losses, starts, wait_for
 
 STEPS = 24
-SMALL = ("--videos-per-batch", "4", "--threads", "1", "--optimization.warmup-epochs", "1")
+SMALL = ("--batch-size", "4", "--threads", "1", "--optimization.warmup-epochs", "1")
 
 
 def arguments(shards: Path, run: Path, *more: object) -> list[str]:
@@ -143,7 +143,7 @@ def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shar
 
 def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "grid"
-    more = ("--preset", "e", "--videos-per-batch", 24, "--steps", 60)
+    more = ("--preset", "e", "--batch-size", 24, "--steps", 60)
     done = command("pretrain", "tiny", "--shards", grid_shards, "--out", run, *more)
     assert done.returncode == 0, done.stderr
     curve = losses(run)
@@ -154,8 +154,8 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
     ("more", "message"),
     [
         (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),
-        (("--videos-per-batch", "1"), "the K of factor 'video'; it must be 2 or more"),
-        (("--videos-per-batch", "25"), "a batch takes 25 videos but only 24 can be used"),
+        (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
+        (("--batch-size", "25"), "a batch takes 25 videos but only 24 can be used"),
         (("--clip.frames", "200"), "none of the 24 videos of .* can be used: 24 are too short for 2 clips of"),
         (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),

@@ -32,8 +32,8 @@ Curve = dict[str, torch.Tensor]
 class Way(NamedTuple):
     """One of the ways to compute a run."""
 
-    norm_leaves: int
-    chunk_leaves: int = 0
+    bn_group_size: int
+    micro_batch_size: int = 0
     recompute: bool = False
 
 
@@ -48,12 +48,12 @@ WAYS = {
 def settings(shards: Path, preset: str, way: Way) -> Pretrain:
     base = SIZES["tiny"][1]
     return replace(
-        base, preset=preset, shards=shards, videos_per_batch=VIDEOS, steps=STEPS, epochs=0, device="cpu", threads=1,
-        precision="float32", clip=Clip(frames=4, stride=6, size=16), norm_leaves=way.norm_leaves,
+        base, preset=preset, shards=shards, batch_size=VIDEOS, steps=STEPS, epochs=0, device="cpu", threads=1,
+        precision="float32", clip=Clip(frames=4, stride=6, size=16), bn_group_size=way.bn_group_size,
         network=replace(base.network, stem=4, stem_middle=4, widths=(4, 8), audio_stem=4, audio_widths=(4, 8),
                         hidden=32, embedding=16, dropout=0.3),
-        augmentation=replace(base.augmentation, scale=(20, 28)), chunk_leaves=way.chunk_leaves,
-        optimization=Optimization("sgd", rate=1e-3, per_videos=0, warmup_epochs=0),
+        augmentation=replace(base.augmentation, scale=(20, 28)), micro_batch_size=way.micro_batch_size,
+        optimization=Optimization("sgd", lr=1e-3, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
 
 
@@ -85,9 +85,9 @@ def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 
     trainer = Learner(asked, tree, DATA, torch.device("cpu"), world)
     trainer.model.double()
     trainer.model.video_network.base.recomputed = 2 if way.recompute else 0
-    found: dict[str, list[torch.Tensor]] = {"loss": [], "accuracy": [], "gradient": []}
+    found: dict[str, list[torch.Tensor]] = {"loss": [], "top1": [], "gradient": []}
     for step, (plan, leaves) in enumerate(zip(tree.plans(0, STEPS), steps, strict=True)):
-        part, inputs = shared(plan, rank, world, way.norm_leaves), {}
+        part, inputs = shared(plan, rank, world, way.bn_group_size), {}
         for modality, held in leaves.items():
             of_modality = np.flatnonzero(plan.leaves.modality == MODALITIES.index(modality))
             chosen = np.searchsorted(of_modality, part.columns["leaf"][np.isin(part.columns["leaf"], of_modality)])
@@ -97,9 +97,9 @@ def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 
             {name: torch.from_numpy(values) for name, values in columns.items()}
             for columns in (part.columns, part.joined or part.columns)
         )
-        figures = trainer.step(step, Batch(inputs, table, joined, part, []))
-        found["loss"].append(figures.loss)
-        found["accuracy"].append(figures.accuracy)
+        metrics = trainer.step(step, Batch(inputs, table, joined, part, []))
+        found["loss"].append(metrics.loss)
+        found["top1"].append(metrics.top1)
         found["gradient"].append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
     state = trainer.model.state_dict()
     running = torch.cat([value.flatten() for name, value in state.items() if "running" in name])
@@ -142,18 +142,18 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, Way
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("norm_leaves", [0, 2])
+@pytest.mark.parametrize("bn_group_size", [0, 2])
 def test_ranks_and_chunks_change_no_number(
-    curves: dict[tuple[str, int, Way, int], Curve], preset: str, norm_leaves: int
+    curves: dict[tuple[str, int, Way, int], Curve], preset: str, bn_group_size: int
 ) -> None:
-    one = curves[preset, 1, Way(norm_leaves), 0]
+    one = curves[preset, 1, Way(bn_group_size), 0]
     compared = 0
     for (name, world, way, rank), other in curves.items():
-        if name == preset and way.norm_leaves == norm_leaves:
+        if name == preset and way.bn_group_size == bn_group_size:
             compared += 1
             difference = (other["loss"] - one["loss"]).abs().max(), (other["gradient"] - one["gradient"]).abs().max()
             assert max(difference) < 1e-8, (world, way, rank, difference)
             assert torch.allclose(other["running"], one["running"], rtol=1e-8, atol=1e-10), (world, way, rank)
             assert torch.equal(other["counted"], torch.full_like(one["counted"], STEPS))
-            assert torch.equal(other["accuracy"], one["accuracy"])
-    assert compared == (2 + 2 * 2 + 4 if norm_leaves == 0 else 4 + 2 * 2 + 2 * 4)
+            assert torch.equal(other["top1"], one["top1"])
+    assert compared == (2 + 2 * 2 + 4 if bn_group_size == 0 else 4 + 2 * 2 + 2 * 4)

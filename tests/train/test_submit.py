@@ -131,7 +131,7 @@ def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
 @pytest.mark.parametrize(
     ("more", "stop", "status", "said"),
     [
-        (("--optimization.rate", 1e9), False, "2", "error: the loss is nan at step"),  # it has failed
+        (("--optimization.lr", 1e9), False, "2", "error: the loss is nan at step"),  # it has failed
         pytest.param(("--steps", 4000), signal.SIGTERM, "143", "stopped after step", marks=pytest.mark.slow),  # scancel
     ],
 )
@@ -220,7 +220,7 @@ def test_mistakes_are_said_before_anything_is_submitted(
     assert said(*job, "--sbatch=--comment='a").startswith('SBATCH is "--comment=\'a", which are no words for a shell')
     assert said(*submit(tmp_path / "nowhere", run)).startswith("there are no shards in")
     assert "there is no preset 'z'" in said(*submit(shards, run, "--preset", "z"))
-    assert "takes 99 videos but only 24 can be used" in said(*submit(shards, run, "--videos-per-batch", 99))
+    assert "takes 99 videos but only 24 can be used" in said(*submit(shards, run, "--batch-size", 99))
     assert said("pretrain", "--nodes", 0, "tiny") == "--nodes is 0; it must be 1 or more"
     assert said("pretrain", "--scheduler", "pbs", "tiny").startswith("SCHEDULER is 'pbs'; pretraining is submitted to")
     assert said("pretrain", "--sbatch=-p gpu", "tiny") == "SBATCH has no effect without SCHEDULER=slurm"

@@ -38,20 +38,20 @@ def trainer(settings: Pretrain, videos: int) -> Learner:
 def test_the_rate_is_that_of_the_published_schedule() -> None:
     """Goyal et al.: from the rate of one GPU to that of all, over 10 epochs; then constant."""
     one = trainer(PAPER, videos=512 * 7)
-    at_epochs = [one.schedule.rate(7 * epoch) for epoch in range(100)]
+    at_epochs = [one.schedule.lr(7 * epoch) for epoch in range(100)]
     warm = [0.01, 0.073, 0.136, 0.199, 0.262, 0.325, 0.388, 0.451, 0.514, 0.577]
     assert np.allclose(at_epochs[:10], warm, rtol=1e-12) and np.allclose(at_epochs[10:], 0.64, rtol=1e-12)
-    steps = np.array([one.schedule.rate(step) for step in range(one.schedule.steps)])
+    steps = np.array([one.schedule.lr(step) for step in range(one.schedule.steps)])
     assert one.schedule.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
-    few = trainer(replace(PAPER, videos_per_batch=16), videos=16 * 7)  # two GPUs' worth
-    assert np.allclose([few.schedule.rate(0), few.schedule.rate(35), few.schedule.rate(70)], [0.01, 0.015, 0.02])
-    fewer = trainer(replace(PAPER, videos_per_batch=4), videos=28)  # less than one GPU's: nothing to warm up to
-    assert np.allclose([fewer.schedule.rate(0), fewer.schedule.rate(300)], 0.005)
+    few = trainer(replace(PAPER, batch_size=16), videos=16 * 7)  # two GPUs' worth
+    assert np.allclose([few.schedule.lr(0), few.schedule.lr(35), few.schedule.lr(70)], [0.01, 0.015, 0.02])
+    fewer = trainer(replace(PAPER, batch_size=4), videos=28)  # less than one GPU's: nothing to warm up to
+    assert np.allclose([fewer.schedule.lr(0), fewer.schedule.lr(300)], 0.005)
 
 
 def test_the_tiny_schedule_is_constant_and_falls_at_the_end() -> None:
     one = trainer(TINY, videos=64)
-    rates = np.array([one.schedule.rate(step) for step in range(600)])
+    rates = np.array([one.schedule.lr(step) for step in range(600)])
     assert (rates[:451] == 3e-3).all()
     assert np.allclose(rates[450:], 3e-3 * np.arange(150, 0, -1) / 150)
 
@@ -59,9 +59,9 @@ def test_the_tiny_schedule_is_constant_and_falls_at_the_end() -> None:
 @pytest.fixture(scope="module")
 def batch_settings(shards: Path) -> Pretrain:
     return replace(
-        TINY, shards=shards, videos_per_batch=4, device="cpu", precision="float32", preset="e",
+        TINY, shards=shards, batch_size=4, device="cpu", precision="float32", preset="e",
         network=replace(TINY.network, dropout=0.3),
-        optimization=Optimization(method="sgd", rate=0.05, per_videos=4, warmup_epochs=0),
+        optimization=Optimization(method="sgd", lr=0.05, base_batch_size=4, warmup_epochs=0),
     )  # fmt: skip
 
 
@@ -82,15 +82,15 @@ def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings:
 
 
 def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretrain, index: Index) -> None:
-    optimization = replace(batch_settings.optimization, per_videos=1, warmup_epochs=1, decay=0.5)
+    optimization = replace(batch_settings.optimization, base_batch_size=1, warmup_epochs=1, decay=0.5)
     settings = replace(batch_settings, optimization=optimization, steps=8)
     tree = settings.tree(index)
     one = Learner(settings, tree, DATA, CPU)
     with Loader(index, tree.plans(0, 8), settings.clip, CPU) as loader:
         for step, batch in enumerate(loader):
             one.step(step, batch)
-            assert [group["lr"] for group in one.optimizer.param_groups] == [one.schedule.rate(step)]
-    assert len({one.schedule.rate(step) for step in range(8)}) > 5
+            assert [group["lr"] for group in one.optimizer.param_groups] == [one.schedule.lr(step)]
+    assert len({one.schedule.lr(step) for step in range(8)}) > 5
 
 
 def test_adamw_is_taken_where_it_is_asked_for() -> None:
@@ -135,7 +135,5 @@ def test_a_lack_of_memory_is_one_sentence_with_what_to_change(
         torch.empty(1 << 50)  # what torch really says where there is no memory
 
     monkeypatch.setattr(where, greedy)
-    with pytest.raises(
-        UserError, match=r"out of memory \(.*\); lower --loading.prefetch, .*--videos-per-batch \(now 4\)"
-    ):
+    with pytest.raises(UserError, match=r"out of memory \(.*\); lower --loading.prefetch, .*--batch-size \(now 4\)"):
         pretrain(replace(batch_settings, out=tmp_path))

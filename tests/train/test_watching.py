@@ -15,8 +15,8 @@ import torch
 from gdt.common.errors import UserError
 from gdt.train import checkpoint, trace
 from gdt.train.checkpoint import Saver
-from gdt.train.figures import Figures, HostMark, Report, Reports
 from gdt.train.log import Log
+from gdt.train.metrics import HostMark, Metrics, Report, Reports
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
 from tests.train.drawn import draw
@@ -28,23 +28,23 @@ CPU = torch.device("cpu")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Pretrain:
     shards, _ = draw(tmp_path_factory.mktemp("drawn"), videos=8)
     base = SIZES["tiny"][1]
-    return replace(base, preset="e", shards=shards, videos_per_batch=4, steps=8, device="cpu", threads=1)
+    return replace(base, preset="e", shards=shards, batch_size=4, steps=8, device="cpu", threads=1)
 
 
-def figures(value: float) -> Figures:
-    return Figures(torch.tensor(value), torch.tensor(0.5), torch.tensor(2.0))
+def metrics(value: float) -> Metrics:
+    return Metrics(torch.tensor(value), torch.tensor(0.5), torch.tensor(2.0))
 
 
 def test_a_report_comes_a_step_late_and_the_last_one_when_it_is_asked_for() -> None:
     reports = Reports(CPU)
     reports.loaded()
-    assert reports.add(3, figures(1.5), 0) is None
+    assert reports.add(3, metrics(1.5), 0) is None
     reports.begin()
     reports.loaded()
-    report = reports.add(4, figures(2.5), 10)
-    assert isinstance(report, Report) and (report.step, report.figures.loss, report.signal) == (3, 1.5, 0)
+    report = reports.add(4, metrics(2.5), 10)
+    assert isinstance(report, Report) and (report.step, report.metrics.loss, report.signal) == (3, 1.5, 0)
     report = reports.last()
-    assert report is not None and (report.step, report.figures) == (4, (2.5, 0.5, 2.0))
+    assert report is not None and (report.step, report.metrics) == (4, (2.5, 0.5, 2.0))
     assert report.signal == 10 and 0 <= report.waiting <= report.seconds
     assert report.memory > 0.01
     assert reports.last() is None
@@ -52,7 +52,7 @@ def test_a_report_comes_a_step_late_and_the_last_one_when_it_is_asked_for() -> N
 
 def test_time_between_steps_is_not_counted_and_waiting_is(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr("gdt.train.figures.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("gdt.train.metrics.time.perf_counter", lambda: now[0])
     reports = Reports(CPU)
     for step, (between, waiting, computing) in enumerate([(0, 1, 2), (50, 3, 1)]):
         now[0] += between
@@ -60,7 +60,7 @@ def test_time_between_steps_is_not_counted_and_waiting_is(monkeypatch: pytest.Mo
         now[0] += waiting
         reports.loaded()
         now[0] += computing
-        reports.add(step, figures(1), 0)
+        reports.add(step, metrics(1), 0)
         report = reports.last()
         assert report is not None and (report.seconds, report.waiting) == (waiting + computing, waiting)
     assert HostMark().elapsed_time(HostMark()) == 0
@@ -73,9 +73,9 @@ def test_every_step_is_logged_with_all_that_is_known(settings: Pretrain, tmp_pat
     assert [row["step"] for row in rows] == list(range(8))
     for row in rows:
         assert row.keys() == {
-            "step", "loss", "accuracy", "rate", "gradient_norm", "clips_per_second", "waiting", "memory_gib",
+            "step", "loss", "top1", "lr", "gradient_norm", "clips_per_second", "data_wait", "memory_gib",
         }  # fmt: skip
-        assert 0 <= row["accuracy"] <= 1 and row["gradient_norm"] > 0 and row["memory_gib"] > 0.05
+        assert 0 <= row["top1"] <= 1 and row["gradient_norm"] > 0 and row["memory_gib"] > 0.05
     (start,) = json.loads((run / "run.json").read_text())
     assert start["ranks"] == 1
 
@@ -83,9 +83,9 @@ def test_every_step_is_logged_with_all_that_is_known(settings: Pretrain, tmp_pat
 def test_mfu_is_the_arithmetic_over_what_the_maker_states(settings: Pretrain, tmp_path: Path) -> None:
     run = replace(settings, out=tmp_path / "run")
     with Log(run, 0, run.schedule(1), 10, (3e12, 6e12)) as log:
-        log.stepped(Report(0, Figures(1.0, 0.5, 2.0), 0, seconds=2.0, waiting=0.5, memory=1.0))
+        log.stepped(Report(0, Metrics(1.0, 0.5, 2.0), 0, seconds=2.0, waiting=0.5, memory=1.0))
     (row,) = [json.loads(line) for line in (run.run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert (row["mfu"], row["clips_per_second"], row["waiting"], row["rate"]) == (0.25, 5.0, 0.25, 3e-3)
+    assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 5.0, 0.25, 3e-3)
 
 
 def test_weights_and_biases_get_the_same_figures(
@@ -98,15 +98,15 @@ def test_weights_and_biases_get_the_same_figures(
     def init(**what: object) -> types.SimpleNamespace:
         started.append(what)
         return types.SimpleNamespace(
-            log=lambda figures, step: told.setdefault(step, {}).update(figures), finish=lambda: ended.append(True)
+            log=lambda metrics, step: told.setdefault(step, {}).update(metrics), finish=lambda: ended.append(True)
         )
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     pretrain(replace(settings, out=tmp_path / "run", steps=3, wandb="mine"))
     assert (started[0]["project"], started[0]["resume"], ended) == ("mine", "allow", [True])
-    assert started[0]["config"]["videos_per_batch"] == 4
+    assert started[0]["config"]["batch_size"] == 4
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [{"step": step} | figures for step, figures in told.items()] == rows
+    assert [{"step": step} | metrics for step, metrics in told.items()] == rows
     monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
     with pytest.raises(UserError, match="--wandb needs a package that is not installed: pip install wandb"):
         pretrain(replace(settings, out=tmp_path / "other", steps=3, wandb="mine"))

@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "e"
-    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", videos_per_batch=4, steps=2))
+    return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", batch_size=4, steps=2))
 
 
 def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
@@ -273,7 +273,7 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     monkeypatch.undo()
     downstream(replace(settings, out=tmp_path / "other"))
     one, other = (read(tmp_path / name / "results.json") for name in ("one", "other"))
-    assert [result.measures for result in one] == [result.measures for result in other] and len(one) == 3
+    assert [result.metrics for result in one] == [result.metrics for result in other] and len(one) == 3
 
 
 def test_a_damaged_checkpoint_of_ours_is_not_taken_for_another(run: Path, tmp_path: Path) -> None:
@@ -299,8 +299,8 @@ def test_pretraining_starts_from_weights_that_are_named(
     state["statistics"] = [10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 7.0, 8.0]
     torch.save(state, tmp_path / "start.pt")
     settings = replace(
-        SIZES["tiny"][1], shards=shards, out=tmp_path / "run", preset="a", videos_per_batch=4, steps=1,
-        init=tmp_path / "start.pt", optimization=Optimization("sgd", rate=1e-12, per_videos=0, warmup_epochs=0),
+        SIZES["tiny"][1], shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1,
+        init=tmp_path / "start.pt", optimization=Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
     began, now = load_model(run), load_model(pretrain(settings))
     assert "start.pt: took video_network, mlp_v" in capsys.readouterr().out

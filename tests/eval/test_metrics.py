@@ -7,33 +7,33 @@ import pytest
 from scipy import stats
 from scipy.stats import binomtest
 
-from gdt.eval.measures import Measure, difference, share
+from gdt.eval.metrics import Metric, difference, share
 
 
 @pytest.mark.parametrize(("right", "answers"), [(0, 20), (7, 28), (28, 28), (1200, 3783)])
 def test_the_interval_is_wilsons(right: int, answers: int) -> None:
     expected = binomtest(right, answers).proportion_ci(method="wilson")
-    found = Measure(100 * right / answers, 0.0, answers).interval
+    found = Metric(100 * right / answers, 0.0, answers).interval
     assert found == pytest.approx((100 * expected.low, 100 * expected.high))
 
 
 def test_a_share_counts_what_is_right() -> None:
-    assert share(np.array([True, False, True, True]), 25.0) == Measure(75.0, 25.0, 4)
+    assert share(np.array([True, False, True, True]), 25.0) == Metric(75.0, 25.0, 4)
 
 
 def test_an_interval_of_no_answers_says_nothing() -> None:
-    assert Measure(0.0, 0.0, 0).interval == (0.0, 100.0)
+    assert Metric(0.0, 0.0, 0).interval == (0.0, 100.0)
 
 
 def test_a_difference_on_few_queries_means_nothing() -> None:
     """R@1 32.1 on 28 queries against 35.7 for random weights."""
-    points, low, high = difference([Measure(100 * 9 / 28, 10.0, 28)], [Measure(100 * 10 / 28, 10.0, 28)])
+    points, low, high = difference([Metric(100 * 9 / 28, 10.0, 28)], [Metric(100 * 10 / 28, 10.0, 28)])
     assert points == pytest.approx(-100 / 28) and low < -20 and high > 15
 
 
 def test_a_difference_that_newcombe_printed() -> None:
     """Newcombe (1998), table II, contrast 56/70 - 48/80, method 10: 0.0524 to 0.3339."""
-    points, low, high = difference([Measure(80.0, 0.0, 70)], [Measure(60.0, 0.0, 80)])
+    points, low, high = difference([Metric(80.0, 0.0, 70)], [Metric(60.0, 0.0, 80)])
     assert (points, low, high) == pytest.approx((20.0, 5.24, 33.39), abs=0.005)
 
 
@@ -42,21 +42,19 @@ def test_the_interval_of_a_difference_covers_it_as_often_as_it_says() -> None:
     n, one, other, covered = 200, 0.6, 0.5, 0
     for _ in range(1000):
         a, b = rng.binomial(n, one), rng.binomial(n, other)
-        _, low, high = difference([Measure(100 * a / n, 0, n)], [Measure(100 * b / n, 0, n)])
+        _, low, high = difference([Metric(100 * a / n, 0, n)], [Metric(100 * b / n, 0, n)])
         covered += low <= 100 * (one - other) <= high
     assert 0.93 < covered / 1000 < 0.975
 
 
 def test_folds_that_agree_count_as_one_of_their_mean_size() -> None:
-    folds = [Measure(65.0, 0.0, 90), Measure(65.0, 0.0, 110)]
-    assert difference(folds, [Measure(50.0, 0.0, 100)]) == difference(
-        [Measure(65.0, 0.0, 100)], [Measure(50.0, 0.0, 100)]
-    )
+    folds = [Metric(65.0, 0.0, 90), Metric(65.0, 0.0, 110)]
+    assert difference(folds, [Metric(50.0, 0.0, 100)]) == difference([Metric(65.0, 0.0, 100)], [Metric(50.0, 0.0, 100)])
 
 
 def test_folds_or_seeds_that_differ_make_the_interval_wider() -> None:
     """By Welch's test, against scipy's."""
     one, other = [40.0, 37.5, 66.2], [98.0, 100.0, 99.0, 99.5]
-    found = difference([Measure(x, 0.0, 5000) for x in other], [Measure(x, 0.0, 5000) for x in one])
+    found = difference([Metric(x, 0.0, 5000) for x in other], [Metric(x, 0.0, 5000) for x in one])
     expected = stats.ttest_ind(other, one, equal_var=False).confidence_interval(0.95)
     assert found == pytest.approx((np.mean(other) - np.mean(one), expected.low, expected.high))

@@ -12,7 +12,7 @@ _Z = 1.959963984540054
 """Within so many standard deviations lie 95 % of a normal distribution."""
 
 
-class Measure(NamedTuple):
+class Metric(NamedTuple):
     """A number with what it is worth: a share of correct answers, in percent, or whatever has `bounds`."""
 
     value: float
@@ -44,12 +44,12 @@ class Measure(NamedTuple):
         return self.interval[1]
 
 
-def share(correct: np.ndarray, chance: float) -> Measure:
+def share(correct: np.ndarray, chance: float) -> Metric:
     """Of a bool array, one entry per answer; `chance` in percent."""
-    return Measure(float(100 * np.mean(correct)), chance, len(correct))
+    return Metric(float(100 * np.mean(correct)), chance, len(correct))
 
 
-def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Measure:
+def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric:
     """Answers [n, m] of n videos as a share whose interval knows that those of one video depend on each other.
 
     It is Wilson's with as many independent answers as have the variance that the videos' means have (Korn and Graubard
@@ -64,10 +64,10 @@ def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Measur
     if 0 < share < 1:
         independent = min(answers, share * (1 - share) / variance) if variance else answers
         independent = independent / 2 if cross_validated else independent
-    return Measure(100 * share, chance, max(1, round(independent)))
+    return Metric(100 * share, chance, max(1, round(independent)))
 
 
-def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Measure:
+def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Metric:
     """A number of n videos, from what it is with each of them left out [n], by Student's t with n - 1.
 
     `least` is the lowest that it can be.
@@ -75,21 +75,21 @@ def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Meas
     n = len(without)
     error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
     half = float(stats.t.ppf(0.975, n - 1) * error)
-    return Measure(whole, answers=n, bounds=(max(least, whole - half), whole + half))
+    return Metric(whole, answers=n, bounds=(max(least, whole - half), whole + half))
 
 
-def median(values: np.ndarray) -> Measure:
+def median(values: np.ndarray) -> Metric:
     """With the order statistics that hold it in 95 % of all draws, the lowest and highest where there are few [n]."""
     ordered, n = np.sort(values), len(values)
     place = max(0, int(stats.binom.ppf(0.025, n, 0.5)) - 1)
-    return Measure(float(np.median(ordered)), answers=n, bounds=(float(ordered[place]), float(ordered[n - 1 - place])))
+    return Metric(float(np.median(ordered)), answers=n, bounds=(float(ordered[place]), float(ordered[n - 1 - place])))
 
 
-def difference(one: Sequence[Measure], other: Sequence[Measure]) -> tuple[float, float, float]:
+def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
     """Mean of `one` minus mean of `other`, points, and its 95 % interval: the wider of two.
 
-    The first is of the choice of questions (Newcombe 1998, from Wilson's), where measures of one sequence count as one
-    with the mean number of answers, and the two as independent. The second, where a sequence has several measures, of
+    The first is of the choice of questions (Newcombe 1998, from Wilson's), where metrics of one sequence count as one
+    with the mean number of answers, and the two as independent. The second, where a sequence has several metrics, of
     folds or seeds, is of how these differ among themselves (Welch).
     """
     (a, n), (b, m) = _pooled(one), _pooled(other)
@@ -100,7 +100,7 @@ def difference(one: Sequence[Measure], other: Sequence[Measure]) -> tuple[float,
     return 100 * (a - b), 100 * max(-1.0, low), 100 * min(1.0, high)
 
 
-def over_seeds(one: Sequence[Measure], other: Sequence[Measure]) -> tuple[float, float, float]:
+def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
     """Mean of `one` minus mean of `other`, points, and its 95 % interval over trainings (Welch), both of two or more.
 
     It says what other seeds would give on these very questions, which two networks are asked alike; with two or three
@@ -111,9 +111,9 @@ def over_seeds(one: Sequence[Measure], other: Sequence[Measure]) -> tuple[float,
     return points, points - half, points + half
 
 
-def _welch(one: Sequence[Measure], other: Sequence[Measure]) -> float:
-    """Half the 95 % interval of the difference of two means, points; 0 where both are of one measure."""
-    several = [np.array([m.value for m in measures]) for measures in (one, other) if len(measures) > 1]
+def _welch(one: Sequence[Metric], other: Sequence[Metric]) -> float:
+    """Half the 95 % interval of the difference of two means, points; 0 where both are of one metric."""
+    several = [np.array([m.value for m in metrics]) for metrics in (one, other) if len(metrics) > 1]
     variances = np.array([values.var(ddof=1) / len(values) for values in several])
     if not variances.any():
         return 0.0
@@ -123,8 +123,8 @@ def _welch(one: Sequence[Measure], other: Sequence[Measure]) -> float:
     return float(stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()))
 
 
-def _pooled(measures: Sequence[Measure]) -> tuple[float, int]:
-    return float(np.mean([m.value for m in measures])) / 100, round(np.mean([m.answers for m in measures]))
+def _pooled(metrics: Sequence[Metric]) -> tuple[float, int]:
+    return float(np.mean([m.value for m in metrics])) / 100, round(np.mean([m.answers for m in metrics]))
 
 
 def _wilson(share: float, answers: int) -> tuple[float, float]:

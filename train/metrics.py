@@ -12,12 +12,12 @@ import torch.distributed as dist
 _GIB = 2**30
 
 
-class Figures(NamedTuple):
+class Metrics(NamedTuple):
     """Of a step, the same on every rank; a field more is logged like these."""
 
     loss: Any
     """Scalars: tensors on the device, and in reports numbers."""
-    accuracy: Any
+    top1: Any
     """Share of the leaves whose most similar one, of those with weight, is a positive."""
     gradient_norm: Any
 
@@ -26,7 +26,7 @@ class Report(NamedTuple):
     """Of one step, the same on every rank but for its times and its memory."""
 
     step: int
-    figures: Figures
+    metrics: Metrics
     signal: int
     """The signal that any rank had got when the step was done; 0 for none."""
     seconds: float
@@ -55,13 +55,13 @@ class Reports:
         """The batch has arrived; what comes now is computing."""
         self._marks.append(mark(self._device))
 
-    def add(self, step: int, figures: Figures, signal: int) -> Report | None:
+    def add(self, step: int, metrics: Metrics, signal: int) -> Report | None:
         """A step has been started on the device; the report of the one before it, if it has not been read."""
         before = self.last()
         told = torch.full((), signal, device=self._device)
         if dist.is_initialized():
             dist.all_reduce(told, dist.ReduceOp.MAX)
-        values = torch.stack([value.float() for value in (*figures, told)])
+        values = torch.stack([value.float() for value in (*metrics, told)])
         host = torch.empty(values.shape, pin_memory=self._device.type != "cpu")
         host.copy_(values, non_blocking=True)
         self._pending = (step, host, [*self._marks, mark(self._device)])
@@ -73,9 +73,9 @@ class Reports:
             return None
         (step, host, (began, ready, done)), self._pending = self._pending, None
         done.synchronize()
-        *figures, signal = host.tolist()
+        *metrics, signal = host.tolist()
         seconds, waiting = began.elapsed_time(done) / 1000, began.elapsed_time(ready) / 1000
-        return Report(step, Figures(*figures), int(signal), seconds, waiting, memory(self._device))
+        return Report(step, Metrics(*metrics), int(signal), seconds, waiting, memory(self._device))
 
 
 class HostMark:
