@@ -38,7 +38,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def memory_told(advice: str) -> Iterator[None]:
+def explain_out_of_memory(advice: str) -> Iterator[None]:
     """Raise UserError, with an advice, where memory runs out within."""
     try:
         yield

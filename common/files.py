@@ -22,7 +22,7 @@ _UNREADABLE = (
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
-def is_full(error: Exception) -> bool:
+def is_disk_full(error: Exception) -> bool:
     """Whether a disk, or a user's share of it, has no room left; HDF5 tells of that with a RuntimeError."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(f"errno = {number}," in str(error) for number in full)

@@ -19,7 +19,7 @@ def to_json(values: Any, indent: int | None = None) -> str:
     return json.dumps(plain, indent=indent, default=str)
 
 
-def rebuilt(kind: type[T], values: Any) -> T:
+def from_dict(kind: type[T], values: Any) -> T:
     """The dataclass whose JSON, once parsed, is `values`; no field takes its default, which may have changed since.
 
     Raises ValueError that names the fields (`clip.size`) where one is missing, unknown or of another type, and whatever

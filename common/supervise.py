@@ -19,17 +19,17 @@ _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 _FROM_TERMINAL = 0x80
 """SI_KERNEL: the whole process group gets it, the child too."""
 _PR_SET_PDEATHSIG = 1
-DIES_WITH = "GDT_DIES_WITH"
+PARENT_PID = "GDT_PARENT_PID"
 """The variable by which a command that starts others tells them its process number, with which they end."""
 
 
-def supervised(main: Callable[[], None], what_next: str) -> None:
+def supervise(main: Callable[[], None], what_next: str) -> None:
     """Run `main` in a child process; signals are passed on to it, and it dies with its parent.
 
     Exits with the child's status, or 128 + n after a sentence where signal n ended it; `what_next` says what to do.
     Call it before anything starts threads.
     """
-    if starter := os.environ.pop(DIES_WITH, ""):
+    if starter := os.environ.pop(PARENT_PID, ""):
         die_with(int(starter))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     parent = os.getpid()
@@ -45,7 +45,7 @@ def supervised(main: Callable[[], None], what_next: str) -> None:
         if told.si_signo == signal.SIGCHLD:
             ended, value = os.waitpid(child, os.WNOHANG)
             status = value if ended else None
-        elif not from_terminal(told):
+        elif not is_ctrl_c(told):
             os.kill(child, told.si_signo)
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
@@ -63,7 +63,7 @@ def supervised(main: Callable[[], None], what_next: str) -> None:
     sys.exit(128 - code)
 
 
-def from_terminal(told: signal.struct_siginfo) -> bool:
+def is_ctrl_c(told: signal.struct_siginfo) -> bool:
     """Whether a signal is a Ctrl-C, which the terminal sends to the children, too."""
     return told.si_signo == signal.SIGINT and told.si_code == _FROM_TERMINAL
 

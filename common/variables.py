@@ -30,7 +30,7 @@ class Option(NamedTuple):
     """Its type."""
 
 
-Known = Mapping[str, Option]
+Variables = Mapping[str, Option]
 """The options of a command, by the names of their variables."""
 _OTHER_NAMES = {"GPUS": "JOBS"}
 """What a variable is called where a command has no option of its name."""
@@ -55,7 +55,7 @@ def options_of(kind: Any, prefix: str = "", prefixed: bool = True) -> dict[str, 
 
 def with_variables(
     arguments: Sequence[str],
-    options: Callable[[Sequence[str]], Known],
+    options: Callable[[Sequence[str]], Variables],
     environment: MutableMapping[str, str] = os.environ,
     anywhere: Callable[[], Iterable[str]] = tuple,
 ) -> list[str]:
@@ -120,7 +120,7 @@ def _without(arguments: list[str], options: Iterable[str]) -> list[str]:
     return kept
 
 
-def _refusal(goals: Sequence[str], name: str, known: Known) -> str:
+def _refusal(goals: Sequence[str], name: str, known: Variables) -> str:
     make, meant = f"'make {' '.join(goals)}'", name.upper().replace("-", "_")
     if near := difflib.get_close_matches(meant, [*known, "GPUS", "ARGS"], 1, _ALIKE):
         return f"{make} knows no variable {name}; write {near[0]}"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, Union
 import tyro
 
 from gdt.common.commandline import Options
-from gdt.common.variables import Known, options_of
+from gdt.common.variables import Variables, options_of
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.embed import Embed
 from gdt.eval.export import Export
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, p
     print(chosen.said.format(getattr(importlib.import_module(module), function)(command)))
 
 
-def options(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS) -> Known:
+def options(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS) -> Variables:
     """Of the command that the arguments begin with, or of all."""
     chosen = [commands[name] for name in arguments[:1] if name in commands] or commands.values()
     return {name: option for one in chosen for name, option in options_of(one.settings).items()}

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, memory_told
+from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.finetune import METRICS, STATE
@@ -43,7 +43,7 @@ def downstream(settings: Downstream) -> str:
         torch.set_num_threads(settings.threads)
     extracted: Extracted = {}
     evaluations = [_evaluation(replace(settings, label=label), extracted) for label in settings.labels]
-    with memory_told("take a smaller network; what is finished is kept"):
+    with explain_out_of_memory("take a smaller network; what is finished is kept"):
         for evaluation in evaluations:
             _evaluate(evaluation)
     return _reported(evaluations) if settings.tables else ""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from gdt.common.errors import UserError
-from gdt.common.supervise import DIES_WITH
+from gdt.common.supervise import PARENT_PID
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def run_alone(command: Sequence[str], log: Path, gpu: str, what: str) -> None:
 
 def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:
     """`gdt command` with one GPU, or one thread; it ends where this process does, or the thread that calls."""
-    environment = os.environ | {DIES_WITH: str(os.getpid())}
+    environment = os.environ | {PARENT_PID: str(os.getpid())}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     else:

@@ -104,7 +104,7 @@ class Record:
 
     def settings_as(self, kind: type[T]) -> T:
         """The settings of the command, which are of this type."""
-        return serialization.rebuilt(kind, self.settings)
+        return serialization.from_dict(kind, self.settings)
 
 
 def write(path: Path, records: Sequence[Record]) -> None:
@@ -123,7 +123,7 @@ def parsed(text: str, source: str) -> list[Record]:
         values = json.loads(text)
         if not isinstance(values, list):
             raise ValueError("it is no list")
-        return [serialization.rebuilt(Record, value) for value in values]
+        return [serialization.from_dict(Record, value) for value in values]
     except (ValueError, TypeError, UserError) as error:
         raise UserError(
             f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"

@@ -162,7 +162,7 @@ def _with(base: T, given: Mapping[str, Any]) -> T:
 
     values = json.loads(serialization.to_json(base)) | json.loads(json.dumps(dict(given), default=plain))
     try:
-        return serialization.rebuilt(type(base), values)
+        return serialization.from_dict(type(base), values)
     except ValueError as error:
         raise UserError(f"settings of {type(base).__name__}: {error}") from error
 

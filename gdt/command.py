@@ -11,7 +11,7 @@ import sys
 from typing import NamedTuple
 
 from gdt.common.errors import UserError, exit_with_message, quiet_until_ready
-from gdt.common.supervise import supervised
+from gdt.common.supervise import supervise
 
 
 class Command(NamedTuple):
@@ -51,18 +51,18 @@ def console() -> None:
         exit_with_message(lambda: _run(name, arguments))
 
     if command.after_crash:
-        supervised(run, command.after_crash)
+        supervise(run, command.after_crash)
     else:
         run()
 
 
 def _run(name: str, arguments: list[str]) -> None:
-    arguments = with_typed(name, arguments)
+    arguments = add_make_variables(name, arguments)
     sys.orig_argv[:] = ["gdt", name, *arguments]  # what a run says that it was started by
     importlib.import_module(COMMANDS[name].module).main(arguments)
 
 
-def with_typed(name: str, arguments: list[str]) -> list[str]:
+def add_make_variables(name: str, arguments: list[str]) -> list[str]:
     """The arguments of a command with those that make's variables stand for. Raises UserError as `with_variables`."""
     from gdt.common.variables import with_variables
 

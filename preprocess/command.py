@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tyro
 
 from gdt.common.commandline import Options
-from gdt.common.variables import Known, options_of
+from gdt.common.variables import Variables, options_of
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import describe
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> None:
         print(describe(run(settings)))
 
 
-def options(_: Sequence[str]) -> Known:
+def options(_: Sequence[str]) -> Variables:
     return options_of(Preprocess, prefixed=False)
 
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gdt.common.errors import UserError
-from gdt.common.files import is_full
+from gdt.common.files import is_disk_full
 
 _NOT_STARTED = {126, 127}
 """Exit statuses of a shell, of setpriv and of the loader of libraries where a program cannot be started."""
@@ -165,7 +165,7 @@ def _is_full(folder: Path) -> bool:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return is_full(error)
+        return is_disk_full(error)
     return False
 
 

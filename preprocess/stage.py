@@ -141,11 +141,11 @@ def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) 
     """The videos of the data set with what is said in them, and what tells the language of their tokens."""
     source = settings.source_folder
     entry = datasets.find(settings.dataset, source)
-    if entry.make is not None:
-        entry.make(source)
+    if entry.generate is not None:
+        entry.generate(source)
     items = datasets.listing(settings.dataset, source)
     if settings.word2vec is None:
-        if entry.captioned:
+        if entry.needs_captions:
             raise UserError(
                 f"{settings.dataset} keeps what is captioned, and needs the word vectors its words are looked up in: "
                 "set --word2vec to GoogleNews-vectors-negative300.bin or another file in word2vec's format "
@@ -155,12 +155,12 @@ def described(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) 
     said = readers.Captions.find(source, scratch)
     if said is None:
         raise UserError(f"there are no captions in {source}; expected:\n{readers.EXPECTED}")
-    if settings.extraction.fps % 10 and entry.captioned:
+    if settings.extraction.fps % 10 and entry.needs_captions:
         raise UserError("--fps must be a multiple of 10 for captioned stretches, which begin at tenths of a second")
     stack.enter_context(said)
     vocabulary = Vocabulary.load(settings.word2vec, settings.stop_words)
     language = {"vocabulary": vocabulary.digest, "stop_words": vocabulary.stop_digest}
-    return attach(items, said, vocabulary, source, only_captioned=entry.captioned), language
+    return attach(items, said, vocabulary, source, only_captioned=entry.needs_captions), language
 
 
 def listed(items: Items, settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) -> VideoList:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
-from gdt.common.variables import Known, options_of
+from gdt.common.variables import Variables, options_of
 from gdt.pipeline.shards.index import Index, contents, gather, is_said, with_said
 from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
 from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
@@ -356,7 +356,7 @@ def _advice(settings: Verify, state: State) -> str:
     }[state]
 
 
-def options(_: Sequence[str]) -> Known:
+def options(_: Sequence[str]) -> Variables:
     return options_of(Verify)
 
 

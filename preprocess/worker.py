@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.files import is_full, open_regular
+from gdt.common.files import is_disk_full, open_regular
 from gdt.pipeline.shards.index import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
@@ -83,7 +83,7 @@ def make_numbered(task: tuple[int, ShardTask]) -> tuple[int, Made]:
 
 def full_disk_named(error: Exception, folder: Path) -> Exception:
     """A full disk as a sentence; what else may go wrong with files as it is."""
-    if not is_full(error):
+    if not is_disk_full(error):
         return error
     return UserError(
         f"no space left on the disk of {folder}; free some and run the same command again: finished shards are kept"

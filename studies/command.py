@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gdt.common.variables import Known
+from gdt.common.variables import Variables
 from gdt.eval import command
 from gdt.studies.figures.settings import Figures
 from gdt.studies.settings import Grid, Predictions
@@ -22,5 +22,5 @@ def main(arguments: Sequence[str]) -> None:
     command.main(arguments, COMMANDS, "gdt study")
 
 
-def options(arguments: Sequence[str]) -> Known:
+def options(arguments: Sequence[str]) -> Variables:
     return command.options(arguments, COMMANDS)

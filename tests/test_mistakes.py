@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdt.common.errors import UserError, memory_told
+from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.shards.layout import DATASETS, making
 from gdt.preprocess import datasets
@@ -100,9 +100,9 @@ def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProce
     stamp.touch()
     left_out = ("MAKEFLAGS", "CONDA_PREFIX")
     environment = {name: value for name, value in os.environ.items() if name not in left_out} | more
-    shown = f"PYTHON={sys.executable} {ROOT / 'tests' / 'shown.py'}"
+    printer = f"PYTHON={sys.executable} {ROOT / 'tests' / 'print_command.py'}"
     return subprocess.run(
-        ["make", f"STAMP={stamp}", shown, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+        ["make", f"STAMP={stamp}", printer, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
 
@@ -280,7 +280,7 @@ def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards:
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
 def test_a_lack_of_memory_is_a_sentence_with_an_advice_and_other_errors_are_not(error: Exception) -> None:
     sentence = r"^out of memory \(.+\); see what else runs there, or set --videos lower$"
-    with pytest.raises(UserError, match=sentence), memory_told("set --videos lower"):
+    with pytest.raises(UserError, match=sentence), explain_out_of_memory("set --videos lower"):
         raise error
-    with pytest.raises(RuntimeError, match=r"^shapes differ$"), memory_told("set --videos lower"):
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), explain_out_of_memory("set --videos lower"):
         raise RuntimeError("shapes differ")

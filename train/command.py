@@ -12,7 +12,7 @@ import tyro
 
 from gdt.common.commandline import Options
 from gdt.common.errors import UserError, exit_with_message
-from gdt.common.variables import Known, Option, options_of
+from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
 from gdt.train.launchers import ranks, require_meeting
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> None:
     sys.exit(status)
 
 
-def options(_: Sequence[str]) -> Known:
+def options(_: Sequence[str]) -> Variables:
     return options_of(Pretrain) | options_of(submit.Job) | {"SIZE": Option("", str)}
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from gdt.common.errors import UserError
-from gdt.common.supervise import DIES_WITH, WATCHED, from_terminal
+from gdt.common.supervise import PARENT_PID, WATCHED, is_ctrl_c
 from gdt.train.launchers import ranks, require_meeting
 from gdt.train.settings import Pretrain
 
@@ -51,7 +51,7 @@ def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Ma
         subprocess.Popen(
             command,
             # with all cores for each, they would be in each other's way
-            env={"OMP_NUM_THREADS": "1"} | os.environ | told | {DIES_WITH: str(os.getpid())},
+            env={"OMP_NUM_THREADS": "1"} | os.environ | told | {PARENT_PID: str(os.getpid())},
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
         )
         for told in _environments(number, machine)
@@ -59,7 +59,7 @@ def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Ma
     status, failed, ending = 0, 0.0, [signal.SIGTERM, signal.SIGKILL]
     while running := [rank for rank in started if rank.poll() is None]:
         told = signal.sigtimedwait(WATCHED, 1.0)
-        if told is not None and told.si_signo != signal.SIGCHLD and not from_terminal(told):
+        if told is not None and told.si_signo != signal.SIGCHLD and not is_ctrl_c(told):
             for rank in running:
                 rank.send_signal(told.si_signo)
         if not status:

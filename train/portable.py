@@ -55,7 +55,7 @@ def read(path: Path) -> Trained | None:
         raise UserError(f"{path} is of version {texts.get('version')} of {FORMAT}; use the program that wrote it")
     try:
         settings = from_json(texts["settings"], str(path))
-        model = GDT(serialization.rebuilt(Network, json.loads(texts["network"])), modalities_of(weights)).eval()
+        model = GDT(serialization.from_dict(Network, json.loads(texts["network"])), modalities_of(weights)).eval()
         load_weights(model, weights, str(path))
         foreign = None
         if "kind" in texts:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.common.errors import UserError, first_line, is_out_of_memory
-from gdt.common.files import is_full
+from gdt.common.files import is_disk_full
 from gdt.train.distributed import barrier, place, watched
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer
@@ -41,7 +41,7 @@ def shortage_told(settings: Pretrain) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if not is_full(error):
+        if not is_disk_full(error):
             raise
         raise UserError(
             f"no space left on the disk of {settings.run_folder}; free some, then run the same command again, which "

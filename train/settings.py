@@ -273,7 +273,7 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
     Raises UserError that names `source` and the settings that are missing, unknown or out of range here.
     """
     try:
-        return serialization.rebuilt(Pretrain, json.loads(text))
+        return serialization.from_dict(Pretrain, json.loads(text))
     except (ValueError, UserError) as error:
         raise UserError(
             f"{source} holds settings of another version of this program ({error}); use the version that wrote it"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, memory_told
+from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.eval import record
 from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
@@ -66,7 +66,7 @@ def factors(settings: Factors) -> str:
 
     Raises UserError where a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    with memory_told("set --videos lower"):
+    with explain_out_of_memory("set --videos lower"):
         found = evaluated(settings)
     out = settings.out or Path("runs") / f"factors-{found[0].dataset}"
     models = by_model(found).values()

@@ -154,7 +154,7 @@ def _run(folder: Path, root: Path, unread: list[Unread]) -> Run:
     path = folder / SETTINGS
     settings = _read(path, unread, lambda text: settings_from_json(text, str(path)))
     starts = _read(folder / provenance.NAME, unread,
-                   lambda text: tuple(serialization.rebuilt(Start, row) for row in json.loads(text)))  # fmt: skip
+                   lambda text: tuple(serialization.from_dict(Start, row) for row in json.loads(text)))  # fmt: skip
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     metrics, probes = _rows(folder / METRICS, unread, _COLUMNS), _rows(folder / PROBES, unread, ("step",))
     return Run(folder, name, settings, starts or (), _columns(metrics, _COLUMNS), _columns(probes))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gdt.common.errors import UserError
 from gdt.preprocess.captions.readers import Caption, Captions
-from gdt.preprocess.captions.stretches import on_kept_clock, stretches
+from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Missing, Video
 
@@ -49,7 +49,7 @@ def attach(
             gap = 2.0
             while len(kept := stretches(said, gap)) > _STRETCHES:
                 gap *= 2
-            yield replace(item, words=on_kept_clock(words, kept), stretches=kept)
+            yield replace(item, words=retime(words, kept), stretches=kept)
         else:
             yield Missing(item.id, "there are no captions of it")
     if by_stem:

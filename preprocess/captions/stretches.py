@@ -42,7 +42,7 @@ def _joined(parts: Iterable[tuple[int, int]], near: int) -> list[tuple[int, int]
     return joined
 
 
-def on_kept_clock(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
+def retime(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
     """The words with times, in seconds, in the video that is left when only `stretches` are kept, end to end.
 
     A word that lies partly outside loses that part; one that lies outside altogether, or is but a moment at the end

@@ -31,7 +31,7 @@ def find(dataset: str, source: Path) -> DataSet:
     if dataset not in DATASETS:
         raise UserError(f"there is no data set '{dataset}'; choose one of {', '.join(DATASETS)}")
     entry = DATASETS[dataset]
-    if entry.make is None and not source.is_dir():
+    if entry.generate is None and not source.is_dir():
         state = "is not a folder" if source.exists() else "does not exist"
         raise UserError(f"the source folder {source} {state}; set SOURCE to the folder that holds your videos")
     return entry

@@ -72,4 +72,4 @@ def read_labels(path: Path) -> dict[str, str]:
     return labels
 
 
-DATA = DataSet(listing, TREE, captioned=True)
+DATA = DataSet(listing, TREE, needs_captions=True)

@@ -78,9 +78,9 @@ class DataSet:
     """Videos below a folder, in a fixed order, one at a time: a list of a million is never held in memory."""
     tree: str
     """The files and folders that are expected, as text to show."""
-    captioned: bool = False
+    needs_captions: bool = False
     """Only what is captioned is kept: videos without captions are left out, and stretches without any are cut out."""
-    make: Callable[[Path], None] | None = None
+    generate: Callable[[Path], None] | None = None
     """Generates the videos, and captions of them, where there are none."""
 
 

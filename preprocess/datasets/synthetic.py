@@ -16,7 +16,7 @@ from gdt.preprocess.datasets.listing import DataSet, Missing, Video
 
 def data(name: str) -> DataSet:
     """The generated data set of this name."""
-    return DataSet(_listing, folder.TREE, make=partial(_make, name))
+    return DataSet(_listing, folder.TREE, generate=partial(_make, name))
 
 
 def _make(name: str, source: Path) -> None:

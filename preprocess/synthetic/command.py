@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from gdt.common.variables import Known
+from gdt.common.variables import Variables
 from gdt.pipeline.shards.layout import GENERATED
 from gdt.preprocess.synthetic import GeneratedSet, generate, generated
 
@@ -29,5 +29,5 @@ def _command(kind: type[GeneratedSet]) -> Callable[..., None]:
     return command
 
 
-def options(_: Sequence[str]) -> Known:
+def options(_: Sequence[str]) -> Variables:
     return {}

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, memory_told
+from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.eval import record
 from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
@@ -67,7 +67,7 @@ def figures(settings: Figures) -> str:
 
     Raises UserError where a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    with memory_told("set --videos lower"):
+    with explain_out_of_memory("set --videos lower"):
         found, places = drawn(settings)
     out = settings.out or Path("runs") / f"figures-{found[0].dataset}"
     text = "\n".join(told(found))

@@ -17,12 +17,12 @@ from tests.conftest import ROOT
 PROGRAM = """
 import os, signal, sys, time
 from gdt.common.errors import UserError, exit_with_message
-from gdt.common.supervise import supervised
+from gdt.common.supervise import supervise
 
 def main():
     {body}
 
-supervised(lambda: exit_with_message(main), "go on with the same command")
+supervise(lambda: exit_with_message(main), "go on with the same command")
 """
 
 

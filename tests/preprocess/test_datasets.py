@@ -490,7 +490,7 @@ def test_howto100m(tmp_path: Path) -> None:
         Video("unlisted", tmp_path / "part2/x/unlisted.mkv"),
         Missing("missing0001", "listed in HowTo100M_v1.csv, but there is no such file"),
     ]
-    assert DATASETS["howto100m"].captioned
+    assert DATASETS["howto100m"].needs_captions
 
 
 def test_howto100m_without_videos(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gdt.preprocess.captions.readers import Caption
-from gdt.preprocess.captions.stretches import on_kept_clock, stretches
+from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Words
 
@@ -113,12 +113,12 @@ def test_words_move_with_the_stretch_they_are_in() -> None:
     words = Words(
         token=[1, 2, 3, 4, 5, 6, 7, 8], start=[0, 9.5, 10, 13, 14, 14, 29, 31], end=[1, 10.5, 11, 15, 15, 14, 30, 32]
     )
-    assert on_kept_clock(words, [(10.0, 14.0), (30.0, 34.0)]) == Words(
+    assert retime(words, [(10.0, 14.0), (30.0, 34.0)]) == Words(
         token=[2, 3, 4, 8], start=[0.0, 0.0, 3.0, 5.0], end=[0.5, 1.0, 4.0, 6.0]
     )
-    assert on_kept_clock(words, []) == words
-    assert on_kept_clock(words, [(100.0, 104.0)]) == Words([], [], [])
-    assert on_kept_clock(Words([], [], []), [(100.0, 104.0)]) == Words([], [], [])
+    assert retime(words, []) == words
+    assert retime(words, [(100.0, 104.0)]) == Words([], [], [])
+    assert retime(Words([], [], []), [(100.0, 104.0)]) == Words([], [], [])
 
 
 def slow_kept_clock(words: Words, stretches: list[tuple[float, float]]) -> Words:
@@ -141,7 +141,7 @@ def test_the_kept_clock_equals_a_slow_oracle(seed: int) -> None:
     words = Words(list(range(100)), starts, [start + rng.choice([0.0, 1.0, rng.expovariate(0.3)]) for start in starts])
     edges = sorted(rng.sample(range(100), 2 * rng.randrange(1, 8)))
     kept = [(float(start), float(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    found, expected = on_kept_clock(words, kept), slow_kept_clock(words, kept)
+    found, expected = retime(words, kept), slow_kept_clock(words, kept)
     assert found.token == expected.token
     assert found.start == pytest.approx(expected.start, abs=1e-9)
     assert found.end == pytest.approx(expected.end, abs=1e-9)
@@ -157,7 +157,7 @@ def test_words_of_captions_all_have_a_place_in_their_stretches() -> None:
         starts = [rng.uniform(0, 300) for _ in range(20)]
         captions = [Caption(start, start + rng.uniform(0.1, 5), "stir it and stir") for start in starts]
         words, kept = vocabulary.words(captions), stretches(captions)
-        moved = on_kept_clock(words, kept)
+        moved = retime(words, kept)
         assert len(moved.token) == 40
         lengths = np.subtract(words.end, words.start)
         assert np.subtract(moved.end, moved.start) == pytest.approx(lengths, abs=1e-6)

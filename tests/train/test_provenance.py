@@ -40,7 +40,7 @@ def test_the_machine_and_the_software_are_named() -> None:
     assert found.versions.keys() >= {"python", "numpy", "torch", "nvidia-dali"} and all(found.versions.values())
     assert datetime.now(UTC) - datetime.fromisoformat(found.started) < timedelta(minutes=1)
     assert found.device and "\n" not in found.device
-    assert serialization.rebuilt(Provenance, json.loads(serialization.to_json(found))) == found
+    assert serialization.from_dict(Provenance, json.loads(serialization.to_json(found))) == found
 
 
 def test_every_start_of_a_run_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from gdt.command import with_typed
+from gdt.command import add_make_variables
 from gdt.common.errors import exit_with_message
 
 
 def main() -> None:
     _, module, *arguments = sys.argv[1:]
     if module == "gdt":
-        arguments = [arguments[0], *with_typed(arguments[0], arguments[1:])]
+        arguments = [arguments[0], *add_make_variables(arguments[0], arguments[1:])]
     print(shlex.join([module, *arguments]))
 
 
