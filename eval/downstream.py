@@ -20,8 +20,8 @@ from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.finetune import METRICS, STATE
-from gdt.eval.processes import job_limit, options, run_alone, run_parallel
-from gdt.eval.protocols import FORMAT, Extracted, Protocols, comparable, matters, recipe, short
+from gdt.eval.processes import job_limit, run_command, run_parallel, to_arguments
+from gdt.eval.protocols import FORMAT, Evaluator, Extracted, comparable, matters, recipe, short_digest
 from gdt.eval.record import Record
 from gdt.eval.settings import LABELLED, PROTOCOLS, Downstream, Protocol
 from gdt.eval.subjects import Data, Fold, Model, folds, held_out, models, of
@@ -57,7 +57,7 @@ class Evaluation:
     models: list[Model]
     named: list[tuple[Protocol, Fold, str]]
     """What to evaluate each of them by, and the name of the file of its record."""
-    by: Protocols
+    by: Evaluator
     provenance: Provenance
 
     def jobs(self) -> Iterator[Job]:
@@ -93,9 +93,7 @@ class Job:
 def _evaluation(settings: Downstream, extracted: Extracted) -> Evaluation:
     """All that is to do. `extracted` are features that other columns of labels needed, too."""
     first = load_model(settings.ckpt[0])
-    data = Data.asked_for(
-        settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.label
-    )
+    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.label)
     if settings.gallery_split == data.split:
         raise UserError(
             f"gallery and queries are both the split '{data.split}', where every video finds itself; set "
@@ -109,7 +107,7 @@ def _evaluation(settings: Downstream, extracted: Extracted) -> Evaluation:
         _require_unseen(model, data, parts)
     words = WordVectors.of(data.index, settings.word2vec) if settings.word2vec else None
     out = settings.out or Path("runs") / f"eval-{data.dataset}"
-    by = Protocols(settings, data.index, data.fingerprint, parts, data.split, device, out, words, extracted)
+    by = Evaluator(settings, data.index, data.fingerprint, parts, data.split, device, out, words, extracted)
     unlabelled = [held_out(data.index, data.split)] if set(protocols) - set(LABELLED) else []
     named = [
         (protocol, fold, _name(by, protocol, fold))
@@ -153,16 +151,16 @@ def _require_unseen(model: Model, data: Data, parts: Sequence[Fold]) -> None:
         )
 
 
-def _name(by: Protocols, protocol: Protocol, fold: Fold) -> str:
+def _name(by: Evaluator, protocol: Protocol, fold: Fold) -> str:
     """The file of a record. It holds everything that could change it but the weights, as its folder does."""
     details = matters(by.settings, protocol) | {"precision": _precision(by)}
     if protocol == "cross-modal" and by.words is not None:
         details |= {"words": by.words.checksum(), "captions": by.index.shard_seal.tolist()}
-    what = short([FORMAT, by.data, fold.digest, by.query_split, details])
+    what = short_digest([FORMAT, by.data, fold.digest, by.query_split, details])
     return f"{protocol}{f'-fold{fold.number}' if fold.number else ''}-{what}.json"
 
 
-def _precision(by: Protocols) -> str:
+def _precision(by: Evaluator) -> str:
     return "bfloat16" if by.device.type == "cuda" else "float32"
 
 
@@ -226,7 +224,7 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
     def run(job: Job, gpu: str) -> None:
         job.path.parent.mkdir(parents=True, exist_ok=True)
         what = f"finetuning {of(job.model, job.fold)}"
-        run_alone(_command(evaluation, job), job.path.with_suffix(".log"), gpu, what)
+        run_command(_command(evaluation, job), job.path.with_suffix(".log"), gpu, what)
 
     def epochs() -> int:
         """How many are done."""
@@ -250,7 +248,7 @@ def _command(evaluation: Evaluation, job: Job) -> list[str]:
         random="only" if job.model.random else "no", word2vec=None, linear_c=_PLAIN.linear_c, jobs=1,
         threads=by.settings.threads or (0 if by.device.type == "cuda" else 1), tables=True,
     )  # fmt: skip
-    return ["eval", "downstream", "--no-tables", *options(alone, _PLAIN)]
+    return ["eval", "downstream", "--no-tables", *to_arguments(alone, _PLAIN)]
 
 
 def _reported(evaluations: Sequence[Evaluation]) -> str:

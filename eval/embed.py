@@ -107,9 +107,9 @@ class Features:
     """Second at which the clip starts, float32 [n]; of a video 0."""
     features: dict[str, np.ndarray]
     """By modality, float32 [n, d]; rows of NaN where a video does not have it for the length of a clip."""
-    made: dict[str, str]
+    metadata: dict[str, str]
     """How: checkpoint, kind, clips and provenance."""
-    left_out: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
     """Files that could not be used, each with its reason; they are not stored."""
 
 
@@ -136,8 +136,8 @@ def embed(settings: Embed) -> str:
             lines.append(
                 f"{len(lacking)} rows are without {name} for the length of a clip, and hold NaN (first: {lacking[0]})"
             )
-    lines += [f"{len(rows.left_out)} videos could not be used:"] if rows.left_out else []
-    lines += [f"  {path}: {reason}" for path, reason in rows.left_out]
+    lines += [f"{len(rows.skipped)} videos could not be used:"] if rows.skipped else []
+    lines += [f"  {path}: {reason}" for path, reason in rows.skipped]
     return "\n".join(lines)
 
 
@@ -153,9 +153,9 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
     with contextlib.ExitStack() as stack:
         index, paths, left_out = _opened(settings, stack)
         rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.per)
-    rows.made["checkpoint"] = str(settings.ckpt)
+    rows.metadata["checkpoint"] = str(settings.ckpt)
     path = np.asarray([paths.get(name, "") for name in rows.id], object)
-    return replace(rows, path=path, left_out=tuple(left_out))
+    return replace(rows, path=path, skipped=tuple(left_out))
 
 
 def _modalities(settings: Embed, trained: Trained) -> list[str]:
@@ -292,12 +292,12 @@ def _write_h5(file: BinaryIO, rows: Features) -> None:
         made["start"] = rows.start
         for name, values in rows.features.items():
             made[name] = values
-        made.attrs.update(rows.made)
+        made.attrs.update(rows.metadata)
 
 
 def _write_npz(file: BinaryIO, rows: Features) -> None:
     arrays: dict[str, Any] = {"id": rows.id.astype(str), "path": rows.path.astype(str), "start": rows.start}
-    arrays |= rows.features | {"made": np.asarray(json.dumps(rows.made))}
+    arrays |= rows.features | {"made": np.asarray(json.dumps(rows.metadata))}
     np.savez(file, **arrays)
 
 
@@ -310,7 +310,7 @@ def _write_parquet(file: BinaryIO, rows: Features) -> None:
     columns = {"id": rows.id.tolist(), "path": rows.path.tolist(), "start": rows.start}
     for name, values in rows.features.items():
         columns[name] = pyarrow.FixedSizeListArray.from_arrays(values.reshape(-1), values.shape[1])
-    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(rows.made), file)
+    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(rows.metadata), file)
 
 
 _WRITERS: dict[str, Callable[[BinaryIO, Features], None]] = {

@@ -52,7 +52,7 @@ class Features:
     maximum: np.ndarray
     """Globally max-pooled maps of the last residual block, for retrieval."""
 
-    def places(self, videos: np.ndarray) -> np.ndarray:
+    def positions(self, videos: np.ndarray) -> np.ndarray:
         """Where some rows of the index are."""
         return np.searchsorted(self.videos, videos)
 
@@ -93,11 +93,11 @@ def _taken(videos: np.ndarray, path: Path, of: np.ndarray) -> Features | None:
     """The features of some videos out of a file with those of others, too; None where it lacks some."""
     if not np.isin(videos, of).all() or (all_of := read(path, of)) is None:
         return None
-    places = all_of.places(videos)
+    places = all_of.positions(videos)
     return Features(videos, all_of.average[places], all_of.maximum[places])
 
 
-def stored(
+def load_or_extract(
     path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
     whole: tuple[Path, np.ndarray] | None = None,
 ) -> Features:  # fmt: skip

@@ -82,7 +82,7 @@ class Recipe:
         fallen = self.drop ** sum(epoch >= start for start in self.drops)
         return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
 
-    def described(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """All of it that could change a number, in words, for logs and results."""
         a, low, high = self.augmentation, *self.augmentation.scale
         shape = f"random crops of frames of {low} to {high} pixels"
@@ -97,7 +97,7 @@ class Recipe:
             "trunk": f"{self.trunk_share:g} times that rate",
             "batch": f"{self.batch} clips, those left over in an epoch dropped",
             "optimizer": f"SGD, momentum {self.momentum:g}, weight decay {self.weight_decay:g}",
-            "clips": f"{self.clips} random ones per video and epoch, {told(self.clip)}, {shape}",
+            "clips": f"{self.clips} random ones per video and epoch, {describe_clip(self.clip)}, {shape}",
             "flip": f"{a.flip:g}",
             "colour": f"brightness {a.brightness:g}, contrast {a.contrast:g}, saturation {a.saturation:g}, hue "
             f"{a.hue:g} in {self.jittered:.0%} of the clips",
@@ -130,7 +130,7 @@ def tiny(recipe: Recipe, trained: Trained) -> Recipe:
     return replace(recipe, clip=settings.clip, augmentation=augmentation, clips=4)
 
 
-def told(clip: Clip) -> str:
+def describe_clip(clip: Clip) -> str:
     """A clip in words."""
     every = f", every {clip.stride}-th" if clip.stride > 1 else ""
     return f"{clip.frames} frames{every}, {clip.size}x{clip.size}"

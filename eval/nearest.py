@@ -56,7 +56,7 @@ def nearest(settings: Nearest) -> str:
         )
     found, similarity = most_similar(rows, query, own, settings.by, settings.among or settings.by, settings.k)
     lines = [
-        [f"{cosine:.3f}", rows.id[row], f"{rows.start[row]:.1f} s" if rows.made["per"] == "clip" else "",
+        [f"{cosine:.3f}", rows.id[row], f"{rows.start[row]:.1f} s" if rows.metadata["per"] == "clip" else "",
          rows.path[row]]
         for row, cosine in zip(found, similarity, strict=True)
     ]  # fmt: skip
@@ -95,9 +95,10 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
     for name, held in ((by, query), (among, rows)):
         if name not in held.features:
             raise UserError(f"there are no features of {name}; there are those of {' and '.join(held.features)}")
-    if query.made["kind"] != rows.made["kind"]:
-        raise UserError(f"{query.made['kind']} cannot be compared with {rows.made['kind']}; embed both in one way")
-    if among != by and rows.made["kind"] != "embeddings":
+    one, other = query.metadata["kind"], rows.metadata["kind"]
+    if one != other:
+        raise UserError(f"{one} cannot be compared with {other}; embed both in one way")
+    if among != by and rows.metadata["kind"] != "embeddings":
         raise UserError("these are features of trunks, and picture and sound meet in embeddings only")
     if query.features[by].shape[1] != rows.features[among].shape[1]:
         raise UserError("these are features of two models; embed both with the same one")
@@ -107,8 +108,8 @@ def _embedded(settings: Nearest, rows: Features) -> Features:
     """Features of a video file, made as those of the file of features were."""
     with tempfile.TemporaryDirectory() as folder:
         query = Embed(
-            settings.ckpt or Path(rows.made["checkpoint"]), (Path(settings.query),), out=Path(folder) / "query.npz",
-            of=(settings.by,), kind=cast(Kind, rows.made["kind"]), per=cast(Per, rows.made["per"]),
-            clips=int(rows.made["clips"]), workers=1,
+            settings.ckpt or Path(rows.metadata["checkpoint"]), (Path(settings.query),), out=Path(folder) / "query.npz",
+            of=(settings.by,), kind=cast(Kind, rows.metadata["kind"]), per=cast(Per, rows.metadata["per"]),
+            clips=int(rows.metadata["clips"]), workers=1,
         )  # fmt: skip
         return features(query)

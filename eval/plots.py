@@ -12,7 +12,7 @@ from gdt.eval.ablation.compare import by_preset, label
 from gdt.eval.factors.lines import EMBEDDING, TRUNK, by_model, factor_of, name_of, seen_in
 from gdt.eval.factors.promises import MOVES, MOVES_RANDOM, TOLD, TOLD_RANDOM
 from gdt.eval.record import RANDOM, Record
-from gdt.eval.tables import measured
+from gdt.eval.tables import metrics_of
 
 _COLUMNS = 3
 """Panels side by side."""
@@ -31,7 +31,7 @@ def bars(records: Sequence[Record]) -> Figure:
     for axes, name in zip(panels.flat, names, strict=False):
         column = next(iter(next(record for record in records if record.label == name).metrics))
         for x, group in enumerate(groups.values()):
-            values = measured([record for record in group if record.label == name], column)
+            values = metrics_of([record for record in group if record.label == name], column)
             if values:
                 axes.bar(x, np.mean([m.value for m in values]), 0.6, color="#8fb8de")
                 axes.plot([x] * len(values), [m.value for m in values], "o", color="#1f4e79", markersize=4)

@@ -77,10 +77,10 @@ def visible_gpus() -> list[str]:
     return visible.split(",") if visible else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
-def run_alone(command: Sequence[str], log: Path, gpu: str, what: str) -> None:
+def run_command(command: Sequence[str], log: Path, gpu: str, what: str) -> None:
     """`gdt command` with one GPU, or one thread. Raises UserError, naming `what` and its log, where it fails."""
     if status := start(command, log, gpu).wait():
-        raise failed(what, log, status)
+        raise command_error(what, log, status)
 
 
 def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:
@@ -96,13 +96,13 @@ def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes
         )
 
 
-def failed(what: str, log: Path, status: int) -> UserError:
+def command_error(what: str, log: Path, status: int) -> UserError:
     """What to raise where a command that was started has ended so: its last line, and where its log is."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return UserError(f"{what} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
 
 
-def options(settings: Any, base: Any) -> list[str]:
+def to_arguments(settings: Any, base: Any) -> list[str]:
     """What to type so that a command with the settings `base` has these: the options whose values are others."""
     words = []
     for name, value in vars(settings).items():

@@ -24,7 +24,7 @@ class Progress:
 
     def __init__(self, runs: Mapping[Path, Pretrain], what: str = "pretrain", more: int = 0, over: int = 0) -> None:
         """`runs` are settings by the folder of the run; so many `more` steps are of runs to `follow`, or `over`."""
-        self._logs: dict[Path, Follower] = {}
+        self._logs: dict[Path, LogReader] = {}
         self._steps: dict[Path, int] = {}
         self._running: dict[Path, str] = {}
         self._over, self._lock = over, threading.Lock()
@@ -43,16 +43,16 @@ class Progress:
 
     def follow(self, folder: Path, steps: int) -> None:
         """A run of so many steps; may be called from any thread."""
-        log = Follower(folder / METRICS)
-        log.look()
+        log = LogReader(folder / METRICS)
+        log.read()
         with self._lock:
             self._steps[folder], self._logs[folder] = steps, log
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """See how far the runs are; to call every second."""
         with self._lock:
             for folder, log in self._logs.items():
-                if log.look():
+                if log.read():
                     step = int(log.last["step"]) + 1
                     evaluated = step >= self._steps[folder]
                     what = "being evaluated" if evaluated else f"loss {log.last['loss']:.2f}"
@@ -62,11 +62,11 @@ class Progress:
         if sys.stderr.isatty():
             self._bar.refresh()  # the time goes on even where no step is done
 
-    def doing(self, folder: Path, what: str) -> None:
+    def set_status(self, folder: Path, what: str) -> None:
         """What a run has begun to do, until its log says more; may be called from any thread."""
         self._running[folder] = f"{folder.name}: {what}"
 
-    def finished(self, folder: Path, text: str) -> None:
+    def finish(self, folder: Path, text: str) -> None:
         """A run is over, as if with all its steps, which is said in a line above the bar; from any thread."""
         with self._lock:
             self._over += self._steps[folder]
@@ -78,14 +78,14 @@ class Progress:
         return self._over + sum(int(log.last["step"]) + 1 for log in self._logs.values() if log.last)
 
 
-class Follower:
+class LogReader:
     """The last whole line of a log of JSON that another process writes, and now and then begins anew."""
 
     def __init__(self, path: Path) -> None:
         self.last: dict[str, Any] = {}
         self._path, self._read = path, 0
 
-    def look(self) -> bool:
+    def read(self) -> bool:
         """Whether there is a new one."""
         try:
             with self._path.open("rb") as file:

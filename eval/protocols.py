@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.extract import Features, stored
-from gdt.eval.finetune import RECIPES, Finetuning, Recipe, Task, tiny, told
+from gdt.eval.extract import Features, load_or_extract
+from gdt.eval.finetune import RECIPES, Finetuning, Recipe, Task, describe_clip, tiny
 from gdt.eval.metrics import Metric, share
-from gdt.eval.record import sentence
+from gdt.eval.record import format_details
 from gdt.eval.retrieval import few_shot, linear_probe, recall, targets
 from gdt.eval.settings import DECIDES, KS, SHOTS, Downstream, Protocol
-from gdt.eval.subjects import Fold, Model, of, sampled
+from gdt.eval.subjects import Fold, Model, of, subsample
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train import crossmodal
@@ -50,7 +50,7 @@ class Evaluated(NamedTuple):
 
 
 @dataclass
-class Protocols:
+class Evaluator:
     """Where and how models are evaluated."""
 
     settings: Downstream
@@ -76,7 +76,7 @@ class Protocols:
 
     def clips(self, model: Model) -> dict[str, str]:
         """Those that frozen features are of, in words."""
-        return {"clips": f"{self.settings.clips} of {told(model.trained.settings.clip)}, centre crops"}
+        return {"clips": f"{self.settings.clips} of {describe_clip(model.trained.settings.clip)}, centre crops"}
 
     def features(self, model: Model) -> Features:
         """Of all videos that a fold needs, computed once."""
@@ -86,27 +86,27 @@ class Protocols:
         if self._latest is None or self._latest[0] != path:  # those of one model at a time are held
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = self.extracted.get(model.folder)
-            features = stored(path, model.trained, self.index, videos, self.settings.clips, self.device, whole)
+            features = load_or_extract(path, model.trained, self.index, videos, self.settings.clips, self.device, whole)
             self.extracted.setdefault(model.folder, (path, videos))
             self._latest = (path, features)
         return self._latest[1]
 
 
-def _pooled(by: Protocols, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
+def _pooled(by: Evaluator, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
     """Features of queries and gallery by one of the two ways of pooling, and how they came about."""
     features = by.features(model)
     values: np.ndarray = getattr(features, pooling)
     how = by.clips(model) | {"pooling": pooling}
-    return values[features.places(fold.queries)], values[features.places(fold.gallery)], how
+    return values[features.positions(fold.queries)], values[features.positions(fold.gallery)], how
 
 
-def _retrieval(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _retrieval(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
     query, gallery, how = _pooled(by, model, fold, "maximum")
     found = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
     return Evaluated({f"R@{k}": metric for k, metric in found.items()}, how, fold)
 
 
-def _few_shot(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _few_shot(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
     query, gallery, how = _pooled(by, model, fold, "average")
     seed = by.settings.seed
     fewest = np.unique(fold.gallery_label, return_counts=True)[1].min()
@@ -119,15 +119,15 @@ def _few_shot(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
     return Evaluated(found, how, fold)
 
 
-def _linear(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
-    fold = sampled(fold, by.settings.train_samples, by.settings.seed)
+def _linear(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+    fold = subsample(fold, by.settings.train_samples, by.settings.seed)
     query, gallery, how = _pooled(by, model, fold, "average")
     c = by.settings.linear_c
     found = linear_probe(query, fold.query_label, gallery, fold.gallery_label, c, (1, 5))
     return Evaluated({f"linear top-{k}": m for k, m in found.items()}, how | {"C": f"{c:g}"}, fold)
 
 
-def _cross_modal(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _cross_modal(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
     trained, settings = model.trained, by.settings
     modalities = comparable(trained, by.index, settings)
     if len(modalities) < 2:
@@ -158,21 +158,21 @@ def _cross_modal(by: Protocols, model: Model, fold: Fold, _: Path) -> Evaluated:
     return Evaluated(metrics, by.clips(model), replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
 
-def _finetune(by: Protocols, model: Model, fold: Fold, folder: Path) -> Evaluated:
-    fold = sampled(fold, by.settings.train_samples, by.settings.seed)
+def _finetune(by: Evaluator, model: Model, fold: Fold, folder: Path) -> Evaluated:
+    fold = subsample(fold, by.settings.train_samples, by.settings.seed)
     chosen = recipe(by.settings, model.trained)
     classes = np.unique(fold.gallery_label)
     task = Task(
         model.trained.normalised(by.index), fold.gallery, targets(fold.gallery_label, classes),
         fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), by.data,
     )  # fmt: skip
-    name, how = of(model, fold), chosen.described() | {"seed": str(by.settings.seed)}
-    print(f"finetuning {name}: {sentence(how)}", flush=True)
+    name, how = of(model, fold), chosen.describe() | {"seed": str(by.settings.seed)}
+    print(f"finetuning {name}: {format_details(how)}", flush=True)
     run = Finetuning(model.trained, task, chosen, by.settings.seed, fold.number, by.device, folder)
     return Evaluated(run.run(f"finetune {name}"), how, fold)
 
 
-_FOUND_BY: dict[Protocol, Callable[[Protocols, Model, Fold, Path], Evaluated]] = {
+_FOUND_BY: dict[Protocol, Callable[[Evaluator, Model, Fold, Path], Evaluated]] = {
     "cross-modal": _cross_modal,
     "retrieval": _retrieval,
     "few-shot": _few_shot,
@@ -189,7 +189,7 @@ def videos_of(folds: Sequence[Fold]) -> np.ndarray:
 
 def features_name(data: str, videos: np.ndarray, clips: int, device: str) -> str:
     """The file, in a model's folder, of its features of some videos, made on a kind of device, cpu or cuda."""
-    return f"features-{short([FORMAT, data, videos.tolist(), clips, device])}.npz"
+    return f"features-{short_digest([FORMAT, data, videos.tolist(), clips, device])}.npz"
 
 
 def recipe(settings: Downstream, trained: Trained) -> Recipe:
@@ -215,6 +215,6 @@ def matters(settings: Downstream, protocol: Protocol) -> dict[str, object]:
     return {name: getattr(settings, name) for name in ("clips", *DECIDES[protocol]) if name not in _IN_THE_FOLD}
 
 
-def short(values: object) -> str:
+def short_digest(values: object) -> str:
     """A digest of numbers and texts, for names of files."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

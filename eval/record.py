@@ -114,10 +114,10 @@ def write(path: Path, records: Sequence[Record]) -> None:
 
 def read(path: Path) -> list[Record]:
     """The records in a file. Raises UserError where it holds something else."""
-    return parsed(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    return parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
 
 
-def parsed(text: str, source: str) -> list[Record]:
+def parse(text: str, source: str) -> list[Record]:
     """The records in the text of a file. Raises UserError that names `source` where it holds something else."""
     try:
         values = json.loads(text)
@@ -145,10 +145,10 @@ def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
             yield own | {
                 "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,
                 "chance": metric.chance, "spread": metric.spread, "n": metric.answers,
-                "how": sentence(record.how), "commit": record.provenance.commit,
+                "how": format_details(record.how), "commit": record.provenance.commit,
             }  # fmt: skip
 
 
-def sentence(how: Mapping[str, str]) -> str:
+def format_details(how: Mapping[str, str]) -> str:
     """How a record came about, in words."""
     return "; ".join(f"{name} {value}" for name, value in how.items())

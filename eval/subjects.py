@@ -94,7 +94,7 @@ class Data:
     """Of the videos that are evaluated."""
 
     @classmethod
-    def asked_for(cls, path: Path, first: Trained, dataset: str, shards: Path | None, split: str, label: str) -> Data:
+    def open(cls, path: Path, first: Trained, dataset: str, shards: Path | None, split: str, label: str) -> Data:
         """The data set that is named, or that the first checkpoint, at `path`, was pretrained on; of its videos those
         of the split, or else of test, or val where there are none of test; with the labels of a column that count.
 
@@ -103,7 +103,7 @@ class Data:
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} is of no run of this program; say with --dataset what to evaluate it on")
         name = dataset or first.settings.dataset
-        index = opened(name, shard_folder(name, shards or (None if dataset else first.settings.shards)))
+        index = open_index(name, shard_folder(name, shards or (None if dataset else first.settings.shards)))
         split = split or ("test" if (index.split == "test").any() else "val")
         return cls(name, index.labelled(label), fingerprint(index), split)
 
@@ -199,7 +199,7 @@ def held_out(index: Index, split: str) -> Fold:
     return Fold(0, none, videos, none.astype(str), np.full(len(videos), ""))
 
 
-def sampled(fold: Fold, samples: int, seed: int) -> Fold:
+def subsample(fold: Fold, samples: int, seed: int) -> Fold:
     """With so many training videos, drawn at random; all of them for 0."""
     if not samples:
         return fold
@@ -210,7 +210,7 @@ def sampled(fold: Fold, samples: int, seed: int) -> Fold:
     return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])
 
 
-def opened(dataset: str, folder: Path) -> Index:
+def open_index(dataset: str, folder: Path) -> Index:
     """The shards. Raises UserError where they are of another official data set than the one that was named."""
     index = Index.open(folder)
     made_of = index.settings.get("dataset", dataset)

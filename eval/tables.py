@@ -17,7 +17,7 @@ from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.metrics import Metric, difference
 from gdt.eval.paper import reported
-from gdt.eval.record import RANDOM, Record, sentence
+from gdt.eval.record import RANDOM, Record, format_details
 from gdt.eval.settings import PROTOCOLS, Protocol
 from gdt.pipeline.leaves import MODALITIES
 
@@ -37,11 +37,11 @@ class Table:
 
     groups: Groups
     lines: Lines
-    said: list[str]
+    notes: list[str]
     """What a reader needs to trust them, a sentence each."""
 
     def __str__(self) -> str:
-        return "\n".join([layout(self.lines), "", *self.said])
+        return "\n".join([layout(self.lines), "", *self.notes])
 
 
 def layout(lines: Sequence[Sequence[str]], kind: str = "simple") -> str:
@@ -63,7 +63,7 @@ def write_tables(out: Path, text: str, tables: Sequence[Sequence[Sequence[str]]]
         write_text(out / "table.tex", "\n\n".join(map(to_latex, tables)) + "\n")
 
 
-def csv_of(lines: Iterable[Sequence[object]]) -> str:
+def csv_text(lines: Iterable[Sequence[object]]) -> str:
     """Lines of cells as CSV; numbers that are no counts with four digits."""
     text = io.StringIO()
     for line in lines:
@@ -79,7 +79,7 @@ _COLUMNS = ("model", "weights", "preset", "seed", "step", "dataset", "fold", "pr
 def to_csv(records: Iterable[Record]) -> str:
     """One line per number: what it is of, value, 95 % interval, chance and counts."""
     rows = (row | {"percent": row["value"]} for row in record.rows(records))
-    return csv_of([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])
+    return csv_text([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])
 
 
 def columns(groups: Groups) -> list[str]:
@@ -87,12 +87,12 @@ def columns(groups: Groups) -> list[str]:
     return list(dict.fromkeys(name for records in groups.values() for found in records for name in found.metrics))
 
 
-def measured(records: Sequence[Record], column: str) -> list[Metric]:
+def metrics_of(records: Sequence[Record], column: str) -> list[Metric]:
     """One metric of several records, of those that have it."""
     return [found.metrics[column] for found in records if column in found.metrics]
 
 
-def cell(metrics: Sequence[Metric]) -> str:
+def format_cell(metrics: Sequence[Metric]) -> str:
     """The one value with its 95 % interval, or the mean of several with lowest and highest; empty without any."""
     if not metrics:
         return ""
@@ -101,12 +101,12 @@ def cell(metrics: Sequence[Metric]) -> str:
     return f"{np.mean(values):.1f} ({low:.1f}-{high:.1f})"
 
 
-def span(numbers: Iterable[int]) -> str:
+def format_range(numbers: Iterable[int]) -> str:
     """Lowest and highest of some numbers, or the one there is."""
     return "-".join(map(str, sorted({min(numbers := list(numbers)), max(numbers)})))
 
 
-def lines_of(groups: Groups, corner: str = "", others: Mapping[str, Mapping[str, float]] | None = None) -> Lines:
+def table_lines(groups: Groups, corner: str = "", others: Mapping[str, Mapping[str, float]] | None = None) -> Lines:
     """A table: one line per group, chance, and what others report. `corner` heads the column of names.
 
     Where a group has one record, its value stands with the 95 % interval; where it has several, their mean with lowest
@@ -115,9 +115,9 @@ def lines_of(groups: Groups, corner: str = "", others: Mapping[str, Mapping[str,
     names = columns(groups)
     lines = [[corner, *(_headed(name) for name in names)]]
     for name, records in groups.items():
-        lines.append([name, *(cell(measured(records, column)) for column in names)])
+        lines.append([name, *(format_cell(metrics_of(records, column)) for column in names)])
     every = [found for records in groups.values() for found in records]
-    lines.append(["chance", *(f"{np.mean([m.chance for m in measured(every, column)]):.1f}" for column in names)])
+    lines.append(["chance", *(f"{np.mean([m.chance for m in metrics_of(every, column)]):.1f}" for column in names)])
     for name, values in (others or {}).items():
         if any(column in values for column in names):
             lines.append([name, *(f"{values[column]:.1f}" if column in values else "" for column in names)])
@@ -131,7 +131,7 @@ def _headed(column: str) -> str:
     return column.replace(" to ", "→")
 
 
-def compared(groups: Groups) -> list[str]:
+def verdicts(groups: Groups) -> list[str]:
     """For every group and the first metric of each protocol, whether it differs from random weights, in words."""
     said = []
     every = [found for group in groups.values() for found in group if found.preset == RANDOM]
@@ -142,7 +142,7 @@ def compared(groups: Groups) -> list[str]:
         folds = {found.fold for found in records}
         random = [found for found in every if found.pretraining.network == network and found.fold in folds]
         for column in dict.fromkeys(next(iter(found.metrics)) for found in records if found.metrics):
-            one, other = measured(records, column), measured(random, column)
+            one, other = metrics_of(records, column), metrics_of(random, column)
             if other:
                 points, low, high = difference(one, other)
                 verdict = f"{abs(points):.1f} points {'above' if points > 0 else 'below'} random weights"
@@ -155,7 +155,7 @@ def compared(groups: Groups) -> list[str]:
 def report(labels: Sequence[Iterable[Record]], out: Path) -> str:
     """Tables of records, each group of which was got in the same way, as text; in `out` also as LaTeX, CSV, JSON."""
     ordered = [_in_order(found) for found in labels]
-    tables = [table for found in ordered for table in tables_of(found)]
+    tables = [table for found in ordered for table in build_tables(found)]
     text = "\n\n".join(map(str, tables))
     write_tables(out, text, [table.lines for table in tables])
     every = [found for records in ordered for found in records]
@@ -164,7 +164,7 @@ def report(labels: Sequence[Iterable[Record]], out: Path) -> str:
     return text
 
 
-def tables_of(found: Iterable[Record]) -> list[Table]:
+def build_tables(found: Iterable[Record]) -> list[Table]:
     """Tables of records that were got in the same way, beside what others report, with what is to be said of them."""
     made = []
     records = _in_order(found)
@@ -175,10 +175,10 @@ def tables_of(found: Iterable[Record]) -> list[Table]:
         first = next(iter(groups.values()))[0]
         samples = max(each.settings["train_samples"] for group in groups.values() for each in group)
         others = {} if first.label else reported(first.dataset, protocols, samples)
-        said = _caption(groups) + compared(groups)
+        said = _caption(groups) + verdicts(groups)
         if any(column in values for values in others.values() for column in columns(groups)):
             said.append("what others report is of their networks, clips and all classes of the data set")
-        made.append(Table(groups, lines_of(groups, f"% on {first.query_split}", others), said))
+        made.append(Table(groups, table_lines(groups, f"% on {first.query_split}", others), said))
     return made
 
 
@@ -211,12 +211,12 @@ def _caption(groups: Groups) -> list[str]:
     where += f", fold {folds[0]}" if len(folds) == 1 else ""
     where += f", labels of the column {first.label}" if first.label else ""
     galleries = {found.gallery for found in every}
-    against = f" against {span(galleries)} videos" if max(galleries) else ""
+    against = f" against {format_range(galleries)} videos" if max(galleries) else ""
     short = {found.held for found in every}
-    held = f"; {span(short)} shorter than a clip, last frame held" if any(short) else ""
-    classes = f", {span(found.classes for found in every)} classes" if first.classes else ""
+    held = f"; {format_range(short)} shorter than a clip, last frame held" if any(short) else ""
+    classes = f", {format_range(found.classes for found in every)} classes" if first.classes else ""
     brackets = "lowest and highest fold, of one fold the 95 % interval" if len(folds) > 1 else "95 % intervals"
-    queries = span(found.queries for found in every)
+    queries = format_range(found.queries for found in every)
     lines = [f"{where}: {queries} queries{against}{classes}; in brackets {brackets}{held}"]
     for name, records in groups.items():
         if records[0].model != RANDOM:
@@ -233,7 +233,7 @@ def _caption(groups: Groups) -> list[str]:
 
 
 def _way(records: Sequence[Record], protocol: str) -> str:
-    return sentence(next((found.how for found in records if found.protocol == protocol), {}))
+    return format_details(next((found.how for found in records if found.protocol == protocol), {}))
 
 
 def _said(found: Record) -> str:

@@ -8,7 +8,7 @@
 
     model = gdt.load(run.checkpoint)  # or published weights, or an exported file
     found = model.embed(["a.mp4", "b.mp4"])  # files, folders, or a folder of shards
-    found.id, found.features["video"], found.features["audio"], found.left_out
+    found.id, found.features["video"], found.features["audio"], found.skipped
     gdt.nearest(found, "a.mp4", by="audio", among="video")  # pictures that go with a sound
 
 Settings are those of the commands by the same names, as `gdt pretrain --help` lists them, and their types are checked;
@@ -201,7 +201,7 @@ class Model:
         which picture and sound can be compared, or "features", the trunks' own. `per`: a row per "video", the mean over
         `clips` uniform clips, or one per "clip". `workers`: processes that decode, 0 for one per core.
 
-        Files that cannot be used are in `left_out`, with their reasons. Frames are decoded into the folder of temporary
+        Files that cannot be used are in `skipped`, with their reasons. Frames are decoded into the folder of temporary
         files (TMPDIR), all before the first feature is computed: preprocess what does not fit there, and embed shards.
         Raises UserError where no video can be used, or an argument is not one of those above.
         """

@@ -38,7 +38,7 @@ assert found.text.startswith(found.tables["txt"].read_text().strip())
 
 model = gdt.load(run.checkpoint)
 features = model.embed("mine", clips=2)
-print(len(features.id), [path for path, _ in features.left_out])
+print(len(features.id), [path for path, _ in features.skipped])
 print(gdt.nearest(features, features.id[0], by="audio", among="video", k=3))
 one = model.embed([features.path[0]], clips=2)
 np.testing.assert_allclose(one.features["video"][0], features.features["video"][0], atol=1e-5)
@@ -131,7 +131,7 @@ def model(checkpoint: Path) -> gdt.Model:
 def test_shards_are_embedded_as_asked_and_the_network_left_as_it_was(model: gdt.Model, shards: Path) -> None:
     model.network.train()
     stored = model.embed(str(shards), clips=1, of="video", kind="features")
-    assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.left_out
+    assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.skipped
     assert model.network.training and model.network.video_network.training
 
 
@@ -141,7 +141,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
     stored = model.embed(shards, clips=1)
     mute = replace(stored, features=stored.features | {"audio": np.full_like(stored.features["audio"], np.nan)})
     pictures = replace(stored, features={"video": stored.features["video"]})
-    trunks = replace(stored, made=stored.made | {"kind": "features"})
+    trunks = replace(stored, metadata=stored.metadata | {"kind": "features"})
     names = {"stored": stored, "trunks": trunks, "mute": mute, "pictures": pictures}
     return names | {"first": stored.id[0], "model": model, "shards": shards}
 

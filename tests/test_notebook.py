@@ -25,7 +25,7 @@ def test_the_notebook_goes_from_a_folder_to_a_search(
     monkeypatch.chdir(tmp_path)
     NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
     said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
-    assert "12 videos; pictures (12, 128), sounds (12, 128); left out: []" in said
+    assert "12 videos; pictures (12, 128), sounds (12, 128); skipped: []" in said
     assert said.count(".mp4") == 1 + 3 and "recall@1 " in said and "(chance 8.3 %)" in said
     shown = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
     assert sum("<video" in output["data"].get("text/html", "") for output in shown) == 4

@@ -9,8 +9,19 @@ from typing import NamedTuple
 from gdt.eval import record
 from gdt.eval.metrics import difference, over_seeds
 from gdt.eval.paper import TABLE_1, TABLE_2
-from gdt.eval.record import RANDOM, Record, sentence
-from gdt.eval.tables import Groups, Lines, Table, cell, compared, csv_of, layout, lines_of, measured, span
+from gdt.eval.record import RANDOM, Record, format_details
+from gdt.eval.tables import (
+    Groups,
+    Lines,
+    Table,
+    csv_text,
+    format_cell,
+    format_range,
+    layout,
+    metrics_of,
+    table_lines,
+    verdicts,
+)
 from gdt.pipeline import presets
 
 _MANY = 20
@@ -50,7 +61,7 @@ class Compared(NamedTuple):
 
     def to_csv(self) -> str:
         """The differences, one line per pair of rows and column of labels."""
-        return csv_of([[name.replace("_", " ") for name in Difference._fields], *self.differences])
+        return csv_text([[name.replace("_", " ") for name in Difference._fields], *self.differences])
 
 
 def compared_rows(records: Sequence[Record], labels: Sequence[str]) -> Compared:
@@ -58,7 +69,7 @@ def compared_rows(records: Sequence[Record], labels: Sequence[str]) -> Compared:
     labels = labels or ("label",)
     first = _of(records, labels[0])
     table = table_of(first)
-    parts: list[tuple[Lines, list[str]]] = [(table.lines, table.said)]
+    parts: list[tuple[Lines, list[str]]] = [(table.lines, table.notes)]
     if len(labels) > 1:
         parts.append((_label_lines(records, labels), _label_said(records, labels)))
     differences = [each for name in labels for each in _differences(records, name)]
@@ -72,8 +83,8 @@ def table_of(records: Sequence[Record]) -> Table:
     """A row for every preset, over its seeds, of records that are of the same videos; with what is to be said of it."""
     rows = by_preset(records)
     groups = {label(preset): group for preset, group in rows.items()}
-    lines = lines_of(groups, f"% on {records[0].query_split}")
-    said = _caption(groups) + compared(groups)
+    lines = table_lines(groups, f"% on {records[0].query_split}")
+    said = _caption(groups) + verdicts(groups)
     if any(preset in _PAPER for preset in rows):
         names = dict(zip(groups, rows, strict=True))
         cells = [_PAPER.get(names.get(line[0], ""), ("", "")) for line in lines[1:]]
@@ -97,9 +108,9 @@ def _caption(groups: Groups) -> list[str]:
         asked += f" against {first.gallery} videos, {first.classes} classes"
     column = f" of the column {first.label}" if first.label else ""
     pretrainings = [found.pretraining for found in trained]
-    clips = span(each.batch_size * each.composition.clips_per_video for each in pretrainings)
+    clips = format_range(each.batch_size * each.composition.clips_per_video for each in pretrainings)
     return [
-        f"{asked}{column}; {clips} video clips per step, {span(found.step for found in trained)} steps, seeds "
+        f"{asked}{column}; {clips} video clips per step, {format_range(found.step for found in trained)} steps, seeds "
         f"{', '.join(map(str, seeds))}; in brackets {brackets}"
     ]
 
@@ -108,8 +119,8 @@ def _label_lines(records: Sequence[Record], labels: Sequence[str]) -> Lines:
     """R@1 by rows and columns of labels; the heads first."""
     lines = [[f"R@1, % on {records[0].query_split}", *map(_word, labels)]]
     for preset, group in by_preset(records).items():
-        lines.append([label(preset), *(cell(measured(_of(group, name), "R@1")) for name in labels)])
-    chances = [measured(_of(records, name), "R@1")[0].chance for name in labels]
+        lines.append([label(preset), *(format_cell(metrics_of(_of(group, name), "R@1")) for name in labels)])
+    chances = [metrics_of(_of(records, name), "R@1")[0].chance for name in labels]
     return [*lines, ["chance", *(f"{chance:.1f}" for chance in chances)]]
 
 
@@ -127,7 +138,7 @@ def _differences(records: Sequence[Record], name: str) -> list[Difference]:
     for row, mine in groups.items():
         column = next(iter(mine[0].metrics))
         for other, its in groups.items():
-            one, two = measured(mine, column), measured(its, column)
+            one, two = metrics_of(mine, column), metrics_of(its, column)
             if row != other and one and two:
                 compare = over_seeds if min(len(one), len(two)) > 1 else difference
                 found.append(Difference(name, column, row, other, len(one), len(two), *compare(one, two)))
@@ -177,7 +188,7 @@ def _made(found: Record) -> tuple[object, ...]:
 
 
 def _compared_on(found: Record) -> tuple[object, ...]:
-    return (found.protocol, found.data, found.labels, sentence(found.how))
+    return (found.protocol, found.data, found.labels, format_details(found.how))
 
 
 def label(preset: str) -> str:

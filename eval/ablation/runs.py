@@ -25,9 +25,9 @@ from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.lines import factor_of, name_of, over_seeds
 from gdt.eval.factors.settings import Factors
 from gdt.eval.plots import bars, matrix
-from gdt.eval.processes import job_limit, options, run_alone, run_parallel
+from gdt.eval.processes import job_limit, run_command, run_parallel, to_arguments
 from gdt.eval.progress import Progress
-from gdt.eval.protocols import FORMAT, short
+from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
 from gdt.eval.settings import Downstream, Protocol
@@ -118,7 +118,7 @@ def _planned(
 ) -> Run:  # fmt: skip
     """What a run is to do."""
     composition, size = settings.composition(row), SIZES[settings.size][1]
-    name = f"own-{short(row)[:6]}" if is_written_out(row) else row
+    name = f"own-{short_digest(row)[:6]}" if is_written_out(row) else row
     folder = out / f"{name}-{seed}"
     own: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     own |= {"factors": row, "factors_from": settings.factors_from} if is_written_out(row) else {"preset": row}
@@ -127,7 +127,7 @@ def _planned(
         batch_size=settings.clips_per_step // composition.clips_per_video,
         word2vec=settings.word2vec if "text" in composition.modalities else None, **own,
     )  # fmt: skip
-    commands = [["pretrain", settings.size, *options(pretraining, size)]]
+    commands = [["pretrain", settings.size, *to_arguments(pretraining, size)]]
     if labels or len(composition.modalities) > 1:
         evaluation = Downstream(
             (folder,), settings.dataset, shards, protocols, query_split=settings.query_split, label=",".join(labels),
@@ -135,12 +135,12 @@ def _planned(
             random="also" if row == settings.rows[0] else "no", out=folder / "eval",
             word2vec=None if labels else pretraining.word2vec,
         )  # fmt: skip
-        commands.append(["eval", "downstream", *options(evaluation, Downstream(()))])
+        commands.append(["eval", "downstream", *to_arguments(evaluation, Downstream(()))])
     factors = None
     if settings.factors == "all" or (settings.factors == "first" and seed == settings.seeds[0]):
         factors = folder / "factors" / NAME
         looked = Factors((folder,), settings.dataset, shards, settings.query_split, out=factors.parent)
-        commands.append(["eval", "factors", *options(looked, Factors((Path(),)))])
+        commands.append(["eval", "factors", *to_arguments(looked, Factors((Path(),)))])
     return Run(row, name, pretraining, commands, factors)
 
 
@@ -162,19 +162,19 @@ def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tupl
         for command in run.commands:
             if command in done:
                 continue
-            bar.doing(run.folder, command[1] if command[0] == "eval" else "train")
+            bar.set_status(run.folder, command[1] if command[0] == "eval" else "train")
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
-            run_alone([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
+            run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
             done = [other for other in done if other[:2] != command[:2]] + [command]  # whose results lie there now
             write_text(run.folder / _DONE, json.dumps({"data": data, "format": FORMAT, "done": done}) + "\n")
 
     with Progress({run.folder: run.pretraining for run in runs}) as bar:
-        for run in run_parallel(todo, work, at_once, bar.look):
+        for run in run_parallel(todo, work, at_once, bar.refresh):
             first = next((each for each in run.found(protocols) if each.preset != RANDOM), None)
             column, metric = next(iter(first.metrics.items())) if first else ("", None)
             found = f": {column} {metric.value:.1f} %" if metric else ""
             seconds = time.monotonic() - began
-            bar.finished(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{found}")
+            bar.finish(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{found}")
 
 
 def _done(run: Run, data: str) -> list[list[str]]:

@@ -81,7 +81,7 @@ def factors(settings: Factors) -> str:
 def evaluated(settings: Factors) -> list[Record]:
     """The records of all checkpoints, in their order."""
     first = load_model(settings.ckpt[0])
-    data = Data.asked_for(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
+    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
     models = checkpoints(first, settings.ckpt)
     order = np.random.default_rng(settings.seed).permutation(held_out(data.index, data.split).queries)
     device = any_device()

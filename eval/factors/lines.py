@@ -10,7 +10,7 @@ import numpy as np
 from gdt.eval.factors.promises import MOVES, MOVES_RANDOM, RULES, TOLD, TOLD_RANDOM, Seen
 from gdt.eval.metrics import Metric
 from gdt.eval.record import Factor, Record
-from gdt.eval.tables import Lines, layout, span
+from gdt.eval.tables import Lines, format_range, layout
 
 TRUNK, EMBEDDING = "trunk", "embedding"
 PLACES = (TRUNK, EMBEDDING)
@@ -109,7 +109,7 @@ def _cells(seen: Seen) -> list[str]:
 def told_of(records: Sequence[Record]) -> list[str]:
     """The tables of a model, and what a reader needs to trust them, line by line."""
     first = records[0]
-    counts = span(record.queries for record in records)
+    counts = format_range(record.queries for record in records)
     trained = {"others": "", "these": ", which it has learned from", "unknown": ""}[first.trained_on]
     lines = [f"{first.model}: {first.preset}, {first.step} steps, {first.checkpoint}"]
     lines += [f"{name}: {how}" for name, how in first.how.items()]

@@ -12,7 +12,7 @@ import numpy as np
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
-from gdt.eval.record import RANDOM, Record, parsed
+from gdt.eval.record import RANDOM, Record, parse
 from gdt.eval.settings import PROTOCOLS
 from gdt.eval.subjects import folder_name
 from gdt.eval.tables import Lines
@@ -127,7 +127,7 @@ def _read(path: Path, unread: list[Unread], parse: Callable[[str], T]) -> T | No
 
 
 def _records(path: Path, unread: list[Unread]) -> list[Record] | None:
-    return _read(path, unread, lambda text: parsed(text, str(path)))
+    return _read(path, unread, lambda text: parse(text, str(path)))
 
 
 def counted(text: str) -> tuple[Lines, Lines]:

@@ -208,7 +208,7 @@ def look(found: Found, index: Index, settings: Report, key: str) -> Neighbours:
     features = extract.read(path, videos)
     if features is None:
         raise UserError(f"{found.features} holds no features of the videos of this evaluation")
-    queries, gallery = (features.maximum[features.places(part)] for part in (fold.queries, fold.gallery))
+    queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
     neighbours = nearest(queries, gallery, settings.neighbours)
     pictures = Pictures(labelled)
     shown = []
@@ -217,7 +217,7 @@ def look(found: Found, index: Index, settings: Report, key: str) -> Neighbours:
         shown.append(pictures.query(fold.queries[q], near))
     said = f"{path}, weights {row.weights[:8]}, evaluated {row.provenance.started}"
     said += f", fold {fold.number}" if fold.number else ""
-    average = features.average[features.places(fold.queries)]
+    average = features.average[features.positions(fold.queries)]
     return Neighbours(said, shown, maps(average, fold.query_label, settings, key), confusion(fold, neighbours[:, 0]))
 
 

@@ -21,9 +21,9 @@ from gdt.eval.drawing import Key, keys, svg
 from gdt.eval.page.collect import Collected, Found, Run, Subject, attempt, chosen, collect, subjects
 from gdt.eval.page.models import Plot, drawn, short_commit
 from gdt.eval.page.settings import Report
-from gdt.eval.record import RANDOM, Record, sentence
+from gdt.eval.record import RANDOM, Record, format_details
 from gdt.eval.settings import DECIDES, Protocol
-from gdt.eval.tables import Lines, Table, tables_of
+from gdt.eval.tables import Lines, Table, build_tables
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.studies.figures.pictures import TITLES, histogram, marks
 from gdt.studies.figures.table import lines as figure_lines
@@ -96,8 +96,8 @@ def compared(folder: Path, found: Sequence[Found]) -> list[Compared]:
     own = all((folder / row.model / "eval").is_dir() and row.pretraining.factors_from is None for row in rows)
     made: list[Table] = []
     for records in _alike([row.record for row in found]):
-        made += [table_of(records)] if rows and own else tables_of(records)
-    return [Compared(table.lines, table.said, *_sources(table)) for table in made]
+        made += [table_of(records)] if rows and own else build_tables(records)
+    return [Compared(table.lines, table.notes, *_sources(table)) for table in made]
 
 
 def _alike(records: Sequence[Record]) -> list[list[Record]]:
@@ -139,7 +139,7 @@ def _sources(table: Table) -> tuple[list[tuple[str, str]], Lines]:
             lines.append([
                 name, row.protocol, str(row.fold or "-"), str(row.seed), str(row.step), row.weights[:8], row.dataset,
                 row.data[:8], row.labels[:8], row.query_split, str(row.queries), str(row.gallery or row.queries),
-                sentence(row.how), _TRAINED[row.trained_on], row.provenance.device, versions,
+                format_details(row.how), _TRAINED[row.trained_on], row.provenance.device, versions,
                 short_commit(row.provenance.commit), row.provenance.started,
             ])  # fmt: skip
     columns = list(zip(*lines, strict=True))

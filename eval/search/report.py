@@ -21,12 +21,12 @@ from gdt.common.files import write_text
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
 from gdt.eval.metrics import Metric, difference
-from gdt.eval.processes import options
+from gdt.eval.processes import to_arguments
 from gdt.eval.record import RANDOM
 from gdt.eval.search.settings import Search
 from gdt.eval.search.space import PLACE
 from gdt.eval.search.trial import Trainer
-from gdt.eval.tables import csv_of, layout
+from gdt.eval.tables import csv_text, layout
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 
@@ -96,7 +96,7 @@ def finish(settings: Search, found: Found, trainer: Trainer) -> str:
         name = f"{one.shown}  [{settings.baseline}]" if one == baseline else one.shown
         lines.append([str(place), name, one.value, str(one.steps), one.state])
     write_text(out / "trials.json", serialization.to_json(ranked, indent=2) + "\n")
-    write_text(out / "trials.csv", csv_of([_NUMBERS, *(one.row for one in ranked)]))
+    write_text(out / "trials.csv", csv_text([_NUMBERS, *(one.row for one in ranked)]))
     important = importances(found)
     save(picture(found, important, what), out / "importance.png")
     tested = _tested(settings, ranked[0], baseline, what, trainer)
@@ -153,7 +153,7 @@ def over_seeds(settings: Search, composition: str) -> list[str]:
     )  # fmt: skip
     if any("text" in compared.composition(row).modalities for row in compared.rows):
         compared = replace(compared, word2vec=settings.word2vec)
-    return ["eval", "ablation", *options(compared, Ablation())]
+    return ["eval", "ablation", *to_arguments(compared, Ablation())]
 
 
 def importances(found: Found) -> dict[str, float]:

@@ -29,7 +29,7 @@ from gdt.eval.search.report import DIVERGED, DONE, STOPPED, Found, Tried, finish
 from gdt.eval.search.settings import Search
 from gdt.eval.search.space import RUNS, Parameters, Space
 from gdt.eval.search.trial import DivergedError, Trainer
-from gdt.eval.subjects import opened
+from gdt.eval.subjects import open_index
 from gdt.pipeline.notation import own_code
 from gdt.pipeline.shards.index import fingerprint
 from gdt.pipeline.shards.layout import shard_folder
@@ -53,7 +53,7 @@ def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
 
     Raises UserError where the videos are not fit for it, where the folder holds another search, or a trial fails.
     """
-    index = opened(settings.dataset, shard_folder(settings.dataset, settings.shards)).labelled(settings.label)
+    index = open_index(settings.dataset, shard_folder(settings.dataset, settings.shards)).labelled(settings.label)
     space, at_once = Space(settings, index), job_limit(settings.jobs)
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # trials have the other cores, and metrics the same digits wherever there are more
@@ -107,7 +107,7 @@ class Study:
         began = time.monotonic()
         with Progress({}, "search", settings.trials * settings.steps, done * settings.steps) as bar:
             one = partial(self._one, bar, began)
-            for _ in run_parallel(jobs, one, at_once, bar.look, self._stop.set):
+            for _ in run_parallel(jobs, one, at_once, bar.refresh, self._stop.set):
                 pass
 
     def _begun(self) -> list[Trial]:
@@ -144,7 +144,7 @@ class Study:
         trial.set_user_attr(_STATE, state)
         value = metrics[last].value if state == DONE else None
         told = self._study.tell(trial, value, TrialState.COMPLETE if state == DONE else TrialState.PRUNED)
-        bar.finished(run.run_folder, f"[{time.monotonic() - began:4.0f} s] {self._tried(told)}")
+        bar.finish(run.run_folder, f"[{time.monotonic() - began:4.0f} s] {self._tried(told)}")
 
     def _is_poor(self, composition: str, step: int, metric: Metric) -> bool:
         """Whether even the upper end of the interval lies below the median of the trials that came to their end.

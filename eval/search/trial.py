@@ -12,9 +12,9 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.eval.metrics import Metric
-from gdt.eval.processes import failed, options, start
-from gdt.eval.progress import Follower
-from gdt.eval.protocols import Protocols
+from gdt.eval.processes import command_error, start, to_arguments
+from gdt.eval.progress import LogReader
+from gdt.eval.protocols import Evaluator
 from gdt.eval.search.space import Space
 from gdt.eval.settings import Downstream, Protocol
 from gdt.eval.subjects import Model, folds, held_out
@@ -70,7 +70,7 @@ class Measuring:
     def __call__(self, trained: Trained) -> Metric:
         """R@k; across modalities the mean over the directions, with as many answers as there are videos."""
         with tempfile.TemporaryDirectory() as folder:
-            protocols = Protocols(
+            protocols = Evaluator(
                 self._settings, self._index, self._data, [self._fold], self._split, any_device(), Path(folder),
                 self._words,
             )  # fmt: skip
@@ -130,9 +130,9 @@ class Trainer:
                 if stop.is_set() or (status and stop.wait(1.0)):  # Ctrl-C in a terminal tells them all, in any order
                     raise EndedError
                 if status is not None:
-                    log = Follower(folder / METRICS)
-                    diverged = log.look() and not np.isfinite(log.last["loss"])
-                    raise DivergedError if diverged else failed(f"trial {folder.name}", folder / LOG, status)
+                    log = LogReader(folder / METRICS)
+                    diverged = log.read() and not np.isfinite(log.last["loss"])
+                    raise DivergedError if diverged else command_error(f"trial {folder.name}", folder / LOG, status)
                 stop.wait(_SECONDS)
         finally:
             process.terminate()
@@ -140,7 +140,7 @@ class Trainer:
 
     def _command(self, run: Pretrain, gpu: str) -> list[str]:
         size = self._space.settings.size
-        return ["pretrain", size, *options(run, SIZES[size][1]), *([] if gpu else ["--threads", "1"])]
+        return ["pretrain", size, *to_arguments(run, SIZES[size][1]), *([] if gpu else ["--threads", "1"])]
 
     def test(self, runs: list[Path]) -> list[Metric]:
         """Of the folders of finished runs, and last of the weights that the first began with, on the split test."""

@@ -81,7 +81,7 @@ def figures(settings: Figures) -> str:
 def drawn(settings: Figures) -> tuple[list[Record], list[Planes]]:
     """A record of each model, and where its clips lie on planes."""
     first = load_model(settings.ckpt[0])
-    data = Data.asked_for(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, settings.label)
+    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, settings.label)
     index = data.index
     models = [Model(RANDOM, settings.ckpt[0], first.untrained(), True)] if settings.random else []
     for model in checkpoints(first, settings.ckpt):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gdt.eval.metrics import Metric
 from gdt.eval.record import Record
-from gdt.eval.tables import Lines, layout, span
+from gdt.eval.tables import Lines, format_range, layout
 
 DEVIATION, RELATIVE, RATIO, MORE, NEAREST = "deviation", "relative", "ratio", "minus random", "nearest"
 """Numbers: see `spread`; MORE is the difference of RATIO to random weights of the same network."""
@@ -35,7 +35,7 @@ def _interval(metric: Metric, form: str, between: str = "-") -> str:
 def told(records: Sequence[Record]) -> list[str]:
     """The table, and what a reader needs to trust it, line by line."""
     first, how = records[0], records[0].how
-    dims = span(int(record.how[NUMBERS]) for record in records)
+    dims = format_range(int(record.how[NUMBERS]) for record in records)
     said = [
         layout(lines(records)), "",
         f"{first.dataset}, {first.query_split}: {first.queries} videos, {first.clips} clips each; {how[KIND]} of the "

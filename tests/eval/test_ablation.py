@@ -46,7 +46,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             command = {"downstream": downstream, "factors": factors}[arguments[1]]
             command(evaluation.settings_of(arguments[1:]))
 
-    monkeypatch.setattr(runs, "run_alone", run)
+    monkeypatch.setattr(runs, "run_command", run)
     return told
 
 
@@ -110,7 +110,7 @@ def test_every_column_of_labels_counts(
 ) -> None:
     labelled = columns(Index.open(shards))
     monkeypatch.setattr(runs.Index, "open", lambda *_: labelled)
-    monkeypatch.setattr("gdt.eval.subjects.opened", lambda *_: labelled)
+    monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: labelled)
     both = settings(shards, tmp_path, rows=("e", OWN), seeds=(0, 1))
     said = ablation(both)
     assert kinds(done) == ["pretrain", "downstream"] * 4
@@ -136,7 +136,7 @@ def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_a
     plain = Index.open(shards)
     plain = replace(plain, label=np.full(len(plain), "", object), columns={})
     monkeypatch.setattr(runs.Index, "open", lambda *_: plain)
-    monkeypatch.setattr("gdt.eval.subjects.opened", lambda *_: plain)
+    monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: plain)
     said = ablation(settings(shards, tmp_path, rows=("a", "e")))
     assert kinds(done) == ["pretrain", "pretrain", "downstream"] and "V→A R@1" in said and "row a" not in said
     with pytest.raises(UserError, match="has no labels with a train and a test split, and none of the rows a has two"):

@@ -15,7 +15,7 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
-from gdt.eval.extract import extract, stored
+from gdt.eval.extract import extract, load_or_extract
 from gdt.eval.settings import Downstream
 from gdt.eval.show_batch import ShowBatch, draw, in_words, show_batch
 from gdt.pipeline import presets
@@ -64,13 +64,13 @@ def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Ind
 
 def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Path) -> None:
     trained, videos, path = load_model(checkpoint), np.array([0, 7, 30]), tmp_path / "features.npz"
-    first = stored(path, trained, index, videos, 2, CPU)
+    first = load_or_extract(path, trained, index, videos, 2, CPU)
     trained.model.video_network.base.stem[0].weight.data.zero_()  # what would now be extracted is something else
-    assert np.array_equal(stored(path, trained, index, videos, 2, CPU).average, first.average)
-    other = stored(path, trained, index, videos[:2], 2, CPU)
+    assert np.array_equal(load_or_extract(path, trained, index, videos, 2, CPU).average, first.average)
+    other = load_or_extract(path, trained, index, videos[:2], 2, CPU)
     assert other.average.shape == (2, 128) and not np.allclose(other.average, first.average[:2])
     path.write_bytes(path.read_bytes()[:-100])
-    assert np.array_equal(stored(path, trained, index, videos[:2], 2, CPU).average, other.average)
+    assert np.array_equal(load_or_extract(path, trained, index, videos[:2], 2, CPU).average, other.average)
 
 
 def test_a_failing_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ def test_training_videos_can_be_few(checkpoint: Path, ucf: Path, tmp_path: Path)
 def given(shards: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Lets evaluations find shards that differ from the generated ones in some of their columns."""
     index = Index.open(shards)
-    return lambda **columns: monkeypatch.setattr("gdt.eval.subjects.opened", lambda *_: replace(index, **columns))
+    return lambda **columns: monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: replace(index, **columns))
 
 
 def test_short_videos_take_part(

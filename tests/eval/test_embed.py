@@ -78,7 +78,7 @@ def test_alone_in_a_folder_and_from_shards_a_video_has_the_same_features(
     name = next(name for name in folder.id if name.startswith("test_"))
     alone = features(replace(base, source=(videos / name,)))
     stored = features(replace(base, source=(), shards=shards))
-    assert len(folder.left_out) == 1 and alone.id.tolist() == [str(videos / name)]
+    assert len(folder.skipped) == 1 and alone.id.tolist() == [str(videos / name)]
     for modality in ("video", "audio"):
         one = folder.features[modality][folder.id.tolist().index(name)]
         assert np.allclose(one, alone.features[modality][0], atol=1e-5)
@@ -119,7 +119,7 @@ def test_npz_holds_what_h5_holds(checkpoint: Path, shards: Path, tmp_path: Path)
     for name in ("a.h5", "a.npz"):
         embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=tmp_path / name))
     one, other = read(tmp_path / "a.h5"), read(tmp_path / "a.npz")
-    assert one.id.tolist() == other.id.tolist() and len(one.id) == 42 and one.made.keys() == other.made.keys()
+    assert one.id.tolist() == other.id.tolist() and len(one.id) == 42 and one.metadata.keys() == other.metadata.keys()
     assert all(np.array_equal(one.features[name], other.features[name]) for name in ("video", "audio"))
     assert {path.name for path in tmp_path.iterdir()} == {"a.h5", "a.npz"}
 
@@ -154,7 +154,7 @@ def test_settings_and_files_that_do_not_fit_are_refused(
 def test_real_videos_are_embedded_and_bad_ones_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:
     """Clips that break naive pipelines."""
     rows = features(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))
-    files, left_out = [path for path in (real / "clips").iterdir() if path.is_file()], rows.left_out
+    files, left_out = [path for path in (real / "clips").iterdir() if path.is_file()], rows.skipped
     assert len(rows.id) > 10 and left_out and len(rows.id) + len(left_out) <= len(files)
     assert all(Path(path).is_file() for path in rows.path) and all(reason for _, reason in left_out)
     assert not np.isnan(rows.features["video"]).any()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gdt.eval.progress import Follower, Progress
+from gdt.eval.progress import LogReader, Progress
 from gdt.train.settings import METRICS, SIZES
 
 
@@ -27,30 +27,30 @@ def test_steps_losses_and_evaluations_are_told(
     written(tmp_path / "e-0", range(2))  # of an earlier call
     with Progress(runs) as bar:
         assert (bar._bar.n, bar._bar.total) == (2, 6 + 2 * (24 // 16))
-        bar.look()
+        bar.refresh()
         assert bar._bar.postfix == ""  # nothing moves yet
         written(tmp_path / "e-0", range(4), half='{"step": 4, "lo')
         written(tmp_path / "e-1", range(2))
-        bar.look()
+        bar.refresh()
         assert (bar._bar.n, bar._bar.postfix) == (6, "e-0: loss 2.70, e-1: being evaluated")
-        bar.finished(tmp_path / "e-1", "R@1 50.0 %")
+        bar.finish(tmp_path / "e-1", "R@1 50.0 %")
         written(tmp_path / "e-0", range(6))
-        bar.look()
+        bar.refresh()
         assert (bar._bar.n, bar._bar.postfix) == (8, "e-0: being evaluated")
-        bar.doing(tmp_path / "e-0", "factors")
-        bar.look()
+        bar.set_status(tmp_path / "e-0", "factors")
+        bar.refresh()
         assert bar._bar.postfix == "e-0: factors"
     assert "R@1 50.0 %" in capsys.readouterr().out
 
 
 def test_a_log_that_is_begun_anew_is_read_from_its_start(tmp_path: Path) -> None:
-    log = Follower(tmp_path / METRICS)
-    assert not log.look() and log.last == {}
+    log = LogReader(tmp_path / METRICS)
+    assert not log.read() and log.last == {}
     written(tmp_path, range(5))
-    assert log.look() and log.last["step"] == 4
-    assert not log.look()
+    assert log.read() and log.last["step"] == 4
+    assert not log.read()
     written(tmp_path, range(3))
-    assert log.look() and log.last["step"] == 2
+    assert log.read() and log.last["step"] == 2
     (tmp_path / METRICS).write_text(json.dumps({"step": 3, "loss": 1.0, "more": "x" * 300}) + "\n")  # longer, and other
-    assert not log.look()  # the middle of a line
-    assert log.look() and log.last["loss"] == 1.0
+    assert not log.read()  # the middle of a line
+    assert log.read() and log.last["loss"] == 1.0

@@ -12,9 +12,9 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.eval.ablation.compare import with_earlier
 from gdt.eval.metrics import Metric
-from gdt.eval.record import RANDOM, Factor, Record, parsed, read, settings_of, write
+from gdt.eval.record import RANDOM, Factor, Record, parse, read, settings_of, write
 from gdt.eval.settings import Downstream
-from gdt.eval.tables import compared, layout, lines_of, to_csv, to_latex
+from gdt.eval.tables import layout, table_lines, to_csv, to_latex, verdicts
 from gdt.train.provenance import Provenance
 from gdt.train.settings import SIZES
 
@@ -66,7 +66,7 @@ def test_records_of_another_version_are_one_sentence(change: dict | None, messag
     if change is None:
         del changed["queries"], changed["metrics"]
     with pytest.raises(UserError, match=rf"^x\.json holds results of another version .* \({message}\); evaluate"):
-        parsed(json.dumps([changed]), "x.json")
+        parse(json.dumps([changed]), "x.json")
 
 
 def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,9 @@ def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.
 
 def test_a_table_of_one_result_each_has_intervals() -> None:
     other = replace(ROW, preset=RANDOM, metrics={"R@1": Metric(25.0, 20.0, 20), "R@5": Metric(100.0, 67.2, 20)})
-    lines = lines_of({"random weights": [other], "e": [ROW]}, "", {"paper: GDT": {"R@1": 62.8}, "others": {"mAP": 1.0}})
+    lines = table_lines(
+        {"random weights": [other], "e": [ROW]}, "", {"paper: GDT": {"R@1": 62.8}, "others": {"mAP": 1.0}}
+    )
     assert lines == [
         ["", "R@1", "R@5"],
         ["random weights", "25.0 (11.2-46.9)", "100.0 (83.9-100.0)"],
@@ -93,7 +95,7 @@ def test_a_table_of_one_result_each_has_intervals() -> None:
 
 def test_a_table_over_seeds_has_means_and_ranges() -> None:
     seeds = [replace(ROW, seed=k, metrics={"R@1": Metric(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
-    lines = lines_of({"row e": seeds, "row l": [ROW]}, "% on val")
+    lines = table_lines({"row e": seeds, "row l": [ROW]}, "% on val")
     assert lines[:2] == [["% on val", "R@1", "R@5"], ["row e", "27.0 (10.0-40.0)", ""]]
     assert lines[3] == ["chance", "20.0", "67.2"]
 
@@ -102,16 +104,16 @@ def test_what_differs_from_random_weights_is_said_with_its_interval() -> None:
     random = replace(ROW, preset=RANDOM, metrics={"R@1": Metric(100 * 10 / 28, 10.0, 28)})
     same = replace(ROW, metrics={"R@1": Metric(100 * 9 / 28, 10.0, 28), "R@5": Metric(90.0, 50.0, 28)})
     better = replace(ROW, metrics={"R@1": Metric(100.0, 10.0, 28)})
-    said = compared({RANDOM: [random], "same": [same], "better": [better]})
+    said = verdicts({RANDOM: [random], "same": [same], "better": [better]})
     assert said == [
         "R@1 of same: not to be told from random weights (-3.6 points); 95 %: -26.9 to +20.3",
         "R@1 of better: 64.3 points above random weights; 95 %: +42.2 to +79.3",
     ]
-    assert compared({"same": [same]}) == []
+    assert verdicts({"same": [same]}) == []
 
 
 def test_tables_are_latex_and_csv_too() -> None:
-    lines = lines_of({"row e": [replace(ROW, metrics={"video to audio R@1": Metric(50.0, 1.0, 100)})]}, "% on test")
+    lines = table_lines({"row e": [replace(ROW, metrics={"video to audio R@1": Metric(50.0, 1.0, 100)})]}, "% on test")
     assert lines[0][1] == "V→A R@1"
     latex = to_latex(lines)
     assert latex.startswith("\\begin{tabular}{lr}") and r"\% on test" in latex and "V to A R@1" in latex
