@@ -20,8 +20,7 @@ from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.shards.layout import DATASETS, making
 from gdt.preprocess import datasets
-from gdt.train.checkpoint import Data
-from gdt.train.resuming import require_same_run
+from gdt.train.checkpoint import Data, require_same_run
 from gdt.train.settings import SIZES, to_json
 from tests.conftest import ROOT, Run
 

@@ -15,7 +15,7 @@ from gdt.common.errors import UserError, exit_with_message
 from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
-from gdt.train.launchers import ranks, require_meeting
+from gdt.train.launch import ranks, require_meeting
 from gdt.train.settings import SIZES, Pretrain, require_one_name
 
 

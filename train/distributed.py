@@ -12,6 +12,7 @@ import json
 import multiprocessing.connection
 import os
 import secrets
+import signal
 import socket
 import sys
 import threading
@@ -25,8 +26,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from gdt.common.errors import INTERRUPTED, UserError, first_line
-from gdt.train.launch import require_gpus, told_once
-from gdt.train.launchers import has_own_gpu
+from gdt.train.launch import has_own_gpu, require_gpus, told_once
 
 _SECONDS = 60.0
 _WHY = "it was killed or crashed, or its machine is gone; the same command goes on from the last checkpoint"
@@ -242,3 +242,26 @@ def _kept(peer: socket.socket) -> Connection:
         if (option := getattr(socket, name, None)) is not None:
             peer.setsockopt(level, option, value)
     return Connection(peer.detach())
+
+
+class StopSignal:
+    """While entered, remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; Ctrl-C twice stops at once."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignal:
+        if threading.current_thread() is threading.main_thread():  # no other can say what becomes of signals
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+                self._before[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, frame: Any) -> None:
+        if self.signal == number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number

@@ -12,13 +12,12 @@ from tqdm import tqdm
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
-from gdt.train.checkpoint import Data
+from gdt.train.checkpoint import Data, require_same_run
 from gdt.train.cost import arithmetic, peak
 from gdt.train.kernels import PRECISIONS, Kernels
 from gdt.train.metrics import Metrics
 from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.norm import synchronised
-from gdt.train.resuming import require_same_run
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain, to_json
 from gdt.train.step import Gradient, How

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 _GIB = 2**30
+TRACE_SKIPS = 5
+"""Steps before the trace, in which caches are filled and code is compiled."""
+TRACE = "trace.json"
 
 
 class Metrics(NamedTuple):
@@ -106,3 +112,19 @@ def memory(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / _GIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+@contextlib.contextmanager
+def traced(folder: Path, steps: int) -> Iterator[Callable[[], None]]:
+    """While entered, writes a trace of some steps into a folder, which chrome://tracing and Perfetto show.
+
+    Gives what is to be called after each step. 0 steps for none.
+    """
+    if not steps:
+        yield lambda: None
+        return
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=TRACE_SKIPS, warmup=1, active=steps, repeat=1),
+        on_trace_ready=lambda profile: profile.export_chrome_trace(str(folder / TRACE)),
+    ) as profile:
+        yield profile.step

@@ -24,16 +24,14 @@ from gdt.pipeline.shards.reader import DamagedVideo
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, Saver, load_model
 from gdt.train.crossmodal import Probe
-from gdt.train.distributed import barrier, require_alike
+from gdt.train.distributed import StopSignal, barrier, require_alike
 from gdt.train.kernels import precision
 from gdt.train.learner import Learner, begin_with
 from gdt.train.log import Log
 from gdt.train.memory import prepared
-from gdt.train.metrics import Report, Reports
+from gdt.train.metrics import Report, Reports, traced
 from gdt.train.provenance import Provenance, Start, record
 from gdt.train.settings import Pretrain, flags, from_json
-from gdt.train.stop import StopSignal
-from gdt.train.trace import traced
 from gdt.train.trained import Trained
 
 _MINUTE = 60.0

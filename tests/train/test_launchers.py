@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.train.launchers import first_host, has_own_gpu, ranks, require_meeting
+from gdt.train.launch import first_host, has_own_gpu, ranks, require_meeting
 from tests.conftest import Run
 from tests.test_mistakes import sentence, tiny
 

@@ -16,12 +16,12 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
+from gdt.train.distributed import StopSignal
 from gdt.train.learner import Learner
 from gdt.train.models.gdt import GDT
 from gdt.train.norm import SyncBatchNorm, synchronised
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
-from gdt.train.stop import StopSignal
 from tests.train.test_checkpoint import DATA
 
 CPU = torch.device("cpu")

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.train import checkpoint, trace
+from gdt.train import checkpoint
 from gdt.train.checkpoint import Saver
 from gdt.train.log import Log
-from gdt.train.metrics import HostMark, Metrics, Report, Reports
+from gdt.train.metrics import TRACE, TRACE_SKIPS, HostMark, Metrics, Report, Reports
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
 from tests.train.drawn import draw
@@ -113,8 +113,8 @@ def test_weights_and_biases_get_the_same_figures(
 
 
 def test_a_trace_of_some_steps_is_written(settings: Pretrain, tmp_path: Path) -> None:
-    pretrain(replace(settings, out=tmp_path, steps=trace.SKIPPED + 3, profile=1))
-    events = json.loads((tmp_path / trace.NAME).read_text())["traceEvents"]
+    pretrain(replace(settings, out=tmp_path, steps=TRACE_SKIPS + 3, profile=1))
+    events = json.loads((tmp_path / TRACE).read_text())["traceEvents"]
     names = {event["name"] for event in events}
     assert any("convolution" in name for name in names)
 
