@@ -92,7 +92,7 @@ def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes
         environment["OMP_NUM_THREADS"] = "1"
     with log.open("a") as file:
         return subprocess.Popen(
-            [sys.executable, "-m", "gdt", *command], stdout=file, stderr=subprocess.STDOUT, env=environment
+            [sys.executable, "-P", "-m", "gdt", *command], stdout=file, stderr=subprocess.STDOUT, env=environment
         )
 
 

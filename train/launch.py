@@ -53,7 +53,7 @@ def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
             f"this command was started {machine['LOCAL_WORLD_SIZE']} times on one machine, to start {number} processes "
             "each time; start it once on each (srun --ntasks-per-node=1), or gdt pretrain once per GPU, without --gpus"
         )
-    sys.exit(run([sys.executable, "-m", "gdt", "pretrain", *arguments], number, machine=machine))
+    sys.exit(run([sys.executable, "-P", "-m", "gdt", "pretrain", *arguments], number, machine=machine))
 
 
 def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Mapping[str, str] | None = None) -> int:

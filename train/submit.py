@@ -137,7 +137,7 @@ def _options(job: Job, settings: Pretrain) -> list[str]:
 
 
 def _script(job: Job, settings: Pretrain, arguments: Sequence[str]) -> str:
-    command = [sys.executable, "-m", "gdt", "pretrain", "--gpus", str(job.gpus), *arguments]
+    command = [sys.executable, "-P", "-m", "gdt", "pretrain", "--gpus", str(job.gpus), *arguments]
     checkpoint = shlex.quote(str(settings.run_folder.absolute() / CHECKPOINT))
     stopped = 128 + signal.SIGUSR1
     return _SCRIPT.format(**vars(job), checkpoint=checkpoint, command=shlex.join(command), stopped=stopped)

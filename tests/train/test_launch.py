@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gdt.eval import processes
 from tests.conftest import ROOT, Run
 from tests.test_mistakes import make, sentence, tiny
 from tests.train.runs import wait_for
@@ -54,6 +55,18 @@ def test_more_processes_than_gpus_are_refused_before_any_starts(command: Run, sh
         )
     assert sentence(command("pretrain", "--gpus", 0, "tiny")) == "--gpus is 0; it must be 1 or more"
     assert "--gpus=2" in make("pretrain", "GPUS=2", stamp=tmp_path / "stamp").stdout
+
+
+def test_children_ignore_a_gdt_py_in_the_current_folder(
+    command: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gdt.py").write_text("raise SystemExit('the wrong gdt')")
+    ranks = command(*launch(shards, tmp_path / "run", "--batch-size", 5))  # which only the ranks refuse
+    assert "cannot be shared by 2 GPUs" in ranks.stderr and "the wrong gdt" not in ranks.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert processes.start(["--help"], tmp_path / "log.txt", "").wait() == 0
+    assert (tmp_path / "log.txt").read_text().startswith("usage: gdt ")
 
 
 def test_what_is_wrong_with_several_ranks_is_said_once(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_what_sbatch_is_told(command: Run, shards: Path, cluster: Cluster, tmp_p
     assert name.startswith("--job-name=100%-")
     assert rest == ["--dependency=singleton", "--signal=USR1@300", "--gres=gpu:8"]
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in (script := (cluster.folder / "script").read_text())
-    assert " -m gdt pretrain --gpus 8 tiny --shards " in script
+    assert " -P -m gdt pretrain --gpus 8 tiny --shards " in script
     assert options(device="cpu") == plain[:-1]
     assert options(SBATCH_SIGNAL="USR1@60") == [*plain[:-2], plain[-1]]
     assert options(SBATCH_GPUS_PER_NODE="h100:8") == plain[:-1]
