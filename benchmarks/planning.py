@@ -14,7 +14,7 @@ import tyro
 from benchmarks.timing import Clock, in_turns, machine, peak, scratch
 from gdt.common.errors import exit_with_message
 from gdt.pipeline import presets
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
@@ -62,7 +62,7 @@ def batches(count: int, ranks: int = 8, steps: int = 20) -> dict[str, float]:
     tree = Tree(presets.composition("l", min(512, count // 2)), source, Clip(), bands=40)
     taken, clock = [], Clock()
     for step in range(steps + 1):
-        shared(tree.plan(0, step % tree.batches_per_epoch), 0, ranks)
+        take_rank(tree.plan(0, step % tree.batches_per_epoch), 0, ranks)
         taken.append(1000 * clock.lap())
     return {"first batch of an epoch": taken[0], "batch": median(taken[1:])}
 

@@ -14,7 +14,7 @@ import tyro
 from benchmarks.planning import entries
 from benchmarks.timing import Clock, in_turns, machine, peak, scratch
 from gdt.common.errors import exit_with_message
-from gdt.pipeline.shards.index import Index, read_said, rewrite_index
+from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess import datasets
 from gdt.preprocess.datasets.listing import Video
@@ -69,7 +69,7 @@ def measure(count: int, videos_per_shard: int) -> dict[str, float]:
         clock = Clock()
         with VideoList(relabelled(count, source), source, folder) as videos:
             figures["relabelled: listing"] = clock.lap()
-            said = videos.say(read_said(folder)[0])
+            said = videos.say(read_annotations(folder)[0])
             figures["relabelled: labels looked up"] = clock.lap()
             rewrite_index(folder, said)
             figures["relabelled: index rewritten"] = clock.lap()

@@ -79,7 +79,7 @@ def settings_of(arguments: Sequence[str], commands: Mapping[str, Command] = COMM
     parsed: Any = tyro.cli(one_of_them, prog=prog, args=arguments)
     (command,) = (one.settings(parsed) for one in parsers.values() if isinstance(parsed, one.type))
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
-        known = notation.with_own(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS
+        known = notation.load_factors(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS
         print(presets.listing() if command.preset == "help" else notation.listing(known))
         return None
     return command

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_new_file, writing
-from gdt.pipeline.clips import parts, uniform_plans
+from gdt.pipeline.clips import split_videos, uniform_plans
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
@@ -247,7 +247,7 @@ def features_of(
                 continue
             plans = uniform_plans(index, videos, clips, clip, crop, modalities=present)
             with Loader(index, plans, clip, device, Loading()) as loader:
-                for part, batch in zip(parts(videos, clips), loader, strict=True):
+                for part, batch in zip(split_videos(videos, clips), loader, strict=True):
                     starts[part] = batch.plan.leaves.start[: len(part) * clips].reshape(-1, clips) / index.fps
                     for name, inputs in batch.inputs.items():
                         out = model.get_submodule(f"{name}_network")(inputs)

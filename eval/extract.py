@@ -68,7 +68,7 @@ def extract(
         raise UserError("the model was trained without pictures, so it has no features of them; name another")
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     index = trained.normalised(index)
-    plans = uniform_plans(index, videos, clips, clip, augmentation, at_once=clips_per_batch)
+    plans = uniform_plans(index, videos, clips, clip, augmentation, crops_per_plan=clips_per_batch)
     trunk = trained.model.video_network.base.to(device)
 
     def pooled(batch: Batch) -> list[Tensor]:

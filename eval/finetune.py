@@ -21,7 +21,7 @@ from gdt.common.files import write_lines, writing
 from gdt.eval.extract import outputs
 from gdt.eval.metrics import Metric
 from gdt.eval.retrieval import top_k
-from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_plans
+from gdt.pipeline.clips import ClipSampling, ResizedCrop, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
@@ -185,7 +185,7 @@ class Finetuning:
             "classes": list(task.classes), LEARNED: [task.data, fold],
         }  # fmt: skip
         self._seeds = (seed, fold)
-        self._training = Training(recipe.clips, recipe.batch, recipe.augmentation, recipe.resized, recipe.jittered)
+        self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation, recipe.resized, recipe.jittered)
         self.batches = self._training.batches(len(task.train))
         if not self.batches:
             raise UserError(
@@ -254,7 +254,7 @@ class Finetuning:
         task, recipe = self.task, self.recipe
         return uniform_plans(
             task.index, task.test, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
-            recipe.test_crops, recipe.to_the_end, at_once=2 * recipe.batch,
+            recipe.test_crops, recipe.to_the_end, crops_per_plan=2 * recipe.batch,
         )  # fmt: skip
 
     def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:

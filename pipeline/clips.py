@@ -47,7 +47,7 @@ class ResizedCrop:
 
 
 @dataclass(frozen=True)
-class Training:
+class ClipSampling:
     """How clips are drawn for supervised training."""
 
     clips: int
@@ -66,7 +66,7 @@ class Training:
 
 
 def random_clips(
-    index: Index, videos: np.ndarray, targets: np.ndarray, clip: Clip, how: Training, seeds: Sequence[int]
+    index: Index, videos: np.ndarray, targets: np.ndarray, clip: Clip, how: ClipSampling, seeds: Sequence[int]
 ) -> Iterator[BatchPlan]:
     """One epoch of clips in random order, a pure function of its `seeds`; the column `target` is that of the video.
 
@@ -125,16 +125,16 @@ def uniform_clips(
 
 def uniform_plans(
     index: Index, videos: np.ndarray, clips: int, clip: Clip, augmentation: Augmentation, crops: int = 1,
-    to_the_end: bool = True, modalities: Sequence[str] = MODALITIES[:1], at_once: int = 64,
+    to_the_end: bool = True, modalities: Sequence[str] = MODALITIES[:1], crops_per_plan: int = 64,
 ) -> Iterator[BatchPlan]:  # fmt: skip
-    """`uniform_clips` of all the videos in turn, about `at_once` crops of one modality in a plan."""
-    for part in parts(videos, clips * crops, at_once):
+    """`uniform_clips` of all the videos in turn, about `crops_per_plan` crops of one modality in a plan."""
+    for part in split_videos(videos, clips * crops, crops_per_plan):
         yield uniform_clips(index, part, clips, clip, augmentation, crops, to_the_end, modalities)
 
 
-def parts(videos: np.ndarray, per_video: int, at_once: int = 64) -> list[np.ndarray]:
-    """The videos of each plan of `uniform_plans`: as many as have `at_once` crops together, one at least."""
-    size = max(1, at_once // per_video)
+def split_videos(videos: np.ndarray, per_video: int, crops_per_plan: int = 64) -> list[np.ndarray]:
+    """The videos of each plan of `uniform_plans`: as many as have `crops_per_plan` crops together, one at least."""
+    size = max(1, crops_per_plan // per_video)
     return [videos[first : first + size] for first in range(0, len(videos), size)]
 
 

@@ -69,9 +69,9 @@ class Composition:
         for factor in self.factors[1:]:
             if not factor.transformation.modalities(factor.k):  # only one of the modalities is decoded
                 branches *= factor.k
-            if factor.transformation.takes_other_frames:
+            if factor.transformation.selects_frames:
                 # what is drawn anew in every branch differs from branch to branch, whatever those share until then
-                decoded = decoded * factor.k if factor.transformation.exhausted(factor.k) else branches
+                decoded = decoded * factor.k if factor.transformation.takes_all(factor.k) else branches
         return decoded
 
     @property
@@ -144,7 +144,7 @@ def _need_order(factors: Sequence[Factor]) -> None:
     for factor in factors:
         if factor.contrast is Contrast.INVARIANT:
             before = before or (factor.name if factor.k > 1 else "")
-        elif before and not factor.transformation.exhausted(factor.k):
+        elif before and not factor.transformation.takes_all(factor.k):
             raise UserError(
                 f"distinctive factor '{factor.name}' is sampled anew in every branch of the invariant factor "
                 f"'{before}', so the positive pairs of '{before}' would differ in it; put '{factor.name}' first, "

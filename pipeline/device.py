@@ -114,6 +114,6 @@ class Gpu(Device):
         return Canvas(held.numpy(), np.arange(rows.size).reshape(rows.shape), send)
 
 
-def device_of(device: torch.device) -> Device:
+def loader_device(device: torch.device) -> Device:
     """What the loader needs of a device of torch."""
     return Gpu(device) if device.type == "cuda" else Device(device)

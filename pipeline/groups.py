@@ -17,7 +17,7 @@ from gdt.pipeline.tree import BatchPlan
 _ORDER = 0x67726F7570  # a stream of random numbers beside that of the plan
 
 
-def require_groups(videos: int, views: int, bn_group_size: int, world: int) -> None:
+def check_groups(videos: int, views: int, bn_group_size: int, world: int) -> None:
     """Raise UserError where so many ranks cannot have whole groups, or whole videos, and as many each.
 
     `views` are the leaves of a video in one modality; a group holds one view of its videos.
@@ -48,7 +48,7 @@ def _listed(numbers: list[int]) -> str:
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def shared(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) -> BatchPlan:
+def take_rank(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) -> BatchPlan:
     """The leaves of one rank, one modality after the other, and within each one group after the other.
 
     Its `joined` are the columns of all ranks' leaves, rank after rank. Without groups a rank has whole videos, an equal
@@ -60,7 +60,7 @@ def shared(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) -> Ba
     modality = plan.leaves.modality
     videos = len(np.unique(plan.leaves.video))
     numbers = np.unique(modality)
-    require_groups(videos, len(plan) // len(numbers) // videos, bn_group_size, world)
+    check_groups(videos, len(plan) // len(numbers) // videos, bn_group_size, world)
     order = np.concatenate([_order(plan, number, videos, bn_group_size) for number in numbers])
     # the modalities have as many leaves each, whole videos or groups of them
     by_modality = order.reshape(len(numbers), world, -1)

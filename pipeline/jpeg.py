@@ -6,18 +6,18 @@ import numpy as np
 import simplejpeg
 
 
-class Undecodable(RuntimeError):
+class DecodeError(RuntimeError):
     """A frame is no JPEG of the size that it should have."""
 
 
 def decode(jpeg: np.ndarray, into: np.ndarray) -> None:
-    """Bytes of one frame to RGB: uint8 [height, width, 3]. Raises Undecodable."""
+    """Bytes of one frame to RGB: uint8 [height, width, 3]. Raises DecodeError."""
     try:
         frame = _decoded(jpeg, into)
     except ValueError as error:
-        raise Undecodable(str(error)) from error
+        raise DecodeError(str(error)) from error
     if frame.shape != into.shape:
-        raise Undecodable(f"a frame has {frame.shape[1]}x{frame.shape[0]} pixels, not {into.shape[1]}x{into.shape[0]}")
+        raise DecodeError(f"a frame has {frame.shape[1]}x{frame.shape[0]} pixels, not {into.shape[1]}x{into.shape[0]}")
     if not np.shares_memory(frame, into):
         into[:] = frame
 

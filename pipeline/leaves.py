@@ -37,7 +37,7 @@ class Clip:
             raise UserError(f"--clip.words-seconds is {self.words_seconds}; it must be above 0")
 
 
-SEEN = {"video": ("start", "frames", "turns"), "audio": ("start", "mel_frames")}
+INPUT_FIELDS = {"video": ("start", "frames", "turns"), "audio": ("start", "mel_frames")}
 """Fields of `Leaves` that each network gets to see something of, beside the draws; `eval factors` compares them."""
 
 
@@ -45,7 +45,7 @@ SEEN = {"video": ("start", "frames", "turns"), "audio": ("start", "mel_frames")}
 class Leaves:
     """What to do for each of n leaves. Transformations write here, one after the other; the loader reads it.
 
-    A new field belongs in `SEEN`, too.
+    A new field belongs in `INPUT_FIELDS`, too.
     """
 
     video: np.ndarray

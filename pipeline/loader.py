@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline.device import Device, device_of
+from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
+from gdt.pipeline.sources.audio import AudioSource
 from gdt.pipeline.sources.base import InputSource, Memory, Part
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.sources.sound import SoundSource
 from gdt.pipeline.sources.text import TextSource
 from gdt.pipeline.sources.video import VideoSource
 from gdt.pipeline.tree import BatchPlan
@@ -28,7 +28,7 @@ from gdt.pipeline.word2vec import WordVectors
 
 T = TypeVar("T")
 
-SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, SoundSource, TextSource)}
+SOURCES: dict[str, type[InputSource]] = {source.modality: source for source in (VideoSource, AudioSource, TextSource)}
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Loader:
         self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device | Device,
         loading: Loading = Loading(), words: WordVectors | None = None,
     ) -> None:  # fmt: skip
-        self._device = device_of(device) if isinstance(device, torch.device) else device
+        self._device = loader_device(device) if isinstance(device, torch.device) else device
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         modalities = first[0].leaves.modalities if first else ()
@@ -105,7 +105,7 @@ class Loader:
 
     def _execute(self, plans: Iterable[BatchPlan]) -> Iterator[Batch]:
         """Make every leaf of every plan; sources work side by side, and run ahead of what is asked."""
-        sorted_plans, *copies = for_each((self._sorted(plan) for plan in plans), 1 + len(self._sources))
+        sorted_plans, *copies = tee((self._sorted(plan) for plan in plans), 1 + len(self._sources))
         parts = {
             name: source.parts(_leaves(copy, name), lambda: self._memories[0])
             for copy, (name, source) in zip(copies, self._sources.items(), strict=True)
@@ -148,7 +148,7 @@ def _source(modality: str) -> type[InputSource]:
     return SOURCES[modality]
 
 
-def for_each(items: Iterable[T], readers: int) -> list[Iterator[T]]:
+def tee(items: Iterable[T], readers: int) -> list[Iterator[T]]:
     """The items, for several threads: each gets all of them, in order, and none has to wait for another.
 
     What is raised in place of an item reaches them all.

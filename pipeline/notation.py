@@ -107,12 +107,12 @@ def _set_up(kind: type[Transformation], settings: str | None, text: str) -> Tran
         raise UserError(f"what is in the brackets of factor '{text}' cannot be read ({error})") from error
 
 
-def with_own(path: Path) -> Transformations:
+def load_factors(path: Path) -> Transformations:
     """The transformations there are and those of a Python file. Raises UserError, with its line, where it is broken."""
-    return with_own_code(path, own_code(path))
+    return compile_factors(path, read_factors(path))
 
 
-def own_code(path: Path) -> bytes:
+def read_factors(path: Path) -> bytes:
     """What a file of factors says. Raises UserError where there is none."""
     if not path.is_file():
         raise UserError(f"there is no file {path} with factors (--factors-from)")
@@ -120,7 +120,7 @@ def own_code(path: Path) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def with_own_code(path: Path, code: bytes) -> Transformations:
+def compile_factors(path: Path, code: bytes) -> Transformations:
     """The same of what was read from the file."""
     module = types.ModuleType(_OWN + path.stem)
     module.__file__ = str(path)
@@ -145,7 +145,7 @@ def _located(path: Path, error: BaseException) -> UserError:
 
 
 @contextlib.contextmanager
-def told_of_own(transformation: Transformation) -> Iterator[None]:
+def report_custom_errors(transformation: Transformation) -> Iterator[None]:
     """While this lasts, an error of a transformation from a file of the user's is one sentence with its line."""
     try:
         yield

@@ -15,7 +15,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.factors import Factor
 from gdt.pipeline.leaves import Clip, Leaves
-from gdt.pipeline.notation import told_of_own
+from gdt.pipeline.notation import report_custom_errors
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.base import Branches, Draw, Source
 
@@ -74,7 +74,7 @@ class Tree:
         leaves = Leaves.plain(len(columns["leaf"]), self.clip, self.bands)
         plain = leaves.arrays()
         for factor in self.composition.factors:
-            with told_of_own(factor.transformation):
+            with report_custom_errors(factor.transformation):
                 factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # which it may write into
             _require_whole(leaves, plain, factor.name)
         return BatchPlan(epoch, batch, columns, leaves, self.seed)
@@ -90,7 +90,7 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
     columns: dict[str, np.ndarray] = {}
     n = 1
     for factor in factors:
-        with told_of_own(factor.transformation):
+        with report_custom_errors(factor.transformation):
             values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
         if getattr(values, "shape", None) != (n, factor.k) or not np.issubdtype(values.dtype, np.integer):
             raise UserError(

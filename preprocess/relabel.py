@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdt.pipeline.shards.index import Said, read_said
+from gdt.pipeline.shards.index import Annotations, read_annotations
 from gdt.pipeline.shards.seal import Damaged
 
 
@@ -25,7 +25,7 @@ class Marks(NamedTuple):
     def of(folder: Path) -> Marks:
         """Those of the index that is there, none where there is none that can be read."""
         try:
-            ids, said = read_said(folder)
+            ids, said = read_annotations(folder)
         except (OSError, Damaged):
             return Marks(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
         names = sorted(said)
@@ -43,7 +43,7 @@ class Marks(NamedTuple):
         return int(np.count_nonzero(self.said[here] != other.said[there]))
 
 
-def same(one: Said, other: Said) -> bool:
+def same(one: Annotations, other: Annotations) -> bool:
     """Whether two indexes of the same videos say the same of each, in the same columns."""
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 

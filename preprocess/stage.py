@@ -18,9 +18,9 @@ from tqdm import tqdm
 from gdt.common.errors import UserError, require_positive
 from gdt.common.files import dump_row, write_lines
 from gdt.common.lock import locked
-from gdt.pipeline.shards.index import Index, read_said, rewrite_index, write_index
+from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index, write_index
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected, shard_folder, shard_rejected
-from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
+from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, read_seal
 from gdt.preprocess import cluster, datasets
 from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import attach
@@ -202,7 +202,7 @@ def _refuse_to_replace(videos: VideoList, destination: Path, details: dict[str, 
     before = read_settings(destination)
     for path in destination.glob("shard-*.h5"):
         try:
-            seal_of(path)
+            read_seal(path)
         except OtherSchema as error:
             raise UserError(
                 f"{destination} holds shards of another version: {error}; set --destination to another folder, or "
@@ -296,7 +296,7 @@ def _index_of(destination: Path, paths: Sequence[Path]) -> Index | None:
     except UserError:
         return None
     same = index.shard_names == [path.name for path in paths]
-    return index if same and index.shard_seal.tolist() == [seal_of(path).own for path in paths] else None
+    return index if same and index.shard_seal.tolist() == [read_seal(path).own for path in paths] else None
 
 
 def _finish(plan: Plan, made: Sequence[int], before: Marks, slow: list[Slow], details: dict[str, Any]) -> Summary:
@@ -315,7 +315,7 @@ def _finish(plan: Plan, made: Sequence[int], before: Marks, slow: list[Slow], de
     if index is None:
         write_index(destination, paths, {"settings": json.dumps(details)}, videos.say)
         index = Index.open(destination)
-    elif not same((there := read_said(destination))[1], said := videos.say(there[0])):
+    elif not same((there := read_annotations(destination))[1], said := videos.say(there[0])):
         rewrite_index(destination, said)
         index = Index.open(destination)
     if not len(index):

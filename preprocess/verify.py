@@ -29,9 +29,9 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
 from gdt.common.variables import Variables, options_of
-from gdt.pipeline.shards.index import Index, contents, gather, is_said, with_said
-from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, removal, shard_folder, words_checksum
-from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, seal_of
+from gdt.pipeline.shards.index import Index, contents, gather, is_annotation, with_annotations
+from gdt.pipeline.shards.layout import INDEX, LABELS, ROWS, SHARD, WORDS, remove_command, shard_folder, words_checksum
+from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, read_seal
 from gdt.preprocess import cluster
 
 _FRAMES = 1 << 12
@@ -285,9 +285,9 @@ def _as_said(
     said = {
         name: values
         for name, values in found.items()
-        if is_said(name) and values.dtype == object and values.shape == shape
+        if is_annotation(name) and values.dtype == object and values.shape == shape
     }
-    return with_said(datasets, attributes, {name: datasets[name] for name in LABELS} | said)
+    return with_annotations(datasets, attributes, {name: datasets[name] for name in LABELS} | said)
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -307,7 +307,7 @@ def _look_at_shard(path: Path, full: bool, expected: int | None) -> Finding:
     own = []
 
     def problems() -> list[str]:
-        own.append(seal_of(path).own)
+        own.append(read_seal(path).own)
         return check_shard(path, full)
 
     finding = _look(path, problems)
@@ -343,7 +343,9 @@ def _advice(settings: Verify, state: State) -> str:
     """What is so of some shards, and what to do about it."""
     remake = "the same 'make preprocess' command as before makes them"
     first = (
-        "they were removed" if settings.remove else f"remove them with {removal(settings.shard_folder, settings.full)}"
+        "they were removed"
+        if settings.remove
+        else f"remove them with {remove_command(settings.shard_folder, settings.full)}"
     )
     return {
         "damaged": f"are damaged: {first}; then {remake} again",

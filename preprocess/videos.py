@@ -16,7 +16,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import dump_row
-from gdt.pipeline.shards.index import Said, column_dataset
+from gdt.pipeline.shards.index import Annotations, column_dataset
 from gdt.pipeline.shards.layout import LABELS
 from gdt.preprocess.datasets.listing import Missing, Video, Words, key_of, size_of
 from gdt.preprocess.scratch import database
@@ -171,14 +171,14 @@ class VideoList:
             raise KeyError(video_id)
         return str(found[0])
 
-    def say(self, ids: np.ndarray) -> Said:
+    def say(self, ids: np.ndarray) -> Annotations:
         """What the list says of the videos with these ids (bytes, [n_videos]), as datasets of an index.
 
         Raises KeyError for an id that is not in the list.
         """
         encoded = functools.lru_cache(1 << 12)(str.encode)  # equal labels of millions of videos are one object
         dataset = functools.lru_cache(1 << 12)(column_dataset)
-        said: Said = {name: np.full(len(ids), b"", object) for name in LABELS}
+        said: Annotations = {name: np.full(len(ids), b"", object) for name in LABELS}
         for row, id in enumerate(ids):
             label, split, folds, columns = json.loads(self._of(id.decode(), "said"))
             for name, value in zip(LABELS, (label, split, ",".join(folds)), strict=True):

@@ -18,7 +18,7 @@ from benchmarks.gpu.settings import IDEAS, SECTIONS, Settings, Way, parsed
 from benchmarks.gpu.step import Step, batch_of, model_of, run_settings, tree_of
 from benchmarks.gpu.table import Row, Rows, read, text
 from gdt.common.errors import UserError
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from tests.conftest import ROOT
 
 TINY = ["--device", "cpu", "--size", "tiny"]
@@ -166,7 +166,7 @@ def test_a_command_line_is_refused_or_brings_the_sections_that_are_needed(capsys
 
 @pytest.mark.parametrize("change", [{"padded": True}, {"folded": True}, {"padded": True, "folded": True}])
 def test_padded_and_folded_convolutions_compute_the_same(change: dict[str, bool]) -> None:
-    clips = batch_of(shared(tree_of(RUN).plan(0, 0), 0, 1), RUN, CPU).inputs["video"].floats()
+    clips = batch_of(take_rank(tree_of(RUN).plan(0, 0), 0, 1), RUN, CPU).inputs["video"].floats()
     way = replace(EAGER, **change)
     plain, other = (model_of(one, RUN, CPU).train().video_network(clips) for one in (EAGER, way))
     assert (plain - other).norm() < 1e-5 * plain.norm()

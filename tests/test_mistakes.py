@@ -18,7 +18,7 @@ import torch
 
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.pipeline.shards.index import Statistics
-from gdt.pipeline.shards.layout import DATASETS, making
+from gdt.pipeline.shards.layout import DATASETS, preprocess_command
 from gdt.preprocess import datasets
 from gdt.train.checkpoint import Data, require_same_run
 from gdt.train.settings import SIZES, to_json
@@ -87,11 +87,13 @@ def test_preprocessing_that_fails_leaves_no_folder(command: Run, tmp_path: Path)
 
 def test_the_command_that_makes_shards_can_be_typed() -> None:
     assert tuple(datasets.DATASETS) == DATASETS
-    assert making(Path("data/shards/synthetic")) == "make preprocess DATASET=synthetic"
-    assert making(Path("data/shards/kinetics")) == "make preprocess DATASET=kinetics SOURCE=<your videos>"
+    assert preprocess_command(Path("data/shards/synthetic")) == "make preprocess DATASET=synthetic"
+    assert preprocess_command(Path("data/shards/kinetics")) == "make preprocess DATASET=kinetics SOURCE=<your videos>"
     mine = 'make preprocess DATASET=folder SOURCE=<your videos> ARGS="--destination data/shards/mine"'
-    assert making(Path("data/shards/mine")) == mine
-    assert making(Path("/x/ucf101")).endswith('DATASET=ucf101 SOURCE=<your videos> ARGS="--destination /x/ucf101"')
+    assert preprocess_command(Path("data/shards/mine")) == mine
+    assert preprocess_command(Path("/x/ucf101")).endswith(
+        'DATASET=ucf101 SOURCE=<your videos> ARGS="--destination /x/ucf101"'
+    )
 
 
 def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProcess[str]:

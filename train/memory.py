@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.composition import Composition
-from gdt.pipeline.groups import require_groups
+from gdt.pipeline.groups import check_groups
 from gdt.train.cost import WIDE, WIDER, memory, parameters
 from gdt.train.kernels import PRECISIONS, Kernels, first_right, ways
 from gdt.train.settings import Pretrain
@@ -156,7 +156,7 @@ def prepared(
     if settings.bn_group_size is None and begun is not None:
         settings = replace(settings, bn_group_size=begun.bn_group_size)
     share = settings.batch_size * composition.clips_per_video // world
-    require_groups(settings.batch_size, composition.clips_per_video, settings.bn_group_size or 0, world)
+    check_groups(settings.batch_size, composition.clips_per_video, settings.bn_group_size or 0, world)
     numbers = PRECISIONS[settings.precision]
     weights = parameters(settings.network, composition.modalities)
     candidates = ways(numbers, settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda"))

@@ -187,14 +187,14 @@ class Pretrain:
         """With what the file of factors says now as a part of the settings."""
         if self.factors_from is None:
             return self
-        code = notation.own_code(self.factors_from)
-        notation.with_own_code(self.factors_from, code)  # or it says what is wrong with it
+        code = notation.read_factors(self.factors_from)
+        notation.compile_factors(self.factors_from, code)  # or it says what is wrong with it
         return replace(self, factors_digest=hashlib.sha256(code).hexdigest()[:16])
 
     @property
     def transformations(self) -> notation.Transformations:
         """The factors there are."""
-        return notation.with_own(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
+        return notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
 
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
         """The sampling tree over these shards; how many of their videos it uses is said. UserError if too few."""

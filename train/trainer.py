@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import DamagedVideo
@@ -147,7 +147,7 @@ class Trainer:
     def loader(self) -> Loader:
         """Of this rank's share of each batch."""
         plans = self.tree.plans(self.first, self.steps)
-        shares = (shared(plan, self.rank, self.world, self.fit.bn_group_size) for plan in plans)
+        shares = (take_rank(plan, self.rank, self.world, self.fit.bn_group_size) for plan in plans)
         return Loader(self.index, shares, self.settings.clip, self.device, self.settings.loading, self.words)
 
     def batches(self, loader: Loader) -> Iterator[Batch]:

@@ -17,7 +17,7 @@ from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.step import batch_of, run_settings, tree_of
 from benchmarks.gpu.table import Rows, Values
 from gdt.common.errors import UserError
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.shards.index import Statistics
 from gdt.train.checkpoint import Data
 from gdt.train.distributed import leave_without_teardown
@@ -82,7 +82,7 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
         with numbers(benchmark=False, exact=True):
             trainer = Learner(run, tree, data, device, world, Kernels(torch.float32))
             plans = [
-                shared(tree.plan(step, 0), rank, world, bn_group_size) for step in range(STEPS)
+                take_rank(tree.plan(step, 0), rank, world, bn_group_size) for step in range(STEPS)
             ]  # of an epoch each
             batches = (batch_of(plan, run, device) for plan in plans)
             found[norm] = [float(trainer.step(step, batch).loss) for step, batch in enumerate(batches)]

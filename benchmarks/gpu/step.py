@@ -15,7 +15,7 @@ from benchmarks.gpu.device import as_graph, most_held, numbers, on_gpu, seconds,
 from benchmarks.gpu.settings import IDEAS, PLAIN, PREDICTED, Settings, Way
 from benchmarks.gpu.table import Rows, Values, read
 from gdt.pipeline.colour import Pixels, affine
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
@@ -87,7 +87,7 @@ class Step:
             side_stream(model, device)
         Kernels(precision, way.channels_last, way.compiled).apply(model)
         how = How(run.composition.factors, run.temperature, run.seed, precision, bn_group_size, micro_batch_size)
-        self.batch = batch_of(shared(tree_of(run).plan(0, 0), 0, 1, bn_group_size), run, device)
+        self.batch = batch_of(take_rank(tree_of(run).plan(0, 0), 0, 1, bn_group_size), run, device)
         if not way.bytes:
             self.batch.inputs["video"] = self.batch.inputs["video"].floats().contiguous()
         self.model, self.gradient = model, Gradient(model, how, say=_raise)

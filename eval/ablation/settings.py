@@ -84,7 +84,7 @@ class Ablation:
         """Of a row: what holds for any number of videos per batch. Raises UserError where there is no such row."""
         if not is_written_out(row):
             return presets.composition(row, batch_size=2)
-        known = notation.with_own(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
+        known = notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
         return notation.parse(row, 2, known=known)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.eval.factors.settings import Factors
-from gdt.pipeline.leaves import MODALITIES, SEEN, Clip, Leaves
-from gdt.pipeline.notation import told_of_own
+from gdt.pipeline.leaves import INPUT_FIELDS, MODALITIES, Clip, Leaves
+from gdt.pipeline.notation import report_custom_errors
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augment, Augmentation
 from gdt.pipeline.transformations.base import Choice, Transformation
@@ -116,7 +116,7 @@ class Planner:
         if isinstance(transformation, Augment):
             Augment(self.ranges).act(leaves, values, rng)
         elif not isinstance(transformation, Video | Modality | TimeShift):  # these are set where leaves are laid out
-            with told_of_own(transformation):
+            with report_custom_errors(transformation):
                 transformation.act(leaves, values, rng)
 
     def _videos(self, transformation: Transformation, network: str, probe: Leaves) -> tuple[np.ndarray, np.ndarray]:
@@ -150,6 +150,6 @@ class Planner:
 
 def _acts(leaves: Leaves, network: str) -> bool:
     """Whether leaves of different values differ in what a network gets."""
-    seen = [getattr(leaves, name) for name in SEEN[network]]
+    seen = [getattr(leaves, name) for name in INPUT_FIELDS[network]]
     seen += [draw for name, draw in leaves.draws.items() if name.startswith(_HEARD) == (network == "audio")]
     return any((values != values[:1]).any() for values in seen)

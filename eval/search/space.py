@@ -49,7 +49,7 @@ class Space:
             transformation = plain.transformation
             if plain.name in found:
                 raise UserError(f"--factors: factor '{plain.name}' occurs twice; each may occur once")
-            ks = [int(k) if k.isdecimal() else 0 for k in typed.split(",")] if typed else [transformation.most() or 2]
+            ks = [int(k) if k.isdecimal() else 0 for k in typed.split(",")] if typed else [transformation.size() or 2]
             if min(ks) < 2:
                 raise UserError(
                     f"--factors: '{entry}' cannot be read; after the name of a factor come a colon and how many of its "
@@ -72,7 +72,7 @@ class Space:
     @cached_property
     def _known(self) -> notation.Transformations:
         own = self.settings.factors_from
-        return notation.with_own(own) if own else notation.TRANSFORMATIONS
+        return notation.load_factors(own) if own else notation.TRANSFORMATIONS
 
     @cached_property
     def parameters(self) -> dict[str, BaseDistribution]:
@@ -150,4 +150,4 @@ class Space:
 
 def _plain(factor: Factor) -> bool:
     """Whether a factor is not varied and so has its first value everywhere, as if it were not there."""
-    return factor.k == 1 and factor.transformation.exhausted(1)
+    return factor.k == 1 and factor.transformation.takes_all(1)

@@ -30,7 +30,7 @@ from gdt.eval.search.settings import Search
 from gdt.eval.search.space import RUNS, Parameters, Space
 from gdt.eval.search.trial import DivergedError, Trainer
 from gdt.eval.subjects import open_index
-from gdt.pipeline.notation import own_code
+from gdt.pipeline.notation import read_factors
 from gdt.pipeline.shards.index import fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.settings import differences
@@ -219,7 +219,7 @@ def _require_same(settings: Search, data: str) -> None:
     """Raise UserError where the folder holds a search with other settings or on other videos."""
     path = settings.folder / _SETTINGS
     plain = replace(settings, shards=None, out=None, jobs=0, best=1)
-    own = hashlib.sha256(own_code(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
+    own = hashlib.sha256(read_factors(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
     beside = {"fingerprint of the shards": data[:12], "digest of --factors-from": own}
     now = json.dumps(json.loads(serialization.to_json(plain)) | beside)
     if path.is_file() and (other := differences(path.read_text(), now)):

@@ -16,14 +16,14 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_readable
-from gdt.pipeline.shards.layout import COLUMNS, INDEX, LABELS, PARTS, VideoTable, making, remake
-from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, open_sealed, seal_of, write_strings, writing_sealed
+from gdt.pipeline.shards.layout import COLUMNS, INDEX, LABELS, PARTS, VideoTable, preprocess_command, repair_hint
+from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, open_sealed, read_seal, write_strings, writing_sealed
 
 MEL_ONE = 1 << 16
 """1.0 in the fixed point in which log-mel values are summed."""
 _COLUMN = "column/"
 
-Said = dict[str, np.ndarray]
+Annotations = dict[str, np.ndarray]
 """What is said about videos and decides no byte of a shard: LABELS and further columns, datasets of an index."""
 
 
@@ -74,7 +74,7 @@ def write_index(
     folder: Path,
     shards: Sequence[Path],
     attributes: Mapping[str, Any],
-    say: Callable[[np.ndarray], Said] | None = None,
+    say: Callable[[np.ndarray], Annotations] | None = None,
 ) -> None:
     """Write what `gather` says of the shards into `index.h5`.
 
@@ -82,19 +82,19 @@ def write_index(
     """
     datasets, attributes = gather(shards, attributes)
     if say is not None:
-        datasets, attributes = with_said(datasets, attributes, say(datasets["video/id"]))
+        datasets, attributes = with_annotations(datasets, attributes, say(datasets["video/id"]))
     _write(folder, datasets, attributes)
 
 
-def rewrite_index(folder: Path, said: Said) -> None:
+def rewrite_index(folder: Path, said: Annotations) -> None:
     """Let the index that is there say this of its videos, in the order of its ids; the shards are not looked at."""
-    _write(folder, *with_said(*contents(folder), said))
+    _write(folder, *with_annotations(*contents(folder), said))
 
 
-def read_said(folder: Path) -> tuple[np.ndarray, Said]:
+def read_annotations(folder: Path) -> tuple[np.ndarray, Annotations]:
     """Ids of the videos in an index (bytes, [n_videos]), and what it says of them. Raises Damaged or OSError."""
     datasets, _ = contents(folder)
-    return datasets["video/id"], {name: datasets[name] for name in filter(is_said, datasets)}
+    return datasets["video/id"], {name: datasets[name] for name in filter(is_annotation, datasets)}
 
 
 def _write(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> None:
@@ -120,7 +120,7 @@ def contents(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         return datasets, dict(file.attrs)
 
 
-def is_said(dataset: str) -> bool:
+def is_annotation(dataset: str) -> bool:
     """Whether a dataset of an index is what is said about videos."""
     return dataset in LABELS or dataset.startswith(_COLUMN)
 
@@ -131,10 +131,10 @@ def column_dataset(name: str) -> str:
     return _COLUMN + ("%2E" if written == "." else written)
 
 
-def said_digest(datasets: Mapping[str, np.ndarray]) -> str:
+def annotations_digest(datasets: Mapping[str, np.ndarray]) -> str:
     """Hash of what an index says about which video, by which `verify` knows that nothing else did."""
     digest = hashlib.sha256()
-    for name in ("video/id", *sorted(filter(is_said, datasets))):
+    for name in ("video/id", *sorted(filter(is_annotation, datasets))):
         digest.update(b"\0\0".join([name.encode(), b"\0".join(datasets[name].tolist())]))
     return digest.hexdigest()
 
@@ -144,13 +144,13 @@ def classes_of(labels: np.ndarray) -> np.ndarray:
     return np.asarray(sorted({*labels} - {b""}), object)
 
 
-def with_said(
-    datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any], said: Said
+def with_annotations(
+    datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any], said: Annotations
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Datasets and attributes of an index that says this of its videos instead of what it said before."""
-    datasets = {name: values for name, values in datasets.items() if not is_said(name)} | said
+    datasets = {name: values for name, values in datasets.items() if not is_annotation(name)} | said
     datasets["classes"] = classes_of(said["video/label"])
-    return datasets, {**attributes, "said": said_digest(datasets)}
+    return datasets, {**attributes, "said": annotations_digest(datasets)}
 
 
 def gather(shards: Sequence[Path], attributes: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -180,7 +180,7 @@ def gather(shards: Sequence[Path], attributes: Mapping[str, Any]) -> tuple[dict[
     datasets["classes"] = classes_of(columns["label"])
     datasets["shard/name"] = np.asarray([path.name.encode() for path in shards], object)
     datasets["shard/bytes"] = np.asarray([path.stat().st_size for path in shards], np.int64)
-    datasets["shard/seal"] = np.asarray([seal_of(path).own for path in shards], np.int64)
+    datasets["shard/seal"] = np.asarray([read_seal(path).own for path in shards], np.int64)
     datasets["shard/totals"] = np.asarray(totals, np.int64).reshape(-1, 3)
     sums = {"pixels": [[int(x) for x in channel] for channel in pixels], "mels": [int(x) for x in mels]}
     return datasets, {"schema": SCHEMA, "sums": json.dumps(sums), **attributes}
@@ -190,7 +190,7 @@ def _open_shard(path: Path) -> h5py.File:
     try:
         return open_sealed(path)
     except Damaged as error:
-        raise UserError(f"shard {path} is damaged: {error}; {remake(path.parent)}") from error
+        raise UserError(f"shard {path} is damaged: {error}; {repair_hint(path.parent)}") from error
 
 
 @dataclass(kw_only=True)
@@ -337,7 +337,7 @@ def _no_index(folder: Path) -> str:
         )
     others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}"))[:5] if folder.parent.name else []
     there = f" (there are those of {', '.join(others)})" if others else ""
-    return f"there are no shards in {folder} (no {INDEX}){there}; make them with '{making(folder)}'"
+    return f"there are no shards in {folder} (no {INDEX}){there}; make them with '{preprocess_command(folder)}'"
 
 
 def _index(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Index:

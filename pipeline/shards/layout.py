@@ -95,7 +95,7 @@ def shard_folder(dataset: str, named: Path | None = None) -> Path:
     return named or Path("data/shards") / dataset
 
 
-def making(folder: Path) -> str:
+def preprocess_command(folder: Path) -> str:
     """The command that makes the shards of a folder, as it can be typed but for where the videos are."""
     if folder == shard_folder("demo"):
         return "make demo"
@@ -105,14 +105,14 @@ def making(folder: Path) -> str:
     return f"make preprocess DATASET={dataset}{source}{elsewhere}"
 
 
-def removal(folder: Path, full: bool = False) -> str:
+def remove_command(folder: Path, full: bool = False) -> str:
     """The command that removes what is damaged in a folder, as it can be typed."""
     return f"`gdt verify --shards {shlex.quote(str(folder))}{' --full' if full else ''} --remove`"
 
 
-def remake(folder: Path) -> str:
+def repair_hint(folder: Path) -> str:
     """What to do about a damaged shard in a folder."""
-    return f"{removal(folder)} removes what is damaged, and the same 'make preprocess' command as before makes it again"
+    return f"{remove_command(folder)} removes it; then run the same 'make preprocess' command again to rebuild it"
 
 
 def words_checksum(*columns: np.ndarray) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import ROWS, SHARD, WORDS, remake, words_checksum
-from gdt.pipeline.shards.seal import Damaged, Seal, seal_of
+from gdt.pipeline.shards.layout import ROWS, SHARD, WORDS, repair_hint, words_checksum
+from gdt.pipeline.shards.seal import Damaged, Seal, read_seal
 
 
 class DamagedVideo(UserError):
@@ -105,7 +105,7 @@ class ShardReader:
         return DamagedVideo(
             video,
             f"shard {shard.path} is damaged: {what} of '{self.index.id[video]}' is not what was written; "
-            + remake(self.index.folder),
+            + repair_hint(self.index.folder),
         )
 
 
@@ -115,10 +115,10 @@ class _OpenShard:
     def __init__(self, index: Index, number: int) -> None:
         self.path = index.folder / index.shard_names[number]
         try:
-            seal = seal_of(self.path)
+            seal = read_seal(self.path)
             self._file = os.open(self.path, os.O_RDONLY)
         except Damaged as error:
-            raise UserError(f"shard {self.path} is damaged: {error}; {remake(self.path.parent)}") from error
+            raise UserError(f"shard {self.path} is damaged: {error}; {repair_hint(self.path.parent)}") from error
         except OSError as error:
             raise self._unreadable(error) from error
         if seal.own != index.shard_seal[number] or not _fits(seal, index.shard_totals[number].tolist(), index.bands):
@@ -146,7 +146,7 @@ class _OpenShard:
         except OSError as error:
             raise self._unreadable(error) from error
         if len(data) < count * item:
-            raise UserError(f"shard {self.path} ends early; {remake(self.path.parent)}")
+            raise UserError(f"shard {self.path} ends early; {repair_hint(self.path.parent)}")
         return np.frombuffer(data, SHARD[name].dtype)
 
     def _unreadable(self, error: OSError) -> UserError:

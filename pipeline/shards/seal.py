@@ -94,7 +94,7 @@ def _place(dataset: h5py.Dataset) -> tuple[int, int]:
     return (dataset.id.get_offset(), dataset.nbytes) if dataset.nbytes else (0, 0)
 
 
-def seal_of(path: Path) -> Seal:
+def read_seal(path: Path) -> Seal:
     """The seal of a file, of which nothing else is read. Raises Damaged, OtherSchema, or OSError."""
     with _open(path) as file:
         return _read(file)

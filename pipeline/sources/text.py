@@ -21,7 +21,7 @@ class Words:
 
     vectors: torch.Tensor
     """float16 [n, words, dimensions]; 0 after the last word."""
-    said: torch.Tensor
+    mask: torch.Tensor
     """Whether there is a word: bool [n, words]."""
     tokens: np.ndarray
     """Rows of the word2vec file, NOTHING after the last word: int64 [n, words]."""
@@ -32,7 +32,7 @@ class Words:
     def part(self, first: int, count: int = 1) -> Words:
         """Those of some leaves."""
         chosen = slice(first, first + count)
-        return Words(self.vectors[chosen], self.said[chosen], self.tokens[chosen])
+        return Words(self.vectors[chosen], self.mask[chosen], self.tokens[chosen])
 
 
 @dataclass(frozen=True)

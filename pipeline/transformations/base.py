@@ -58,7 +58,7 @@ class Transformation(ABC):
 
     name: ClassVar[str]
     """In the factor table and on the command line."""
-    takes_other_frames: ClassVar[bool] = False
+    selects_frames: ClassVar[bool] = False
     """Whether leaves of different values hold different frames, and not the same in another order or look."""
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Transformation(ABC):
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         """Draw k values, without replacement, in each branch: int64 [branches.count, k]."""
 
-    def most(self) -> int | None:
+    def size(self) -> int | None:
         """How many values there are; None where there is no end, or where it depends on the data."""
         return None
 
@@ -81,10 +81,10 @@ class Transformation(ABC):
         """Why a batch cannot hold k values, in words; empty where it can."""
         if k < 1:
             return "it must be 1 or more"
-        most = self.most()
+        most = self.size()
         return f"it has {most} values; set it to no more" if most is not None and k > most else ""
 
-    def exhausted(self, k: int) -> bool:
+    def takes_all(self, k: int) -> bool:
         """Whether k values are all there are, so that every branch of the tree holds the same ones."""
         return False
 
@@ -121,14 +121,14 @@ class Choice(Transformation):
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         n = branches.count
-        if self.exhausted(k):
+        if self.takes_all(k):
             return np.tile(np.arange(k, dtype=np.int64), (n, 1))
         return distinct(rng, np.full(n, len(self.values)), k)
 
-    def most(self) -> int | None:
+    def size(self) -> int | None:
         return len(self.values)
 
-    def exhausted(self, k: int) -> bool:
+    def takes_all(self, k: int) -> bool:
         return k in (1, len(self.values))
 
     def label(self, value: int, source: Source) -> str:

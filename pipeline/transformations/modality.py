@@ -32,7 +32,7 @@ class Modality(Choice):
     def refuses(self, k: int) -> str:
         if why := super().refuses(k):
             return why
-        if not self.exhausted(k):  # encoders and buffers count on as many leaves of each in every batch
+        if not self.takes_all(k):  # encoders and buffers count on as many leaves of each in every batch
             return f"it has {len(self.of)} values, of which a batch holds 1 or all; set it to {len(self.of)}"
         return ""
 

@@ -19,7 +19,7 @@ class Speed(Choice):
     """
 
     name = "speed"
-    takes_other_frames = True
+    selects_frames = True
     rates: tuple[float, ...] = (1.0, 2.0)
     """The rates, of which the first is taken where speed is not varied."""
 

@@ -12,7 +12,7 @@ class TimeShift(Transformation):
     """Start frame of the clip, uniform over those that fit into the video."""
 
     name = "time_shift"
-    takes_other_frames = True
+    selects_frames = True
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         return distinct(rng, branches.source.start_counts[branches.columns["video"]], k)

@@ -27,7 +27,7 @@ from gdt.eval.page.page import report, smooth
 from gdt.eval.page.settings import Report
 from gdt.eval.record import read
 from gdt.eval.settings import Downstream
-from gdt.pipeline.shards.index import Index, read_said, rewrite_index
+from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.studies.figures.draw import figures
 from gdt.studies.figures.settings import Figures
 from gdt.studies.figures.table import lines
@@ -86,7 +86,7 @@ class Page(HTMLParser):
 def relabelled(shards: Path, folder: Path, label: str) -> Path:
     """A copy of shards whose labels are others: "" for none, else with the old label in place of {}."""
     shutil.copytree(shards, folder, copy_function=shutil.copy)
-    _, said = read_said(folder)
+    _, said = read_annotations(folder)
     labels = [label.format(old.decode()).encode() if old else b"" for old in said["video/label"]]
     rewrite_index(folder, said | {"video/label": np.array(labels, object)})
     return folder

@@ -28,7 +28,7 @@ from gdt.eval.search.study import search
 from gdt.eval.search.trial import DivergedError, EndedError, Measuring, Trainer
 from gdt.pipeline import presets
 from gdt.pipeline.notation import parse
-from gdt.pipeline.shards.index import Index, read_said, rewrite_index
+from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
 from gdt.train.checkpoint import Trained
@@ -254,7 +254,7 @@ def test_videos_without_labels_are_searched_on_by_recall(command: Run, shards: P
     """From the command line, with training."""
     folder = tmp_path / "unlabelled"
     shutil.copytree(shards, folder, copy_function=shutil.copy)
-    said = read_said(folder)[1]
+    said = read_annotations(folder)[1]
     rewrite_index(folder, said | {"video/label": np.full(len(said["video/label"]), b"", object)})
     arguments = ("eval", "search", "--shards", folder, "--trials", 2, "--steps", 2, "--looks", 2, "--clips", 1,
                  "--k", 5, "--clips-per-step", 8, "--out", "out")  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
+from gdt.pipeline.clips import ClipSampling, ResizedCrop, random_clips, uniform_clips
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
@@ -18,7 +18,7 @@ from gdt.pipeline.sources.video import regions
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
 from tests.pipeline.test_loader import CLIP, NO_COLOUR, load
 
-TRAINING = Training(clips=3, batch=4, augmentation=Augmentation(scale=(44, 60)))
+TRAINING = ClipSampling(clips=3, batch=4, augmentation=Augmentation(scale=(44, 60)))
 VIDEOS, TARGETS = np.array([3, 8, 20, 21, 30]), np.array([0, 1, 1, 0, 2])
 
 

@@ -15,14 +15,14 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.pipeline import engines, jpeg, presets
-from gdt.pipeline.clips import ResizedCrop, Training, random_clips, uniform_clips
+from gdt.pipeline.clips import ClipSampling, ResizedCrop, random_clips, uniform_clips
 from gdt.pipeline.colour import Pixels, on_any_device
 from gdt.pipeline.device import DaliDevice, Gpu
 from gdt.pipeline.engines import DaliEngine, taps
 from gdt.pipeline.graphs import video_graph
-from gdt.pipeline.jpeg import Undecodable
+from gdt.pipeline.jpeg import DecodeError
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.loader import Batch, Loader, for_each
+from gdt.pipeline.loader import Batch, Loader, tee
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import ShardReader
@@ -37,7 +37,7 @@ MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 ro
 
 def compositions(index: Index) -> dict[str, list[BatchPlan]]:
     """Plans of everything that makes engines do something else."""
-    shapes = Training(clips=2, batch=6, augmentation=Augmentation(scale=(44, 60)), resized=ResizedCrop())
+    shapes = ClipSampling(clips=2, batch=6, augmentation=Augmentation(scale=(44, 60)), resized=ResizedCrop())
     videos = np.array([3, 8, 20])
     short = replace(index, frame_count=np.minimum(index.frame_count, 10))  # their last frame is held
     whole = replace(NO_COLOUR, scale=(CLIP.size,) * 2, center_crop=True)
@@ -84,10 +84,10 @@ def test_what_is_no_frame_of_its_size_is_refused(index: Index) -> None:
     size = (int(index.height[0]), int(index.width[0]), 3)
     jpeg.decode(frame, np.empty(size, np.uint8))
     for bad in (frame[:0], frame[: len(frame) // 2], np.zeros_like(frame)):
-        with pytest.raises(Undecodable):
+        with pytest.raises(DecodeError):
             jpeg.decode(bad, np.empty(size, np.uint8))
     for other in ((size[0] + 1, *size[1:]), (size[0] - 1, *size[1:])):
-        with pytest.raises(Undecodable):
+        with pytest.raises(DecodeError):
             jpeg.decode(frame, np.empty(other, np.uint8))
 
 
@@ -239,7 +239,7 @@ def test_what_is_wrong_with_a_plan_reaches_every_reader_of_the_plans() -> None:
         yield 1
         raise ValueError("no plan")
 
-    readers = for_each(plans(), 3)
+    readers = tee(plans(), 3)
     assert [next(reader) for reader in readers] == [1, 1, 1]
     for reader in readers:
         with pytest.raises(ValueError, match="no plan"):

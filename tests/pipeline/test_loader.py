@@ -28,7 +28,7 @@ from gdt.pipeline import presets
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.engines import CoresEngine, Crops, Run
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import AUDIO, VIDEO, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.notation import parse
@@ -225,7 +225,7 @@ def test_batches_do_not_depend_on_threads_chunks_or_prefetching(index: Index) ->
 def test_ranks_load_the_parts_of_the_whole_batch(index: Index) -> None:
     plan = tree(index, "l", videos=4).plan(0, 1)
     (whole,) = load(index, [plan])
-    parts = [load(index, [shared(plan, rank, 2)])[0] for rank in range(2)]
+    parts = [load(index, [take_rank(plan, rank, 2)])[0] for rank in range(2)]
     assert torch.equal(torch.cat([part.inputs["video"] for part in parts]), whole.inputs["video"])
     assert torch.equal(torch.cat([part.inputs["audio"] for part in parts]), whole.inputs["audio"])
 

@@ -13,7 +13,7 @@ from gdt.pipeline import presets
 from gdt.pipeline.composition import contrast
 from gdt.pipeline.factors import Contrast, Weight
 from gdt.pipeline.leaves import Clip
-from gdt.pipeline.notation import TRANSFORMATIONS, listing, parse, with_own
+from gdt.pipeline.notation import TRANSFORMATIONS, listing, load_factors, parse
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.transformations.speed import Speed
 from gdt.pipeline.tree import Tree
@@ -95,7 +95,7 @@ def test_what_is_wrong_is_said_with_the_factor(text: str, message: str) -> None:
 def test_a_transformation_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(FREEZE)
-    known = with_own(path)
+    known = load_factors(path)
     assert set(known) == {*TRANSFORMATIONS, "freeze"}
     assert "Moving, or every frame the middle one." in listing(known)
     composition = parse("video:d time_shift:d:2 freeze:d:2 augmentation:i:2", 3, known=known)
@@ -127,7 +127,7 @@ def test_a_dataclass_in_a_file_may_write_where_it_likes_and_have_settings(tmp_pa
     path = tmp_path / f"later{future}.py"
     code = OWN.format(act="leaves.start[values == 1] += self.frames")
     path.write_text(code if future else code.replace("from __future__ import annotations\n", ""))
-    composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=with_own(path))
+    composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=load_factors(path))
     assert str(composition).split()[2] == "later(5):i:2"
     plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
     later = plan.columns["later"] == 1
@@ -149,7 +149,7 @@ def test_a_dataclass_in_a_file_may_write_where_it_likes_and_have_settings(tmp_pa
 def test_what_a_transformation_spoils_is_said_with_its_name(tmp_path: Path, act: str, message: str) -> None:
     path = tmp_path / "spoils.py"
     path.write_text(OWN.format(act=act))
-    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=with_own(path))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
     with pytest.raises(UserError, match=message):
         Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
 
@@ -157,7 +157,7 @@ def test_what_a_transformation_spoils_is_said_with_its_name(tmp_path: Path, act:
 def test_what_is_drawn_must_be_integers_for_every_branch(tmp_path: Path) -> None:
     path = tmp_path / "draws.py"
     path.write_text(OWN.format(act="pass") + "\n    def sample(self, rng, k, branches):\n        return np.arange(k)\n")
-    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=with_own(path))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
     with pytest.raises(UserError, match=r"factor 'later' draws int64 \[2\]; its sample must give .* here \[3, 2\]"):
         Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
 
@@ -183,6 +183,6 @@ def test_what_is_drawn_must_be_integers_for_every_branch(tmp_path: Path) -> None
 def test_a_broken_file_of_factors_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=message):
-        with_own(tmp_path / "mine.py")
+        load_factors(tmp_path / "mine.py")
     with pytest.raises(UserError, match="there is no file"):
-        with_own(tmp_path / "absent.py")
+        load_factors(tmp_path / "absent.py")

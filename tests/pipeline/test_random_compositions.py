@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gdt.common.errors import UserError
 from gdt.pipeline.composition import Composition, contrast, counts, weight
 from gdt.pipeline.factors import Contrast, Factor, Weight
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import Augment
@@ -51,7 +51,7 @@ def factor_lists(draw: st.DrawFn) -> tuple[Factor, ...]:
     chosen = draw(st.lists(st.sampled_from(range(len(optional))), max_size=4, unique=True))
     factors = [Factor(Video(), draw(st.integers(1, 4)), draw(contrasts))]
     for transformation in [*(draw(optional[number]) for number in chosen), Augment()]:
-        k = draw(st.integers(1, min(4, transformation.most() or 3)))
+        k = draw(st.integers(1, min(4, transformation.size() or 3)))
         factors.append(Factor(transformation, k, draw(contrasts), draw(weights)))
     assume(math.prod(factor.k for factor in factors) <= 300)
     return tuple(factors)
@@ -79,7 +79,7 @@ def degenerate(factors: tuple[Factor, ...]) -> set[str]:
     blamed |= {f.name for f in factors if f.transformation.refuses(f.k)}
     for place, factor in enumerate(factors):
         varied = [f.name for f in factors[:place] if f.contrast is Contrast.INVARIANT and f.k > 1]
-        if factor.contrast is Contrast.DISTINCTIVE and varied and not factor.transformation.exhausted(factor.k):
+        if factor.contrast is Contrast.DISTINCTIVE and varied and not factor.transformation.takes_all(factor.k):
             blamed.add(factor.name)
     for kind in Contrast:
         if all(factor.k < 2 for factor in factors if factor.contrast is kind):
@@ -159,7 +159,7 @@ def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: 
     plan = plan_of(composition, batch)
     if composition.batch_size % world:
         assume(False)
-    parts = [shared(plan, rank, world) for rank in range(world)]
+    parts = [take_rank(plan, rank, world) for rank in range(world)]
     same_leaves(parts, plan)
     for part in parts:
         for modality in np.unique(part.leaves.modality):  # each in the order of the tree

@@ -79,7 +79,7 @@ def of(index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves) -> tu
     source.reader = reader  # type: ignore[assignment]
     (part,) = source.parts(iter([leaves]), lambda: Memory(CPU))
     words: Words = part.inputs
-    assert np.array_equal(words.said.numpy(), words.tokens != NOTHING)
+    assert np.array_equal(words.mask.numpy(), words.tokens != NOTHING)
     for row in words.tokens.tolist():  # nothing comes before a word
         assert row == [token for token in row if token != NOTHING] + [NOTHING] * row.count(NOTHING)
     return [[token for token in row if token != NOTHING] for row in words.tokens.tolist()], part.usable

@@ -9,7 +9,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
-from gdt.pipeline.groups import groups, shared
+from gdt.pipeline.groups import groups, take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
 from gdt.pipeline.transformations.base import Source, distinct
@@ -63,7 +63,7 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
     whole = one.plan(1, 1)
 
     def members(world: int) -> list[tuple[int, ...]]:
-        shares = [shared(whole, rank, world, bn_group_size=4) for rank in range(world)]
+        shares = [take_rank(whole, rank, world, bn_group_size=4) for rank in range(world)]
         same_leaves(shares, whole)
         found = []
         for share in shares:
@@ -87,14 +87,14 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
     with pytest.raises(
         UserError, match="16 videos per batch do not make whole groups of --bn-group-size 4 for 64 GPUs; take 1, 2"
     ):
-        shared(whole, 0, 64, bn_group_size=4)
+        take_rank(whole, 0, 64, bn_group_size=4)
     with pytest.raises(UserError, match="of --bn-group-size 5 for 1 GPU; set it to 2, 4, 8 or 16, or 0 for the whole"):
-        shared(whole, 0, 1, bn_group_size=5)
+        take_rank(whole, 0, 1, bn_group_size=5)
 
 
 def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
     with pytest.raises(UserError, match="4 videos per batch cannot be shared by 3 GPUs"):
-        shared(tree().plan(0, 0), 0, 3)
+        take_rank(tree().plan(0, 0), 0, 3)
 
 
 def test_an_epoch_takes_every_video_at_most_once_and_epochs_differ() -> None:

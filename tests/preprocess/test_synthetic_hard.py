@@ -13,7 +13,7 @@ from scipy.stats import chi2_contingency
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import making
+from gdt.pipeline.shards.layout import preprocess_command
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
@@ -252,4 +252,4 @@ def test_every_label_is_in_the_index(made: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_a_data_set_that_nobody_has_to_bring() -> None:
-    assert making(Path("data/shards/synthetic-hard")) == "make preprocess DATASET=synthetic-hard"
+    assert preprocess_command(Path("data/shards/synthetic-hard")) == "make preprocess DATASET=synthetic-hard"

@@ -274,7 +274,7 @@ UNREADABLE = [
 
 
 @pytest.mark.parametrize("error", UNREADABLE, ids=repr)
-@pytest.mark.parametrize("place", ["open_sealed", "_problems", "seal_of", "_decoding_problem", "kind"])
+@pytest.mark.parametrize("place", ["open_sealed", "_problems", "read_seal", "_decoding_problem", "kind"])
 def test_what_cannot_be_read_is_never_removed(
     copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, place: str
 ) -> None:

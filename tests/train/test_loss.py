@@ -17,7 +17,7 @@ from torch.nn import functional
 from gdt.pipeline import presets
 from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.factors import Contrast, Factor
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
@@ -140,7 +140,7 @@ def _rank(rank: int, world: int, folder: str, names: tuple[str, ...]) -> None:
 def _shared(rank: int, world: int, preset: str) -> dict[str, torch.Tensor]:
     """Losses and gradient of one rank's share of a batch."""
     factors, plan = planned(preset, 4)
-    share = shared(plan, rank, world)
+    share = take_rank(plan, rank, world)
     layer = torch.nn.Linear(5, 7, bias=False, dtype=torch.float64)
     torch.nn.init.constant_(layer.weight, 0.1)
     layer.weight.data[:, 0] = torch.linspace(-1, 1, 7)

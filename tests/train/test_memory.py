@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.train import kernels
@@ -302,7 +302,7 @@ def curve(
     tree = settings.tree(index)
     learner = Learner(settings, tree, DATA, CPU, kernels=kernels)
     learner.model.double()  # or what a ReLU rounds to decides, after a few steps
-    plans = (shared(plan, 0, 1, bn_group_size) for plan in tree.plans(0, 3))
+    plans = (take_rank(plan, 0, 1, bn_group_size) for plan in tree.plans(0, 3))
     losses = []
     with scarce(learner.model, most, forward) as held, Loader(index, plans, settings.clip, CPU) as loader:
         for step, batch in enumerate(loader):

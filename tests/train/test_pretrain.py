@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.seal import seal_of
+from gdt.pipeline.shards.seal import read_seal
 from tests.conftest import Run
 from tests.train.runs import begun, losses, starts, wait_for
 
@@ -181,7 +181,7 @@ def ruin(shards: Path, *numbers: int) -> None:
     """Zeros in the middle of the frames of some shards, over a tenth of them or, with all shards, everything."""
     for path in sorted(shards.glob("shard-*.h5")):
         if not numbers or int(path.stem[-6:]) in numbers:
-            begin, size = seal_of(path).spans["frames/jpeg"]
+            begin, size = read_seal(path).spans["frames/jpeg"]
             part = size if not numbers else size // 10
             with path.open("r+b") as file:
                 file.seek(begin + (size - part) // 2)

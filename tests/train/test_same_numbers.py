@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from gdt.pipeline.colour import Pixels
-from gdt.pipeline.groups import shared
+from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
@@ -87,7 +87,7 @@ def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 
     trainer.model.video_network.base.recomputed = 2 if way.recompute else 0
     found: dict[str, list[torch.Tensor]] = {"loss": [], "top1": [], "gradient": []}
     for step, (plan, leaves) in enumerate(zip(tree.plans(0, STEPS), steps, strict=True)):
-        part, inputs = shared(plan, rank, world, way.bn_group_size), {}
+        part, inputs = take_rank(plan, rank, world, way.bn_group_size), {}
         for modality, held in leaves.items():
             of_modality = np.flatnonzero(plan.leaves.modality == MODALITIES.index(modality))
             chosen = np.searchsorted(of_modality, part.columns["leaf"][np.isin(part.columns["leaf"], of_modality)])

@@ -21,4 +21,4 @@ class TextNetwork(nn.Module):
     def forward(self, words: Words) -> Tensor:
         x = functional.relu(self.fc1(words.vectors.to(self.fc1.weight.dtype)))
         # nothing is below 0, so that 0 is what a clip without words has
-        return x.masked_fill(~words.said[..., None], 0).amax(1)
+        return x.masked_fill(~words.mask[..., None], 0).amax(1)

@@ -26,7 +26,7 @@ class _Work:
     """Leaves of the batch."""
 
 
-class SoundSource(InputSource):
+class AudioSource(InputSource):
     """float32 [n, 1, bands, mel_frames]; of a damaged clip, average sound."""
 
     modality = "audio"
