@@ -26,9 +26,9 @@ goals := $(or $(MAKECMDGOALS),help)
 ifeq ($(filter-out help setup demo test lint clean,$(goals)),)
 $(if $(typed),$(error '$(goals)' takes no variables, and $(typed) was typed))
 endif
-# the checkpoint that `make pretrain` with the same variables has made
-checkpoint = runs/$(or $(1),$(DATASET),synthetic)-$(if $(FACTORS),own,$(or $(PRESET),l))/checkpoint.pt
-official = $(call gdt,PRESET) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
+# the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; gdt/command.py finds its path
+checkpoint = make:$(or $(1),$(DATASET),synthetic)
+official = $(call gdt,PRESET FACTORS) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
 .PHONY: help setup demo test lint preprocess verify pretrain ablation search eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
 .SUFFIXES:
@@ -72,7 +72,7 @@ eval-factors: $(STAMP) ## what features know of each factor, beside what the com
 	$(call gdt,PRESET FACTORS) eval factors --ckpt $(checkpoint)
 
 embed: $(STAMP) ## features of your videos in a file: CKPT= SOURCE=/my/videos | DATASET= [OUT=features.h5]
-	$(call gdt,PRESET FACTORS) eval embed --ckpt $(checkpoint)
+	$(call gdt,PRESET FACTORS SEED) eval embed --ckpt $(checkpoint)
 
 report: $(STAMP) ## one HTML page of all runs below a folder: [RUNS=runs] [OUT=page.html] [FIGURES_OF=NAME]
 	$(gdt) eval report

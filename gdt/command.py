@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from typing import NamedTuple
 
@@ -22,6 +23,8 @@ class Command(NamedTuple):
     """What to do after a crash of compiled code, for commands that use it; they run below a parent that says so."""
 
 
+_TRAINED = "make:"
+"""In the Makefile, followed by a data set: the checkpoint that `make pretrain` with the same variables has written."""
 _AGAIN = "run the same command again"
 COMMANDS = {
     "preprocess": Command("gdt.preprocess.command", "videos to shards"),
@@ -69,7 +72,15 @@ def add_make_variables(name: str, arguments: list[str]) -> list[str]:
     def anywhere() -> set[str]:
         return {name for command in COMMANDS.values() for name in importlib.import_module(command.module).options([])}
 
-    return with_variables(arguments, importlib.import_module(COMMANDS[name].module).options, anywhere=anywhere)
+    arguments = with_variables(arguments, importlib.import_module(COMMANDS[name].module).options, anywhere=anywhere)
+    if any(word.startswith(_TRAINED) for word in arguments):
+        from gdt.train.settings import checkpoint_of
+
+        return [
+            str(checkpoint_of(word.removeprefix(_TRAINED), os.environ)) if word.startswith(_TRAINED) else word
+            for word in arguments
+        ]
+    return arguments
 
 
 def _unknown(name: str) -> None:

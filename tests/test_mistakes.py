@@ -37,7 +37,8 @@ def sentence(done: object) -> str:
     [
         ("synthetic-b", "make it with 'make pretrain DATASET=synthetic PRESET=b', or set CKPT to yours"),
         ("my-videos-text-b", "'make pretrain DATASET=my-videos PRESET=text-b WORD2VEC=<file of word vectors>'"),
-        ("kinetics-own", """'make pretrain DATASET=kinetics FACTORS="<its factors>"'"""),
+        ("kinetics-tsd2-mi2x-tri2", """'make pretrain DATASET=kinetics FACTORS="<its factors>"'"""),
+        ("kinetics-l-seed3", "'make pretrain DATASET=kinetics PRESET=l SEED=3'"),
         ("synthetic-z", "'make pretrain' makes runs/<dataset>-<preset>, and the presets are a, b, c, d, e, "),
     ],
 )
@@ -153,6 +154,9 @@ def test_targets_without_variables_refuse_them(tmp_path: Path) -> None:
         ("eval SIZE=tiny", "gdt eval downstream --ckpt runs/synthetic-l/checkpoint.pt --size=tiny"),
         ("eval SIZE=tiny DATASET=x PRESET=e GPUS=2",
          "gdt eval downstream --ckpt runs/x-e/checkpoint.pt --dataset=x --size=tiny --jobs=2"),
+        ("eval SIZE=tiny DATASET=x SEED=3 FACTORS='video:d time_shift:d:2 modality:i:2:differs augmentation:i:1'",
+         "gdt eval downstream --ckpt runs/x-tsd2-mi2x-seed3/checkpoint.pt --dataset=x --size=tiny --seed=3"),
+        ("embed SEED=3 SOURCE=/v", "gdt eval embed --ckpt runs/synthetic-l-seed3/checkpoint.pt --source /v"),
         ("eval SIZE=tiny CKPT='a.pt b.pt' DATASET=x",
          "gdt eval downstream --ckpt a.pt b.pt --dataset=x --size=tiny"),
         ("eval-ucf SIZE=paper PROTOCOLS=retrieval FOLDS='1 2'",

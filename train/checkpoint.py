@@ -99,12 +99,14 @@ def _existing(path: Path) -> Path:
 def _how_to_make(path: Path) -> str:
     """The command whose checkpoint has this path, as it can be typed, where the path is one that runs have."""
     run = path.parent.name if path.parent.parent == Path("runs") else ""
+    run, _, seed = run.partition("-seed")
+    more = f" SEED={seed}" if seed else ""
     for preset in sorted(presets.PRESETS, key=len, reverse=True):
         if dataset := re.fullmatch(f"(.+)-{preset}", run):
-            words = " WORD2VEC=<file of word vectors>" if "text" in presets.modalities(preset) else ""
-            return f"make it with 'make pretrain DATASET={dataset[1]} PRESET={preset}{words}'"
-    if dataset := re.fullmatch("(.+)-own", run):
-        return f"make it with 'make pretrain DATASET={dataset[1]} FACTORS=\"<its factors>\"'"
+            more = " WORD2VEC=<file of word vectors>" * ("text" in presets.modalities(preset)) + more
+            return f"make it with 'make pretrain DATASET={dataset[1]} PRESET={preset}{more}'"
+    if dataset := re.fullmatch(r"(.+?)(-\w+[di]\d+x?)+(-[0-9a-f]{8})?", run):
+        return f"make it with 'make pretrain DATASET={dataset[1]} FACTORS=\"<its factors>\"{more}'"
     if run:
         return f"'make pretrain' makes runs/<dataset>-<preset>, and the presets are {', '.join(presets.PRESETS)}"
     return "make one with 'make pretrain'"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -76,7 +78,7 @@ class Pretrain:
     init: Path | None = None
     """Weights to start from, a checkpoint's or from elsewhere; inputs are then normalised as these expect it."""
     out: Path | None = None
-    """Folder for checkpoints and logs; default runs/<dataset>-<preset>."""
+    """Folder for checkpoints and logs; default runs/<dataset>-<composition>[-seed<n>]."""
     batch_size: int = 512
     """K_i: videos in one batch over all GPUs."""
     epochs: int = 100
@@ -221,12 +223,37 @@ class Pretrain:
 
     @property
     def name(self) -> str:
-        """Of the composition: the preset's, or `own`."""
-        return "own" if self.factors else self.preset
+        """Short name of the composition: the preset's, or the factors abbreviated, such as `tsd2-mi2x-tri2`."""
+        return _abbreviated(self.factors) if self.factors else self.preset
 
     @property
     def run_folder(self) -> Path:
-        return self.out or Path("runs") / f"{self.dataset}-{self.name}"
+        seed = f"-seed{self.seed}" if self.seed else ""
+        return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}"
+
+
+def _abbreviated(factors: str) -> str:
+    """Initials, contrast, K and `x` for `differs` of each factor but the videos and a single augmentation.
+
+    A checksum follows where that leaves something out: what brackets hold, and names of one letter.
+    """
+    initials = {name: "".join(part[0] for part in name.split("_")) for name in notation.TRANSFORMATIONS}
+    parts = []
+    for word in factors.split():
+        name, _, rest = re.sub(r"\(.*?\)", "", word).partition(":")
+        if name != "video" and word != "augmentation:i:1":
+            parts.append(initials.get(name, name) + rest.replace(":differs", "x").replace(":", ""))
+    ambiguous = "(" in factors or any(word.split(":")[0] in initials.values() for word in factors.split())
+    checksum = [f"{zlib.crc32(' '.join(factors.split()).encode()):08x}"] if ambiguous else []
+    return "-".join(re.sub(r"\W", "", part) for part in [*parts, *checksum])
+
+
+def checkpoint_of(dataset: str, variables: Mapping[str, str]) -> Path:
+    """The checkpoint that `make pretrain` with the variables PRESET, FACTORS and SEED writes by default."""
+    preset, factors, seed = (variables.get(name, "") for name in ("PRESET", "FACTORS", "SEED"))
+    _require(not seed or seed.isdecimal(), f"SEED is '{seed}'; it must be 0 or more")
+    run = Pretrain(dataset=dataset, preset=preset or "l", factors=factors, seed=int(seed or 0))
+    return run.run_folder / CHECKPOINT
 
 
 SIZES: dict[str, tuple[str, Pretrain]] = {

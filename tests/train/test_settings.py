@@ -28,6 +28,7 @@ OTHER = Pretrain(
     device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, bn_group_size=3,
     micro_batch_size=6, probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4, compile="on",
 )  # fmt: skip
+MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentation:i:1"
 """No value is a default. The file of factors and, on most machines, the GPU are not there."""
 
 
@@ -48,6 +49,23 @@ def test_the_other_settings_differ_from_the_defaults_everywhere() -> None:
     assert plain[0].pop("preset") == plain[1].pop("preset")  # of which the factors are another name
     assert [settings["network"].pop("backbone") for settings in plain] == ["r2plus1d"] * 2
     assert differ(*plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "folder"),
+    [
+        ({}, "runs/folder-l"),
+        ({"preset": "text-b", "seed": 3}, "runs/folder-text-b-seed3"),
+        ({"factors": MINE}, "runs/folder-tsd2-mi2x-tri2"),
+        ({"factors": f" {MINE.replace('video:d', 'video:d:16')} ", "seed": 1}, "runs/folder-tsd2-mi2x-tri2-seed1"),
+        ({"factors": "video:d freeze:d:2 augmentation:i:2"}, "runs/folder-freezed2-ai2"),
+        ({"factors": "video:d speed(1,2):i:2 augmentation:i:1"}, "runs/folder-si2-5186a239"),
+        ({"factors": "video:d speed(1,4):i:2 augmentation:i:1"}, "runs/folder-si2-bc4cd043"),
+        ({"factors": MINE, "out": Path("x"), "seed": 1}, "x"),
+    ],
+)
+def test_the_default_folder_names_the_composition_and_the_seed(changes: dict, folder: str) -> None:
+    assert replace(Pretrain(dataset="folder"), **changes).run_folder == Path(folder)
 
 
 def test_what_differs_is_said_but_for_what_changes_no_number() -> None:
