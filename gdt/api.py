@@ -100,6 +100,8 @@ def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretr
     """
     from gdt.train.pretrain import pretrain as train
 
+    if settings.get("cached_batches"):
+        raise UserError("cached_batches only measures speed; use 'gdt pretrain --cached-batches'")
     lengths = {"epochs": 0, "steps": 0} if {"epochs", "steps"} & settings.keys() else {}
     given = {"dataset": Path(shards).name, "shards": shards} | lengths | settings
     checkpoint = train(_with(_base(size), given))

@@ -143,27 +143,28 @@ def sampling_tree(
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to one of {there}")
     enough, left_out = inside, []
     needed = composition.starts_needed
-    clips = f"a clip of {frames / index.fps:.2f} s" if needed == 1 else f"{needed} clips of {frames / index.fps:.2f} s"
+    seconds = f"{frames / index.fps:.2f} s"
+    too_short = f"shorter than a clip ({seconds})" if needed == 1 else f"too short for {needed} clips of {seconds}"
     shorter = "lower --clip.frames or --clip.stride"
     shorter += f", or a speed below {composition.reach:g}" if composition.reach > 1 else ""
     shorter += ", or the K of what needs so many" if needed > 2 else ""
     for why, lacking, remedy in (
         ("have no sound", index.mel_count == 0 if sound else None, "compose without sound, or use videos that have it"),
         ("have no words", index.text_count == 0 if text else None, "make the shards anew with captions and WORD2VEC="),
-        (f"are too short for {clips}", starts < needed, f"{shorter}, or use longer videos"),
+        (f"are {too_short}", starts < needed, f"{shorter}, or use longer videos"),
     ):
         if lacking is not None and (n := int((enough & lacking).sum())):
             left_out.append(f"{n} {why}")
             enough = enough & ~lacking
             if not enough.any():
                 raise UserError(
-                    f"none of the {int(inside.sum())} videos of {index.folder} ({split}) can be used: "
+                    f"none of the {int(inside.sum())} {split} videos of {index.folder} can be used: "
                     f"{', '.join(left_out)}; {remedy}"
                 )
     shards = len(np.unique(index.shard[enough]))
     say(
-        f"{int(enough.sum())} of {int(inside.sum())} videos of {index.folder} ({split}) used"
-        + (f"; {', '.join(left_out)}" if left_out else "")
+        f"{int(enough.sum())} of {int(inside.sum())} {split} videos of {index.folder}"
+        + (f"; {', '.join(left_out)} and are not used" if left_out else "")
         + (f"; shuffled within {shuffle_shards} of {shards} shards at a time" if 0 < shuffle_shards < shards else "")
     )
     source = Source(np.flatnonzero(enough), starts, index.fps, index.shard, shuffle_shards)

@@ -203,14 +203,23 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_run_that_ends_says_what_comes_next_and_a_finished_one_that_nothing_does(
     command: Run, shards: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    done = command(*tiny(shards, run, "--steps", 2))
+    run = tmp_path / "a run"
+    done = command(*tiny(shards, run, "--steps", 2, "--probe-every", 2))
     assert done.returncode == 0, done.stderr
-    *_, model, evaluate, board = done.stdout.splitlines()
+    *description, metrics, model, evaluate, embed, report = done.stdout.splitlines()
+    assert [line.split()[0] for line in description if line[0] != " "] == [
+        "data", "composition", "network", "batch", "memory", "device", "schedule", "folder"
+    ]  # fmt: skip
+    assert max(map(len, description[:-1])) <= 100  # the folder is not broken
+    measured = r"loss \d\.\d{3}, top-1 \d+ %, video to audio R@1 [\d.]+ %, \d+ clips/s"
+    assert re.fullmatch(rf"2 steps, the last 2 in 0:00:\d\d: {measured}", metrics)
     assert model == f"the trained model is in {run}/checkpoint.pt"
-    assert evaluate == f"  make eval CKPT={run}/checkpoint.pt"
-    assert re.fullmatch(rf"  \S*tensorboard --logdir {run}", board)
-    assert Path(shlex.split(board)[0]).is_file()
+    options = (["--protocols", "cross-modal"], ["--out", "x.npz"], ["--out", "x.html"])
+    for line, more in zip((evaluate, embed, report), options, strict=True):
+        program, *words = shlex.split(line)
+        assert Path(program).is_file()
+        done = command(*words, *more)
+        assert done.returncode == 0, done.stderr
     left = contents(run)
     done = command(*tiny(shards, run, "--steps", 2))
     assert done.returncode == 0 and "pretrain" not in done.stderr

@@ -85,7 +85,7 @@ class Learner:
             return None
         settings, composition = self.settings, self.composition
         of_leaf = arithmetic(settings.network, settings.clip, bands, composition.modalities)
-        leaves = settings.batch_size * composition.clips_per_video / self.world
+        leaves = composition.batch_size * composition.clips_per_video / self.world
         return leaves * sum(of_leaf.values()), stated
 
 

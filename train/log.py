@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,7 @@ class Log:
         if self._probes.is_file():
             _keep_until(self._probes, first)
         self._probed = ""
+        self._began, self._rates, self._last = time.monotonic(), list[float](), ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
             total=schedule.steps, initial=first, unit="step", desc=f"pretrain {settings.name}",
@@ -66,15 +69,23 @@ class Log:
         mfu = ""
         if self._flops:
             metrics["mfu"] = self._flops[0] / report.seconds / self._flops[1]
-            mfu = f", MFU {metrics['mfu']:.0%}"
+            mfu = f", MFU {100 * metrics['mfu']:.0f} %"
         self._file.write(json.dumps({"step": report.step} | metrics) + "\n")
         self._plot(metrics, report.step)
+        self._rates.append(rate)
+        self._last = f"loss {report.metrics.loss:.3f}, top-1 {100 * report.metrics.top1:.0f} %"
         self._bar.set_postfix_str(
-            f"loss {report.metrics.loss:.3f}, {report.metrics.top1:.0%} right, {rate:.0f} clips/s, "
-            f"{waiting:.0%} waiting, {report.memory:.1f} GiB{mfu}{self._probed}",
+            f"{self._last}, {rate:.0f} clips/s, data wait {100 * waiting:.0f} %, {report.memory:.1f} GiB{mfu}"
+            f"{self._probed}",
             False,
         )
         self._bar.update()
+
+    def summary(self) -> str:
+        """The last metrics of a run that is done, with the median clips/s of its steps."""
+        seconds = timedelta(seconds=round(time.monotonic() - self._began))
+        steps = f"{self._bar.n} steps, the last {len(self._rates)} in {seconds}"
+        return f"{steps}: {self._last}{self._probed}, {np.median(self._rates):.0f} clips/s"
 
     def probed(self, done: int, metrics: dict[str, float]) -> None:
         """What a probe after `done` steps has found, in percent."""

@@ -59,15 +59,19 @@ class Fit:
     def fits(self) -> bool:
         return self.needed <= _USED * self.room
 
-    def __str__(self) -> str:
+    @property
+    def batch(self) -> str:
+        """How a batch is computed."""
         norm = f"groups of {self.bn_group_size} leaves" if self.bn_group_size else "the whole batch"
-        chunks = f", {self.micro_batch_size} leaves at a time, each embedded twice" if self.micro_batch_size else ""
-        again = ", the first stages' activations computed twice" if self.recomputed else ""
-        short = "; expect to run out of it" if self.needed > self.room else ""
-        return (
-            f"needs about {self.needed / _GIB:.1f} of {self.room / _GIB:.1f} GiB that are free: batch norm over "
-            f"{norm}{chunks}{again}{short}"
-        )
+        chunks = f", micro-batches of {self.micro_batch_size} leaves, embedded twice" if self.micro_batch_size else ""
+        again = ", activations of the first stages recomputed" if self.recomputed else ""
+        return f"batch norm over {norm}{chunks}{again}"
+
+    @property
+    def memory(self) -> str:
+        """What that is estimated to take."""
+        short = "; expect to run out of memory" if self.needed > self.room else ""
+        return f"estimated memory {self.needed / _GIB:.1f} GiB of {self.room / _GIB:.1f} GiB available{short}"
 
 
 def fit(settings: Pretrain, composition: Composition, world: int, parameters: int, room: float, memory: Memory) -> Fit:
@@ -76,10 +80,10 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     What the settings say is kept to. Else batch norm is over the whole batch where that fits, and over the largest
     groups that do where it does not. Where nothing fits, it is the way that needs least, of the smallest groups.
     """
-    leaves = settings.batch_size * composition.clips_per_video // world
+    leaves = composition.batch_size * composition.clips_per_video // world
     fixed = _fixed(settings, composition, world, parameters)
     found: list[Fit] = []
-    for norm, chunk, recomputed in _from_best(settings, leaves):
+    for norm, chunk, recomputed in _from_best(settings, composition.batch_size, leaves):
         kept = memory(recomputed)
         needed = chunk * max(kept.values()) if chunk else leaves * sum(kept.values())
         found.append(Fit(norm, chunk, recomputed, fixed + needed, room))
@@ -88,9 +92,9 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     return min((one for one in found if one.bn_group_size == found[-1].bn_group_size), key=lambda one: one.needed)
 
 
-def _from_best(settings: Pretrain, leaves: int) -> Iterator[tuple[int, int, int]]:
+def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[int, int, int]]:
     """Groups, chunks and recomputed parts that the settings leave open, what computes least first."""
-    asked, chunk, batch = settings.bn_group_size, settings.micro_batch_size, settings.batch_size
+    asked, chunk = settings.bn_group_size, settings.micro_batch_size
     stages = (0, WIDE, WIDER)
     sizes = [asked] if asked else [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
     if chunk and not (sizes := [n for n in sizes if chunk % n == 0]):
@@ -111,7 +115,7 @@ def _from_best(settings: Pretrain, leaves: int) -> Iterator[tuple[int, int, int]
 
 def _fixed(settings: Pretrain, composition: Composition, world: int, parameters: int) -> float:
     """Bytes of what is there whatever is embedded at a time."""
-    clip, leaves = settings.clip, settings.batch_size * composition.clips_per_video
+    clip, leaves = settings.clip, composition.batch_size * composition.clips_per_video
     moments = 2 if settings.optimization.method == "adamw" else 1
     pixels = leaves / world * clip.frames * clip.size**2 * 3 if "video" in composition.modalities else 0
     pairs = (leaves * len(composition.modalities)) ** 2 / world
@@ -155,8 +159,8 @@ def prepared(
     """
     if settings.bn_group_size is None and begun is not None:
         settings = replace(settings, bn_group_size=begun.bn_group_size)
-    share = settings.batch_size * composition.clips_per_video // world
-    check_groups(settings.batch_size, composition.clips_per_video, settings.bn_group_size or 0, world)
+    share = composition.batch_size * composition.clips_per_video // world
+    check_groups(composition.batch_size, composition.clips_per_video, settings.bn_group_size or 0, world)
     numbers = PRECISIONS[settings.precision]
     weights = parameters(settings.network, composition.modalities)
     candidates = ways(numbers, settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda"))
@@ -198,7 +202,7 @@ def prepared(
         if replace(smaller, room=one.room) == one:
             kernels = candidates[0]
             break  # there is no smaller way; the run itself will say what to change
-        say(f"out of memory where it {one}; trying less")
+        say(f"out of memory with {one.batch} ({one.memory}); trying less")
         free *= _LESS
     exact: Any = str(kernels.precision).removeprefix("torch.")
     settings = replace(

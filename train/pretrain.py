@@ -30,8 +30,10 @@ def pretrain(settings: Pretrain) -> Path:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
         trainer.train()
-        barrier()  # none leaves while another still talks to it
-        trainer.say(_what_next(settings, trainer.path))
+        barrier()  # no rank leaves while another still talks to it
+        if trainer.log:
+            print(trainer.log.summary())
+            print(_next_steps(trainer.settings, trainer.path))
         return trainer.path
 
 
@@ -53,21 +55,25 @@ def shortage_told(settings: Pretrain) -> Iterator[None]:
         raise UserError(
             f"out of memory ({first_line(error)}); lower --loading.prefetch, --loading.clips-at-once or, where batch "
             "norm is over groups, --micro-batch-size, which change no number, begin anew with smaller --bn-group-size "
-            f"or --batch-size (now {settings.batch_size}), which do, or use more GPUs"
+            f"or --batch-size (now {settings.composition.batch_size}), which do, or use more GPUs"
         ) from error
 
 
-def _what_next(settings: Pretrain, path: Path) -> str:
-    """Where the trained model is, and the commands that one wants then."""
+def _next_steps(settings: Pretrain, path: Path) -> str:
+    """Where the trained model is, and the commands that use it."""
+    if settings.cached_batches:
+        return f"no model was written: {settings.cached_batches} batches over and over only measure speed"
     runs = settings.run_folder if settings.out else settings.run_folder.parent
-    return (
-        f"the trained model is in {path}\n"
-        f"  make eval CKPT={shlex.quote(str(path))}\n"
-        f"  {_typed('tensorboard')} --logdir {shlex.quote(str(runs))}"
+    commands = (
+        ("downstream", "--ckpt", path),
+        ("embed", "--ckpt", path, "--shards", settings.shard_folder),
+        ("report", "--runs", runs),
     )
+    lines = [shlex.join([_program("gdt"), "eval", *map(str, command)]) for command in commands]
+    return "\n  ".join([f"the trained model is in {path}", *lines])
 
 
-def _typed(program: str) -> str:
+def _program(program: str) -> str:
     """How to call a program that is installed beside this Python."""
     beside = Path(sys.executable).with_name(program)
     if not beside.is_file() or shutil.which(program) == str(beside):

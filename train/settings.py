@@ -50,7 +50,7 @@ class Pretrain:
         "run": ("out", "init", "device", "precision", "compile", "threads", "micro_batch_size", "checkpoint_minutes",
                 "checkpoint_steps"),
         "probe": ("probe_every", "probe_videos", "probe_split"),
-        "watching": ("wandb", "profile"),
+        "watching": ("wandb", "profile", "cached_batches"),
     }  # fmt: skip
     """Of `--help`, and the settings below them."""
 
@@ -79,8 +79,10 @@ class Pretrain:
     """Weights to start from, a checkpoint's or from elsewhere; inputs are then normalised as these expect it."""
     out: Path | None = None
     """Folder for checkpoints and logs; default runs/<dataset>-<composition>[-seed<n>]."""
-    batch_size: int = 512
-    """K_i: videos in one batch over all GPUs."""
+    batch_size: int | None = None
+    """Videos per batch over all GPUs (K_i); by default 512 (tiny: 16), or all videos where there are fewer."""
+    default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
+    """What None is where there are enough videos."""
     epochs: int = 100
     """Passes over the videos; 0 where --steps is set. A run goes on to a larger number where its steps until then had
     the rates that the longer run has there, as with --optimization.decay 0."""
@@ -132,6 +134,9 @@ class Pretrain:
     """Project of Weights & Biases to which the figures of every step go, too; needs the package wandb."""
     profile: int = 0
     """Steps of which a trace is written into the run's folder, after the first five; 0 for none."""
+    cached_batches: int = 0
+    """Train on the first N batches only, held in memory, to compare clips/s with and without loading. No checkpoint is
+    written, since these weights are of no use; 0 for a real run."""
 
     def __post_init__(self) -> None:
         _require(not self.factors or self.preset == "l", _TWO_NAMES)
@@ -139,7 +144,7 @@ class Pretrain:
         if not self.factors and self.preset != "help":
             presets.preset(self.preset)
         _require(
-            self.batch_size >= 2,
+            self.batch_size is None or self.batch_size >= 2,
             f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "
             "or there is no other video to tell apart (condition iii)",
         )
@@ -166,8 +171,9 @@ class Pretrain:
             not norm or chunk % norm == 0,
             f"--micro-batch-size is {chunk}; it must be a multiple of --bn-group-size ({norm})",
         )
-        _require(self.profile >= 0, f"--profile is {self.profile}; it must be 0 or more")
-        _require(self.seed >= 0, f"--seed is {self.seed}; it must be 0 or more")
+        for name in ("profile", "cached_batches", "seed"):
+            value = getattr(self, name)
+            _require(value >= 0, f"--{name.replace('_', '-')} is {value}; it must be 0 or more")
         _require(0 < self.temperature < math.inf, f"--temperature is {self.temperature}; it must be above 0")
         _require(
             self.clip.size <= self.augmentation.scale[0],
@@ -183,7 +189,19 @@ class Pretrain:
     def composition(self) -> Composition:
         """What a batch is made of."""
         factors = self.factors or presets.preset(self.preset).factors
-        return notation.parse(factors, self.batch_size, self.augmentation, self.transformations)
+        return notation.parse(
+            factors, self.batch_size or self.default_batch_size, self.augmentation, self.transformations
+        )
+
+    def with_batch_size(self, index: Index, world: int = 1) -> Pretrain:
+        """With the default batch size, where none is set: lower where fewer videos can be used, and a multiple of
+        `world` where it can be. Raises UserError where too few videos can be used.
+        """
+        if self.batch_size is not None or self.factors.split()[:1] not in ([], ["video:d"], ["video:i"]):
+            return replace(self, batch_size=self.composition.batch_size)
+        usable = len(replace(self, batch_size=2).tree(index).source.videos)
+        size = min(self.default_batch_size, usable)
+        return replace(self, batch_size=size - size % world or size)
 
     def resolved(self) -> Pretrain:
         """With what the file of factors says now as a part of the settings."""
@@ -205,7 +223,8 @@ class Pretrain:
     def schedule(self, batches_per_epoch: int) -> Schedule:
         """The learning rates of a run over so many batches per epoch."""
         steps = self.steps or self.epochs * batches_per_epoch
-        return Schedule(self.optimization, self.batch_size, batches_per_epoch, steps)
+        batch_size = self.batch_size or self.default_batch_size
+        return Schedule(self.optimization, batch_size, batches_per_epoch, steps)
 
     def words(self, index: Index) -> WordVectors | None:
         """The word vectors of these shards, where words are a modality. UserError where they are not to be had."""
@@ -229,7 +248,8 @@ class Pretrain:
     @property
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
-        return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}"
+        cached = f"-cached{self.cached_batches}" if self.cached_batches else ""
+        return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}{cached}"
 
 
 def _abbreviated(factors: str) -> str:
@@ -262,7 +282,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
         "small networks and clips, for a machine without a GPU",
         Pretrain(
             dataset="synthetic",
-            batch_size=16,
+            default_batch_size=16,
             epochs=0,
             steps=600,
             clip=Clip(frames=8, stride=4, size=32),
@@ -282,8 +302,8 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 """Named starting points; every value can be set on top."""
 
 _NO_EFFECT_ON_NUMBERS = {
-    "out", "shards", "word2vec", "factors_from", "loading", "compile", "micro_batch_size", "checkpoint_minutes",
-    "checkpoint_steps", "probe_every", "probe_videos", "probe_split", "wandb", "profile",
+    "default_batch_size", "out", "shards", "word2vec", "factors_from", "loading", "compile", "micro_batch_size",
+    "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split", "wandb", "profile",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
 """How long a run is; it changes the numbers of steps only by their rates."""

@@ -83,7 +83,8 @@ def submit(job: Job, settings: Pretrain, arguments: Sequence[str]) -> None:
         raise UserError(_by_hand(job, arguments))
     if shutil.which("sbatch") is None:
         raise UserError("SCHEDULER=slurm needs SLURM's commands, and there is no sbatch on this machine")
-    settings.tree(Index.open(settings.shard_folder))  # what is wrong with them is better said now than in the job
+    index = Index.open(settings.shard_folder)
+    settings.with_batch_size(index).tree(index)  # what is wrong with them is better said now than in the job
     options = _options(job, settings)
     number = _submitted(options, _script(job, settings, arguments), settings.run_folder)
     log = settings.run_folder / f"slurm-{number}.log"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
+import textwrap
 import time
 import zlib
 from collections import Counter
@@ -53,7 +55,21 @@ class Trainer:
         )
         self.index = Index.open(settings.shard_folder)
         shards = fingerprint(self.index)  # whatever the inputs are normalised with
-        self.tree = settings.tree(self.index, self.say)
+        state, wrong = checkpoint.read_newest(settings.run_folder)
+        begun = from_json(state["settings"], str(settings.run_folder / checkpoint.NAME)) if state else None
+        if state and settings.cached_batches:
+            raise UserError(
+                f"{settings.run_folder} holds a run, and --cached-batches only measures speed; set --out to another "
+                "folder"
+            )
+        if begun and settings.batch_size is None:
+            settings = replace(settings, batch_size=begun.batch_size)
+        default = settings.default_batch_size if settings.batch_size is None else None
+        settings = settings.with_batch_size(self.index, world)
+        self.tree = settings.tree(self.index, partial(self.describe, "data"))
+        videos = self.tree.composition.batch_size
+        only = f" (default {default}, but only {len(self.tree.source.videos)} videos can be used)"
+        self.batch = f"batch_size {videos}{only if default and videos < default else ''}"
         start = load_model(settings.init) if settings.init else None
         if start is not None:
             self.index = start.normalised(self.index)
@@ -70,15 +86,14 @@ class Trainer:
             | {"normalisation of the inputs": str(self.index.statistics.to_numbers())},
             "start all of them with the same command, the same software and the same shards",
         )
-        state, wrong = checkpoint.read_newest(settings.run_folder)
-        begun = from_json(state["settings"], str(settings.run_folder / checkpoint.NAME)) if state else None
         if any_precision and begun:  # a run that found bfloat16 wrong goes on without it
             settings = replace(settings, precision=begun.precision)
         trial = device.type != "cpu"
         plan = prepared(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
-        self.settings, self.fit = plan.settings, plan.fit
+        self.settings, self.fit, self.kernels = plan.settings, plan.fit, plan.kernels
         self.learner = Learner(self.settings, self.tree, self.data, device, world, plan.kernels, self.fit.recomputed)
         self.steps, self.path = self.learner.schedule.steps, self.learner.path
+        self.weights = "random weights"
         self.first = self.begin(start) if state is None else self.go_on(state, wrong)
         require_alike(
             {"step": str(self.first), "state of the model": self.learner.digest() if world > 1 else ""},
@@ -92,7 +107,7 @@ class Trainer:
         if start is not None:
             fresh = start.foreign.fresh if start.foreign else ()
             taken = begin_with(self.learner.model, start.model, str(self.settings.init), fresh)
-            self.say(f"starting from {self.settings.init}: {taken}")
+            self.weights = f"starting from {self.settings.init}: {taken}"
         return 0
 
     def go_on(self, state: Mapping[str, Any], wrong: str) -> int:
@@ -106,7 +121,7 @@ class Trainer:
 
         Exits with 128 + n after a signal n. Raises UserError where the loss is not a number or a clip is damaged.
         """
-        self.say(str(self.fit))
+        self.describe_run()
         s, heard = self.settings, 0
         self.probe = Probe(s, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
         if self.rank == 0:
@@ -146,13 +161,17 @@ class Trainer:
 
     def loader(self) -> Loader:
         """Of this rank's share of each batch."""
-        plans = self.tree.plans(self.first, self.steps)
+        plans = self.tree.plans(self.first, min(self.steps, self.settings.cached_batches or self.steps))
         shares = (take_rank(plan, self.rank, self.world, self.fit.bn_group_size) for plan in plans)
         return Loader(self.index, shares, self.settings.clip, self.device, self.settings.loading, self.words)
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
         """What the loader makes; where damage ends that, what was learned until then is saved."""
         done = self.first
+        if self.settings.cached_batches:
+            held = [copy.deepcopy(batch) for batch in loader]
+            yield from (held[step % len(held)] for step in range(self.steps))
+            return
         try:
             for batch in loader:
                 yield batch
@@ -168,7 +187,7 @@ class Trainer:
         """The log, on the first rank."""
         if self.rank:
             return nullcontext()
-        clips = self.settings.batch_size * self.tree.composition.clips_per_video
+        clips = self.tree.composition.batch_size * self.tree.composition.clips_per_video
         flops = self.learner.flops(self.index.bands)
         return Log(self.settings, self.first, self.learner.schedule, clips, flops)
 
@@ -204,7 +223,7 @@ class Trainer:
 
     def save(self, done: int) -> None:
         """Have the checkpoint after `done` steps written, by the first rank."""
-        if self.rank == 0:
+        if self.rank == 0 and not self.settings.cached_batches:
             self.saver.start(self.learner.state(done))
             self.saved_at = time.monotonic()
 
@@ -216,6 +235,37 @@ class Trainer:
             text = f"stopped after step {done} of {self.steps}; the same command goes on from there"
             tqdm.write(text, file=sys.stdout)
         sys.exit(128 + signal)
+
+    def describe_run(self) -> None:
+        """Print what the run does, on what, and where it goes."""
+        s, composition, schedule = self.settings, self.tree.composition, self.learner.schedule
+        clips = composition.batch_size * composition.clips_per_video
+        parameters = sum(weight.numel() for weight in self.learner.model.parameters())
+        resumed = f"resume from step {self.first}" if self.first else self.weights
+        epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {schedule.batches_per_epoch}"
+        falling = f", falls to 0 over the last {100 * s.optimization.decay:.0f} %" if s.optimization.decay else ""
+        rate = f"{max(map(schedule.lr, range(0, self.steps, max(1, self.steps // 1000)))):.3g}"
+        ranks = f"; {self.world} ranks" if self.world > 1 else ""
+        self.describe("composition", f"{s.name}: {composition}")
+        self.describe("network", f"{s.network.backbone}, {parameters / 1e6:.1f} M parameters, {resumed}")
+        self.describe("batch", f"{self.batch}; {clips} clips per modality; {self.fit.batch}")
+        self.describe("memory", self.fit.memory)
+        self.describe("device", f"{self.provenance.device}; {self.kernels}{ranks}")
+        self.describe("schedule", f"{self.steps} steps ({epochs}), {s.optimization.method}, lr {rate}{falling}")
+        self.describe("folder", str(s.run_folder))
+        if s.cached_batches:
+            self.describe(
+                "warning",
+                f"only the first {s.cached_batches} batches are used, to measure speed; no checkpoint is written",
+            )
+
+    def describe(self, name: str, text: str) -> None:
+        """Print a line of the description of the run, wrapped at 100 columns."""
+        self.say(
+            textwrap.fill(
+                f"{name:13}{text}", 100, subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False
+            )
+        )
 
     def say(self, text: str) -> None:
         """Print from the first rank."""

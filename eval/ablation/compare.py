@@ -108,7 +108,7 @@ def _caption(groups: Groups) -> list[str]:
         asked += f" against {first.gallery} videos, {first.classes} classes"
     column = f" of the column {first.label}" if first.label else ""
     pretrainings = [found.pretraining for found in trained]
-    clips = format_range(each.batch_size * each.composition.clips_per_video for each in pretrainings)
+    clips = format_range(each.composition.batch_size * each.composition.clips_per_video for each in pretrainings)
     return [
         f"{asked}{column}; {clips} video clips per step, {format_range(found.step for found in trained)} steps, seeds "
         f"{', '.join(map(str, seeds))}; in brackets {brackets}"

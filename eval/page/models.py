@@ -371,7 +371,7 @@ def batch_of(trained: Trained, settings: Report, key: str) -> Leaves:
             f"see 'make show-batch FACTORS=\"{train.factors}\" FACTORS_FROM={train.factors_from}'"
         )
     per_video = int(np.prod([factor.k for factor in train.composition.factors[1:]]))
-    videos = min(train.batch_size, max(2, settings.leaves // per_video))
+    videos = min(train.composition.batch_size, max(2, settings.leaves // per_video))
     small = replace(train, batch_size=videos)
     index = trained.normalised(Index.open(train.shard_folder))
     tree, words = small.tree(index), small.words(index)

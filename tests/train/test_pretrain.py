@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
 import signal
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from gdt import api
+from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.seal import read_seal
+from gdt.train.pretrain import pretrain
+from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.train.runs import begun, losses, starts, wait_for
 
+TINY = SIZES["tiny"][1]
+CONSTANT = asdict(replace(TINY.optimization, decay=0.0))
 STEPS = 24
 SMALL = ("--batch-size", "4", "--threads", "1", "--optimization.warmup-epochs", "1")
 
@@ -117,6 +125,50 @@ def test_epochs_or_steps_alone_are_enough(command: Run, shards: Path, tmp_path: 
     assert done.returncode == 2 and "there is no size 'medium'; choose one of paper, tiny" in done.stderr
 
 
+def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
+    command: Run, shards: Path, index: Index, tmp_path: Path
+) -> None:
+    run = ("pretrain", "tiny", "--shards", shards, "--out", tmp_path / "run", "--split", "val", "--threads", 1,
+           "--optimization.decay", 0)  # fmt: skip
+    done = command(*run, "--steps", 1)
+    assert "batch_size 6 (default 16, but only 6 videos can be used)" in done.stdout, done.stderr
+    assert json.loads((tmp_path / "run" / "settings.json").read_text())["batch_size"] == 6
+    assert command(*run, "--steps", 2).returncode == 0  # resumes
+    assert "batch_size was 6, now 5" in command(*run, "--steps", 2, "--batch-size", 5).stderr
+    assert "a batch takes 7 videos but only 6 can be used" in command(*run, "--batch-size", 7).stderr
+    small = replace(TINY, split="val")
+    assert [small.with_batch_size(index, world).batch_size for world in (1, 4, 5, 8)] == [6, 4, 5, 6]
+    more = {"split": "val", "steps": 2, "threads": 1}
+    assert api.pretrain(shards, "tiny", out=tmp_path / "run", optimization=CONSTANT, **more).steps == 2
+    with pytest.raises(UserError, match="only 6 can be used"):
+        api.pretrain(shards, "tiny", out=tmp_path / "other", batch_size=8, **more)
+
+
+def test_videos_that_are_too_short_are_counted(index: Index) -> None:
+    lines: list[str] = []
+    short = replace(index, frame_count=np.where(np.arange(len(index)) % 4 == 0, 20, index.frame_count))
+    replace(TINY, preset="e", batch_size=4).tree(short, lines.append)
+    number = int((short.frame_count[short.split == "train"] == 20).sum())
+    reason = f"{number} are shorter than a clip (0.97 s) and are not used"
+    assert lines == [f"{24 - number} of 24 train videos of {index.folder}; {reason}"]
+
+
+def test_cached_batches_only_measure_speed(shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = replace(TINY, shards=shards, preset="e", batch_size=4, steps=5, threads=1, out=tmp_path)
+    cached = replace(settings, cached_batches=2)
+    assert replace(cached, out=None).run_folder == Path("runs/synthetic-e-cached2")
+    assert not pretrain(cached).exists() and not list(tmp_path.glob("*.pt"))
+    said = capsys.readouterr().out
+    assert "only the first 2 batches are used" in said and "no model was written" in said
+    once = losses(tmp_path)
+    pretrain(settings)
+    assert len(once) == 5 and once[:2] == losses(tmp_path)[:2] and once[2:] != losses(tmp_path)[2:]
+    with pytest.raises(UserError, match="holds a run, and --cached-batches only measures speed; set --out to another"):
+        pretrain(cached)
+    with pytest.raises(UserError, match="cached_batches only measures speed"):
+        api.pretrain(shards, "tiny", cached_batches=2)
+
+
 def test_every_preset_trains(command: Run, shards: Path, tmp_path: Path) -> None:
     for preset in ("a", "d", "m"):
         run = tmp_path / preset
@@ -156,7 +208,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
         (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),
         (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--batch-size", "25"), "a batch takes 25 videos but only 24 can be used"),
-        (("--clip.frames", "200"), "none of the 24 videos of .* can be used: 24 are too short for 2 clips of"),
+        (("--clip.frames", "200"), "none of the 24 train videos of .* can be used: 24 are too short for 2 clips of"),
         (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
