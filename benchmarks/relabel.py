@@ -69,7 +69,7 @@ def measure(count: int, videos_per_shard: int) -> dict[str, float]:
         clock = Clock()
         with VideoList(relabelled(count, source), source, folder) as videos:
             figures["relabelled: listing"] = clock.lap()
-            said = videos.say(read_annotations(folder)[0])
+            said = videos.annotations(read_annotations(folder)[0])
             figures["relabelled: labels looked up"] = clock.lap()
             rewrite_index(folder, said)
             figures["relabelled: index rewritten"] = clock.lap()

@@ -1,9 +1,9 @@
-"""Sound on the presentation clock: silence where its time stamps leave a gap, samples left out where they overlap.
+"""Align sound to the presentation clock: silence where its time stamps leave a gap, samples cut where they overlap.
 
-ffmpeg's own way (`aresample=async=1`) takes one time stamp after the other and cannot tell a gap from a stamp that is
-merely late. It swallows gaps below its threshold of 0.1 s; with a lower one it fills and drops several times a second
-where packets are stamped as they come, as by screen recorders and web cameras. Here the stamps that follow are known:
-what lasts is a gap, what returns is jitter.
+ffmpeg's own `aresample=async=1` takes one time stamp after the other and cannot tell a gap from a late stamp: it
+ignores gaps below its threshold of 0.1 s, and with a lower one it fills and drops several times a second where stamps
+jitter, as those of screen recorders and web cameras do. Here all stamps are known: what lasts is a gap, what returns is
+jitter.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ import numpy as np
 from gdt.preprocess.logmel import SAMPLE_RATE
 
 _TOLERANCE = SAMPLE_RATE * 15 // 1000
-"""Samples that the sound may be off its stamps: half a frame, since codecs and containers are off by up to the rest."""
+"""Samples that the sound may be off its stamps: half a frame; codecs and containers may add the other half."""
 _LASTING = SAMPLE_RATE // 2
-"""Samples for which the stamps must be off to be believed."""
-_LEAST, _MOST = 4, 50
-"""Stamps that this is at least and at most: some sounds have eight in a second, others hundreds."""
+"""Samples for which the stamps must be off to count as a gap."""
+_MIN_STAMPS, _MAX_STAMPS = 4, 50
+"""Bounds of _LASTING in stamps: sounds have from eight to hundreds per second."""
 _ROWS = 1 << 14
 _BYTES = 1 << 22
 
 Piece = tuple[int, int, int]
-"""Samples of silence, and where the sound after it begins and ends, in samples."""
+"""Samples of silence, then start and stop of the sound after it, in samples."""
 
 
-def put_on_clock(pcm: Path, stamps: Path, most: int) -> None:
-    """Move the int16 samples of a file to where the time stamps of their frames, from ffmpeg's `framecrc`, put them.
+def put_on_clock(pcm: Path, stamps: Path, limit: int) -> None:
+    """Move the int16 samples of a file to the time stamps of their frames, from ffmpeg's `framecrc`.
 
-    What comes to lie after that many samples is cut.
+    Samples beyond `limit` are cut.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # there are none where ffmpeg failed between the two
+        warnings.simplefilter("ignore", UserWarning)  # an empty file, if ffmpeg failed between the two outputs
         pts, count = np.loadtxt(stamps, np.int64, delimiter=",", usecols=(2, 3), ndmin=2).reshape(-1, 2).T
     samples = pcm.stat().st_size // 2
-    end = np.minimum(np.cumsum(count), samples)  # there are fewer where ffmpeg failed between the two
+    end = np.minimum(np.cumsum(count), samples)  # fewer samples, if ffmpeg failed between the two outputs
     count = np.diff(end, prepend=0)
     pts, count = pts[count > 0], count[count > 0]
     if len(pts):
-        count[-1] += samples - end[-1]  # there are more where ffmpeg was told to write no more stamps
-        found = until(most, pieces(pts, count))
+        count[-1] += samples - end[-1]  # more samples, if ffmpeg reached its limit of stamps
+        aligned = cut(limit, pieces(pts, count))
     else:
-        found = until(most, [(0, 0, samples)])
-    if found != [(0, 0, samples)]:
-        rearrange(pcm, found)
+        aligned = cut(limit, [(0, 0, samples)])
+    if aligned != [(0, 0, samples)]:
+        rearrange(pcm, aligned)
 
 
-def until(most: int, found: Iterable[Piece]) -> list[Piece]:
-    """The pieces of the first so many samples on the clock."""
+def cut(limit: int, found: Iterable[Piece]) -> list[Piece]:
+    """The pieces within the first `limit` samples on the clock."""
     kept: list[Piece] = []
     written = 0
     for silence, start, stop in found:
-        stop = min(stop, start + most - written - silence)
+        stop = min(stop, start + limit - written - silence)
         if start < stop:
             kept.append((silence, start, stop))
         written += silence + max(0, stop - start)
@@ -64,17 +64,17 @@ def until(most: int, found: Iterable[Piece]) -> list[Piece]:
 
 
 def pieces(pts: np.ndarray, count: np.ndarray) -> list[Piece]:
-    """What the sound on the clock is made of, by the time stamps int64 [n] of its frames and their lengths, in samples.
+    """The pieces of the sound on the clock, from the time stamps of its frames and their lengths, int64 [n], samples.
 
-    A running median of how far the stamps are from the samples before them passes over what does not last, and keeps
-    steps where they are. At both ends the stamps are mirrored at a point, so that a gap close to an end is kept too.
+    A running median of the offset between stamps and samples ignores what does not last and keeps steps in place. Both
+    ends are mirrored at a point, which keeps gaps close to an end.
     """
     end = np.cumsum(count)
     begin = end - count
-    half = int(np.clip(_LASTING * len(count) // max(end[-1], 1), _LEAST, _MOST))
+    half = int(np.clip(_LASTING * len(count) // max(end[-1], 1), _MIN_STAMPS, _MAX_STAMPS))
     mirrored = np.pad(pts - begin, half, mode="reflect", reflect_type="odd")
     windows = np.lib.stride_tricks.sliding_window_view(mirrored, 2 * half + 1)
-    blocks = (windows[k : k + _ROWS] for k in range(0, len(windows), _ROWS))  # the median copies what it is given
+    blocks = (windows[k : k + _ROWS] for k in range(0, len(windows), _ROWS))  # np.median copies its input
     offset = np.concatenate([np.median(block, axis=1).astype(np.int64) for block in blocks])
     first, held = [0], offset[0]
     for k, now in enumerate(offset):
@@ -92,16 +92,16 @@ def pieces(pts: np.ndarray, count: np.ndarray) -> list[Piece]:
     return found
 
 
-def rearrange(pcm: Path, found: Iterable[Piece]) -> None:
-    """Make a file of int16 samples anew from pieces of it."""
+def rearrange(pcm: Path, kept: Iterable[Piece]) -> None:
+    """Rewrite a file of int16 samples from pieces of it."""
     whole = pcm.with_suffix(".whole")
     pcm.rename(whole)
-    with whole.open("rb") as source, pcm.open("wb") as kept:
-        for silence, start, stop in found:
-            kept.seek(2 * silence, os.SEEK_CUR)  # what is passed over is zero
+    with whole.open("rb") as source, pcm.open("wb") as target:
+        for silence, start, stop in kept:
+            target.seek(2 * silence, os.SEEK_CUR)  # leaves zeros
             source.seek(2 * start)
             remaining = 2 * (stop - start)
             while remaining and (block := source.read(min(_BYTES, remaining))):
-                kept.write(block)
+                target.write(block)
                 remaining -= len(block)
     whole.unlink()

@@ -13,7 +13,8 @@ from gdt.preprocess.summary import describe
 
 
 def main(arguments: Sequence[str]) -> None:
-    settings = settings_of(arguments)
+    options, flat = Options(Preprocess), (tyro.conf.OmitArgPrefixes,)
+    settings = options.settings(tyro.cli(options.type, prog="gdt preprocess", config=flat, args=arguments))
     if settings.dry_run:
         from gdt.preprocess.estimate import estimate
 
@@ -24,9 +25,3 @@ def main(arguments: Sequence[str]) -> None:
 
 def options(_: Sequence[str]) -> Variables:
     return options_of(Preprocess, prefixed=False)
-
-
-def settings_of(arguments: Sequence[str]) -> Preprocess:
-    """The settings that a command line gives."""
-    options, flat = Options(Preprocess), (tyro.conf.OmitArgPrefixes,)
-    return options.settings(tyro.cli(options.type, prog="gdt preprocess", config=flat, args=arguments))

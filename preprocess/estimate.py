@@ -1,4 +1,4 @@
-"""`--dry-run`: what the whole would take, from a few videos that the workers decode as they would all of them."""
+"""`--dry-run`: estimate time and size of a run from a few videos, decoded by the workers as in the run itself."""
 
 from __future__ import annotations
 
@@ -17,77 +17,76 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.layout import shard_rejected
 from gdt.preprocess import cluster
-from gdt.preprocess.ffmpeg import groups, require_ffmpeg
+from gdt.preprocess.extract import groups
+from gdt.preprocess.ffmpeg import require_ffmpeg
 from gdt.preprocess.plan import ShardTask
-from gdt.preprocess.stage import Preprocess, described, listed, tell_changed
+from gdt.preprocess.stage import Preprocess, find_videos, list_videos, report_changed_shares
 from gdt.preprocess.videos import VideoList
 from gdt.preprocess.worker import make_shard
 
 _SAMPLES = 8
-"""Runs of neighbours, as many as one ffmpeg process decodes together: one long video, or up to 16 short ones."""
-_TOLD = 5
-"""Unusable videos that are named."""
+"""Samples of consecutive videos, each as many as one ffmpeg process decodes: one long video, or up to 16 short ones."""
+_SHOWN = 5
+"""Unusable videos to name."""
 _SECONDS = 60.0
-"""After which no more samples are begun."""
+"""No sample starts after this time."""
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """What came of decoding some videos."""
+    """The result of decoding some videos."""
 
     seconds: float
-    """Of one worker, all others being busy too."""
+    """Of one worker, with all others busy."""
     videos: int
-    unusable: list[dict[str, str]]
-    """Rows of what would be rejected.jsonl."""
-    source: int
-    """Bytes of their files."""
-    made: int
-    """Bytes of their shard."""
+    rejected: list[dict[str, str]]
+    """Rows of rejected.jsonl."""
+    source_bytes: int
+    shard_bytes: int
 
 
 def estimate(settings: Preprocess) -> str:
-    """Make shards of a few videos, spread over the list, in a temporary folder, and scale time and size up by bytes."""
+    """Make shards of a few videos, spread over the list, in a temporary folder, and extrapolate by bytes."""
     require_ffmpeg()
     with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(_vanishing())
-        items, _ = described(settings, scratch, stack)
-        videos = listed(items, settings, scratch, stack)
+        scratch = stack.enter_context(_temporary_folder())
+        items, _ = find_videos(settings, scratch, stack)
+        videos = list_videos(items, settings, scratch, stack)
         if not len(videos):
             raise UserError(f"there are no videos in {settings.source_folder}")
         tasks = _tasks(videos, scratch, settings)
-        tell_changed(settings, videos.shares)
+        report_changed_shares(settings, videos.shares)
         print(f"decoding some of {len(videos)} videos, for a minute at most", flush=True)
-        # on this machine, whoever is to do the whole
+        # on this machine, even if the run is to use a cluster
         workers = min(settings.workers, cluster.one_per_core())
         stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))
         began = time.perf_counter()
         with cluster.connect("", workers) as client:
             first = replace(tasks[0], videos=tasks[0].videos[:1], sizes=tasks[0].sizes[:1])
             warm = (replace(first, path=scratch / f"shard-{900_000 + k}.h5") for k in range(workers))
-            list(cluster.unordered(client, _decode, warm, workers))  # they pay for the imports
+            list(cluster.unordered(client, _decode, warm, workers))  # the imports of the workers
             start = time.perf_counter() - began
             until = time.monotonic() + _SECONDS
             begun = (task for k, task in enumerate(tasks) if k <= workers or time.monotonic() < until)
             samples = list(cluster.unordered(client, _decode, begun, workers))
-        unusable = [row for sample in samples for row in sample.unusable]
-        scale = videos.source_bytes / max(sum(sample.source for sample in samples), 1)
+        rejected = [row for sample in samples for row in sample.rejected]
+        scale = videos.source_bytes / max(sum(sample.source_bytes for sample in samples), 1)
         work = sum(sample.seconds for sample in samples) * scale
-        made = sum(sample.made for sample in samples) * scale
+        size = sum(sample.shard_bytes for sample in samples) * scale
         return (
             f"{sum(sample.videos for sample in samples)} of {len(videos)} videos decoded, "
-            f"{len(unusable)} of them unusable; {videos.missing} listed or named like videos and not there\n"
-            + "".join(f"  {row['path']}: {row['reason']}\n" for row in unusable[:_TOLD])
-            + (f"  and {len(unusable) - _TOLD} more\n" if len(unusable) > _TOLD else "")
-            + f"about {_size(made)} of shards from {_size(videos.source_bytes)} of videos\n"
+            f"{len(rejected)} of them unusable; {videos.missing} listed or named like videos, but missing\n"
+            + "".join(f"  {row['path']}: {row['reason']}\n" for row in rejected[:_SHOWN])
+            + (f"  and {len(rejected) - _SHOWN} more\n" if len(rejected) > _SHOWN else "")
+            + f"about {_size(size)} of shards from {_size(videos.source_bytes)} of videos\n"
             f"about {_time(start + work / settings.workers)} with {settings.workers} workers on cores like this "
-            f"machine's ({_time(work)} of work, and {_time(start)} until they have started)"
+            f"machine's ({_time(work)} of work, {_time(start)} to start)"
         )
 
 
 @contextlib.contextmanager
-def _vanishing() -> Iterator[Path]:
-    """A temporary folder that goes even where this process is killed: its pipe to a shell closes then."""
+def _temporary_folder() -> Iterator[Path]:
+    """A temporary folder that is removed even if this process is killed: a shell waits for the end of its pipe."""
     folder = Path(tempfile.mkdtemp(prefix="gdt-estimate-"))
     script = 'cat; for k in $(seq 100); do rm -rf "$0"; [ -e "$0" ] || exit; sleep 0.1; done'
     with subprocess.Popen(
@@ -101,14 +100,14 @@ def _vanishing() -> Iterator[Path]:
 
 
 def _tasks(videos: VideoList, scratch: Path, settings: Preprocess) -> list[ShardTask]:
-    """One for each sample, in an order in which any first few are spread over the list."""
+    """One task per sample, in random order: the first few are spread over the list."""
     tasks: list[ShardTask] = []
     taken = 0
-    for place in np.linspace(0, len(videos), _SAMPLES, endpoint=False).astype(int).tolist():
-        rows = [videos.video(k) for k in range(max(place, taken), min(place + 64, len(videos)))]
+    for start in np.linspace(0, len(videos), _SAMPLES, endpoint=False).astype(int).tolist():
+        rows = [videos.video(k) for k in range(max(start, taken), min(start + 64, len(videos)))]
         group = next(groups([video for video, _ in rows]), [])
         if group:
-            taken = max(place, taken) + len(group)
+            taken = max(start, taken) + len(group)
             path = scratch / f"shard-{len(tasks):06d}.h5"
             sizes = [size for _, size in rows[: len(group)]]
             tasks.append(ShardTask(path, group, settings.extraction, videos.source, "", sizes, last=True))
@@ -119,10 +118,10 @@ def _decode(task: ShardTask) -> _Sample:
     began = time.perf_counter()
     make_shard(task)
     seconds = time.perf_counter() - began
-    source = sum(max(size, 0) for size in task.sizes)
-    rejected = shard_rejected(task.path) if task.path.is_file() else []
-    made = task.path.stat().st_size if task.path.is_file() else 0
-    return _Sample(seconds, len(task.videos), rejected, source, made)
+    source_bytes = sum(max(size, 0) for size in task.sizes)
+    made = task.path.is_file()
+    rejected, shard_bytes = (shard_rejected(task.path), task.path.stat().st_size) if made else ([], 0)
+    return _Sample(seconds, len(task.videos), rejected, source_bytes, shard_bytes)
 
 
 def _size(count: float) -> str:

@@ -1,8 +1,8 @@
-"""Waveform to log-mel bank, equal to the published features (section A.4; facts about the release).
+"""Waveform to log-mel bank, equal to the published features (section A.4 and the released code).
 
-The recipe: samples on the 16-bit integer scale, pre-emphasis 0.97, rectangular windows of 20 ms every 10 ms that are
-zero-padded to 1024 (not centred in the FFT frame, as librosa.stft and torch.stft would), power spectrum / 1024, 40
-HTK-mel triangles with corners floored to FFT bins, natural logarithm, exact zeros replaced by the machine epsilon.
+Samples on the 16-bit integer scale, pre-emphasis 0.97, rectangular windows of 20 ms every 10 ms, zero-padded to 1024
+(not centred in the FFT frame, as librosa.stft and torch.stft do), power spectrum / 1024, 40 HTK-mel triangles with
+corners floored to FFT bins, natural logarithm, exact zeros replaced by the machine epsilon.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from gdt.pipeline.shards.layout import MEL_FLOOR
 
-if TYPE_CHECKING:  # torch takes more than a second to import, which is the worker's to spend, not the planner's
+if TYPE_CHECKING:  # imported by workers only: it takes more than a second
     import torch
 
 SAMPLE_RATE = 24_000
@@ -26,11 +26,11 @@ FFT = 1024
 BANDS = 40
 PRE_EMPHASIS = 0.97
 _BLOCK = 500
-"""Rows computed at once (5 s), which bounds the memory for a waveform of any length."""
+"""Rows computed at once (5 s), to bound the memory."""
 
 
 def corners() -> np.ndarray:
-    """Where the mel triangles begin, peak and end, Hz: float64 [42]; band k begins at k, peaks at k + 1."""
+    """Corners of the mel triangles, Hz: float64 [42]; band k begins at k, peaks at k + 1 and ends at k + 2."""
     import librosa
 
     hertz: np.ndarray = librosa.mel_frequencies(n_mels=BANDS + 2, fmin=0.0, fmax=SAMPLE_RATE / 2, htk=True)
@@ -52,18 +52,18 @@ def filters() -> torch.Tensor:
 
 
 def frames(samples: int) -> int:
-    """How many whole windows a waveform of that many samples holds; 99 in one second."""
+    """Number of complete windows in a waveform; 99 in one second."""
     return max(0, 1 + (samples - WINDOW) // HOP)
 
 
 class Waveform:
-    """A mono waveform in a file of int16 samples, read a slice at a time, so that a long one takes no memory."""
+    """A mono waveform in a file of int16 samples, read slice by slice."""
 
-    def __init__(self, path: Path, most: int | None = None) -> None:
-        """Of an absent file no samples, of a longer one than `most` that many."""
+    def __init__(self, path: Path, limit: int | None = None) -> None:
+        """The first `limit` samples of a file; none of a missing file."""
         self._path = path
         samples = path.stat().st_size // 2 if path.is_file() else 0
-        self._samples = samples if most is None else min(samples, most)
+        self._samples = samples if limit is None else min(samples, limit)
 
     def __len__(self) -> int:
         return self._samples
@@ -78,13 +78,13 @@ class Waveform:
 def logmel(waveform: np.ndarray | Waveform) -> np.ndarray:
     """Log-mel bank of a mono waveform int16 [samples] at 24 kHz: float32 [frames(samples), 40].
 
-    Frame n covers samples 240 n to 240 n + 480; an incomplete last window is left out, never padded.
+    Frame n covers samples 240 n to 240 n + 480; an incomplete last window is dropped, not padded.
     """
     return np.concatenate([np.zeros((0, BANDS), np.float32), *logmel_blocks(waveform)])
 
 
 def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
-    """The rows of `logmel`, a few seconds at a time."""
+    """The rows of `logmel` in blocks of a few seconds."""
     import torch
     import torchaudio.functional
 
@@ -92,7 +92,7 @@ def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
     for first in range(0, n, _BLOCK):
         last = min(first + _BLOCK, n)
         begin = first * HOP
-        context = int(begin > 0)  # the sample before, which pre-emphasis looks back to
+        context = int(begin > 0)  # the previous sample, for pre-emphasis
         part = np.asarray(waveform[begin - context : (last - 1) * HOP + WINDOW], np.float32)
         emphasised = torchaudio.functional.preemphasis(torch.from_numpy(part), PRE_EMPHASIS)[context:]
         spectrum = torch.fft.rfft(emphasised.unfold(0, WINDOW, HOP), FFT)
@@ -100,8 +100,8 @@ def logmel_blocks(waveform: np.ndarray | Waveform) -> Iterator[np.ndarray]:
         yield torch.where(energy == 0, torch.full_like(energy, MEL_FLOOR), energy.log()).numpy()
 
 
-def peaks_of(waveform: Waveform) -> np.ndarray:
-    """Peak of every whole 10 ms, on the 16-bit integer scale: int32 [samples // 240]."""
+def peak_levels(waveform: Waveform) -> np.ndarray:
+    """Peak of every 10 ms, on the 16-bit integer scale: int32 [samples // 240]."""
     n = len(waveform) // HOP
     peaks = [np.zeros(0, np.int32)]
     for first in range(0, n, _BLOCK):

@@ -1,8 +1,8 @@
-"""Which video goes into which shard.
+"""Assign videos to shards.
 
-The list of videos is read once (videos.py), and the assignment of videos to shards is kept beside the shards
-(`plan.jsonl`). So a list of any length takes hardly any memory, a run that was stopped goes on with the same shards,
-and videos that are added later make new shards instead of moving the old ones.
+The assignment is kept next to the shards (`plan.jsonl`): an interrupted run resumes with the same shards, and videos
+added later form new shards instead of moving the old ones. The videos themselves stay in a table on disk (videos.py),
+so that a list of any length takes hardly any memory.
 """
 
 from __future__ import annotations
@@ -26,99 +26,99 @@ from gdt.pipeline.shards.layout import shard_content
 from gdt.pipeline.shards.seal import SCHEMA, Damaged, open_sealed
 from gdt.preprocess.datasets.listing import SPLITS, Missing, Video, find_key, key_of
 from gdt.preprocess.ffmpeg import Extraction
-from gdt.preprocess.videos import Shares, VideoList, decides
+from gdt.preprocess.videos import Shares, VideoList, content_key
 
 PLAN = "plan.jsonl"
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """Everything that decides the bytes of one shard."""
+    """Everything that determines the bytes of one shard."""
 
     path: Path
     videos: Sequence[Video]
     extraction: Extraction
     source: Path
-    """Folder to which rejected.jsonl names the videos."""
+    """Folder to which the paths in rejected.jsonl are relative."""
 
     content: str
-    """Hash of the settings and of what decides the bytes made of the videos, their sizes included: a finished shard
-    that carries it is kept."""
+    """Hash of the settings and of everything that determines the bytes made of the videos, their sizes included; a
+    finished shard with the same hash is kept."""
 
     sizes: Sequence[int] = ()
-    """Bytes of each video when it was listed, -1 where there was no such file."""
+    """Bytes of each video when it was listed, -1 if there was no such file."""
 
     details: Mapping[str, Any] = field(default_factory=dict)
-    """The settings in full, for whoever finds the shard alone."""
+    """The settings, which the shard records."""
 
     last: bool = False
-    """Whether a video that is not what it was when it was listed is left out, instead of being tried again."""
+    """Reject videos that have changed since they were listed, instead of trying again."""
 
     def __str__(self) -> str:
         return f"{self.path} ({self.videos[0].id} to {self.videos[-1].id})"
 
 
 class Plan:
-    """The shards of a data set: for each its number and the places of its videos in the list.
+    """The shards of a data set, each with its number and the numbers of its videos in the list.
 
-    Videos of an earlier plan stay in their shards; videos that are gone leave them; new ones are cut, in the order of
-    the list, into new shards of at most `videos_per_shard` videos and about `megabytes_per_shard` of video files.
+    Videos of an earlier plan stay in their shards; videos that are gone leave them; new videos are divided, in the
+    order of the list, into new shards of at most `videos_per_shard` videos and about `megabytes_per_shard` of files.
     """
 
     def __init__(self, videos: VideoList, destination: Path, videos_per_shard: int, megabytes_per_shard: float) -> None:
         self.videos, self.destination = videos, destination
         self.numbers = array("q")
-        self._places, self._ends = array("q"), array("q", [0])
+        self._members, self._ends = array("q"), array("q", [0])
         assigned = np.zeros(len(videos), bool)
-        planned, whole = _planned(destination)
-        for row in planned:
-            places = [place for place in map(videos.place, row["videos"]) if place is not None and not assigned[place]]
-            if not whole:
-                places.sort()  # as they were cut
-            if places:
-                assigned[places] = True
-                self._add(row["shard"], places)
+        earlier, ordered = _planned(destination)
+        for row in earlier:
+            members = [k for k in map(videos.number, row["videos"]) if k is not None and not assigned[k]]
+            if not ordered:
+                members.sort()
+            if members:
+                assigned[members] = True
+                self._add(row["shard"], members)
         group: list[int] = []
         size, limit = 0, megabytes_per_shard * 1e6
         number = max(self.numbers, default=-1)
-        for place in np.flatnonzero(~assigned):
-            _, more = videos.video(int(place))
+        for k in map(int, np.flatnonzero(~assigned)):
+            _, more = videos.video(k)
             if group and (len(group) == videos_per_shard or size + more > limit):
                 self._add(number := number + 1, group)
                 group, size = [], 0
-            group.append(int(place))
+            group.append(k)
             size += max(more, 0)
         if group:
             self._add(number + 1, group)
 
-    def _add(self, number: int, places: Sequence[int]) -> None:
+    def _add(self, number: int, members: Sequence[int]) -> None:
         self.numbers.append(number)
-        self._places.extend(places)
-        self._ends.append(len(self._places))
+        self._members.extend(members)
+        self._ends.append(len(self._members))
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def count(self, shard: int) -> int:
-        """How many videos the shard at this place of the plan is made of."""
+        """Number of videos of the shard at this index of the plan."""
         return self._ends[shard + 1] - self._ends[shard]
 
     def path(self, shard: int) -> Path:
         return self.destination / f"shard-{self.numbers[shard]:06d}.h5"
 
-    def places(self, shard: int) -> Sequence[int]:
-        """Where in the list the videos of the shard at this place of the plan are."""
-        return self._places[self._ends[shard] : self._ends[shard + 1]]
+    def members(self, shard: int) -> Sequence[int]:
+        """Numbers in the list of the videos of a shard."""
+        return self._members[self._ends[shard] : self._ends[shard + 1]]
 
     def task(self, shard: int, extraction: Extraction, details: Mapping[str, Any], last: bool = False) -> ShardTask:
-        """What has to be done for the shard at this place of the plan; `details` are the settings in full."""
-        rows = [self.videos.video(place) for place in self.places(shard)]
-        content = _content([[size, *decides(video)] for video, size in rows], extraction, details)
+        """The task that makes a shard; `details` are all settings."""
+        rows = [self.videos.video(k) for k in self.members(shard)]
+        content = _content([[size, *content_key(video)] for video, size in rows], extraction, details)
         videos, sizes = [video for video, _ in rows], [size for _, size in rows]
         return ShardTask(self.path(shard), videos, extraction, self.videos.source, content, sizes, details, last)
 
     def pending(self, extraction: Extraction, details: Mapping[str, Any]) -> array[int]:
-        """Places of the shards that are not there yet, or not as this plan wants them."""
+        """Indices of the shards that are absent, or differ from this plan."""
         return array("q", (shard for shard in range(len(self)) if not self._is_done(shard, extraction, details)))
 
     def _is_done(self, shard: int, extraction: Extraction, details: Mapping[str, Any]) -> bool:
@@ -126,31 +126,31 @@ class Plan:
         return content is not None and content == self.task(shard, extraction, details).content
 
     def write(self, details: Mapping[str, Any]) -> None:
-        """Keep the assignment beside the shards: settings and shares, then for each shard its number and its videos."""
+        """Write plan.jsonl: settings and shares, then number and videos of each shard."""
         first = {"settings": dict(details), "shares": asdict(self.videos.shares)}
-        rows = itertools.chain([first], map(self._line, range(len(self))))
+        rows = itertools.chain([first], map(self._row, range(len(self))))
         write_lines(self.destination / PLAN, with_checksum(map(dump_row, rows)))
 
-    def _line(self, shard: int) -> dict[str, Any]:
-        names = [self.videos.name(place) for place in self.places(shard)]
+    def _row(self, shard: int) -> dict[str, Any]:
+        names = [self.videos.name(k) for k in self.members(shard)]
         folders = [_split_folder(path, name) for name, path in names]
         row: dict[str, Any] = {"shard": self.numbers[shard], "videos": [name for name, _ in names]}
         return row | {"folders": folders} if any(folders) else row
 
 
 def _split_folder(path: str, video_id: str) -> str:
-    """The folder train, val or test in which a video lies, where its id is the path below that; else empty."""
+    """The folder train, val or test of a video whose id is its path below that folder; else empty."""
     first, _, rest = path.partition("/")
     return first if rest == video_id and first.lower() in SPLITS else ""
 
 
-def as_planned(items: Iterable[Video | Missing], source: Path, destination: Path) -> Iterator[Video | Missing]:
-    """The videos by the ids that they have in the plan of a folder, where it is another path of theirs.
+def with_planned_ids(items: Iterable[Video | Missing], source: Path, destination: Path) -> Iterator[Video | Missing]:
+    """The videos, with the ids of the plan in `destination` where those name the same file in another way.
 
-    An id that is a path below train/, val/ or test/ becomes a whole path once another video has that path there, too,
-    and back again: no reason to decode a video again. 16 bytes of memory for each video of the plan.
+    An id that is a path below train/, val/ or test/ becomes the whole path once another of these folders has that path
+    too, and back again, which is no reason to decode the video again. Takes 16 bytes per video of the plan.
     """
-    ids, paths = array("Q"), array("Q")  # and those of ids that are without the folder of their split
+    ids, paths = array("Q"), array("Q")  # all, and the whole paths of ids without their split folder
     for row in _planned(destination)[0]:
         ids.extend(map(key_of, row["videos"]))
         named = zip(row.get("folders", ()), row["videos"], strict=False)
@@ -174,7 +174,7 @@ def _content(videos: list[list[object]], extraction: Extraction, details: Mappin
 
 
 def read_settings(destination: Path) -> dict[str, Any] | None:
-    """The settings that the shards of a folder were planned with, None where there is nothing that tells them."""
+    """The settings of the shards in a folder, None if neither plan nor shard records them."""
     rows = _rows(destination)
     if rows is not None:
         return dict(next(rows)["settings"])
@@ -182,33 +182,30 @@ def read_settings(destination: Path) -> dict[str, Any] | None:
 
 
 def read_shares(destination: Path) -> Shares | None:
-    """The shares of the last run into a folder, None where there is no plan that tells them."""
+    """The shares of the last run into a folder, None without a plan."""
     rows = _rows(destination)
     return None if rows is None else Shares(**next(rows)["shares"])
 
 
 def absent_videos(videos: VideoList, destination: Path) -> tuple[int, dict[int, set[str]]]:
-    """How many videos the plan of a folder names, and by shard the ids of those that the list does not have."""
+    """Number of videos in the plan of a folder, and, by shard number, the ids that are not in the list."""
     planned, absent = 0, {}
     for row in _planned(destination)[0]:
         planned += len(row["videos"])
-        if names := {name for name in row["videos"] if videos.place(name) is None}:
+        if names := {name for name in row["videos"] if videos.number(name) is None}:
             absent[row["shard"]] = names
     return planned, absent
 
 
-def held_videos(destination: Path, wanted: Mapping[int, set[str]]) -> Iterator[str]:
-    """Those of the wanted ids, given by shard, that finished shards of a folder hold."""
+def finished_videos(destination: Path, ids: Mapping[int, set[str]]) -> Iterator[str]:
+    """Those of the ids, given by shard number, that finished shards contain."""
     for number, file in _shards(destination):
-        if number in wanted:
-            yield from sorted(wanted[number].intersection(file["video/id"].asstr()[:].tolist()))
+        if number in ids:
+            yield from sorted(ids[number].intersection(file["video/id"].asstr()[:].tolist()))
 
 
 def _planned(destination: Path) -> tuple[Iterator[dict[str, Any]], bool]:
-    """Number and videos of every shard, and whether it is the plan that says so, or, where that is damaged, the shards.
-
-    They name the same videos, in another order.
-    """
+    """Number and videos of every shard, from the plan or else from the shards; and whether in planned order."""
     rows = _rows(destination)
     if rows is not None:
         next(rows)  # settings and shares
@@ -223,7 +220,7 @@ def _planned(destination: Path) -> tuple[Iterator[dict[str, Any]], bool]:
 
 
 def _rows(destination: Path) -> Iterator[dict[str, Any]] | None:
-    """The rows of a plan, None where there is none, or none that is whole."""
+    """The rows of a plan, None without an intact one."""
     path = destination / PLAN
     try:
         return map(json.loads, checked_lines(path)) if path.is_file() else None
@@ -232,7 +229,7 @@ def _rows(destination: Path) -> Iterator[dict[str, Any]] | None:
 
 
 def _shards(destination: Path) -> Iterator[tuple[int, h5py.File]]:
-    """Number of every shard that can be read, and the shard, open until the next is."""
+    """Number and file of every readable shard, open until the next one."""
     for path in sorted(destination.glob("shard-*.h5")):
         number = path.stem.removeprefix("shard-")
         with contextlib.suppress(OSError, Damaged):

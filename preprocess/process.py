@@ -1,4 +1,4 @@
-"""Running ffmpeg within limits of time and memory, and what it says of a file."""
+"""Run ffmpeg with limits on time and memory, and read its log."""
 
 from __future__ import annotations
 
@@ -20,80 +20,77 @@ from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full
 
 _NOT_STARTED = {126, 127}
-"""Exit statuses of a shell, of setpriv and of the loader of libraries where a program cannot be started."""
+"""Exit statuses of a shell, setpriv or the library loader when a program cannot be started."""
 _STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP}
-"""Exit statuses of an ffmpeg that somebody ended; 255 is its own for SIGINT and SIGTERM."""
+"""Exit statuses of an ffmpeg stopped from outside; 255 is its own for SIGINT and SIGTERM."""
 _LOG_BYTES = 1 << 16
 _GRACE = 60.0
-"""Seconds that ffmpeg may take before its time is set against the length of what it wrote."""
-_COMPLAINT = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
-"""How a line of ffmpeg's log begins that tells of an error, and no line that quotes the file does."""
-_REST = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame=|size=|video:)")
-"""How the rest of a line begins that another thread of ffmpeg spoke into: the words before it lost their own beginning,
-and with it what would tell that they are an error.
-"""
+"""Seconds before the time limit depends on the length of the output."""
+_ERROR = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
+"""Beginning of an error line; no line that quotes the file begins so."""
+_CONTINUED = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame=|size=|video:)")
+"""Beginning of the rest of a line that another thread interrupted: the line before it lost its own beginning, which
+would show whether it is an error."""
 _HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
 _FULL = re.compile(r": (No space left on device|Disk quota exceeded)$")
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
-"""What ffmpeg replaces by question marks."""
-_LENGTH = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
+"""Bytes that ffmpeg prints as question marks."""
+_DURATION = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
 
 
 class Rejected(Exception):
-    """This video cannot be used; the message is the reason a person reads in rejected.jsonl."""
+    """This video cannot be used; the message is its reason in rejected.jsonl."""
 
 
-class _TooSlow(Rejected):
-    """ffmpeg took too long."""
+class _TimedOut(Rejected):
+    """ffmpeg exceeded its time limit."""
 
 
-class _OnceMore(Exception):
-    """ffmpeg says that the disk is full, and it is not, or not any more; or two of its threads spoke at once."""
+class _Retry(Exception):
+    """ffmpeg reports a full disk that is not full (any more), or its log is garbled."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one ffmpeg process may take."""
+    """Limits of one ffmpeg process."""
 
     patience: float
-    """Seconds for each second of video, after a first minute."""
+    """Seconds per second of video, after a first minute."""
     memory: float
     """GiB of address space."""
 
 
 @cache
-def dies_with_parent() -> tuple[str, ...]:
-    """A killed worker takes its ffmpeg with it, where util-linux is installed."""
+def killed_with_parent() -> tuple[str, ...]:
+    """Command prefix that ends a process with its parent; empty without util-linux."""
     return ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 
 
 @dataclass(frozen=True)
 class Log:
-    """What ffmpeg said."""
+    """What ffmpeg printed."""
 
-    complaints: list[str]
-    """Errors, the first first."""
+    errors: list[str]
     hdr: bool
-    """Whether the picture is coded for a brighter screen than an ordinary one."""
+    """Whether the video is HDR."""
     seconds: float
-    """How long the file says that it is; 0 where it does not say."""
+    """Duration that the file declares; 0 if none."""
 
 
 def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
-    """Run ffmpeg; once more where it was too slow without working (a machine that slept, a disk that stalled), or where
-    its words are of no use.
+    """Run ffmpeg; retry once after a timeout with an idle CPU (suspended machine, stalled disk) or a useless log.
 
-    Raises Rejected where the file is to blame, and UserError where the machine is.
+    Raises Rejected if the file is at fault, UserError if the machine is.
     """
     for last in (False, True):
         busy = _children_seconds()
         began = time.monotonic()
         try:
             return _run_once(arguments, limits, last, log, *outputs)
-        except _TooSlow:
+        except _TimedOut:
             if last or _children_seconds() - busy > (time.monotonic() - began) / 2:
                 raise
-        except _OnceMore:
+        except _Retry:
             pass
     raise AssertionError("unreachable")
 
@@ -110,45 +107,44 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         log.open("wb") as stderr,
         subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-        ) as process,  # Ctrl-C is for the worker to act on
+        ) as process,  # in a session of its own: the worker handles Ctrl-C
     ):
         try:
             memory = int(limits.memory * (1 << 30))
             resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
             _wait(process, limits.patience)
         finally:
-            process.kill()  # no effect on one that has ended
-    lines = _lines(log, arguments)
+            process.kill()  # no effect after it has ended
+    lines = _read_log(log, arguments)
     if process.returncode in _NOT_STARTED:
         raise UserError(
-            f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; see that it is installed on every machine, and "
-            f"that --memory {limits.memory:g} is enough for it"
+            f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; install it on every machine, and check that "
+            f"--memory {limits.memory:g} (GiB) is enough for it"
         )
-    if process.returncode in _STOPPED:
-        # what it wrote may be cut, and the video is not to blame: no shard is made of it
+    if process.returncode in _STOPPED:  # its output may be truncated: make no shard of it
         raise UserError(
-            f"ffmpeg was stopped from outside (by a signal, or for lack of memory) while it wrote {log.parent}; run "
-            "the same command again, with fewer --workers or a smaller --memory if memory ran out"
+            f"ffmpeg was stopped from outside (by a signal or lack of memory) while writing {log.parent}; run the same "
+            "command again, with fewer --workers or a smaller --memory if memory ran out"
         )
-    complaints = [_without_prefix(line) for line in lines if _COMPLAINT.match(line)]
-    says_full = any(map(_FULL.search, complaints))
-    if (says_full or (process.returncode and not complaints)) and _is_full(log.parent):  # maybe too full to say so
+    errors = [_strip_prefix(line) for line in lines if _ERROR.match(line)]
+    says_full = any(map(_FULL.search, errors))
+    if (says_full or (process.returncode and not errors)) and _is_full(log.parent):  # a full disk may hold no log
         raise UserError(f"no space left on the disk of {log.parent}; free some and run the same command again")
-    broken = [line for line, rest in pairwise(lines) if _REST.match(rest)]
-    if (says_full or broken) and not last:
-        raise _OnceMore
-    complaints += [_without_prefix(line) for line in broken]  # better a strange note than none
+    interrupted = [line for line, rest in pairwise(lines) if _CONTINUED.match(rest)]
+    if (says_full or interrupted) and not last:
+        raise _Retry
+    errors += [_strip_prefix(line) for line in interrupted]
     if process.returncode < 0:
         raise Rejected(f"ffmpeg crashes on it ({signal.Signals(-process.returncode).name})")
-    if process.returncode and not complaints:
-        complaints = [f"ffmpeg ended with status {process.returncode}"]
-    length = next(filter(None, map(_LENGTH.match, lines)), None)
-    hours, minutes, seconds = map(float, length.groups()) if length else (0.0, 0.0, 0.0)
-    return Log(complaints, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds)
+    if process.returncode and not errors:
+        errors = [f"ffmpeg ended with status {process.returncode}"]
+    duration = next(filter(None, map(_DURATION.match, lines)), None)
+    hours, minutes, seconds = map(float, duration.groups()) if duration else (0.0, 0.0, 0.0)
+    return Log(errors, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds)
 
 
-def _lines(log: Path, arguments: list[str]) -> list[str]:
-    """The lines of the log without the names in them, of files that we gave it: only ffmpeg's own words are judged."""
+def _read_log(log: Path, arguments: list[str]) -> list[str]:
+    """Lines of the log without our file names, which may look like ffmpeg's messages."""
     with log.open("rb") as file:
         text = file.read(_LOG_BYTES)
     names = (os.fsencode(argument) for argument in arguments if argument.startswith(("file:", "/")))
@@ -158,7 +154,7 @@ def _lines(log: Path, arguments: list[str]) -> list[str]:
 
 
 def _is_full(folder: Path) -> bool:
-    """Whether the disk says so itself."""
+    """Try to write 1 MiB."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 20))
@@ -170,7 +166,7 @@ def _is_full(folder: Path) -> bool:
 
 
 def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
-    """Until the process ends. Raises Rejected where it takes too long for the seconds of video it has written."""
+    """Wait for the process to end. Raises Rejected if it takes too long for the seconds of video it has written."""
     assert process.stdout is not None
     began, written = time.monotonic(), 0.0
     poll = select.poll()
@@ -178,11 +174,9 @@ def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
     while True:
         limit = _GRACE + patience * written
         remaining = began + limit - time.monotonic()
-        if remaining > 3600:  # poll takes no more than 24 days
-            remaining = 3600.0
-        elif remaining <= 0:
-            raise _TooSlow(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
-        if not poll.poll(1000 * remaining):
+        if remaining <= 0:
+            raise _TimedOut(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
+        if not poll.poll(1000 * min(remaining, 3600.0)):  # poll takes at most 24 days
             continue
         progress = os.read(process.stdout.fileno(), 1 << 16)
         if not progress:
@@ -192,6 +186,6 @@ def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
     process.wait()
 
 
-def _without_prefix(line: str) -> str:
-    """A line of the log without what comes before its text: the part of ffmpeg, an address in memory, the level."""
-    return _COMPLAINT.sub("", line).strip(" :")
+def _strip_prefix(line: str) -> str:
+    """A log line without component, memory address and level."""
+    return _ERROR.sub("", line).strip(" :")

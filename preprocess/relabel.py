@@ -1,4 +1,4 @@
-"""Whether an index says of its videos what another says, and of how many it does not."""
+"""Count the videos whose label, split, folds or further columns changed between two indexes."""
 
 from __future__ import annotations
 
@@ -9,43 +9,38 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdt.pipeline.shards.index import Annotations, read_annotations
+from gdt.pipeline.shards.index import read_annotations
 from gdt.pipeline.shards.seal import Damaged
 
 
-class Marks(NamedTuple):
-    """What an index says of every video, in 16 bytes each: it is to be remembered while videos are decoded."""
+class AnnotationKeys(NamedTuple):
+    """Hashes of the annotations of every video, 16 bytes each: they are kept in memory while videos are decoded."""
 
     ids: np.ndarray
-    """Keys of the ids, uint64 [n_videos]."""
-    said: np.ndarray
-    """Keys of label, split, folds and further columns, uint64 [n_videos]."""
+    """Hashes of the ids, uint64 [n_videos]."""
+    annotations: np.ndarray
+    """Hashes of label, split, folds and further columns, uint64 [n_videos]."""
 
     @staticmethod
-    def of(folder: Path) -> Marks:
-        """Those of the index that is there, none where there is none that can be read."""
+    def read(folder: Path) -> AnnotationKeys:
+        """Those of the index in a folder; empty without a readable one."""
         try:
-            ids, said = read_annotations(folder)
+            ids, annotations = read_annotations(folder)
         except (OSError, Damaged):
-            return Marks(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
-        names = sorted(said)
+            return AnnotationKeys(np.zeros(0, np.uint64), np.zeros(0, np.uint64))
+        names = sorted(annotations)
         prefixes = [name.encode() + b"\0" for name in names]
-        rows = zip(*(said[name].tolist() for name in names), strict=True)
-        # what nothing is said in is as if it were not there, so that a new column changes only who has something in it
+        rows = zip(*(annotations[name].tolist() for name in names), strict=True)
+        # empty values are skipped, so that a new column changes only the videos that have a value in it
         texts = (
             b"\0".join(prefix + value for prefix, value in zip(prefixes, row, strict=True) if value) for row in rows
         )
-        return Marks(_keys(ids.tolist(), len(ids)), _keys(texts, len(ids)))
+        return AnnotationKeys(_keys(ids.tolist(), len(ids)), _keys(texts, len(ids)))
 
-    def differing(self, other: Marks) -> int:
-        """How many of the videos that both indexes hold are said to be something else."""
+    def count_changes(self, other: AnnotationKeys) -> int:
+        """Number of videos in both indexes whose annotations differ."""
         _, here, there = np.intersect1d(self.ids, other.ids, assume_unique=True, return_indices=True)
-        return int(np.count_nonzero(self.said[here] != other.said[there]))
-
-
-def same(one: Annotations, other: Annotations) -> bool:
-    """Whether two indexes of the same videos say the same of each, in the same columns."""
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+        return int(np.count_nonzero(self.annotations[here] != other.annotations[there]))
 
 
 def _keys(texts: Iterable[bytes], count: int) -> np.ndarray:

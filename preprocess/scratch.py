@@ -1,4 +1,4 @@
-"""Tables that are longer than the memory, on disk without a name: they go with the process, however it ends."""
+"""SQLite tables on disk that are longer than the memory, in unnamed files that vanish with the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
 class Tables(sqlite3.Connection):
-    """A database that tells of a disk's errors as files do, with an OSError."""
+    """A database that raises OSError where the disk fails, as files do."""
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
         with _system_errors():
@@ -32,10 +32,10 @@ class Tables(sqlite3.Connection):
 
 
 def database(folder: Path | None, tables: str) -> Tables:
-    """A database with these tables in a folder, or where temporary files are.
+    """A database with these tables in a folder (default: of temporary files).
 
-    Nobody else opens it, and it is not to outlast the process: it needs no journal, and no locks, which not every file
-    system has. Raises OSError where there is no room.
+    It has one user and does not outlast the process, so it needs no journal, and no locks, which some file systems
+    lack. Raises OSError if the disk is full.
     """
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         connection = sqlite3.connect(f"file:{quote(file.name)}?nolock=1", uri=True, factory=Tables)

@@ -1,4 +1,4 @@
-"""What a run found and did: a table for people, and the same numbers in `summary.json`."""
+"""The summary of a run: a table to print, and the same numbers in `summary.json`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from gdt.pipeline.shards.layout import REJECTED, read_rejected
 
 SUMMARY = "summary.json"
 SLOWEST = 10
-"""How many of the slowest videos are named."""
+"""Number of slowest videos to record."""
 _SPLITS = ("train", "val", "test", "unused")
 
 
-class Slow(NamedTuple):
-    """A video that took long."""
+class SlowVideo(NamedTuple):
+    """A video and the seconds it took."""
 
     seconds: float
     id: str
@@ -32,23 +32,23 @@ class Slow(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run found and did."""
+    """The results of a run."""
 
     index: Index
-    """Of all shards, those made earlier too."""
+    """Of all shards."""
     videos: int
-    """Found, and listed but missing."""
+    """Files and entries of official lists."""
     reasons: dict[str, int]
-    """How many videos were left out for which reason."""
+    """Number of rejected videos by reason."""
     notes: dict[str, int]
-    """How many of the kept videos have which note."""
+    """Number of kept videos by note."""
     shards_made: int
     decoded: int
-    """Videos of the shards that were made now."""
+    """Videos of the new shards."""
     relabelled: int
-    """Videos whose label, split, folds or further columns are not those of the index that was there before."""
-    slowest: Sequence[Slow]
-    """Over all runs into this folder, the slowest first."""
+    """Videos whose label, split, folds or further columns differ from the previous index."""
+    slowest: Sequence[SlowVideo]
+    """Over all runs into this folder, slowest first."""
 
     @property
     def kept(self) -> int:
@@ -67,8 +67,8 @@ class Summary:
         return int((self.index.mel_count == 0).sum())
 
     @property
-    def figures(self) -> dict[str, Any]:
-        """What `summary.json` says."""
+    def numbers(self) -> dict[str, Any]:
+        """The content of `summary.json`."""
         index = self.index
         splits = {split: int(np.count_nonzero(index.split == split)) for split in _SPLITS}
         return {
@@ -81,37 +81,41 @@ class Summary:
         }  # fmt: skip
 
 
-def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int, slow: Sequence[Slow]) -> Summary:
-    """Count what is in the shards' folder, and write it to `summary.json` there."""
+def summarise(
+    index: Index, videos: int, made: int, decoded: int, relabelled: int, slow: Sequence[SlowVideo]
+) -> Summary:
+    """Count the contents of the shards and write `summary.json` next to them."""
     path = index.folder / SUMMARY
-    earlier: list[Slow] = []
+    earlier: list[SlowVideo] = []
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         if path.is_file():
-            earlier = [Slow(float(seconds), str(name)) for seconds, name in json.loads(path.read_text())["slowest"]]
-    again = {row.id for row in slow}
-    slowest = nlargest(SLOWEST, [*slow, *(row for row in earlier if row.id not in again)])
-    reasons = Counter(_kind(row["reason"]) for row in read_rejected(index.folder))
-    notes = Counter(_kind(note) for note in index.note if note)
+            earlier = [
+                SlowVideo(float(seconds), str(name)) for seconds, name in json.loads(path.read_text())["slowest"]
+            ]
+    repeated = {row.id for row in slow}
+    slowest = nlargest(SLOWEST, [*slow, *(row for row in earlier if row.id not in repeated)])
+    reasons = Counter(_generalise(row["reason"]) for row in read_rejected(index.folder))
+    notes = Counter(_generalise(note) for note in index.note if note)
     summary = Summary(
         index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, slowest
     )
-    write_text(path, json.dumps(summary.figures, indent=1, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n")
     return summary
 
 
-def _kind(reason: str) -> str:
-    """A reason without what differs from video to video: names, numbers, and the decoder's words after ours."""
+def _generalise(reason: str) -> str:
+    """A reason without names, numbers and the decoder's own message, which differ from video to video."""
     reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another, which is kept", reason)
     return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
 
 
 def describe(summary: Summary) -> str:
     """The table printed at the end of a run."""
-    index, folder, figures = summary.index, summary.index.folder, summary.figures
-    splits = ", ".join(f"{n} {split}" for split, n in figures["splits"].items())
+    index, folder, numbers = summary.index, summary.index.folder, summary.numbers
+    splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
         f"{summary.kept} of {summary.videos} videos kept ({splits}; {len(index.classes)} classes), "
-        f"{figures['hours']:.2f} hours, {figures['gigabytes']:.2f} GB in {folder}",
+        f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB in {folder}",
         f"{summary.decoded} decoded, {summary.relabelled} relabelled; {summary.shards_made} shards made now, "
         f"{summary.shards_kept} were there already",
     ]
@@ -123,11 +127,11 @@ def describe(summary: Summary) -> str:
         lines += _counts(summary.notes)
     if summary.without_sound:
         lines.append(f"{summary.without_sound} kept without sound: only presets a to d can learn from them")
-    lines.append(f"{figures['silent_seconds']:.0f} s of the sound are silence")
+    lines.append(f"{numbers['silent_seconds']:.0f} s of the sound are silence")
     if index.settings.get("vocabulary"):
         videos = int((index.text_count > 0).sum())
         lines.append(
-            f"{figures['words']} words in {videos} videos, beside stop words and those that the word2vec file lacks"
+            f"{numbers['words']} words in {videos} videos, beside stop words and those that the word2vec file lacks"
         )
     if summary.slowest:
         named = ", ".join(f"{row.id} ({row.seconds:.1f} s)" for row in summary.slowest[:3])

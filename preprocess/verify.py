@@ -1,8 +1,8 @@
-"""Whether every shard is still what was written: gdt verify.
+"""gdt verify: check that every shard is as it was written.
 
-Checksums of everything, offsets that fit, the markers at both ends of every JPEG; with `--full` every frame is decoded
-too. A damaged shard is named with what is wrong; `--remove` removes it, and preprocessing then makes it again. Damaged
-is only what was read and is not what was written: what could not be read is named, and never removed.
+Checks all checksums and offsets, and the markers at both ends of every JPEG; `--full` also decodes every frame. Damaged
+shards are reported; `--remove` removes them, and preprocessing rebuilds them. A shard counts as damaged only if it was
+read and differs from what was written: what cannot be read is reported and never removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import h5py
 import numpy as np
@@ -35,35 +35,35 @@ from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, read_sea
 from gdt.preprocess import cluster
 
 _FRAMES = 1 << 12
-"""Frames looked at together."""
-_PIECES = 1 << 10
-"""Pieces of sound looked at together."""
+"""Frames per read."""
+_BLOCKS = 1 << 10
+"""Checksummed blocks of sound per read."""
 
-State = Literal["whole", "damaged", "missing", "stray", "foreign", "no file", "unchecked"]
+State = Literal["intact", "damaged", "missing", "stray", "foreign", "not a file", "unchecked"]
 
 
 class Finding(NamedTuple):
-    """What is wrong with a shard or the index; of all states, only what is damaged may be removed."""
+    """State of a shard or of the index, and its problems; only `damaged` ones may be removed."""
 
     state: State
     problems: list[str]
 
 
-_WHOLE = Finding("whole", [])
+_INTACT = Finding("intact", [])
 
 
 @dataclass(frozen=True)
 class Verify(cluster.Workers):
-    """Check every shard of a data set; the exit status is 2 where one is damaged or cannot be checked."""
+    """Check every shard of a data set; the exit status is 2 if one is damaged or cannot be checked."""
 
     dataset: str = "folder"
-    """The data set, as given to preprocessing."""
+    """Data set, as given to preprocessing."""
     shards: Path | None = None
     """Folder of the shards; default data/shards/<dataset>."""
     full: bool = False
     """Decode every frame, which takes longer."""
     remove: bool = False
-    """Remove the damaged shards; preprocessing makes them again."""
+    """Remove damaged shards; preprocessing rebuilds them."""
 
     @property
     def shard_folder(self) -> Path:
@@ -71,10 +71,7 @@ class Verify(cluster.Workers):
 
 
 def check_shard(path: Path, full: bool) -> list[str]:
-    """What in a shard is not what was written, in the order in which it was found; empty where nothing is.
-
-    Raises whatever keeps it from being read.
-    """
+    """The problems of a shard; empty if it is intact. Raises the error that keeps it from being read."""
     try:
         with open_sealed(path) as file:
             return list(_problems(file, full))
@@ -92,13 +89,13 @@ def _problems(file: h5py.File, full: bool) -> Iterator[str]:
 
 
 def _misfits(file: h5py.File) -> Iterator[str]:
-    """What in the tables of a shard does not fit; after the first, the others may not be read."""
+    """Inconsistent tables; after the first, others may be unreadable."""
     if missing := [name for name in SHARD if name not in file]:
         yield f"it has no {', '.join(missing)}"
     size = Path(file.filename).stat().st_size
     for name in SHARD:
         if file[name].chunks is not None or file[name].nbytes > size:
-            yield f"{name} is not stored in one piece, or longer than the file"
+            yield f"{name} is not contiguous, or longer than the file"
     n = len(file["video/id"])
     for name, rows in (("frame", "frames/crc32"), ("mel", "audio/logmel"), ("text", "text/token")):
         total = len(file[rows])
@@ -107,7 +104,7 @@ def _misfits(file: h5py.File) -> Iterator[str]:
     for name in SHARD:
         if name.startswith("video/") and len(file[name]) not in (n, n + 1):
             yield f"{name} has {len(file[name])} rows for {n} videos"
-    if not _cover(file["frames/offset"][:], len(file["frames/crc32"]), len(file["frames/jpeg"]), least=4):
+    if not _cover(file["frames/offset"][:], len(file["frames/crc32"]), len(file["frames/jpeg"]), minimum=4):
         yield "frames/offset does not fit frames/jpeg"
     if len(file["audio/crc32"]) != -(-len(file["audio/logmel"]) // ROWS):
         yield "audio/crc32 does not fit audio/logmel"
@@ -115,9 +112,9 @@ def _misfits(file: h5py.File) -> Iterator[str]:
         yield "the tables of words do not fit each other"
 
 
-def _cover(bounds: np.ndarray, parts: int, total: int, least: int = 0) -> bool:
-    """Whether so many parts, from one bound to the next, cover rows 0 to `total`, each at least `least`."""
-    return len(bounds) == parts + 1 and bounds[0] == 0 and bounds[-1] == total and not (np.diff(bounds) < least).any()
+def _cover(bounds: np.ndarray, parts: int, total: int, minimum: int = 0) -> bool:
+    """Whether `parts` consecutive ranges cover rows 0 to `total`, each with at least `minimum` rows."""
+    return len(bounds) == parts + 1 and bounds[0] == 0 and bounds[-1] == total and not (np.diff(bounds) < minimum).any()
 
 
 def _frame_problems(file: h5py.File, full: bool) -> Iterator[str]:
@@ -129,12 +126,12 @@ def _frame_problems(file: h5py.File, full: bool) -> Iterator[str]:
         bounds = offset[first : first + _FRAMES + 1]
         data = file["frames/jpeg"][bounds[0] : bounds[-1]]
         start, end = bounds[:-1] - bounds[0], bounds[1:] - bounds[0]
-        whole = (data[start] == 0xFF) & (data[start + 1] == 0xD8) & (data[end - 2] == 0xFF) & (data[end - 1] == 0xD9)
+        marked = (data[start] == 0xFF) & (data[start + 1] == 0xD8) & (data[end - 2] == 0xFF) & (data[end - 1] == 0xD9)
         for k in range(len(start)):
             jpeg = data[start[k] : end[k]]
-            problem = "" if zlib.crc32(jpeg) == expected[first + k] else "is not what was written"
-            if not problem and not whole[k]:
-                problem = "does not begin and end as a JPEG does"
+            problem = "" if zlib.crc32(jpeg) == expected[first + k] else "has a checksum mismatch"
+            if not problem and not marked[k]:
+                problem = "lacks the markers of a JPEG"
             video = int(np.searchsorted(frame, first + k, side="right")) - 1
             if full and not problem:
                 problem = _decoding_problem(jpeg, tuple(size[video]))
@@ -145,12 +142,12 @@ def _frame_problems(file: h5py.File, full: bool) -> Iterator[str]:
 def _sound_problems(file: h5py.File) -> Iterator[str]:
     logmel, expected = file["audio/logmel"], file["audio/crc32"][:]
     bounds, ids = file["video/mel"][:], file["video/id"][:]
-    for first in range(0, len(logmel), _PIECES * ROWS):
-        data = logmel[first : first + _PIECES * ROWS]
+    for first in range(0, len(logmel), _BLOCKS * ROWS):
+        data = logmel[first : first + _BLOCKS * ROWS]
         for k in range(0, len(data), ROWS):
             if zlib.crc32(data[k : k + ROWS]) != expected[(first + k) // ROWS]:
                 video = int(np.searchsorted(bounds, first + k, side="right")) - 1
-                yield f"the sound of {ids[video].decode()}, or of the next, is not what was written"
+                yield f"the sound of {ids[video].decode()}, or of the next video, has a checksum mismatch"
 
 
 def _word_problems(file: h5py.File) -> Iterator[str]:
@@ -159,99 +156,99 @@ def _word_problems(file: h5py.File) -> Iterator[str]:
     for video, name in enumerate(file["video/id"][:]):
         words = slice(bounds[video], bounds[video + 1])
         if words_checksum(*(column[words] for column in columns)) != expected[video]:
-            yield f"the words of {name.decode()} are not what was written"
+            yield f"the text of {name.decode()} has a checksum mismatch"
 
 
 def _decoding_problem(jpeg: np.ndarray, size: tuple[int, ...]) -> str:
     try:
         with Image.open(io.BytesIO(jpeg.tobytes())) as image:
             image.load()
-            # baseline 4:2:0, as the schema says and decoders on the GPU are fastest with
+            # baseline 4:2:0, as in the schema: the fastest to decode on a GPU
             layers = getattr(image, "layer", None)
             if image.size != size or image.mode != "RGB" or image.info.get("progressive") or not _is_420(layers):
-                return f"is {image.size[0]}x{image.size[1]} {image.mode}, or no baseline 4:2:0 JPEG"
-    except UnidentifiedImageError:  # whose message is of an object in memory
-        return "cannot be decoded (it is no image)"
+                return f"is {image.size[0]}x{image.size[1]} {image.mode}, or not a baseline 4:2:0 JPEG"
+    except UnidentifiedImageError:  # its message names an object in memory
+        return "cannot be decoded (not an image)"
     except (OSError, SyntaxError, ValueError) as error:
         if getattr(error, "errno", None) is not None or "out of memory" in str(error):
-            raise  # of this machine, not of the frame
+            raise  # an error of this machine, not of the frame
         return f"cannot be decoded ({error})"
     return ""
 
 
 def _is_420(layers: object) -> bool:
-    """Whether the components (id, horizontal, vertical sampling, table) halve the colour both ways."""
+    """Whether the components (id, horizontal, vertical sampling, table) halve the chroma in both directions."""
     return isinstance(layers, list) and [tuple(layer[1:3]) for layer in layers] == [(2, 2), (1, 1), (1, 1)]
 
 
 def verify(settings: Verify) -> dict[str, Finding]:
-    """What is wrong, by name. Raises UserError where there are no shards, or a worker does not see them.
+    """Check the shards and the index; returns all that are not intact, by name.
 
-    Where a run is still at work, or was stopped, the shards that it has finished are checked; none can start while
-    what is damaged is to be removed.
+    Checks the finished shards of an unfinished run, too. No run can start while damaged shards are to be removed.
+    Raises UserError if there are no shards, or if a worker does not see them.
     """
     folder = settings.shard_folder
     with contextlib.ExitStack() as stack:
         if settings.remove and folder.is_dir():
             stack.enter_context(locked(folder, "leave out --remove"))
         running = not settings.remove and is_locked(folder)
-        index, seals = _look_at_index(folder)
-        found = {path.name: path.lstat().st_size for path in sorted(folder.glob("shard-*.h5"))}
-        if index.state == "foreign" or not (found or seals):
-            Index.open(folder)  # says what to do
+        index, seals = _check_index(folder)
+        sizes = {path.name: path.lstat().st_size for path in sorted(folder.glob("shard-*.h5"))}
+        if index.state == "foreign" or not (sizes or seals):
+            Index.open(folder)  # raises a UserError that says what to do
         findings = {INDEX: index}
         if index.state == "missing":
-            findings = {} if running else {INDEX: Finding("missing", [_NO_INDEX])}
-        hosts = _check_all(settings, seals, found, findings)
-        if seals and all(finding.state == "whole" for finding in findings.values()):
-            findings[INDEX] = _compare(folder, seals)
+            findings = {} if running else {INDEX: Finding("missing", ["it is missing: preprocessing is unfinished"])}
+        hosts = _check_all(settings, seals, sizes, findings)
+        if seals and all(finding.state == "intact" for finding in findings.values()):
+            findings[INDEX] = _compare_index(folder, seals)
         if settings.remove:
             _remove(settings, seals, findings, hosts)
     if running:
-        print(f"a run is writing to {folder}: {len(found)} finished shards were checked")
-    return {name: finding for name, finding in findings.items() if finding.state != "whole"}
+        print(f"a run is writing to {folder}: {len(sizes)} finished shards were checked")
+    return {name: finding for name, finding in findings.items() if finding.state != "intact"}
 
 
 def _check_all(
-    settings: Verify, seals: dict[str, int], found: dict[str, int], findings: dict[str, Finding]
+    settings: Verify, seals: dict[str, int], present: dict[str, int], findings: dict[str, Finding]
 ) -> dict[str, str]:
-    """Add what the shards are like to `findings`; returns who found it, by name."""
+    """Check the shards that the index lists or that are `present` (name -> bytes), and add to `findings`.
+
+    Returns the host that checked each.
+    """
     folder, hosts = settings.shard_folder, {}
-    sizes = dict.fromkeys(seals, 0) | found
+    sizes = dict.fromkeys(seals, 0) | present
     with (
         cluster.connect(settings.scheduler, settings.workers) as client,
         tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verify") as bar,
     ):
-        check = partial(_check, folder, settings.full, seals)
+        check = partial(_check_on_worker, folder, settings.full, seals)
         for name, host, state, problems in cluster.unordered(client, check, sorted(sizes), settings.workers):
             bar.update(sizes[name])
-            if state in ("missing", "no file") and name in found and not kind(folder / name):
-                raise UserError(cluster.unseen(folder / name, host, f"the disk of {folder}"))
+            if state in ("missing", "not a file") and name in present and not kind(folder / name):
+                raise UserError(cluster.invisible(folder / name, host, f"the disk of {folder}"))
             findings[name], hosts[name] = Finding(state, problems), host
     return hosts
 
 
 def _remove(settings: Verify, seals: dict[str, int], findings: dict[str, Finding], hosts: dict[str, str]) -> None:
-    """Remove what is damaged, where this machine finds so too just before."""
+    """Remove damaged files, after this machine has confirmed the damage."""
     folder = settings.shard_folder
     for name in [name for name, finding in findings.items() if finding.state == "damaged"]:
         if name != INDEX:
-            again = _look_at_shard(folder / name, settings.full, seals.get(name))
-        elif (again := _look_at_index(folder)[0]).state == "whole":
-            again = _compare(folder, seals)
-        if again.state == "damaged":
+            second = _check_file(folder / name, settings.full, seals.get(name))
+        elif (second := _check_index(folder)[0]).state == "intact":
+            second = _compare_index(folder, seals)
+        if second.state == "damaged":
             (folder / name).unlink()
         else:
-            told = "nothing" if again.state == "whole" else again.problems[0]
-            found = f"{hosts.get(name, 'a first look')} found that {findings[name].problems[0]}"
-            findings[name] = Finding("unchecked", [f"{found}, and a second look on this machine found {told}"])
+            result = "no problem" if second.state == "intact" else second.problems[0]
+            first = f"{hosts.get(name, 'a first check')} reported: {findings[name].problems[0]}"
+            findings[name] = Finding("unchecked", [f"{first}; a second check on this machine found {result}"])
 
 
-_NO_INDEX = "it is missing: preprocessing has not come to its end"
-
-
-def _look_at_index(folder: Path) -> tuple[Finding, dict[str, int]]:
-    """What the index is like by itself, and what it says: shard -> checksum of its seal."""
+def _check_index(folder: Path) -> tuple[Finding, dict[str, int]]:
+    """The state of the index alone, and its table: shard -> checksum of its seal."""
     seals: dict[str, int] = {}
 
     def problems() -> list[str]:
@@ -260,34 +257,28 @@ def _look_at_index(folder: Path) -> tuple[Finding, dict[str, int]]:
             seals.update(zip(names, file["shard/seal"][:].tolist(), strict=True))
         return []
 
-    return _look(folder / INDEX, problems), seals
+    return _check(folder / INDEX, problems), seals
 
 
-def _compare(folder: Path, seals: dict[str, int]) -> Finding:
-    """Whether the index is what the shards give; nothing is written, as a disk may be full."""
+def _compare_index(folder: Path, seals: dict[str, int]) -> Finding:
+    """Whether the index matches the shards. Writes nothing, as the disk may be full."""
     try:
-        found, attributes = contents(folder)
-        datasets, expected = gather([folder / name for name in seals], {"settings": attributes["settings"]})
-        if "said" in attributes:  # labels are the last run's to say, of which nothing but its hash is left
-            datasets, expected = _as_said(datasets, expected, found)
-        same = found.keys() == datasets.keys() and attributes == expected
-        same = same and all(_equal(found[name], values) for name, values in datasets.items())
+        datasets, attributes = contents(folder)
+        expected, expected_attributes = gather([folder / name for name in seals], {"settings": attributes["settings"]})
+        if "said" in attributes:  # the labels are those of the last run, of which only the hash is recorded
+            shape = expected["video/id"].shape
+            labels = {
+                name: values
+                for name, values in datasets.items()
+                if is_annotation(name) and values.dtype == object and values.shape == shape
+            }
+            labels = {name: expected[name] for name in LABELS} | labels
+            expected, expected_attributes = with_annotations(expected, expected_attributes, labels)
+        same = datasets.keys() == expected.keys() and attributes == expected_attributes
+        same = same and all(_equal(datasets[name], values) for name, values in expected.items())
     except Exception as error:
-        return Finding("unchecked", [f"it cannot be compared with the shards ({_told(error)})"])
-    return _WHOLE if same else Finding("damaged", ["it is not what the shards say"])
-
-
-def _as_said(
-    datasets: dict[str, np.ndarray], attributes: dict[str, Any], found: dict[str, np.ndarray]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """What the shards give, with what the index says of their videos, as far as that has the shape of it."""
-    shape = datasets["video/id"].shape
-    said = {
-        name: values
-        for name, values in found.items()
-        if is_annotation(name) and values.dtype == object and values.shape == shape
-    }
-    return with_annotations(datasets, attributes, {name: datasets[name] for name in LABELS} | said)
+        return Finding("unchecked", [f"it cannot be compared with the shards ({_reason(error)})"])
+    return _INTACT if same else Finding("damaged", ["it does not match the shards"])
 
 
 def _equal(one: np.ndarray, other: np.ndarray) -> bool:
@@ -296,65 +287,65 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
 
 
-def _check(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, str, State, list[str]]:
-    """Name, this machine, and what there is to say: no class of this file, which workers do not know as `__main__`."""
-    finding = _look_at_shard(folder / name, full, seals.get(name))
+def _check_on_worker(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, str, State, list[str]]:
+    """Name, host, state and problems; not a class of this file, which workers do not know as `__main__`."""
+    finding = _check_file(folder / name, full, seals.get(name))
     return name, socket.gethostname(), finding.state, finding.problems
 
 
-def _look_at_shard(path: Path, full: bool, expected: int | None) -> Finding:
-    """What a shard is like; `expected` is the checksum of its seal in the index."""
+def _check_file(path: Path, full: bool, expected: int | None) -> Finding:
+    """The state of a shard; `expected` is the checksum of its seal in the index."""
     own = []
 
     def problems() -> list[str]:
         own.append(read_seal(path).own)
         return check_shard(path, full)
 
-    finding = _look(path, problems)
-    if finding.state == "whole" and expected not in (None, *own):
-        return Finding("stray", ["it is not the one that the index was made of"])
+    finding = _check(path, problems)
+    if finding.state == "intact" and expected not in (None, *own):
+        return Finding("stray", ["it is not the shard that the index was made from"])
     return finding
 
 
-def _look(path: Path, problems: Callable[[], list[str]]) -> Finding:
-    """What a file is like in which there are these problems."""
+def _check(path: Path, problems: Callable[[], list[str]]) -> Finding:
+    """The state of a file, given a function that lists its problems."""
     try:
         if (what := kind(path)) == "missing":
             return Finding("missing", ["it is missing"])
         if what:
-            return Finding("no file", [f"it is {what}, not a file"])
+            return Finding("not a file", [f"it is {what}, not a file"])
         found = problems()
     except OtherSchema as error:
         return Finding("foreign", [f"it was made by another version: {error}"])
     except Damaged as damage:
         return Finding("damaged", [str(damage)])
-    except Exception as error:  # of the disk, of this machine or of this program: nothing is known of the file
-        return Finding("unchecked", [f"it cannot be read ({_told(error)})"])
-    return Finding("damaged", found) if found else _WHOLE
+    except Exception as error:  # of the disk, the machine or this program: it says nothing about the file
+        return Finding("unchecked", [f"it cannot be read ({_reason(error)})"])
+    return Finding("damaged", found) if found else _INTACT
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return first_line(error) if isinstance(error, UserError) else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _advice(settings: Verify, state: State) -> str:
-    """What is so of some shards, and what to do about it."""
-    remake = "the same 'make preprocess' command as before makes them"
+    """What to do about files in this state."""
+    rebuild = "the same 'make preprocess' command as before rebuilds"
     first = (
         "they were removed"
         if settings.remove
         else f"remove them with {remove_command(settings.shard_folder, settings.full)}"
     )
     return {
-        "damaged": f"are damaged: {first}; then {remake} again",
-        "missing": f"are missing: {remake}",
-        "stray": "do not belong to the index: the same 'make preprocess' command as before makes the index anew",
-        "foreign": "were made by another version: make them anew into another folder, or delete them",
-        "no file": "are no files: take them away, or mend the links",
-        "unchecked": "could not be checked, and were kept: look at the disk, its room and the permissions, then run "
-        "the same command again",
+        "damaged": f"damaged: {first}; then {rebuild} them",
+        "missing": f"missing: {rebuild} them",
+        "stray": f"not in the index: {rebuild} the index",
+        "foreign": "made by another version: rebuild them in another folder, or delete them",
+        "not a file": "not regular: move them away, or fix the links",
+        "unchecked": "not checked, and kept: check the disk, its free space and the permissions, then run the same "
+        "command again",
     }[state]
 
 
@@ -370,5 +361,5 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{settings.shard_folder / name}: {problems[0]}{more}", file=sys.stderr)
     if findings:
         counts = Counter(state for state, _ in findings.values())
-        raise UserError(". ".join(f"{n} shards or indexes {_advice(settings, state)}" for state, n in counts.items()))
-    print(f"every shard in {settings.shard_folder} is as it was written")
+        raise UserError(". ".join(f"{n} file{'s' * (n > 1)} {_advice(settings, state)}" for state, n in counts.items()))
+    print(f"every shard in {settings.shard_folder} is intact")

@@ -1,4 +1,4 @@
-"""What a worker does: one shard, made of the videos of a task."""
+"""The work of a worker: make one shard."""
 
 from __future__ import annotations
 
@@ -22,67 +22,68 @@ from gdt.common.files import is_disk_full, open_regular
 from gdt.pipeline.shards.index import mel_sums
 from gdt.pipeline.shards.writer import VideoRecord, write_shard
 from gdt.preprocess.datasets.listing import Words, size_of
-from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group, groups, pixel_sums
-from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, peaks_of
+from gdt.preprocess.extract import Extracted, extract_group, groups, pixel_sums
+from gdt.preprocess.ffmpeg import Extraction, Target
+from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Rejected
-from gdt.preprocess.summary import SLOWEST, Slow
+from gdt.preprocess.summary import SLOWEST, SlowVideo
 
 PROGRESS = "gdt-preprocess"
-"""Dask's topic under which workers tell how many more videos are done."""
+"""Dask topic of the number of videos just done."""
 
 
-class Changed(NamedTuple):
-    """A video of a task that is not what it was when it was listed."""
+class ChangedVideo(NamedTuple):
+    """A video of a task that has changed since it was listed."""
 
     number: int
+    """Index in the task."""
     size: int
-    """As `host` sees it."""
+    """As seen by `host`."""
     host: str
 
 
 @dataclass(frozen=True)
-class Made:
-    """What came of a task."""
+class ShardResult:
+    """The result of a task."""
 
-    slow: list[Slow]
-    """The videos that took longest."""
-    changed: list[Changed] = field(default_factory=list)
-    """Videos that are not what they were when they were listed; where there are any, there is no shard yet."""
+    slow: list[SlowVideo]
+    changed: list[ChangedVideo] = field(default_factory=list)
+    """Videos that changed since they were listed; if there are any, there is no shard yet."""
 
 
-def make_shard(task: ShardTask) -> Made:
-    """Decode the videos of one shard, one after another, and write it.
+def make_shard(task: ShardTask) -> ShardResult:
+    """Decode the videos of one shard and write it.
 
-    Where a video is not what it was when it was listed, or changes meanwhile, there is no shard, unless it is the last
-    time that this is tried: then such videos are left out, and the next run will want to make the shard again.
+    If a video has changed since it was listed, or changes meanwhile, no shard is written. In the last attempt such
+    videos are rejected instead, and the next run makes the shard again.
     """
-    looks = [_look(video.path) for video in task.videos]
+    states = [_file_state(video.path) for video in task.videos]
     changed = [
-        Changed(k, look.size, socket.gethostname())
-        for k, (look, size) in enumerate(zip(looks, task.sizes, strict=False))
-        if look.size != size
+        ChangedVideo(k, state.size, socket.gethostname())
+        for k, (state, size) in enumerate(zip(states, task.sizes, strict=False))
+        if state.size != size
     ]
-    if changed and (not task.last or any(seen.size < 0 for seen in changed)):
-        return Made([], changed)
+    if changed and (not task.last or any(video.size < 0 for video in changed)):
+        return ShardResult([], changed)
     try:
         with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
-            return _make_shard(task, Path(folder), looks, {seen.number for seen in changed})
+            return _make_shard(task, Path(folder), states, {video.number for video in changed})
     except OSError as error:
-        named = full_disk_named(error, task.path.parent)
-        if named is error:
-            named = UserError(f"cannot write {task.path}: {error}; mend it and run the same command again")
-        raise named from error
+        explained = explain_full_disk(error, task.path.parent)
+        if explained is error:
+            explained = UserError(f"cannot write {task.path}: {error}; fix this and run the same command again")
+        raise explained from error
 
 
-def make_numbered(task: tuple[int, ShardTask]) -> tuple[int, Made]:
-    """`make_shard` for a shard that is known by its place in the plan."""
+def make_planned_shard(task: tuple[int, ShardTask]) -> tuple[int, ShardResult]:
+    """`make_shard` for a shard at an index of the plan."""
     shard, what = task
     return shard, make_shard(what)
 
 
-def full_disk_named(error: Exception, folder: Path) -> Exception:
-    """A full disk as a sentence; what else may go wrong with files as it is."""
+def explain_full_disk(error: Exception, folder: Path) -> Exception:
+    """A UserError for a full disk; any other error as it is."""
     if not is_disk_full(error):
         return error
     return UserError(
@@ -90,27 +91,26 @@ def full_disk_named(error: Exception, folder: Path) -> Exception:
     )
 
 
-class _Look(NamedTuple):
-    """What can be seen of a file without reading it; another one means that somebody has written to it."""
+class _FileState(NamedTuple):
+    """What tells whether a file was written to."""
 
     size: int
-    """As `size_of` has it."""
-    written: int = 0
-    """When that was last done, in nanoseconds."""
+    modified: int = 0
+    """Nanoseconds."""
 
 
-def _look(path: Path) -> _Look:
+def _file_state(path: Path) -> _FileState:
     size = size_of(path)
     try:
-        return _Look(size, path.stat().st_mtime_ns if size > 0 else 0)
+        return _FileState(size, path.stat().st_mtime_ns if size > 0 else 0)
     except OSError:
-        return _Look(-1)
+        return _FileState(-1)
 
 
 def _read_error(path: Path) -> str:
-    """Why the disk, not the file, kept ffmpeg from reading it; empty where all of it can be read."""
+    """The error of the disk, if any, that keeps the file from being read."""
     left = size_of(path)
-    if left <= 0:  # of an empty one there is nothing to read, and some that the system makes up never end
+    if left <= 0:  # some files of the system look empty and never end
         return ""
     try:
         with open_regular(path) as file:
@@ -123,12 +123,13 @@ def _read_error(path: Path) -> str:
     return ""
 
 
-def _make_shard(task: ShardTask, folder: Path, looks: Sequence[_Look], unsettled: set[int]) -> Made:
+def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], unstable: set[int]) -> ShardResult:
+    """`unstable` are the indices of videos to reject because they changed."""
     from distributed import get_worker
 
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
-    slow: list[Slow] = []
+    slow: list[SlowVideo] = []
     unreadable = 0
     pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
     for group in groups(task.videos):
@@ -136,72 +137,71 @@ def _make_shard(task: ShardTask, folder: Path, looks: Sequence[_Look], unsettled
         first = len(records) + len(rejected)
         numbers = range(first, first + len(group))
         targets = [Target.within(folder / str(number), task.videos[number]) for number in numbers]
-        for number, target, taken in zip(numbers, targets, extract_group(targets, task.extraction), strict=True):
+        for number, target, output in zip(numbers, targets, extract_group(targets, task.extraction), strict=True):
+            path, reason = target.video.path, ""
             try:
-                record, sums = _record(target, taken, task.extraction)
-            except Rejected as caught:
-                reason = str(caught)
-                if error := _read_error(target.video.path):
-                    reason, unreadable = f"it cannot be read ({error})", unreadable + 1
-                    unsettled.add(number)
-            else:
-                reason = ""
-            if task.sizes and _look(target.video.path) != looks[number]:
-                reason = f"somebody writes to it: it has {size_of(target.video.path)} bytes now"
-                unsettled.add(number)
-            elif number in unsettled:
-                reason = reason or f"it changes: it has {looks[number].size} bytes now"
-            if number in unsettled and not task.last:
-                return Made([], [Changed(number, size_of(target.video.path), socket.gethostname())])
+                record, sums = _record(target, output, task.extraction)
+            except Rejected as error:
+                reason = str(error)
+                if failure := _read_error(path):
+                    reason, unreadable = f"it cannot be read ({failure})", unreadable + 1
+                    unstable.add(number)
+            if task.sizes and _file_state(path) != states[number]:
+                reason = f"somebody writes to it: it has {size_of(path)} bytes now"
+                unstable.add(number)
+            elif number in unstable:
+                reason = reason or f"it changes: it has {states[number].size} bytes now"
+            if number in unstable and not task.last:
+                return ShardResult([], [ChangedVideo(number, size_of(path), socket.gethostname())])
             if reason:
-                path = os.path.relpath(target.video.path, task.source)
-                rejected.append({"id": target.video.id, "path": path, "reason": reason})
+                rejected.append({"id": target.video.id, "path": os.path.relpath(path, task.source), "reason": reason})
                 shutil.rmtree(target.jpeg.parent)
             else:
                 records.append(record)
                 mels += sums
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
         seconds = (time.perf_counter() - began) / len(group)
-        slow = nlargest(SLOWEST, [*slow, *(Slow(seconds, video.id) for video in group)])
-        with contextlib.suppress(ValueError):  # called directly, without Dask
+        slow = nlargest(SLOWEST, [*slow, *(SlowVideo(seconds, video.id) for video in group)])
+        with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
     if unreadable == len(task.videos) > 1:
         raise UserError(
-            f"none of the videos of {task} can be read: {rejected[0]['reason']}; mend their disk, then run the same "
+            f"none of the videos of {task} can be read: {rejected[0]['reason']}; check their disk, then run the same "
             "command again: finished shards are kept"
         )
     attributes = {"settings": json.dumps(dict(task.details)), "pixel_sums": pixels, "mel_sums": mels}
-    content = "" if unsettled else task.content  # which no plan asks for
+    content = "" if unstable else task.content  # matches no plan
     write_shard(task.path, records, rejected, attributes, content, BANDS, folder)
-    return Made(slow)
+    return ShardResult(slow)
 
 
-def _record(target: Target, taken: Extracted | Rejected, settings: Extraction) -> tuple[VideoRecord, np.ndarray]:
-    """A row of the shard and the sums of its log-mel values. Raises Rejected where the video cannot be used."""
-    if isinstance(taken, Rejected):
-        raise taken
-    video, note = target.video, taken.note
-    seconds = len(taken.sizes) / settings.fps
-    waveform = Waveform(target.pcm, most=round(seconds * SAMPLE_RATE))  # no clip begins after the picture's end
+def _record(target: Target, output: Extracted | Rejected, settings: Extraction) -> tuple[VideoRecord, np.ndarray]:
+    """A row of the shard and the sums of its log-mel values. Raises Rejected if the video cannot be used."""
+    if isinstance(output, Rejected):
+        raise output
+    video, note = target.video, output.note
+    seconds = len(output.sizes) / settings.fps
+    waveform = Waveform(target.pcm, limit=round(seconds * SAMPLE_RATE))  # no clip begins after the last frame
     bank = target.pcm.with_suffix(".mel")
-    peaks = peaks_of(waveform)
-    heard = bool((peaks > settings.silence_peak).any())
-    if not heard:
+    peaks = peak_levels(waveform)
+    audible = bool((peaks > settings.silence_peak).any())
+    if not audible:
         if settings.need_sound:
             raise Rejected("its sound is silence" if len(waveform) else "it has no sound")
         if len(waveform):
             note = note or "its sound is silence"
-    sums = _write_bank(waveform if heard else Waveform(target.pcm, most=0), bank)
+    sums = _write_bank(waveform if audible else Waveform(target.pcm, limit=0), bank)
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE
     words = video.words or Words([], [], [])
-    spoken = [k for k, end in enumerate(words.end) if end <= seconds]  # not what is said after the picture has ended
+    kept = [k for k, end in enumerate(words.end) if end <= seconds]
     columns = {
         "id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds),
-        "height": taken.height, "width": taken.width, "silence": silence, "note": note,
+        "height": output.height, "width": output.width, "silence": silence, "note": note,
     }  # fmt: skip
-    said = [[column[k] for k in spoken] for column in astuple(words)]
-    return VideoRecord(columns, taken.jpeg, taken.sizes, bank, said), sums
+    return VideoRecord(
+        columns, output.jpeg, output.sizes, bank, [[column[k] for k in kept] for column in astuple(words)]
+    ), sums
 
 
 def _write_bank(waveform: Waveform, path: Path) -> np.ndarray:

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gdt.preprocess import ffmpeg as module
-from gdt.preprocess.clock import Piece, pieces, put_on_clock, until
+from gdt.preprocess import extract, ffmpeg
+from gdt.preprocess.clock import Piece, cut, pieces, put_on_clock
 from gdt.preprocess.datasets.listing import Video
-from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, command, extract_group
+from gdt.preprocess.extract import Extracted, extract_group
+from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.process import run
 from tests.preprocess.test_ffmpeg import FRAME, events, kept, made, seconds
 
@@ -137,7 +138,7 @@ def test_gaps_are_filled_in_each_of_a_group(tmp_path: Path, picture: Path, monke
     sizes = (0.04, 0.095, 0.0)
     sounds = [clicks(jumping((size,) * 4), 4.5 - 4 * size) for size in sizes]
     paths = [muxed(tmp_path / f"{k}.mp4", picture, sound) for k, sound in enumerate(sounds)]
-    monkeypatch.delattr(module, "_extract")  # one after the other would be no test of a group
+    monkeypatch.delattr(extract, "_extract")  # one after the other would be no test of a group
     targets = [Target.within(tmp_path / path.stem, Video(path.name, path)) for path in paths]
     for taken in extract_group(targets, Extraction()):
         assert isinstance(taken, Extracted)
@@ -278,7 +279,7 @@ def test_stamps_that_stand_still_do_not_fill_the_disk(tmp_path: Path, picture: P
 def test_more_frames_than_stamps_are_written_for_are_kept(
     tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_STAMPS", 100)
+    monkeypatch.setattr(ffmpeg, "_MAX_STAMPS", 100)
     path = muxed(tmp_path / "gaps.mkv", picture, clicks(jumping((0.06, 0.06)), 4.38), "-c:a", "pcm_s16le")
     taken = kept(path, tmp_path)
     flash, click = events(taken)
@@ -378,11 +379,11 @@ def test_samples_are_moved_in_their_file(tmp_path: Path) -> None:
 
 def test_sound_is_cut_at_the_limit_on_the_clock() -> None:
     found = [(10, 0, 100), (50, 100, 200)]
-    assert until(1000, found) == found
-    assert until(200, found) == [(10, 0, 100), (50, 100, 140)]
-    assert until(160, found) == until(120, found) == [(10, 0, 100)]
-    assert until(40, found) == [(10, 0, 30)]
-    assert until(10, found) == []
+    assert cut(1000, found) == found
+    assert cut(200, found) == [(10, 0, 100), (50, 100, 140)]
+    assert cut(160, found) == cut(120, found) == [(10, 0, 100)]
+    assert cut(40, found) == [(10, 0, 30)]
+    assert cut(10, found) == []
 
 
 @pytest.mark.parametrize("count", [1, 10, 30])

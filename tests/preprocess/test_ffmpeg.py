@@ -23,19 +23,11 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.pipeline.shards.layout import shard_rejected
-from gdt.preprocess import ffmpeg as module
-from gdt.preprocess import process
+from gdt.preprocess import extract as module
+from gdt.preprocess import ffmpeg, process
 from gdt.preprocess.datasets.listing import Video
-from gdt.preprocess.ffmpeg import (
-    Extracted,
-    Extraction,
-    Target,
-    extract_group,
-    frame_sizes,
-    groups,
-    pixel_sums,
-    require_ffmpeg,
-)  # fmt: skip
+from gdt.preprocess.extract import Extracted, extract_group, frame_sizes, groups, pixel_sums
+from gdt.preprocess.ffmpeg import Extraction, Target, require_ffmpeg
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Rejected
 from gdt.preprocess.verify import check_shard
@@ -250,7 +242,7 @@ def test_colours_do_not_depend_on_how_the_video_codes_them(tmp_path: Path, matri
 
 
 needs_tonemap = pytest.mark.skipif(
-    shutil.which("ffmpeg") is None or not module._has_tonemap(), reason="this ffmpeg was built without zscale"
+    shutil.which("ffmpeg") is None or not ffmpeg.has_tonemap(), reason="this ffmpeg was built without zscale"
 )
 PQ_WHITE = 572
 """10-bit code of 203 cd/m2 in SMPTE 2084: what white paper is in HDR; an SDR screen would show it as grey 148."""
@@ -285,7 +277,7 @@ def test_hdr_that_does_not_say_its_colours_is_kept_with_a_note(tmp_path: Path, t
 def test_hdr_is_kept_with_a_note_where_this_ffmpeg_cannot_map_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_has_tonemap", lambda: False)
+    monkeypatch.setattr(ffmpeg, "has_tonemap", lambda: False)
     taken = kept(hdr(tmp_path / "pq.mkv", "smpte2084", *BT2020), tmp_path)
     assert abs(frames(taken).mean() - 148) < 3
     assert taken.note == "HDR without tone mapping: this ffmpeg has no zscale filter"

@@ -11,7 +11,7 @@ from python_speech_features import logfbank
 
 from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.preprocess import logmel as module
-from gdt.preprocess.logmel import Waveform, frames, logmel, logmel_blocks, peaks_of
+from gdt.preprocess.logmel import Waveform, frames, logmel, logmel_blocks, peak_levels
 
 
 def published(waveform: np.ndarray) -> np.ndarray:
@@ -76,7 +76,7 @@ def test_a_slice_of_a_waveform_in_a_file_is_that_of_the_array(
 
 def test_a_waveform_without_a_file_is_empty_and_half_a_sample_is_none(tmp_path: Path) -> None:
     gone = Waveform(tmp_path / "gone.pcm")
-    assert len(gone) == len(gone[0:100]) == len(peaks_of(gone)) == len(logmel(gone)) == 0
+    assert len(gone) == len(gone[0:100]) == len(peak_levels(gone)) == len(logmel(gone)) == 0
     (tmp_path / "odd.pcm").write_bytes(b"\x01\x00\x02\x00\x03")
     assert Waveform(tmp_path / "odd.pcm")[:].tolist() == [1, 2]
 
@@ -92,7 +92,7 @@ def test_loudness_is_the_peak_of_every_whole_10_ms(
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK", block)
     whole = noise[: 125 * 240].astype(np.int32).reshape(125, 240)
-    peaks = peaks_of(in_file)
+    peaks = peak_levels(in_file)
     assert peaks.dtype == np.int32
     assert np.array_equal(peaks, np.abs(whole).max(1))
 
@@ -101,7 +101,7 @@ def test_loudness_of_the_lowest_sample_does_not_overflow(tmp_path: Path) -> None
     samples = np.zeros(480, np.int16)
     samples[300] = -32768
     samples.tofile(tmp_path / "low.pcm")
-    assert peaks_of(Waveform(tmp_path / "low.pcm")).tolist() == [0, 32768]
+    assert peak_levels(Waveform(tmp_path / "low.pcm")).tolist() == [0, 32768]
 
 
 def test_a_long_waveform_is_not_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,5 +118,5 @@ def test_a_long_waveform_is_not_read_at_once(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(Waveform, "__getitem__", measured)
     waveform = Waveform(tmp_path / "long.pcm")
-    assert sum(len(block) for block in logmel_blocks(waveform)) == 5999 and len(peaks_of(waveform)) == 6000
+    assert sum(len(block) for block in logmel_blocks(waveform)) == 5999 and len(peak_levels(waveform)) == 6000
     assert 0 < longest <= 6 * 24_000

@@ -48,7 +48,7 @@ def test_a_video_comes_back_as_it_was(tmp_path: Path) -> None:
         assert len(videos) == 2 and videos.missing == 1 and videos.source_bytes == 5
         assert videos.video(0) == (items[0], 5)
         assert videos.video(1) == (items[1], -1)
-        assert [videos.place(name) for name in ("b", "é 'x'", "c", "")] == [1, 0, None, None]
+        assert [videos.number(name) for name in ("b", "é 'x'", "c", "")] == [1, 0, None, None]
         assert list(videos.missing_rows()) == ['{"id": "c", "path": "", "reason": "not there"}\n']
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -58,7 +58,7 @@ def test_all_ids_that_occur_twice_are_refused_at_once_with_their_files(tmp_path:
     with pytest.raises(UserError) as told:
         VideoList(items, tmp_path, tmp_path)
     assert str(told.value) == (
-        "two videos have one id; rename them, or pass --duplicates first, which keeps the first of each and names the "
+        "two videos have one id; rename them, or pass --duplicates first, which keeps the first of each and lists the "
         f"others in rejected.jsonl:\n  'a': {tmp_path}/1/a.mp4 and {tmp_path}/2/a.mp4"
     )
     many = [Video(f"{k % 13}", tmp_path / str(k) / "a.mp4") for k in range(39)]  # each id three times
@@ -86,10 +86,10 @@ def test_of_videos_with_one_id_the_first_may_be_kept(tmp_path: Path) -> None:
     with VideoList(items, tmp_path, tmp_path, duplicates="first") as videos:
         sizes = [video.path.stat().st_size for video in kept.values()]
         assert [videos.video(k) for k in range(len(videos))] == list(zip(kept.values(), sizes, strict=True))
-        assert all(videos.place(name) == k for k, name in enumerate(kept))
+        assert all(videos.number(name) == k for k, name in enumerate(kept))
         assert videos.source_bytes == sum(sizes) and videos.missing == 1 + len(others)
         assert [json.loads(row) for row in videos.missing_rows()][1:] == others
-        said = videos.say(np.asarray([name.encode() for name in kept], object))
+        said = videos.annotations(np.asarray([name.encode() for name in kept], object))
         assert said["video/label"].tolist() == [video.label.encode() for video in kept.values()]
 
 
@@ -98,7 +98,7 @@ def test_shares_go_by_the_id_alone(tmp_path: Path) -> None:
         items = (Video(f"v{k}", tmp_path / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
         with VideoList(items, tmp_path, tmp_path, Shares(val, test)) as videos:
             rows = [videos.video(k)[0] for k in range(count)]
-            said = videos.say(np.asarray([row.id.encode() for row in rows], object))["video/split"]
+            said = videos.annotations(np.asarray([row.id.encode() for row in rows], object))["video/split"]
             assert said.tolist() == [row.split.encode() for row in rows]
             return {row.id: row.split for row in rows}
 
@@ -135,9 +135,9 @@ def test_what_is_said_comes_by_id_as_datasets_of_an_index(tmp_path: Path) -> Non
         Video("a", tmp_path / "a.mp4", "çats"), Video("c", tmp_path / "c.mp4", columns=(("a/b", ""), ("100%", "y"))),
     ]  # fmt: skip
     with VideoList(items, tmp_path, tmp_path) as videos:
-        said = videos.say(np.asarray([b"c", b"a", b"b"], object))
+        said = videos.annotations(np.asarray([b"c", b"a", b"b"], object))
         with pytest.raises(KeyError, match="d"):
-            videos.say(np.asarray([b"a", b"d"], object))
+            videos.annotations(np.asarray([b"a", b"d"], object))
     assert {name: values.tolist() for name, values in said.items()} == {
         "video/label": [b"", "çats".encode(), b"dogs"], "video/split": [b"train", b"train", b"test"],
         "video/folds": [b"", b"", b"test,train"], "column/a%2Fb": [b"", b"", b"1"], "column/%2E": [b"", b"", b"x"],

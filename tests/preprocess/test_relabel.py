@@ -263,7 +263,7 @@ def test_videos_that_are_added_leave_the_test_videos_where_they_are(
 def test_shares_count_until_others_are_given_and_each_change_is_told(
     pets: Preprocess, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = "; videos that change their split by it are counted as relabelled\n"
+    told = "; videos that change their split are counted as relabelled\n"
     before, (val, test) = shards(pets), (0.0, 0.0)
     for given, line in (
         ({"val": 0.0}, ""),
@@ -306,7 +306,7 @@ def test_a_dry_run_takes_the_shares_that_are_remembered_and_keeps_them(
 ) -> None:
     run(replace(pets, test=0.5))
     for doing in (estimate, run):
-        with pytest.raises(UserError, match="--val is 0.6 and --test is 0.5; .* left out is that of the last run"):
+        with pytest.raises(UserError, match="--val is 0.6 and --test is 0.5; .* not given is that of the last run"):
             doing(replace(pets, val=0.6))
     capsys.readouterr()
     for _ in range(2):
@@ -321,7 +321,7 @@ def test_shares_that_a_damaged_plan_has_lost_are_asked_for(
     pets: Preprocess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = pets.shard_folder / "plan.jsonl"
-    told = "plan.jsonl is damaged or gone, and what --val and --test were with it: what is not given again is 0\n"
+    told = "plan.jsonl is damaged or missing, and with it the last --val and --test: those not given now are 0\n"
     for given, expected in (({}, ""), ({"test": 0.5}, ""), ({"val": 0.1, "test": 0.5}, None)):
         run(replace(pets, val=0.1, test=0.5))
         path.write_bytes(path.read_bytes()[:-9])
@@ -334,7 +334,9 @@ def test_shares_that_a_damaged_plan_has_lost_are_asked_for(
 
 @pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1.0), (0.5, 0.5), (float("nan"), 0)])
 def test_shares_that_are_none_are_refused(val: float, test: float) -> None:
-    with pytest.raises(UserError, match="--val is .* and --test is .*; they are shares of the videos, each 0 or more"):
+    with pytest.raises(
+        UserError, match="--val is .* and --test is .*; they are fractions of the videos"
+    ):
         Preprocess(val=val, test=test)
 
 

@@ -33,14 +33,15 @@ from gdt.common.files import open_regular
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.pipeline.shards.reader import ShardReader
-from gdt.preprocess.ffmpeg import Extracted, Extraction, Target, extract_group
+from gdt.preprocess.extract import Extracted, extract_group
+from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Rejected
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import describe
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.verify import check_shard
-from gdt.preprocess.worker import Changed, Made
+from gdt.preprocess.worker import ChangedVideo, ShardResult
 from tests.conftest import ROOT, write_word2vec
 
 
@@ -192,7 +193,7 @@ def test_the_index_is_of_use_until_its_shards_change(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gdt.preprocess.stage._make", stopped)
+        patch.setattr("gdt.preprocess.stage._make_shards", stopped)
         shutil.copy(every[10], videos)
         with pytest.raises(KeyboardInterrupt):
             run(settings)
@@ -571,11 +572,11 @@ def test_a_disk_that_goes_away_in_the_middle_loses_no_video(
 def test_a_machine_that_does_not_see_a_file_is_named(
     alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unseen(task: ShardTask) -> Made:
-        return Made([], [Changed(1, -1, "node7")])
+    def unseen(task: ShardTask) -> ShardResult:
+        return ShardResult([], [ChangedVideo(1, -1, "node7")])
 
     monkeypatch.setattr("gdt.preprocess.worker.make_shard", unseen)
-    with pytest.raises(UserError, match=r"1.mp4 is there, and node7 does not see it; mount its disk on every machine"):
+    with pytest.raises(UserError, match=r"1.mp4 exists, but node7 does not see it; mount its disk on every machine"):
         run(four)
 
 
@@ -606,7 +607,7 @@ def test_a_file_that_the_disk_cannot_read_is_left_out_by_name_and_tried_by_the_n
     for name in ("2.mp4", "3.mp4"):
         (four.source_folder / name).write_bytes(b"what ffmpeg gets of them")
     monkeypatch.setattr("gdt.preprocess.worker.open_regular", broken_reading("2.mp4", "3.mp4"))
-    with pytest.raises(UserError, match="none of the videos of .* can be read: it cannot be read .* mend their disk"):
+    with pytest.raises(UserError, match="none of the videos of .* can be read: it cannot be read .* check their disk"):
         run(four)
 
 

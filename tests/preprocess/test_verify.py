@@ -56,7 +56,7 @@ def test_a_changed_value_in_any_dataset_is_found(copy: Path, name: str) -> None:
     if name.startswith("video/"):
         assert problems == ["its structure is not what was written (the checksum does not match)"]
     else:
-        assert all("not what was written" in problem for problem in problems) and 1 <= len(problems) <= 2
+        assert all("checksum mismatch" in problem for problem in problems) and 1 <= len(problems) <= 2
 
 
 def test_a_changed_word_is_found(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_changed_word_is_found(tmp_path: Path) -> None:
         whole = path.read_bytes()
         with changed(path) as file:
             file[f"text/{name}"][-1] += 1
-        assert check_shard(path, full=False) == ["the words of b are not what was written"]
+        assert check_shard(path, full=False) == ["the text of b has a checksum mismatch"]
         path.write_bytes(whole)
 
 
@@ -102,7 +102,7 @@ def test_a_frame_without_its_markers_is_named(copy: Path) -> None:
         offset, frame = file["frames/offset"][:], file["video/frame"][:]
         file["frames/jpeg"][offset[frame[2] + 5]] = 0
         name = file["video/id"][2].decode()
-    assert check_shard(path, full=False) == [f"frame 5 of {name} does not begin and end as a JPEG does"]
+    assert check_shard(path, full=False) == [f"frame 5 of {name} lacks the markers of a JPEG"]
 
 
 def test_a_frame_that_cannot_be_decoded_is_found_by_decoding(copy: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_frame_of_another_size_is_found_by_decoding(copy: Path) -> None:
         frames = int(np.diff(file["video/frame"][3:5])[0])
     assert check_shard(path, full=False) == []
     problems = check_shard(path, full=True)
-    assert len(problems) == frames and "or no baseline 4:2:0 JPEG" in problems[0]
+    assert len(problems) == frames and "or not a baseline 4:2:0 JPEG" in problems[0]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_the_command_names_damage_removes_it_and_preprocessing_mends_it(
     cut.write_bytes(cut.read_bytes()[:-5])
     done = command("verify", "--shards", copy)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert re.search(rf"{flipped}: frame \d+ of \w+ is not what was written", done.stderr)
-    assert f"{cut}: it has" in done.stderr and "2 shards or indexes are damaged" in done.stderr
+    assert re.search(rf"{flipped}: frame \d+ of \w+ has a checksum mismatch", done.stderr)
+    assert f"{cut}: it has" in done.stderr and "2 files damaged: " in done.stderr
     assert flipped.exists()
     assert command("verify", "--shards", copy, "--remove").returncode == 2
     assert not flipped.exists() and not cut.exists()
@@ -178,7 +178,7 @@ def test_an_index_that_is_not_what_the_shards_say_is_found(command: Run, copy: P
     with changed(copy / "index.h5", hidden=True) as file:
         file["video/label"][3] = b"another class"
     done = command("verify", "--shards", copy)
-    assert done.returncode == 2 and "index.h5: it is not what the shards say" in done.stderr
+    assert done.returncode == 2 and "index.h5: it does not match the shards" in done.stderr
     (copy / "index.h5").write_bytes(b"nonsense")
     done = command("verify", "--shards", copy)
     assert done.returncode == 2 and "index.h5: its first line is not what was written" in done.stderr
@@ -188,7 +188,7 @@ def test_an_index_that_is_not_what_the_shards_say_is_found(command: Run, copy: P
 def test_a_data_set_that_is_still_being_made_is_checked_as_far_as_it_is(command: Run, copy: Path) -> None:
     (copy / "index.h5").unlink()
     done = command("verify", "--shards", copy)
-    assert done.returncode == 2 and "index.h5: it is missing: preprocessing has not come to its end" in done.stderr
+    assert done.returncode == 2 and "index.h5: it is missing: preprocessing is unfinished" in done.stderr
     with locked(copy):  # a run is at it
         done = command("verify", "--shards", copy)
         assert done.returncode == 0 and "3 finished shards were checked" in done.stdout, done.stderr
@@ -210,7 +210,7 @@ def test_declared_shapes_are_bounded_by_the_file(copy: Path) -> None:
     with changed(path, hidden=True) as file:
         del file["video/silence"]
         file.create_dataset("video/silence", (1 << 50,), np.float32, chunks=(1,))  # none of it is there
-    assert check_shard(path, full=True) == ["video/silence is not stored in one piece, or longer than the file"]
+    assert check_shard(path, full=True) == ["video/silence is not contiguous, or longer than the file"]
 
 
 def test_no_shards_is_one_sentence(command: Run, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_worker_that_does_not_see_the_folder_removes_nothing(
 
     run_here(monkeypatch, unmounted)
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
-    told = rf"{copy}/shard-000000.h5 is there, and node7 does not see it; mount the disk of {copy} on every machine"
+    told = rf"{copy}/shard-000000.h5 exists, but node7 does not see it; mount the disk of {copy} on every machine"
     with pytest.raises(UserError, match=told):
         verify(Verify(shards=copy, remove=True))
     assert names(copy) == before
@@ -289,7 +289,7 @@ def test_what_cannot_be_read_is_never_removed(
         monkeypatch.setattr(module, place, lambda path: fail() if path.name.startswith("shard") else real(path))
     else:
         monkeypatch.setattr(module, place, fail)
-    with pytest.raises(UserError, match=r"^3 shards or indexes could not be checked, and were kept: look at the disk"):
+    with pytest.raises(UserError, match=r"^3 files not checked, and kept: check the disk"):
         module.main(["--shards", str(copy), "--full", "--remove"])
     assert "shard-000002.h5: it cannot be read (" in capsys.readouterr().err and names(copy) == before
 
@@ -335,7 +335,7 @@ def test_what_is_sound_by_the_time_it_would_be_removed_is_kept(copy: Path, monke
 
     run_here(monkeypatch, damaged)
     (state, (problem,)) = verify(Verify(shards=copy, remove=True))[path.name]
-    assert state == "unchecked" and problem.endswith("a second look on this machine found nothing")
+    assert state == "unchecked" and problem.endswith("a second check on this machine found no problem")
     assert check_shard(path, full=False) == []
 
 
@@ -350,15 +350,15 @@ def test_shards_of_another_version_are_named_and_kept(
     done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and names(copy) == before
     assert "shard-000001.h5: it was made by another version: it has schema 3" in done.stderr
-    assert "error: 2 shards or indexes were made by another version: make them anew into another folder" in done.stderr
+    assert "error: 2 files made by another version: rebuild them in another folder" in done.stderr
 
 
 def test_a_shard_that_the_index_was_not_made_of_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
     with changed(copy / "shard-000001.h5", hidden=True) as file:
         file["video/label"][3] = b"another class"
     done = command("verify", "--shards", copy, "--remove")
-    assert done.returncode == 2 and "it is not the one that the index was made of" in done.stderr
-    assert "remove" not in done.stderr and "makes the index anew" in done.stderr
+    assert done.returncode == 2 and "it is not the shard that the index was made from" in done.stderr
+    assert "remove" not in done.stderr and "rebuilds the index" in done.stderr
     assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16, workers=2)).shards_made == 0
     assert command("verify", "--shards", copy).returncode == 0
 
@@ -375,7 +375,7 @@ def test_the_advice_works_as_it_is_printed(copy: Path) -> None:
     verifying = [sys.executable, "-m", "gdt", "verify", "--shards", folder, "--full"]
     done = subprocess.run(verifying, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "cannot be decoded" in done.stderr and "object at" not in done.stderr
-    assert "then the same 'make preprocess' command as before makes them again" in done.stderr
+    assert "then the same 'make preprocess' command as before rebuilds them" in done.stderr
     advice = re.search("`gdt (.*)`", done.stderr)[1]
     assert shlex.split(advice) == ["verify", "--shards", str(folder), "--full", "--remove"]
     done = subprocess.run(
@@ -394,14 +394,14 @@ def test_what_is_no_file_is_named_and_the_rest_checked(command: Run, copy: Path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     for number, what in ((5, "a folder"), (7, "a broken link"), (8, "a FIFO")):
         assert f"shard-00000{number}.h5: it is {what}, not a file" in done.stderr
-    assert "shard-000001.h5: frame" in done.stderr and "3 shards or indexes are no files" in done.stderr
+    assert "shard-000001.h5: frame" in done.stderr and "3 files not regular: " in done.stderr
     assert sorted([*names(copy), "shard-000001.h5"]) == before
 
 
 def test_what_is_missing_is_not_to_be_removed(command: Run, copy: Path) -> None:
     (copy / "shard-000001.h5").unlink()
     done = command("verify", "--shards", copy)
-    told = "error: 1 shards or indexes are missing: the same 'make preprocess' command as before makes them\n"
+    told = "error: 1 file missing: the same 'make preprocess' command as before rebuilds them\n"
     assert done.returncode == 2 and done.stderr.endswith(told) and "remove" not in done.stderr
 
 
@@ -432,5 +432,5 @@ def test_output_that_cannot_be_written_is_one_sentence(copy: Path, damaged: bool
             text=True, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": ""},
         )  # fmt: skip
     assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
-    assert ("are damaged" if damaged else "error: No space left on device") in done.stderr
+    assert ("1 file damaged" if damaged else "error: No space left on device") in done.stderr
     assert "Exception ignored" not in done.stderr

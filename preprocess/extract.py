@@ -1,0 +1,196 @@
+"""Extract frames and sound of videos with ffmpeg, several small files per process."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from gdt.common.errors import UserError
+from gdt.common.files import kind
+from gdt.preprocess import ffmpeg
+from gdt.preprocess.clock import put_on_clock, rearrange
+from gdt.preprocess.datasets.listing import Video, size_of
+from gdt.preprocess.ffmpeg import Extraction, Target
+from gdt.preprocess.logmel import SAMPLE_RATE, Waveform
+from gdt.preprocess.process import Log, Rejected, run
+
+_GROUP = 16
+_GROUP_BYTES = 4 << 20
+_BLOCK = 1 << 22
+_OUT_OF_ORDER = "non monotonically increasing dts"
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """Output of one pass; frames and samples stay in their files."""
+
+    jpeg: Path
+    sizes: np.ndarray
+    """Bytes of each frame, int64 [n_frames]."""
+    height: int
+    width: int
+    waveform: Waveform
+    """Mono, 24 kHz; empty without sound."""
+    note: str
+    """First error of the decoder; empty if none."""
+
+
+def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
+    """Runs of small files for one ffmpeg process, whose start takes longer than decoding a small file."""
+    group: list[Video] = []
+    total = 0
+    for video in videos:
+        size = max(0, size_of(video.path))
+        if group and (len(group) == _GROUP or total + size > _GROUP_BYTES):
+            yield group
+            group, total = [], 0
+        group.append(video)
+        total += size
+    if group:
+        yield group
+
+
+def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
+    """Decode several videos in one process; after any error, each alone, so that no video suffers for another."""
+    # segments alone: whether one has to be cut out depends on the length of the file
+    if len(targets) > 1 and all(size_of(target.video.path) > 0 and not target.video.segment for target in targets):
+        outputs = [path for target in targets for path in (target.jpeg, target.pcm)]
+        try:
+            log = run(ffmpeg.command(targets, settings, sound=True), settings.limits, targets[0].log, *outputs)
+            fine = not log.errors and not log.hdr and all(map(_has_bytes, outputs))
+        except Rejected:
+            fine = False
+        if fine:
+            return [_attempt(_collect, target, settings, []) for target in targets]
+    return [_attempt(_extract, target, settings) for target in targets]
+
+
+def _attempt(step: Callable[..., Extracted], *arguments: object) -> Extracted | Rejected:
+    try:
+        return step(*arguments)
+    except Rejected as reason:
+        return reason
+
+
+def _extract(target: Target, settings: Extraction) -> Extracted:
+    """Decode one video. Raises Rejected with a reason if there is no usable output."""
+    path = target.video.path
+    if (size := size_of(path)) < 0:
+        raise Rejected(_why_not_a_file(path))
+    if size == 0:
+        raise Rejected("the file is empty")
+    target = _ignore_cut_segment(target, settings)
+
+    def decode(sound: bool, hdr: bool = False) -> Log:
+        return run(ffmpeg.command([target], settings, sound, hdr), settings.limits, target.log, target.jpeg, target.pcm)
+
+    log, sound = decode(sound=True), True
+    errors = log.errors
+    if errors and not _has_bytes(target.jpeg):
+        # no decodable sound, perhaps: to try again is cheaper than to probe every video beforehand
+        with_sound = errors
+        log, sound = decode(sound=False), False
+        errors = log.errors
+        if any("matches no streams" in line for line in errors):
+            raise Rejected("there is no video stream in it")
+        if _has_bytes(target.jpeg) and not any("matches no streams" in line for line in with_sound):
+            errors = [f"its sound cannot be decoded: {_first(with_sound)}", *errors]
+    # ffmpeg restarts its filters where sound changes its rate or channels
+    errors = [line for line in errors if _OUT_OF_ORDER not in line]
+    if log.hdr and _has_bytes(target.jpeg):
+        mapped = decode(sound, hdr=True) if ffmpeg.has_tonemap() else None
+        if mapped is None:
+            errors = [*errors, "HDR without tone mapping: this ffmpeg has no zscale filter"]
+        elif not _has_bytes(target.jpeg):  # the file does not declare its colour space
+            decode(sound)
+            errors = [*errors, f"HDR without tone mapping: {_first(mapped.errors)}"]
+    if not _has_bytes(target.jpeg):
+        raise Rejected(f"ffmpeg cannot decode it: {_first(errors)}")
+    return _collect(target, settings, errors)
+
+
+def _why_not_a_file(path: Path) -> str:
+    try:
+        what = kind(path)
+    except UserError as error:
+        return str(error)
+    return "the file does not exist" if what == "missing" else f"it is {what}, not a file"
+
+
+def _ignore_cut_segment(target: Target, settings: Extraction) -> Target:
+    """Drop the segment of a file that is no longer than it: the segment was already cut out."""
+    video = target.video
+    if video.segment is None:
+        return target
+    begin, end = video.segment
+    seconds = run(ffmpeg.probe(video.path), settings.limits, target.log).seconds
+    original = seconds > max(end - begin + 2, begin + 1)
+    return target if original else replace(target, video=replace(video, segment=None))
+
+
+def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extracted:
+    """Check and align the output of ffmpeg."""
+    sizes = frame_sizes(target.jpeg)
+    seconds = len(sizes) / settings.fps
+    if seconds < settings.min_seconds:
+        reason = f"; {_first(errors)}" if errors else ""
+        raise Rejected(f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed" + reason)
+    if not errors and seconds >= (limit := ffmpeg.max_seconds(target.video.path, settings)):
+        rule = "--max-hours" if limit == settings.max_hours * 3600 else "its file is too small for more"
+        errors = [f"cut at {limit:g} s ({rule})"]
+    with target.jpeg.open("rb") as file:
+        width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
+    if _has_bytes(target.pcm):
+        put_on_clock(target.pcm, target.stamps, round(ffmpeg.end_seconds(target.video, settings) * SAMPLE_RATE))
+        target.stamps.unlink()
+        if stretches := ffmpeg.kept_stretches(target.video, settings):
+            rearrange(target.pcm, [(0, round(a * SAMPLE_RATE), round(b * SAMPLE_RATE)) for a, b in stretches])
+    return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), _first(errors) if errors else "")
+
+
+def frame_sizes(path: Path) -> np.ndarray:
+    """Bytes of each JPEG in a file of concatenated JPEGs, without a truncated last one: int64 [n].
+
+    A frame ends where an end marker is followed by a start marker; within a frame, 0xff is followed by neither.
+    """
+    ends = [0]
+    position, tail = 0, b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            data = tail + block
+            marker = data.find(b"\xff\xd9\xff\xd8")
+            while marker >= 0:
+                ends.append(position + marker + 2)
+                marker = data.find(b"\xff\xd9\xff\xd8", marker + 2)
+            tail = data[-3:]  # the markers may span two blocks
+            position += len(data) - len(tail)
+    if tail[-2:] == b"\xff\xd9":
+        ends.append(position + len(tail))
+    return np.diff(np.asarray(ends, np.int64))
+
+
+def pixel_sums(jpeg: Path, sizes: np.ndarray, every: int) -> np.ndarray:
+    """Per channel (pixels, sum, sum of squares) over every `every`-th frame, 0-255 scale: int64 [3, 3], exact."""
+    sums = np.zeros((3, 3), np.int64)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    value = np.arange(256)
+    with jpeg.open("rb") as file:
+        for frame in range(0, len(sizes), every):
+            file.seek(starts[frame])
+            image = Image.open(io.BytesIO(file.read(int(sizes[frame])))).convert("RGB")
+            histogram = np.asarray(image.histogram(), np.int64).reshape(3, 256)
+            sums += np.stack([histogram.sum(1), histogram @ value, histogram @ value**2], 1)
+    return sums
+
+
+def _has_bytes(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
+
+
+def _first(errors: list[str]) -> str:
+    return errors[0][:200] if errors else "no frame comes out"
