@@ -1,4 +1,4 @@
-"""Sound stays with the picture to the end, whatever its time stamps do: every flash has its click within one frame."""
+"""Sound stays aligned with the video whatever its time stamps do: every flash has its click within one frame."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ GAPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.095, 0.12, 0.15)
 
 
 def flashes(length: float, every: int = 1) -> str:
-    """A picture that is white for one frame at every `every`-th second."""
+    """A video with one white frame every `every` seconds."""
     white = f"eq(mod(N,{30 * every}),0)*gt(N,0)"
     return f"color=black:s=32x32:r=30:d={length},geq=lum='if({white},235,16)':cb=128:cr=128"
 
 
 def clicking(stamp: str, length: float, rate: int = 48_000, every: int = 1) -> str:
-    """A sound that clicks for 30 ms where `stamp`, an expression of the time {t}, comes to every `every`-th second."""
+    """A sound with a click of 30 ms at each multiple of `every` seconds of `stamp`, an expression of {t}."""
     at = stamp.format(t="t")
     click = f"lt(mod({at},{every}),0.03)*gt({at},0.5)*0.9*sin(2*PI*1000*mod({at},{every})+1)"
     return f"aevalsrc='{click}':s={rate}:d={length}"
 
 
 def stamped(stamp: str, frame: int) -> str:
-    """A filter that stamps frames of that many samples."""
+    """A filter that stamps frames of `frame` samples."""
     return f"asetnsamples=n={frame}:p=0,asetpts='({stamp.format(t='T')})/TB'"
 
 
 def clicks(stamp: str, length: float, rate: int = 48_000, every: int = 1, frame: int = 480) -> str:
-    """A sound with clicks where its stamps are such seconds."""
+    """A sound that clicks by its own stamps."""
     return f"{clicking(stamp, length, rate, every)},{stamped(stamp, frame)}"
 
 
 def jumping(sizes: Sequence[float]) -> str:
-    """Stamps that jump by these seconds, one in every second, between two flashes."""
+    """Stamps that jump by these seconds, one jump per second, between two flashes."""
     jumps = [f"{size}*gte({{t}},{k + 0.5 - sum(sizes[:k]):.4f})" for k, size in enumerate(sizes)]
     return "+".join(["{t}", *jumps])
 
 
-def assert_together(taken: Extracted, count: int, every: int = 1) -> None:
+def assert_aligned(taken: Extracted, count: int, every: int = 1) -> None:
     flash, click = events(taken)
     assert len(flash) == len(click) == count
     assert np.abs(flash - every * np.arange(1, count + 1)).max() < FRAME
@@ -59,7 +59,7 @@ def assert_together(taken: Extracted, count: int, every: int = 1) -> None:
 
 FRAGMENTS = "-movflags +frag_keyframe+empty_moov+default_base_moof -g 15"
 CONTAINERS = [
-    # AVI, and PCM in a MOV of one piece, have no time stamps that could jump
+    # AVI and unfragmented PCM in MOV have no time stamps that could jump
     ("mp4", 44_100, "aac"), ("mp4", 8_000, "aac"), ("mp4", 48_000, "ac3"), ("mov", 96_000, "aac"),
     ("mp4", 48_000, f"aac -bf 0 {FRAGMENTS}"), ("mov", 22_050, f"pcm_s16be -bf 0 {FRAGMENTS}"),
     ("mkv", 96_000, "pcm_s16le"), ("mkv", 8_000, "pcm_s16le"), ("mkv", 12_000, "flac"), ("mkv", 44_100, "libmp3lame"),
@@ -73,13 +73,13 @@ CONTAINERS = [
 
 
 @pytest.mark.parametrize(("suffix", "rate", "codec"), CONTAINERS)
-def test_many_gaps_are_filled_in_every_container(tmp_path: Path, suffix: str, rate: int, codec: str) -> None:
+def test_gaps_are_filled_in_every_container(tmp_path: Path, suffix: str, rate: int, codec: str) -> None:
     count = len(GAPS)
     sound = clicks(jumping(GAPS), count + 0.5 - sum(GAPS), rate)
     path = made(tmp_path / f"gaps.{suffix}", flashes(count + 0.5), sound, "-b:a", "64k", "-c:a", *codec.split())
     taken = kept(path, tmp_path)
-    assert_together(taken, count)
-    assert abs(seconds(taken) - count - 0.5) < 0.2  # codecs fill their last frame
+    assert_aligned(taken, count)
+    assert abs(seconds(taken) - count - 0.5) < 0.2  # codecs pad their last frame
 
 
 @pytest.fixture(scope="module")
@@ -89,15 +89,15 @@ def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def muxed(path: Path, picture: Path, sound: str, *options: object) -> Path:
-    """A file of a picture that was drawn already."""
+    """A file of an encoded video and a sound."""
     return made(path, "", sound, "-i", picture, "-map", "1:v", "-map", "0:a", "-c:v", "copy", *options)
 
 
 @pytest.mark.parametrize(("gap", "at"), [(gap, 1.5) for gap in GAPS] + [(0.06, at) for at in (0.01, 0.2, 1.1, 4.4)])
-def test_one_gap_is_filled_wherever_it_is(tmp_path: Path, picture: Path, gap: float, at: float) -> None:
+def test_one_gap_is_filled_anywhere(tmp_path: Path, picture: Path, gap: float, at: float) -> None:
     sound = clicks(f"{{t}}+{gap}*gte({{t}},{at})", 4.5 - gap)
     taken = kept(muxed(tmp_path / "gap.mkv", picture, sound, "-c:a", "pcm_s16le"), tmp_path)
-    assert_together(taken, 4)
+    assert_aligned(taken, 4)
     assert abs(seconds(taken) - 4.5) < 0.02
 
 
@@ -105,13 +105,13 @@ def test_one_gap_is_filled_wherever_it_is(tmp_path: Path, picture: Path, gap: fl
 def test_small_overlaps_are_cut(tmp_path: Path, size: float) -> None:
     sound = clicks(f"{{t}}-{size}*floor(4*{{t}})", 4.5 / (1 - 4 * size), frame=1024)
     taken = kept(made(tmp_path / "overlaps.mkv", flashes(4.5), sound, "-c:a", "pcm_s16le"), tmp_path)
-    assert_together(taken, 4)
+    assert_aligned(taken, 4)
     assert abs(seconds(taken) - 4.5) < 0.05
 
 
 @pytest.mark.parametrize("options", ["", FRAGMENTS], ids=["whole", "fragments"])
-def test_an_mp4_without_gaps_is_together_too(tmp_path: Path, options: str) -> None:
-    """In fragments, the picture begins 67 ms late, and the second frame of sound with it."""
+def test_mp4_without_gaps_is_aligned(tmp_path: Path, options: str) -> None:
+    """In fragments, the video and the second frame of sound begin 67 ms late."""
     path = made(tmp_path / "whole.mp4", flashes(4.5), clicks("{t}", 4.5), *options.split())
     flash, click = events(kept(path, tmp_path))
     assert len(flash) == len(click) == 4
@@ -134,21 +134,23 @@ def test_gaps_are_filled_in_stretches(tmp_path: Path) -> None:
     assert np.abs(flash - [0.25, 1.25]).max() < FRAME and np.abs(click - flash).max() < FRAME
 
 
-def test_gaps_are_filled_in_each_of_a_group(tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_are_filled_in_every_video_of_a_group(
+    tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sizes = (0.04, 0.095, 0.0)
     sounds = [clicks(jumping((size,) * 4), 4.5 - 4 * size) for size in sizes]
     paths = [muxed(tmp_path / f"{k}.mp4", picture, sound) for k, sound in enumerate(sounds)]
-    monkeypatch.delattr(extract, "_extract")  # one after the other would be no test of a group
+    monkeypatch.delattr(extract, "_extract")  # single files are not to be decoded
     targets = [Target.within(tmp_path / path.stem, Video(path.name, path)) for path in paths]
     for taken in extract_group(targets, Extraction()):
         assert isinstance(taken, Extracted)
-        assert_together(taken, 4)
+        assert_aligned(taken, 4)
 
 
-def test_gaps_are_filled_where_the_sound_changes_its_format(tmp_path: Path) -> None:
+def test_gaps_are_filled_across_format_changes(tmp_path: Path) -> None:
     formats = [(48_000, 2), (44_100, 2), (32_000, 1)]
     parts = []
-    for k, (rate, channels) in enumerate(formats):  # 4 s of picture each, and sound that is 60 ms shorter
+    for k, (rate, channels) in enumerate(formats):  # 4 s of video each, with sound that is 60 ms shorter
         part = made(
             tmp_path / f"{k}.ts", flashes(4), clicks("{t}", 3.94, rate), "-c:a", "ac3", "-ac", channels,
             "-c:v", "mpeg2video", "-muxdelay", 0, "-muxpreload", 0, "-output_ts_offset", 1 + 4 * k,
@@ -167,13 +169,13 @@ def test_gaps_are_filled_where_the_sound_changes_its_format(tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def tags(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """9.5 s with flashes and clicks in an FLV, which keeps the stamp of each packet for itself."""
+    """9.5 s with flashes and clicks in an FLV, which stores a stamp per packet."""
     sound = clicking("{t}", 9.5, 44_100)
     return made(tmp_path_factory.mktemp("tags") / "tags.flv", flashes(9.5), sound, "-c:a", "libmp3lame")
 
 
 def moved(source: Path, path: Path, seconds: float, begin: float, end: float = 1e6) -> Path:
-    """An FLV whose sound is stamped that much later between two seconds, one tag of it if they are the same."""
+    """An FLV whose sound stamps are `seconds` later from `begin` to `end`; one tag if these are equal."""
     data = bytearray(source.read_bytes())
     at, done = 13, False
     while at < len(data):
@@ -189,14 +191,14 @@ def moved(source: Path, path: Path, seconds: float, begin: float, end: float = 1
 
 
 @pytest.mark.parametrize("wrong", [0.5, 5, 50, 1000, -0.5, -5])
-def test_a_single_wrong_stamp_changes_nothing(tmp_path: Path, tags: Path, wrong: float) -> None:
+def test_single_wrong_stamp_changes_nothing(tmp_path: Path, tags: Path, wrong: float) -> None:
     whole = kept(tags, tmp_path).waveform[:].tolist()
     taken = kept(moved(tags, tmp_path / "wrong.flv", wrong, 5.5, 5.5), tmp_path)
-    assert_together(taken, 9)
+    assert_aligned(taken, 9)
     assert taken.note == "" and taken.waveform[:].tolist() == whole
 
 
-def test_a_single_wrong_stamp_changes_nothing_in_a_segment(tmp_path: Path, tags: Path) -> None:
+def test_single_wrong_stamp_changes_nothing_in_a_segment(tmp_path: Path, tags: Path) -> None:
     path = moved(tags, tmp_path / "wrong.flv", 50, 4.5, 4.5)
     taken = [kept(Video("part", file, segment=(1.5, 6.5)), tmp_path) for file in (tags, path)]
     assert taken[0].waveform[:].tolist() == taken[1].waveform[:].tolist()
@@ -206,7 +208,7 @@ def test_a_single_wrong_stamp_changes_nothing_in_a_segment(tmp_path: Path, tags:
 
 
 @pytest.mark.parametrize("wrong", [3, 50])
-def test_stamps_that_stay_later_make_a_gap_up_to_the_limit(tmp_path: Path, tags: Path, wrong: float) -> None:
+def test_lasting_late_stamps_make_a_gap_up_to_the_limit(tmp_path: Path, tags: Path, wrong: float) -> None:
     path = moved(tags, tmp_path / "later.flv", wrong, 4.5)
     taken = kept(path, tmp_path, Extraction(max_hours=10 / 3600))
     flash, click = events(taken)
@@ -215,7 +217,7 @@ def test_stamps_that_stay_later_make_a_gap_up_to_the_limit(tmp_path: Path, tags:
     assert np.abs(click - expected).max() < FRAME and seconds(taken) <= 10
 
 
-def test_sound_is_cut_at_the_limit_with_the_picture(tmp_path: Path, tags: Path) -> None:
+def test_sound_and_video_are_cut_at_the_limit(tmp_path: Path, tags: Path) -> None:
     taken = kept(tags, tmp_path, Extraction(max_hours=3.3 / 3600))
     assert seconds(taken) == 3.3 and len(taken.sizes) == 99
 
@@ -224,24 +226,24 @@ def test_sound_is_cut_at_the_limit_with_the_picture(tmp_path: Path, tags: Path) 
 
 
 @pytest.mark.parametrize("drift", [0.001, -0.001, 0.005, -0.005, 0.01, -0.01, 0.02, -0.02])
-def test_sound_of_another_clock_stays_together(tmp_path: Path, drift: float) -> None:
+def test_drifting_sound_stays_aligned(tmp_path: Path, drift: float) -> None:
     length = 45.5 if abs(drift) == 0.001 else 12.5
     sound = clicks(f"{{t}}*{1 + drift}", length / (1 + drift))
     taken = kept(made(tmp_path / "drift.mp4", flashes(length), sound), tmp_path)
-    assert_together(taken, int(length))
+    assert_aligned(taken, int(length))
 
 
-def test_a_long_file_is_together_at_its_end(tmp_path: Path) -> None:
-    """Four minutes with a gap of 10 ms in each second, which makes 2.4 s, and a clock that is 0.2 % slow."""
+def test_long_file_is_aligned_at_its_end(tmp_path: Path) -> None:
+    """Four minutes with a gap of 10 ms per second, 2.4 s in all, and a clock that is 0.2 % slow."""
     sound = clicks("0.998*({t}+0.01*floor({t}))", 240.5 / 0.998 / 1.01, rate=8_000, every=30)
     path = made(tmp_path / "long.mp4", flashes(240.5, every=30), sound, "-g", 300, "-preset", "ultrafast")
     taken = kept(path, tmp_path)
-    assert_together(taken, 8, every=30)
+    assert_aligned(taken, 8, every=30)
     assert abs(len(taken.sizes) - 7_215) <= 1 and abs(seconds(taken) - 240.5) < 0.2
 
 
 def breaks(taken: Extracted) -> int:
-    """How often a tone of 440 Hz, of which each sample follows from the two before it, goes on elsewhere."""
+    """Number of breaks in a tone of 440 Hz, of which each sample follows from the two before it."""
     wave = taken.waveform[2400:-2400].astype(float)
     rest = wave[2:] - 2 * np.cos(2 * np.pi * 440 / 24_000) * wave[1:-1] + wave[:-2]
     return np.count_nonzero(np.diff(np.flatnonzero(np.abs(rest) > 200), prepend=-2400) >= 240)
@@ -256,17 +258,17 @@ JITTERS = {
 
 @pytest.mark.parametrize(("suffix", "milliseconds"), [("mkv", 15), ("mkv", 30), ("flv", 30)])
 @pytest.mark.parametrize("kind", JITTERS)
-def test_stamps_that_jitter_leave_the_sound_whole(tmp_path: Path, suffix: str, kind: str, milliseconds: int) -> None:
-    # the first is exact: ffmpeg would count from it
+def test_jitter_leaves_the_sound_unbroken(tmp_path: Path, suffix: str, kind: str, milliseconds: int) -> None:
+    # the first stamp is exact: ffmpeg counts from it
     jitter = stamped(f"{{t}}+gt({{t}},0)*{milliseconds / 1000}*({JITTERS[kind]})", 1024)
     codec = ("-c:a", "pcm_s16le" if suffix == "mkv" else "libmp3lame", "-ar", 48_000 if suffix == "mkv" else 44_100)
     tone = made(tmp_path / f"tone.{suffix}", flashes(4.5), f"sine=440:d=4.5:r=48000,{jitter}", *codec)
     assert breaks(kept(tone, tmp_path)) <= 3
     path = made(tmp_path / f"clicks.{suffix}", flashes(4.5), f"{clicking('{t}', 4.5)},{jitter}", *codec)
-    assert_together(kept(path, tmp_path), 4)
+    assert_aligned(kept(path, tmp_path), 4)
 
 
-def test_stamps_that_stand_still_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> None:
+def test_constant_stamps_do_not_fill_the_disk(tmp_path: Path, picture: Path) -> None:
     sound = f"sine=440:d=20:r=48000,{stamped('0.001*floor({t})', 1024)}"
     path = muxed(tmp_path / "still.mkv", picture, sound, "-c:a", "libopus")
     target = Target.within(tmp_path / "out", Video("still", path))
@@ -276,7 +278,7 @@ def test_stamps_that_stand_still_do_not_fill_the_disk(tmp_path: Path, picture: P
     assert len(kept(path, tmp_path, settings).sizes) == 60
 
 
-def test_more_frames_than_stamps_are_written_for_are_kept(
+def test_frames_beyond_the_limit_of_stamps_are_kept(
     tmp_path: Path, picture: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ffmpeg, "_MAX_STAMPS", 100)
@@ -293,7 +295,7 @@ FRAME_SAMPLES = 512
 
 
 def regular(count: int = 600) -> np.ndarray:
-    """The stamps of frames without gaps, 21 ms each."""
+    """Stamps of frames of 21 ms without gaps."""
     return np.arange(count) * FRAME_SAMPLES
 
 
@@ -302,7 +304,7 @@ def of(stamps: np.ndarray, samples: int = FRAME_SAMPLES) -> list[Piece]:
 
 
 def off(stamps: np.ndarray, samples: int = FRAME_SAMPLES) -> np.ndarray:
-    """Seconds by which each of the frames that are played whole is off its stamp."""
+    """Offset in seconds of each complete frame from its stamp."""
     played = np.full(len(stamps), np.nan)
     written = 0
     for silence, start, stop in of(stamps, samples):
@@ -312,14 +314,14 @@ def off(stamps: np.ndarray, samples: int = FRAME_SAMPLES) -> np.ndarray:
     return (played - stamps)[~np.isnan(played)] / 24_000
 
 
-def test_sound_on_the_clock_is_left_as_it_is() -> None:
+def test_aligned_sound_is_unchanged() -> None:
     assert of(regular()) == [(0, 0, 600 * FRAME_SAMPLES)]
     assert of(regular(1)) == [(0, 0, FRAME_SAMPLES)]
 
 
 @pytest.mark.parametrize("count", [2, 9, 100])
 @pytest.mark.parametrize("gap", [-400, 400, 1000, 100_000])
-def test_a_gap_is_filled_where_it_is(count: int, gap: int) -> None:
+def test_gap_is_filled_in_place(count: int, gap: int) -> None:
     whole = count * FRAME_SAMPLES
     for k in range(1, count):
         stamps = regular(count) + gap * (np.arange(count) >= k)
@@ -327,7 +329,7 @@ def test_a_gap_is_filled_where_it_is(count: int, gap: int) -> None:
         assert of(stamps) == ([(0, 0, at), (gap, at, whole)] if gap > 0 else [(0, 0, at), (0, at - gap, whole)])
 
 
-def test_sound_that_begins_late_or_early_is_put_where_it_belongs() -> None:
+def test_late_or_early_sound_is_moved() -> None:
     assert of(regular() + 700) == [(700, 0, 600 * FRAME_SAMPLES)]
     assert of(regular() - 700) == [(0, 700, 600 * FRAME_SAMPLES)]
     assert of(regular() - 10**6) == []
@@ -335,14 +337,14 @@ def test_sound_that_begins_late_or_early_is_put_where_it_belongs() -> None:
 
 @pytest.mark.parametrize("lasts", [1, 5, 20, 30, 100])
 @pytest.mark.parametrize("jump", [-1200, 1200, 500_000])
-def test_what_lasts_is_a_gap_and_what_returns_is_jitter(lasts: int, jump: int) -> None:
+def test_lasting_jumps_are_gaps_and_short_ones_jitter(lasts: int, jump: int) -> None:
     stamps = regular() + jump * ((np.arange(600) >= 200) & (np.arange(600) < 200 + lasts))
-    assert (len(of(stamps)) > 1) == (lasts > 23)  # of 21 ms each
+    assert (len(of(stamps)) > 1) == (lasts > 23)  # frames of 21 ms
 
 
 @pytest.mark.parametrize("samples", [60, 240, 512, 1440, 3072])
 @pytest.mark.parametrize("jitter", [120, 360, 720])
-def test_jitter_moves_the_sound_within_itself_and_seldom(samples: int, jitter: int) -> None:
+def test_jitter_moves_the_sound_rarely_and_little(samples: int, jitter: int) -> None:
     random = np.random.default_rng(jitter + samples)
     count = 60 * 24_000 // samples
     stamps = np.arange(count) * samples
@@ -353,12 +355,12 @@ def test_jitter_moves_the_sound_within_itself_and_seldom(samples: int, jitter: i
 
 
 @pytest.mark.parametrize("drift", [1e-4, -1e-3, 5e-3, -2e-2, 2e-2])
-def test_a_drift_is_followed_within_half_a_frame(drift: float) -> None:
+def test_drift_is_followed_within_half_a_frame(drift: float) -> None:
     stamps = np.round(np.arange(30_000) * FRAME_SAMPLES * (1 + drift)).astype(np.int64)
     assert np.abs(off(stamps)).max() < 0.016
 
 
-def test_stamps_that_go_back_are_not_played_twice() -> None:
+def test_repeated_stamps_are_not_played_twice() -> None:
     stamps = np.concatenate([regular(200), regular(300)])  # the first 4 s again
     assert of(stamps) == [(0, 0, 200 * FRAME_SAMPLES), (0, 400 * FRAME_SAMPLES, 500 * FRAME_SAMPLES)]
 
@@ -377,7 +379,7 @@ def test_samples_are_moved_in_their_file(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["sound.pcm", "sound.stamps"]
 
 
-def test_sound_is_cut_at_the_limit_on_the_clock() -> None:
+def test_pieces_are_cut_at_the_limit() -> None:
     found = [(10, 0, 100), (50, 100, 200)]
     assert cut(1000, found) == found
     assert cut(200, found) == [(10, 0, 100), (50, 100, 140)]
@@ -387,7 +389,7 @@ def test_sound_is_cut_at_the_limit_on_the_clock() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 10, 30])
-def test_more_stamps_than_samples_are_passed_over(tmp_path: Path, count: int) -> None:
+def test_stamps_without_samples_are_ignored(tmp_path: Path, count: int) -> None:
     pcm, stamps = tmp_path / "sound.pcm", tmp_path / "sound.stamps"
     wave = np.arange(1, 10 * 512 - 99, dtype=np.int16)
     wave.tofile(pcm)
@@ -398,7 +400,7 @@ def test_more_stamps_than_samples_are_passed_over(tmp_path: Path, count: int) ->
 
 
 @pytest.mark.filterwarnings("ignore:loadtxt")
-def test_sound_without_stamps_is_left_as_it_is(tmp_path: Path) -> None:
+def test_sound_without_stamps_is_unchanged(tmp_path: Path) -> None:
     pcm, stamps = tmp_path / "sound.pcm", tmp_path / "sound.stamps"
     pcm.write_bytes(b"ab" * 100)
     stamps.write_text("#tb 0: 1/24000\n")

@@ -1,4 +1,4 @@
-"""Runs on real workers that are killed, on a real scheduler, and on SLURM's commands."""
+"""Runs with killed workers, with a real scheduler, and with fake SLURM commands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DASK = Path(sys.executable).with_name("dask")
 
 @pytest.fixture(scope="module")
 def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """84 videos, two of them unusable, so that a run lasts a few seconds."""
+    """84 videos, two of them unusable: a run of a few seconds."""
     folder = tmp_path_factory.mktemp("many")
     for copy in range(2):
         for path in sorted(synthetic.rglob("*.mp4")):
@@ -40,7 +40,7 @@ def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Digests of the shards of a run that nobody disturbs."""
+    """Digests of the shards of an undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     summary = run(Preprocess("folder", videos, folder, videos_per_shard=3, workers=2))
     assert (summary.kept, summary.rejected, summary.shards_made) == (82, 2, 28)
@@ -52,7 +52,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a command in its own process group; what is left of it is killed at the end."""
+    """Starts a command in its own process group, which is killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def popen(*command: object, **environment: str) -> subprocess.Popen[str]:
@@ -101,14 +101,14 @@ def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 @pytest.mark.slow  # kills of one worker are tested below, and of the whole run in test_kills.py
-def test_kills_at_random_moments_change_nothing(
+def test_random_kills_do_not_change_the_shards(
     start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "shards"
     draw = random.Random(0)
     kills = {"worker": 0, "run": 0}
     while sum(kills.values()) < 10:
-        if len(made := sorted(folder.glob("shard-*.h5"))) > 20:  # so that there is something left to disturb
+        if len(made := sorted(folder.glob("shard-*.h5"))) > 20:  # leave work for the next run
             for path in draw.sample(made, 14):
                 path.unlink()
         process = start(*stage(videos, folder, "--workers", 2))
@@ -119,12 +119,12 @@ def test_kills_at_random_moments_change_nothing(
             if process.poll() is not None or not workers:
                 break
             if victim == "run":
-                os.killpg(process.pid, signal.SIGKILL)  # with its scheduler and its workers at once
+                os.killpg(process.pid, signal.SIGKILL)  # with its scheduler and workers
             else:
                 draw.choice(workers).kill()
             kills[victim] += 1
         text, _ = process.communicate(timeout=120)
-        assert process.returncode in (0, -signal.SIGKILL), text  # if only workers die, the run goes on
+        assert process.returncode in (0, -signal.SIGKILL), text  # a run survives the death of workers
     wait_until(lambda: not ffmpegs(folder), 10)  # a killed worker takes its ffmpeg with it
     assert kills["worker"] >= 4 and kills["run"] >= 2
     last = start(*stage(videos, folder, "--workers", 2))
@@ -146,7 +146,7 @@ def worker(start: Start, address: str) -> subprocess.Popen[str]:
     return start(DASK, "worker", address, "--nthreads", 1, "--memory-limit", 0, "--no-dashboard")
 
 
-def test_a_scheduler_and_two_workers_one_of_them_killed(
+def test_killed_worker_of_a_scheduler_does_not_change_the_shards(
     start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "shards"
@@ -157,11 +157,11 @@ def test_a_scheduler_and_two_workers_one_of_them_killed(
     os.killpg(workers[0].pid, signal.SIGKILL)
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0 and "82 of 84 videos kept" in text
-    assert workers[1].poll() is None  # it belongs to the cluster, not to the run
+    assert workers[1].poll() is None  # not a worker of the run
     assert digests(folder) == undisturbed
 
 
-def test_a_scheduler_that_dies_is_one_sentence_and_loses_nothing(
+def test_lost_scheduler_is_one_sentence_and_loses_nothing(
     start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "shards"
@@ -181,7 +181,7 @@ def test_a_scheduler_that_dies_is_one_sentence_and_loses_nothing(
 
 
 def test_slurm_jobs_are_workers(start: Start, videos: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    """`sbatch` and `scancel` of this machine start and end the job scripts here: SLURM is what is not tested."""
+    """Fake `sbatch` and `scancel` start and end the job scripts on this machine."""
     pytest.importorskip("dask_jobqueue")
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -204,7 +204,7 @@ def test_slurm_jobs_are_workers(start: Start, videos: Path, undisturbed: dict[st
     assert len(jobs) == 2 and all("#SBATCH" in job.read_text() for job in jobs)
     assert digests(folder) == undisturbed
     pids = [int(path.stem.removeprefix("job-")) for path in jobs]
-    wait_until(lambda: not [pid for pid in pids if any(_in_group(pid))], 30)  # no job is left behind
+    wait_until(lambda: not [pid for pid in pids if any(_in_group(pid))], 30)  # no job is left
 
 
 def _in_group(script: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""One pass of ffmpeg over real, made, and broken files: what is kept of them, and what is said of those left out."""
+"""One pass of ffmpeg over real, generated and broken files."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def encode(path: Path, *arguments: object) -> Path:
 
 
 def made(path: Path, picture: str = "", sound: str = "", *options: object) -> Path:
-    """A file of the picture and the sound that these sources of ffmpeg draw and play."""
+    """A file of video and sound from these sources of ffmpeg."""
     sources = [part for source in (picture, sound) if source for part in ("-f", "lavfi", "-i", source)]
     return encode(path, *sources, *options)
 
 
 def clock(seconds: float, rate: int = 30, size: str = "64x64") -> str:
-    """A picture whose brightness tells the time: see `shown_times`."""
+    """A video whose brightness encodes the time: see `shown_times`."""
     return f"color=black:s={size}:r={rate}:d={seconds},format=yuv420p,geq=lum='20+50*T':cb=128:cr=128"
 
 
@@ -79,7 +79,7 @@ def reason(source: Path | Video, folder: Path, settings: Extraction = Extraction
 
 
 def frames(taken: Extracted) -> np.ndarray:
-    """All frames, uint8 [n, height, width, 3]: every one has the size that the video is said to have."""
+    """All frames, uint8 [n, height, width, 3]; checks their size."""
     data, ends = taken.jpeg.read_bytes(), np.cumsum(taken.sizes)
     starts = ends - taken.sizes
     images = np.stack([np.asarray(Image.open(io.BytesIO(data[a:b]))) for a, b in zip(starts, ends, strict=True)])
@@ -97,7 +97,7 @@ def shown_times(taken: Extracted) -> np.ndarray:
 
 
 def hertz_and_purity(taken: Extracted) -> tuple[float, float]:
-    """The strongest frequency of the sound, and its share of the power."""
+    """Strongest frequency of the sound, and its fraction of the power."""
     wave = taken.waveform[:].astype(float)
     power = np.abs(np.fft.rfft(wave * np.hanning(len(wave)), 1 << 18)) ** 2
     peak, width = int(power.argmax()), int(8 * (1 << 18) / len(wave))
@@ -106,7 +106,7 @@ def hertz_and_purity(taken: Extracted) -> tuple[float, float]:
 
 # ---------------------------------------------------------------------------------------------------------- real files
 
-# frames, seconds of sound and the note, or the reason; measured once, checked by eye against ffprobe
+# frames, seconds of sound and note, or reason; checked by eye against ffprobe
 CLIPS: dict[str, tuple[int, float, str] | str] = {
     "SAR-2by3.mp4": (60, 2.0, ""), "awesome_movie.mov": (218, 7.6, ""), "bbaf2n.mpg": (90, 3.0, ""),
     "bbb_960x540_60fps_vp8.webm": (30, 1.0, ""), "big_buck_bunny_small.mp4": (158, 5.3, ""),
@@ -122,12 +122,12 @@ CLIPS: dict[str, tuple[int, float, str] | str] = {
 }  # fmt: skip
 
 
-def test_every_real_clip_is_in_the_table(real: Path) -> None:
+def test_table_lists_every_real_clip(real: Path) -> None:
     assert sorted(path.name for path in (real / "clips").iterdir()) == sorted(CLIPS)
 
 
 @pytest.mark.parametrize("name", CLIPS)
-def test_every_real_clip_ends_where_it_should(real: Path, tmp_path: Path, name: str) -> None:
+def test_real_clips_match_the_table(real: Path, tmp_path: Path, name: str) -> None:
     expected = CLIPS[name]
     if isinstance(expected, str):
         assert reason(real / "clips" / name, tmp_path).startswith(expected)
@@ -144,22 +144,22 @@ def test_every_real_clip_ends_where_it_should(real: Path, tmp_path: Path, name: 
 
 
 @pytest.mark.parametrize("rate", [10, 24, 60])
-def test_every_frame_rate_becomes_30_without_changing_the_clock(tmp_path: Path, rate: int) -> None:
+def test_frame_rates_become_30_on_the_same_clock(tmp_path: Path, rate: int) -> None:
     taken = kept(made(tmp_path / "clock.mp4", clock(3, rate), "", "-qp", "4"), tmp_path)
     assert abs(len(taken.sizes) - 90) <= 1
     assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() <= 1 / rate + 0.03
 
 
-def test_a_variable_frame_rate_keeps_the_clock(tmp_path: Path) -> None:
+def test_variable_frame_rate_keeps_the_clock(tmp_path: Path) -> None:
     variable = clock(3, 60) + ",select='lt(t,1)+not(mod(n,6))'"  # 60 per second, then 10
     taken = kept(made(tmp_path / "vfr.mkv", variable, "", "-fps_mode", "vfr", "-qp", "4"), tmp_path)
-    assert abs(len(taken.sizes) - 87) <= 4  # how long the last frame lasts, the file does not say
+    assert abs(len(taken.sizes) - 87) <= 4  # the file does not declare the duration of the last frame
     assert np.abs(shown_times(taken) - np.arange(len(taken.sizes)) / 30).max() <= 0.1 + 0.03
 
 
 MARKER = "color=black:s=128x64:r=30:d=1.2,drawbox=0:0:20:20:red:fill"
 CORNERS = {0: (0, 0), 90: (0, -1), 180: (-1, -1), 270: (-1, 0)}
-"""Where the top left corner comes to lie, by degrees clockwise."""
+"""Position of the top left corner, by degrees clockwise."""
 
 
 def turn(path: Path, degrees: int) -> None:
@@ -174,7 +174,7 @@ def turn(path: Path, degrees: int) -> None:
 
 
 @pytest.mark.parametrize("degrees", CORNERS)
-def test_phone_video_is_turned_upright(tmp_path: Path, degrees: int) -> None:
+def test_rotation_is_applied(tmp_path: Path, degrees: int) -> None:
     path = made(tmp_path / "turned.mp4", MARKER)
     turn(path, degrees)
     taken = kept(path, tmp_path)
@@ -196,7 +196,7 @@ HALVES = "color=black:s={}:r=30:d=1.2,drawbox=iw/2:0:iw:ih:white:fill{}"
         ("32x1280", "1", 1280, 32), ("1280x320", "1", 160, 640),
     ],
 )  # fmt: skip
-def test_pixels_become_square_and_the_short_side_160_at_most(
+def test_pixels_become_square_and_the_short_side_at_most_160(
     tmp_path: Path, size: str, aspect: str, height: int, width: int
 ) -> None:
     taken = kept(made(tmp_path / "shape.mp4", HALVES.format(size, f",setsar={aspect}")), tmp_path)
@@ -221,20 +221,20 @@ def test_odd_sizes_become_even(tmp_path: Path, size: str, height: int, width: in
         ("yuv444p", "libx264", 126), ("yuvj420p", "mjpeg", 128), ("gray", "ffv1", 128),
     ],
 )  # fmt: skip
-def test_bit_depth_and_range_do_not_change_the_brightness(tmp_path: Path, pixels: str, codec: str, luma: int) -> None:
+def test_brightness_does_not_depend_on_bit_depth_and_range(tmp_path: Path, pixels: str, codec: str, luma: int) -> None:
     source = grey(luma, pixels) if pixels != "gray" else f"color=black:s=64x64:r=30:d=1.2,format=gray,geq=lum={luma}"
     path = made(tmp_path / "grey.mkv", source, "", "-c:v", codec)
     assert np.abs(frames(kept(path, tmp_path)).astype(int) - 128).max() <= 2
 
 
 @pytest.mark.parametrize("codec", ["png", "qtrle"])
-def test_pictures_of_rgb_with_transparency_keep_their_colour(tmp_path: Path, codec: str) -> None:
+def test_rgb_with_alpha_keeps_its_colour(tmp_path: Path, codec: str) -> None:
     path = made(tmp_path / "rgb.mov", "color=0x40a0f0:s=64x64:r=30:d=1.2,format=argb", "", "-c:v", codec)
     assert np.abs(frames(kept(path, tmp_path)).mean((0, 1, 2)) - [0x40, 0xA0, 0xF0]).max() <= 6
 
 
 @pytest.mark.parametrize("matrix", ["bt709", "smpte170m", "bt2020nc"])
-def test_colours_do_not_depend_on_how_the_video_codes_them(tmp_path: Path, matrix: str) -> None:
+def test_colours_do_not_depend_on_the_matrix(tmp_path: Path, matrix: str) -> None:
     name = {"bt2020nc": "bt2020"}.get(matrix, matrix)
     source = f"color=0xd02040:s=64x64:r=30:d=1.2,format=gbrp,scale=out_color_matrix={name},format=yuv420p"
     path = made(tmp_path / "colour.mp4", source, "", "-colorspace", matrix)
@@ -245,7 +245,7 @@ needs_tonemap = pytest.mark.skipif(
     shutil.which("ffmpeg") is None or not ffmpeg.has_tonemap(), reason="this ffmpeg was built without zscale"
 )
 PQ_WHITE = 572
-"""10-bit code of 203 cd/m2 in SMPTE 2084: what white paper is in HDR; an SDR screen would show it as grey 148."""
+"""10-bit code of 203 cd/m2 in SMPTE 2084, white paper in HDR; without tone mapping it becomes grey 148."""
 
 
 def hdr(path: Path, transfer: str, *tags: str) -> Path:
@@ -257,7 +257,7 @@ BT2020 = ("-color_primaries", "bt2020", "-colorspace", "bt2020nc")
 
 
 @needs_tonemap
-def test_hdr_is_shown_as_bright_as_it_is_meant(tmp_path: Path) -> None:
+def test_hdr_is_tone_mapped(tmp_path: Path) -> None:
     taken = kept(hdr(tmp_path / "pq.mkv", "smpte2084", *BT2020), tmp_path)
     pixels = frames(taken).astype(int)
     assert len(pixels) == 36 and taken.note == ""
@@ -268,15 +268,13 @@ def test_hdr_is_shown_as_bright_as_it_is_meant(tmp_path: Path) -> None:
 
 @needs_tonemap
 @pytest.mark.parametrize("transfer", ["smpte2084", "arib-std-b67"])
-def test_hdr_that_does_not_say_its_colours_is_kept_with_a_note(tmp_path: Path, transfer: str) -> None:
+def test_hdr_without_colour_space_is_kept_with_a_note(tmp_path: Path, transfer: str) -> None:
     taken = kept(hdr(tmp_path / "half.mkv", transfer), tmp_path)
     assert abs(frames(taken).mean() - 148) < 3
     assert taken.note.startswith("HDR without tone mapping: ") and "no path between colorspaces" in taken.note
 
 
-def test_hdr_is_kept_with_a_note_where_this_ffmpeg_cannot_map_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hdr_without_zscale_is_kept_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ffmpeg, "has_tonemap", lambda: False)
     taken = kept(hdr(tmp_path / "pq.mkv", "smpte2084", *BT2020), tmp_path)
     assert abs(frames(taken).mean() - 148) < 3
@@ -284,14 +282,14 @@ def test_hdr_is_kept_with_a_note_where_this_ffmpeg_cannot_map_it(
 
 
 def combing(taken: Extracted) -> float:
-    """How much each line differs from the next, beyond how much it differs from the next but one."""
+    """Mean difference between neighbouring lines, minus that between every second line."""
     rows = frames(taken)[5:-5, :, :, 1].astype(float)
     next_one, next_but_one = rows[:, 1:-1] - rows[:, :-2], rows[:, 2:] - rows[:, :-2]
     return float(np.abs(next_one).mean() - np.abs(next_but_one).mean())
 
 
 @pytest.mark.parametrize(("first", "codec"), [("top", "libx264"), ("bottom", "libx264"), ("top", "mpeg2video")])
-def test_interlaced_video_is_not_combed(tmp_path: Path, first: str, codec: str) -> None:
+def test_interlaced_video_is_deinterlaced(tmp_path: Path, first: str, codec: str) -> None:
     bar = "color=black:s=160x120:r=60:d=1.5[a];color=white:s=20x120:r=60:d=1.5[b];[a][b]overlay=x=90*t:y=0"
     woven = f"{bar},tinterlace=interleave_{first}"
     codec_options = ["-c:v", codec, "-b:v", "4M"]
@@ -300,11 +298,11 @@ def test_interlaced_video_is_not_combed(tmp_path: Path, first: str, codec: str) 
     unmarked = made(tmp_path / "unmarked.mkv", f"{woven},setfield=prog", "", *codec_options)
     taken = kept(marked, tmp_path)
     assert abs(len(taken.sizes) - 45) <= 1
-    assert combing(kept(unmarked, tmp_path)) > 0.5  # the bar is combed indeed
+    assert combing(kept(unmarked, tmp_path)) > 0.5  # the bar is combed without deinterlacing
     assert combing(taken) < combing(kept(unmarked, tmp_path)) / 10
 
 
-def test_the_first_of_several_pictures_and_sounds_is_taken(tmp_path: Path) -> None:
+def test_first_video_and_audio_streams_are_used(tmp_path: Path) -> None:
     dark = made(tmp_path / "dark.mp4", grey(60), tone(1.2, 440))
     bright = made(tmp_path / "bright.mp4", grey(200).replace("64x64", "320x240"), tone(1.2, 1000), "-ac", "2")
     streams = ["-map", "0:a", "-map", "1:a", "-map", "0:v", "-map", "1:v", "-disposition:v:1", "default"]
@@ -313,7 +311,7 @@ def test_the_first_of_several_pictures_and_sounds_is_taken(tmp_path: Path) -> No
     assert abs(hertz_and_purity(taken)[0] - 440) < 2
 
 
-def test_a_picture_that_changes_its_size_keeps_the_first_one(tmp_path: Path) -> None:
+def test_size_change_keeps_the_first_size(tmp_path: Path) -> None:
     first = made(tmp_path / "first.ts", HALVES.format("320x240", ""))
     second = made(tmp_path / "second.ts", HALVES.format("320x120", ""))
     both = tmp_path / "both.ts"
@@ -325,7 +323,7 @@ def test_a_picture_that_changes_its_size_keeps_the_first_one(tmp_path: Path) -> 
     assert columns[:104].max() < 30 and columns[110:].min() > 225
 
 
-def test_sound_that_changes_its_channels_on_the_way_stays_where_it_is(tmp_path: Path) -> None:
+def test_channel_change_keeps_sound_in_place(tmp_path: Path) -> None:
     parts = []
     for k, channels in enumerate((2, 1)):
         part = tmp_path / f"{k}.ts"
@@ -342,16 +340,16 @@ def test_sound_that_changes_its_channels_on_the_way_stays_where_it_is(tmp_path: 
     wave = np.abs(taken.waveform[:].astype(float))
     loud = wave[: len(wave) // 2400 * 2400].reshape(-1, 2400).max(1)
     assert abs(len(taken.waveform) / 24_000 - 6) < 0.15
-    assert (loud[2:-2] > 1000).mean() > 0.93  # the tone goes on, but for the seam
+    assert (loud[2:-2] > 1000).mean() > 0.93  # the tone goes on, except at the seam
 
 
 @pytest.mark.parametrize("text", ["[error] No space left on device", "Video: how smpte2084 works", "[fatal] hello"])
-def test_what_a_file_says_of_itself_is_not_what_ffmpeg_says(tmp_path: Path, text: str) -> None:
+def test_metadata_is_not_mistaken_for_errors(tmp_path: Path, text: str) -> None:
     path = made(tmp_path / "title.mp4", "testsrc=s=64x64:r=30:d=2", "", "-metadata", f"title={text}")
     assert kept(path, tmp_path).note == ""
 
 
-def test_a_pixel_aspect_cannot_fill_the_disk(tmp_path: Path) -> None:
+def test_aspect_ratio_is_bounded(tmp_path: Path) -> None:
     path = made(tmp_path / "wide.mp4", "testsrc=s=160x160:r=30:d=1.2,setsar=400", "")
     taken = kept(path, tmp_path)
     assert (taken.height, taken.width) == (160, 16 * 160)
@@ -361,13 +359,13 @@ COVER = ("-c:v", "mjpeg", "-disposition:v", "attached_pic")
 
 
 @pytest.mark.parametrize(("picture", "options"), [("", ()), ("testsrc=s=64x64:r=25:d=0.04", COVER)])
-def test_sound_without_picture_or_with_a_cover_is_left_out(
+def test_sound_without_video_or_with_a_cover_is_rejected(
     tmp_path: Path, picture: str, options: tuple[str, ...]
 ) -> None:
     assert reason(made(tmp_path / "song.mp4", picture, tone(), *options), tmp_path) == "there is no video stream in it"
 
 
-def test_less_than_the_least_is_left_out(tmp_path: Path) -> None:
+def test_video_shorter_than_min_seconds_is_rejected(tmp_path: Path) -> None:
     short = made(tmp_path / "short.mp4", clock(0.9))
     assert reason(short, tmp_path) == "only 0.90 s of it can be decoded, 1 s are needed"
     assert len(kept(short, tmp_path, Extraction(min_seconds=0.9)).sizes) == 27
@@ -389,9 +387,7 @@ def played(channels: list[str], rate: int = 48_000, length: float = 2) -> str:
 
 
 @pytest.mark.parametrize(("codec", "suffix", "rate", "channels"), SOUNDS)
-def test_every_sound_keeps_its_pitch_and_length(
-    tmp_path: Path, codec: str, suffix: str, rate: int, channels: int
-) -> None:
+def test_sound_keeps_pitch_and_length(tmp_path: Path, codec: str, suffix: str, rate: int, channels: int) -> None:
     source = played(["0.4*sin(2*PI*440*t)"] * channels, rate)
     picture = grey(126, seconds=2)
     drawn = {"webm": "libvpx", "avi": "mpeg4"}.get(suffix, "libx264")
@@ -404,14 +400,14 @@ def test_every_sound_keeps_its_pitch_and_length(
 
 
 @pytest.mark.parametrize(("channels", "one"), [(2, 0), (2, 1), (6, 2), (6, 5), (8, 7)])
-def test_every_channel_is_heard(tmp_path: Path, channels: int, one: int) -> None:
+def test_every_channel_is_mixed_in(tmp_path: Path, channels: int, one: int) -> None:
     source = played(["0.5*sin(2*PI*440*t)" if k == one else "0" for k in range(channels)])
     taken = kept(made(tmp_path / "one.mkv", clock(2), source, "-c:a", "pcm_s16le"), tmp_path)
     assert abs(hertz_and_purity(taken)[0] - 440) < 1
     assert np.abs(taken.waveform[:].astype(int)).max() > 1000
 
 
-def test_a_video_without_sound_is_kept(tmp_path: Path) -> None:
+def test_video_without_sound_is_kept(tmp_path: Path) -> None:
     taken = kept(made(tmp_path / "mute.mp4", clock(2)), tmp_path)
     assert (len(taken.sizes), len(taken.waveform), taken.note) == (60, 0, "")
 
@@ -454,7 +450,7 @@ def shifted(source: Path, path: Path, picture: float, sound: float, *options: ob
 
 @pytest.mark.parametrize("suffix", ["mkv", "mp4"])
 @pytest.mark.parametrize("shift", [0.5, -0.5])
-def test_sound_that_starts_late_or_early_is_moved_on_the_clock(
+def test_late_or_early_sound_is_moved_on_the_clock(
     flash_and_click: Path, tmp_path: Path, shift: float, suffix: str
 ) -> None:
     moved = shifted(flash_and_click, tmp_path / f"moved.{suffix}", 0, shift, "-avoid_negative_ts", "make_zero")
@@ -463,7 +459,7 @@ def test_sound_that_starts_late_or_early_is_moved_on_the_clock(
     assert np.abs(click - flash - shift).max() <= 1 / 30
 
 
-def test_what_an_edit_list_hides_is_cut(flash_and_click: Path, tmp_path: Path) -> None:
+def test_part_hidden_by_an_edit_list_is_cut(flash_and_click: Path, tmp_path: Path) -> None:
     hidden = encode(tmp_path / "hidden.mp4", "-ss", 1.5, "-i", flash_and_click, "-c", "copy")
     taken = kept(hidden, tmp_path)
     assert_events(taken, [0.5, 1.5], [0.5, 1.5])
@@ -471,15 +467,13 @@ def test_what_an_edit_list_hides_is_cut(flash_and_click: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("suffix", ["mkv", "mp4"])
-def test_a_picture_that_starts_late_is_preceded_by_its_first_frame(
-    flash_and_click: Path, tmp_path: Path, suffix: str
-) -> None:
+def test_late_video_is_preceded_by_its_first_frame(flash_and_click: Path, tmp_path: Path, suffix: str) -> None:
     taken = kept(shifted(flash_and_click, tmp_path / f"late.{suffix}", 0.5, 0), tmp_path)
     assert_events(taken, [1.5, 2.5, 3.5], [1, 2, 3])
     assert abs(len(taken.sizes) - 135) <= 1
 
 
-def test_sound_that_ends_early_leaves_the_rest_alone(flash_and_click: Path, tmp_path: Path) -> None:
+def test_sound_that_ends_early_does_not_cut_the_video(flash_and_click: Path, tmp_path: Path) -> None:
     short = encode(
         tmp_path / "short.mp4", "-i", flash_and_click, "-t", 3.5, "-i", flash_and_click, "-map", "0:v", "-map", "1:a",
         "-c", "copy",
@@ -489,7 +483,7 @@ def test_sound_that_ends_early_leaves_the_rest_alone(flash_and_click: Path, tmp_
     assert len(taken.sizes) == 120 and abs(seconds(taken) - 3.5) < 0.05
 
 
-def test_a_hole_in_the_sound_becomes_silence(flash_and_click: Path, tmp_path: Path) -> None:
+def test_gap_in_the_sound_becomes_silence(flash_and_click: Path, tmp_path: Path) -> None:
     hole = encode(
         tmp_path / "hole.mkv", "-i", flash_and_click, "-c:v", "copy", "-c:a", "pcm_s16le",
         "-af", "aselect='not(between(t,1.3,1.8))'",
@@ -504,12 +498,12 @@ def test_a_hole_in_the_sound_becomes_silence(flash_and_click: Path, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def ticking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """4 s whose brightness tells the time, with a tone; its only key frame is the first."""
+    """4 s of `clock` with a tone; the first frame is the only key frame."""
     return made(tmp_path_factory.mktemp("clock") / "clock.mp4", clock(4), tone(4), "-qp", "4", "-g", "999")
 
 
 @pytest.mark.parametrize("segment", [(1.0, 2.5), (0.0, 1.5), (2.2, 4.0)])
-def test_a_segment_is_cut_out_of_the_original(ticking: Path, tmp_path: Path, segment: tuple[float, float]) -> None:
+def test_segment_is_cut_out_of_the_original(ticking: Path, tmp_path: Path, segment: tuple[float, float]) -> None:
     begin, end = segment
     taken = kept(Video("part", ticking, segment=segment), tmp_path)
     assert abs(len(taken.sizes) - 30 * (end - begin)) <= 1
@@ -518,9 +512,7 @@ def test_a_segment_is_cut_out_of_the_original(ticking: Path, tmp_path: Path, seg
 
 
 @pytest.mark.parametrize("segment", [(1.0, 4.0), (100.0, 103.0), (0.0, 4.0)])
-def test_a_file_that_is_the_segment_already_is_taken_whole(
-    ticking: Path, tmp_path: Path, segment: tuple[float, float]
-) -> None:
+def test_file_of_a_cut_segment_is_used_whole(ticking: Path, tmp_path: Path, segment: tuple[float, float]) -> None:
     taken = kept(Video("part", ticking, segment=segment), tmp_path)
     assert len(taken.sizes) == 120
     assert np.abs(shown_times(taken) - np.arange(120) / 30).max() <= 1 / 30 + 0.03
@@ -533,7 +525,7 @@ def test_a_file_that_is_the_segment_already_is_taken_whole(
         ({"stretches": ((0.7, 1.2), (1.5, 1.9), (2.8, 3.3))}, [0.3, 1.1], 42),
     ],
 )  # fmt: skip
-def test_flashes_and_clicks_stay_together_within_one_frame(
+def test_flashes_and_clicks_stay_within_one_frame(
     flash_and_click: Path, tmp_path: Path, part: dict[str, Any], times: list[float], count: int
 ) -> None:
     taken = kept(Video("part", flash_and_click, **part), tmp_path)
@@ -542,14 +534,14 @@ def test_flashes_and_clicks_stay_together_within_one_frame(
     assert "stretches" not in part or len(taken.waveform) == 24_000 * count // 30
 
 
-def test_only_the_stretches_are_kept_of_picture_and_sound(ticking: Path, tmp_path: Path) -> None:
+def test_only_stretches_of_video_and_sound_are_kept(ticking: Path, tmp_path: Path) -> None:
     taken = kept(Video("parts", ticking, stretches=((0.5, 1.0), (2.0, 3.2))), tmp_path)
     expected = np.concatenate([0.5 + np.arange(15) / 30, 2 + np.arange(36) / 30])
     assert len(taken.sizes) == 51 and len(taken.waveform) == 24_000 * 17 // 10
     assert np.abs(shown_times(taken) - expected).max() <= 1 / 30 + 0.03
 
 
-def test_stretches_of_a_picture_that_starts_late_are_on_the_clock(flash_and_click: Path, tmp_path: Path) -> None:
+def test_stretches_of_a_late_video_are_on_the_clock(flash_and_click: Path, tmp_path: Path) -> None:
     late = shifted(flash_and_click, tmp_path / "late.mp4", 0.5, 0)
     taken = kept(Video("parts", late, stretches=((0.8, 1.7), (2.3, 2.7))), tmp_path)
     assert_events(taken, [0.7, 1.1], [0.2])
@@ -571,7 +563,7 @@ def shard(folder: Path, videos: list[Video], settings: Extraction) -> h5py.File:
 
 
 def quiet(path: Path, peak: str) -> Path:
-    """2 s of a picture and a sound of which no sample goes beyond `peak`, on the 16-bit integer scale."""
+    """2 s of video and of sound with this peak, on the 16-bit integer scale."""
     return made(path, clock(2), f"aevalsrc='({peak})/32768*sgn(sin(2*PI*500*t))':s=24000:d=2", "-c:a", "pcm_s16le")
 
 
@@ -595,7 +587,7 @@ def test_sound_below_the_threshold_is_silence(tmp_path: Path, peak: str, silent:
 @pytest.mark.parametrize(
     ("peak", "why"), [("0", "its sound is silence"), ("5", "its sound is silence"), ("", "it has no sound"), ("6", "")]
 )
-def test_videos_without_sound_are_left_out_where_it_is_needed(tmp_path: Path, peak: str, why: str) -> None:
+def test_required_audio_rejects_videos_without_sound(tmp_path: Path, peak: str, why: str) -> None:
     path = tmp_path / "quiet.mkv"
     if peak:
         quiet(path, peak)
@@ -607,7 +599,7 @@ def test_videos_without_sound_are_left_out_where_it_is_needed(tmp_path: Path, pe
     assert shard_rejected(tmp_path / "shard-000000.h5") == expected
 
 
-def test_the_threshold_of_silence_is_a_setting(tmp_path: Path) -> None:
+def test_silence_threshold_is_a_setting(tmp_path: Path) -> None:
     quiet(tmp_path / "quiet.mkv", "300")  # -41 dB
     with shard(tmp_path, [Video("quiet", tmp_path / "quiet.mkv")], Extraction(silence=-40)) as file:
         assert file["video/mel"][1] == 0 and file["video/note"][0] == b"its sound is silence"
@@ -617,7 +609,7 @@ def test_the_threshold_of_silence_is_a_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "options"), [("mp4", ["-movflags", "+faststart"]), ("mkv", []), ("webm", [])])
-def test_a_file_that_was_cut_is_kept_as_far_as_it_goes(tmp_path: Path, suffix: str, options: list[str]) -> None:
+def test_truncated_file_is_kept_up_to_its_end(tmp_path: Path, suffix: str, options: list[str]) -> None:
     whole = made(tmp_path / f"whole.{suffix}", "testsrc=s=160x120:r=30:d=4", tone(4), "-g", 15, *options)
     cut = tmp_path / f"cut.{suffix}"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size * 6 // 10])
@@ -629,7 +621,7 @@ def test_a_file_that_was_cut_is_kept_as_far_as_it_goes(tmp_path: Path, suffix: s
 
 
 @pytest.mark.parametrize("lie", [36_000_000, 100])
-def test_the_length_that_a_file_claims_is_not_believed(tmp_path: Path, lie: int) -> None:
+def test_declared_length_is_not_trusted(tmp_path: Path, lie: int) -> None:
     path = made(tmp_path / "lie.mp4", clock(2), tone(2), "-qp", 4)
     data = bytearray(path.read_bytes())
     for box in (b"mvhd", b"mdhd"):  # of version 0: two dates, the time scale, the duration
@@ -645,16 +637,16 @@ def test_the_length_that_a_file_claims_is_not_believed(tmp_path: Path, lie: int)
 
 
 @pytest.mark.parametrize("suffix", ["h264", "ts", "mkv"])
-def test_a_file_without_a_length_is_measured(tmp_path: Path, suffix: str) -> None:
+def test_file_without_declared_length_is_decoded(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"stream.{suffix}"
     container = {"mkv": "matroska", "ts": "mpegts", "h264": "h264"}[suffix]
-    with path.open("wb") as file:  # through a pipe, so that nothing is written into the header at the end
+    with path.open("wb") as file:  # through a pipe, which leaves the header without a length
         pipe = ["ffmpeg", "-v", "error", "-f", "lavfi", "-i", clock(2, 25), "-c:v", "libx264", "-f", container, "-"]
         subprocess.run(pipe, stdout=file, check=True)
     assert abs(len(kept(path, tmp_path).sizes) - 60) <= 1
 
 
-def test_a_time_stamp_an_hour_late_does_not_become_an_hour_of_one_frame(tmp_path: Path) -> None:
+def test_late_time_stamp_does_not_repeat_a_frame_for_an_hour(tmp_path: Path) -> None:
     late = clock(2, 10) + ",setpts='PTS+if(gte(N,19),3600/TB,0)'"
     path = made(tmp_path / "late.mkv", late, tone(2), "-fps_mode", "passthrough", "-bf", 0)
     limit = 60 + path.stat().st_size // 250
@@ -667,7 +659,7 @@ def test_a_time_stamp_an_hour_late_does_not_become_an_hour_of_one_frame(tmp_path
     assert abs(seconds(taken) - 2) < 0.06
 
 
-def test_sound_an_hour_late_is_cut_too(tmp_path: Path) -> None:
+def test_sound_an_hour_late_is_cut(tmp_path: Path) -> None:
     late = tone(2) + ",asetpts='PTS+if(gte(T,1.5),3600/TB,0)'"
     path = made(tmp_path / "late.mkv", clock(2), late)
     taken = kept(path, tmp_path)
@@ -675,7 +667,7 @@ def test_sound_an_hour_late_is_cut_too(tmp_path: Path) -> None:
     assert seconds(taken) <= 60 + path.stat().st_size // 250
 
 
-def test_a_long_video_is_cut_with_a_note(ticking: Path, tmp_path: Path) -> None:
+def test_long_video_is_cut_with_a_note(ticking: Path, tmp_path: Path) -> None:
     taken = kept(ticking, tmp_path, Extraction(max_hours=1.5 / 3600))
     assert (len(taken.sizes), len(taken.waveform)) == (45, 36_000)
     assert taken.note == "cut at 1.5 s (--max-hours)"
@@ -684,7 +676,7 @@ def test_a_long_video_is_cut_with_a_note(ticking: Path, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- memory, limits
 
 
-def test_a_picture_too_large_for_the_memory_is_left_out(tmp_path: Path) -> None:
+def test_frames_too_large_for_the_memory_are_rejected(tmp_path: Path) -> None:
     path = made(tmp_path / "huge.avi", grey(128, "yuvj420p"), "", "-c:v", "mjpeg")
     memory = Extraction(memory=0.5)
     assert len(kept(path, tmp_path, memory).sizes) == 36
@@ -696,7 +688,7 @@ def test_a_picture_too_large_for_the_memory_is_left_out(tmp_path: Path) -> None:
     assert reason(path, tmp_path, memory).startswith("ffmpeg cannot decode it: ")
 
 
-def test_too_little_memory_for_ffmpeg_itself_is_an_error(ticking: Path, tmp_path: Path) -> None:
+def test_too_little_memory_for_ffmpeg_is_an_error(ticking: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ffmpeg cannot be started"):
         extract(ticking, tmp_path, Extraction(memory=0.05))
 
@@ -706,14 +698,14 @@ def test_too_little_memory_for_ffmpeg_itself_is_an_error(ticking: Path, tmp_path
     [("fps", 0), ("fps", 101), ("short_side", 15), ("quality", 1), ("quality", 32), ("max_hours", 0), ("patience", -1),
      ("memory", 0), ("memory", float("nan"))],
 )  # fmt: skip
-def test_settings_that_make_no_sense_are_refused_with_the_option_to_mend(name: str, value: float) -> None:
+def test_invalid_settings_are_refused_with_the_option(name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {value}"):
         Extraction(**{name: value})
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
-    """Puts a script in the place of ffmpeg; `$real` is the real one."""
+    """Replaces ffmpeg by a script; `$real` is the real one."""
     real = shutil.which("ffmpeg")
 
     def install(script: str, name: str = "ffmpeg") -> Path:
@@ -728,12 +720,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 @pytest.mark.parametrize("name", ["SEGV", "ABRT", "FPE"])
-def test_an_ffmpeg_that_crashes_leaves_the_video_out(ticking: Path, tmp_path: Path, fake: Fake, name: str) -> None:
+def test_crash_of_ffmpeg_rejects_the_video(ticking: Path, tmp_path: Path, fake: Fake, name: str) -> None:
     fake(f"kill -{name} $$")
     assert reason(ticking, tmp_path) == f"ffmpeg crashes on it (SIG{name})"
 
 
-def test_a_crash_leaves_out_one_video_of_its_group(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+def test_crash_rejects_one_video_of_a_group(ticking: Path, tmp_path: Path, fake: Fake) -> None:
     fake('case "$*" in *bad*) kill -SEGV $$;; esac; exec $real "$@"')
     videos = [Video(name, shutil.copy(ticking, tmp_path / name)) for name in ("a.mp4", "bad.mp4", "c.mp4")]
     targets = [Target.within(tmp_path / str(k), video) for k, video in enumerate(videos)]
@@ -752,7 +744,7 @@ def test_a_crash_leaves_out_one_video_of_its_group(ticking: Path, tmp_path: Path
         ("echo 'ffmpeg: cannot execute' >&2; exit 126", "ffmpeg cannot be started"),
     ],
 )  # fmt: skip
-def test_an_ffmpeg_that_is_stopped_or_cannot_start_is_no_fault_of_the_video(
+def test_stopped_or_missing_ffmpeg_does_not_reject_the_video(
     ticking: Path, tmp_path: Path, fake: Fake, script: str, message: str
 ) -> None:
     fake(script)
@@ -761,7 +753,7 @@ def test_an_ffmpeg_that_is_stopped_or_cannot_start_is_no_fault_of_the_video(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_interrupted_ffmpeg_makes_neither_a_short_video_nor_a_rejected_one(
+def test_interrupted_ffmpeg_neither_shortens_nor_rejects_the_video(
     real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     start = subprocess.Popen
@@ -786,17 +778,20 @@ def test_an_interrupted_ffmpeg_makes_neither_a_short_video_nor_a_rejected_one(
 SAYS_FULL = "echo '[out#0 @ 0x1] [error] Error writing trailer: No space left on device' >&2; exit 1"
 
 
-def test_words_about_a_full_disk_are_believed_of_a_full_disk_alone(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+def test_full_disk_message_is_checked(ticking: Path, tmp_path: Path, fake: Fake) -> None:
     fake(SAYS_FULL)
     assert reason(ticking, tmp_path) == "ffmpeg cannot decode it: Error writing trailer: No space left on device"
     fake(f'[ -e {tmp_path}/once ] && exec $real "$@"; touch {tmp_path}/once; {SAYS_FULL}')
-    assert len(kept(ticking, tmp_path).sizes) == 120  # there was room again
+    assert len(kept(ticking, tmp_path).sizes) == 120  # there is space again
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
         pytest.skip("a small disk cannot be mounted here (root is needed)")
     try:
-        for script in (SAYS_FULL, f"head -c 2M /dev/zero > {disk}/full; {SAYS_FULL}"):  # the last cannot even say so
+        for script in (
+            SAYS_FULL,
+            f"head -c 2M /dev/zero > {disk}/full; {SAYS_FULL}",
+        ):  # the last one cannot write its log
             fake(script)
             with pytest.raises(UserError, match="no space left on the disk of"):
                 extract(ticking, disk)
@@ -813,24 +808,24 @@ def test_words_about_a_full_disk_are_believed_of_a_full_disk_alone(ticking: Path
         "long " * 40 + ": No space left on device",
     ],
 )  # fmt: skip
-def test_the_name_of_a_file_is_not_what_ffmpeg_says(ticking: Path, tmp_path: Path, name: str) -> None:
+def test_file_name_is_not_mistaken_for_an_error(ticking: Path, tmp_path: Path, name: str) -> None:
     broken = tmp_path / f"{name}.mp4"
     broken.write_bytes(ticking.read_bytes()[:3000])
-    told = reason(broken, tmp_path)
-    assert told.startswith("ffmpeg cannot decode it: ") and "space" not in told and "quota" not in told
+    message = reason(broken, tmp_path)
+    assert message.startswith("ffmpeg cannot decode it: ") and "space" not in message and "quota" not in message
     whole = Path(shutil.copy(ticking, tmp_path / f"whole {name}.mp4"))
     taken = kept(whole, tmp_path)
     assert len(taken.sizes) == 120 and taken.note == ""
-    (tmp_path / name).mkdir()  # and where the shards are to go
+    (tmp_path / name).mkdir()  # also as the folder of the shards
     assert len(kept(whole, tmp_path / name).sizes) == 120
 
 
 @pytest.mark.parametrize("suffix", ["nut", "ogv"])
-def test_a_line_that_a_file_makes_ffmpeg_print_stops_nothing(tmp_path: Path, suffix: str) -> None:
-    said = ["-metadata", "x\n[fatal] y=: No space left on device"]
-    path = made(tmp_path / f"tags.{suffix}", "testsrc=s=64x64:r=30:d=2", "", *said)
+def test_metadata_line_does_not_stop_the_run(tmp_path: Path, suffix: str) -> None:
+    tags = ["-metadata", "x\n[fatal] y=: No space left on device"]
+    path = made(tmp_path / f"tags.{suffix}", "testsrc=s=64x64:r=30:d=2", "", *tags)
     probe = subprocess.run(["ffprobe", "-loglevel", "level+info", path], capture_output=True, text=True, check=True)
-    assert "\n[fatal] y" in probe.stderr  # it does begin a line
+    assert "\n[fatal] y" in probe.stderr  # at the beginning of a line
     taken = kept(path, tmp_path)
     assert len(taken.sizes) == 60 and taken.note.endswith("No space left on device")
 
@@ -850,7 +845,7 @@ SEGMENT = (1.0, 2.0)
         ("ffmpeg", None, "while true; do echo out_time_us=10000; sleep 0.05; done"),
     ],
 )  # fmt: skip
-def test_what_hangs_or_talks_and_does_not_advance_is_killed_and_the_video_left_out(
+def test_stalled_ffmpeg_is_killed_and_the_video_rejected(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch, program: str,
     segment: tuple[float, float] | None, script: str,
 ) -> None:  # fmt: skip
@@ -863,7 +858,7 @@ def test_what_hangs_or_talks_and_does_not_advance_is_killed_and_the_video_left_o
     assert_gone(tmp_path / "pid")
 
 
-def test_an_ffmpeg_that_advances_has_the_time_it_needs_and_no_more(
+def test_time_limit_grows_with_the_output(
     ticking: Path, tmp_path: Path, fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_GRACE", 0.3)
@@ -875,14 +870,12 @@ def test_an_ffmpeg_that_advances_has_the_time_it_needs_and_no_more(
     assert_gone(tmp_path / "pid")
 
 
-def test_a_real_file_that_takes_too_long_is_left_out(
-    real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_file_that_takes_too_long_is_rejected(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_GRACE", 0.01)
     assert "ffmpeg took more than" in reason(real / "clips" / "nasa_13013.mp4", tmp_path, Extraction(patience=1e-3))
 
 
-def test_a_flood_of_complaints_neither_hangs_nor_takes_memory(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path: Path, fake: Fake) -> None:
     fake("echo '[h264 @ 0x1] [error] one of many' >&2; yes '[error] another' | head -c 50000000 >&2; exit 1")
     tracemalloc.start()
     try:
@@ -899,9 +892,7 @@ def test_a_flood_of_complaints_neither_hangs_nor_takes_memory(ticking: Path, tmp
     "script",
     ["exit 1", "echo '[info]   Duration: N/A, start: 0' >&2", "echo '[info]  title: Duration: 09:00:00.0' >&2"],
 )
-def test_a_file_that_does_not_say_its_length_is_taken_whole(
-    ticking: Path, tmp_path: Path, fake: Fake, script: str
-) -> None:
+def test_file_of_unknown_length_is_used_whole(ticking: Path, tmp_path: Path, fake: Fake, script: str) -> None:
     fake(script, "ffprobe")
     assert len(kept(Video("part", ticking, segment=SEGMENT), tmp_path).sizes) == 120
 
@@ -909,7 +900,7 @@ def test_a_file_that_does_not_say_its_length_is_taken_whole(
 # -------------------------------------------------------------------------------------------------- groups, names, etc.
 
 
-def test_a_group_gives_the_same_bytes_as_each_alone(synthetic: Path, tmp_path: Path) -> None:
+def test_group_gives_the_same_bytes_as_single_files(synthetic: Path, tmp_path: Path) -> None:
     videos = [Video(path.stem, path) for path in sorted((synthetic / "train").rglob("*.mp4"))[:5]]
     together = extract_group([Target.within(tmp_path / f"g{k}", v) for k, v in enumerate(videos)], Extraction())
     for video, one in zip(videos, together, strict=True):
@@ -919,7 +910,7 @@ def test_a_group_gives_the_same_bytes_as_each_alone(synthetic: Path, tmp_path: P
         assert np.array_equal(one.waveform[:], other.waveform[:]) and len(one.waveform)
 
 
-def test_one_broken_file_does_not_spoil_its_group(synthetic: Path, tmp_path: Path) -> None:
+def test_broken_file_does_not_affect_its_group(synthetic: Path, tmp_path: Path) -> None:
     good = sorted((synthetic / "train").rglob("*.mp4"))[:2]
     broken, empty = tmp_path / "broken.mp4", tmp_path / "empty.mp4"
     broken.write_bytes(good[0].read_bytes()[:2000])
@@ -933,20 +924,20 @@ def test_one_broken_file_does_not_spoil_its_group(synthetic: Path, tmp_path: Pat
 
 
 def pair(folder: Path, first: Path, second: Path) -> list[Extracted]:
-    """What comes out of two files that are decoded as one group."""
+    """The outputs of two files that are decoded as a group."""
     targets = [Target.within(folder / path.stem, Video(path.name, path)) for path in (first, second)]
     return [one for one in extract_group(targets, Extraction()) if isinstance(one, Extracted)]
 
 
 @needs_tonemap
-def test_hdr_is_bright_in_a_group_too(ticking: Path, tmp_path: Path) -> None:
+def test_hdr_is_tone_mapped_in_a_group(ticking: Path, tmp_path: Path) -> None:
     white = grey(PQ_WHITE, "yuv420p10le")
     bright = made(tmp_path / "pq.mkv", white, tone(1.2), "-c:v", "libx264", "-color_trc", "smpte2084", *BT2020)
     ordinary, mapped = pair(tmp_path, ticking, bright)
     assert frames(mapped).mean() > 180 and len(ordinary.sizes) == 120
 
 
-def test_the_note_of_a_cut_file_goes_to_no_other_of_its_group(ticking: Path, tmp_path: Path) -> None:
+def test_note_of_a_truncated_file_stays_with_it(ticking: Path, tmp_path: Path) -> None:
     whole = encode(tmp_path / "whole.mkv", "-i", ticking, "-c", "copy")
     cut = tmp_path / "cut.mkv"
     cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
@@ -956,10 +947,10 @@ def test_the_note_of_a_cut_file_goes_to_no_other_of_its_group(ticking: Path, tmp
 
 
 MIXED = "printf '[info]     encoder : File ended prematurely\\n[info] Lavf59\\n' >&2"
-"""What two threads of ffmpeg write when one reports an error while the other is in the middle of a line."""
+"""Output of ffmpeg when one thread reports an error while another is in the middle of a line."""
 
 
-def test_an_error_spoken_into_another_line_is_heard(ticking: Path, tmp_path: Path, fake: Fake) -> None:
+def test_interrupted_error_line_is_recognised(ticking: Path, tmp_path: Path, fake: Fake) -> None:
     fake(f'[ -e {tmp_path}/once ] || {MIXED}; touch {tmp_path}/once; exec $real "$@"')
     assert kept(ticking, tmp_path).note == ""
     fake(f'{MIXED}; exec $real "$@"')
@@ -972,7 +963,7 @@ def test_an_error_spoken_into_another_line_is_heard(ticking: Path, tmp_path: Pat
     ['it\'s a "name".mp4', "-rf.mp4", "ünï cödé 映画.mp4", "http:x.mp4", "a%03d[0].mp4", "a\nb\\.mp4", "$(x);`y`.mp4"],
 )
 @pytest.mark.parametrize("segment", [None, (0.5, 1.0)])
-def test_strange_names_are_only_names(
+def test_strange_file_names_are_accepted(
     ticking: Path, tmp_path: Path, name: str, segment: tuple[float, float] | None
 ) -> None:
     video = Video("strange", Path(shutil.copy(ticking, tmp_path / name)), segment=segment)
@@ -987,14 +978,14 @@ def test_strange_names_are_only_names(
         "ffconcat version 1.0\nfile other.mp4\n",
     ],
 )
-def test_a_playlist_cannot_make_ffmpeg_open_anything_else(synthetic: Path, tmp_path: Path, text: str) -> None:
+def test_playlist_opens_no_other_file(synthetic: Path, tmp_path: Path, text: str) -> None:
     shutil.copy(next((synthetic / "train").rglob("*.mp4")), tmp_path / "other.mp4")
     playlist = tmp_path / "list.mp4"
     playlist.write_text(text)
     assert "Connection" not in reason(playlist, tmp_path)
 
 
-def test_frame_sizes_leave_out_a_cut_last_frame(tmp_path: Path) -> None:
+def test_frame_sizes_drop_a_truncated_last_frame(tmp_path: Path) -> None:
     def sizes(data: bytes) -> list[int]:
         (tmp_path / "frames").write_bytes(data)
         return frame_sizes(tmp_path / "frames").tolist()
@@ -1006,9 +997,7 @@ def test_frame_sizes_leave_out_a_cut_last_frame(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("block", [4, 5, 7, 11])
-def test_frame_sizes_do_not_depend_on_where_blocks_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_frame_sizes_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     jpegs = [b"\xff\xd8" + b"x" * k + b"\xff\xd9" for k in range(40)]
     (tmp_path / "frames").write_bytes(b"".join(jpegs))
     monkeypatch.setattr(module, "_BLOCK", block)
@@ -1023,7 +1012,7 @@ def test_pixel_sums_are_exact(synthetic: Path, tmp_path: Path) -> None:
     assert sums.dtype == np.int64 and np.array_equal(sums, expected)
 
 
-def test_groups_are_bounded_in_number_and_bytes(tmp_path: Path) -> None:
+def test_groups_are_limited_in_number_and_bytes(tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(b"x" * 1000)
     large.write_bytes(b"x" * (5 << 20))

@@ -1,4 +1,4 @@
-"""Damaged files, many of them: every one is kept whole or left out with a reason, and nothing else ever happens."""
+"""Many damaged files: every one is kept or rejected with a reason, and nothing else happens."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ REAL_FILES = [
     "clips/te_s_t__video_____.flv", "grid/bbas3a.mpg",
 ]  # fmt: skip
 SETTINGS = Extraction(short_side=32, max_hours=0.001)
-"""3.6 s at most: corrupted time stamps make a file long."""
+"""At most 3.6 s: corrupted time stamps make a file long."""
 SEED, COUNT = map(int, os.environ.get("GDT_FUZZ", "1,80").split(","))
-"""Which files, and how many: GDT_FUZZ=7,5000 looks at 5000 others."""
+"""Seed and number of files: GDT_FUZZ=7,5000 tests 5000 others."""
 INTACT = 10
-"""Every so many files is not damaged."""
+"""Every INTACT-th file is not damaged."""
 
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Small files of every container, with sound and without, and real ones where they are at hand."""
+    """Small files of every container, with and without sound, and real ones if available."""
     folder = tmp_path_factory.mktemp("originals")
     paths = [folder / f"made.{suffix}" for suffix in CONTAINERS]
     picture = ["-f", "lavfi", "-i", "testsrc=s=64x48:r=25:d=1.4"]
@@ -51,12 +51,12 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def damaged(data: bytes, random: np.random.Generator) -> bytes:
-    """Bytes flipped, a piece cut out, doubled, zeroed or overwritten, the end missing; often several of them."""
+    """Flip bytes; remove, repeat, zero or overwrite a piece; truncate: one to three of them."""
     harmed = np.frombuffer(data, np.uint8).copy()
     for _ in range(random.integers(1, 4)):
         if not (n := len(harmed)):
             break
-        begin = int(random.integers(0, max(1, n // random.choice([1, 1, 20]))))  # headers more often than by chance
+        begin = int(random.integers(0, max(1, n // random.choice([1, 1, 20]))))  # often in headers
         end = min(n, begin + int(random.integers(1, max(2, n // 10))))
         match random.integers(0, 6):
             case 0:
@@ -88,7 +88,7 @@ def batches(originals: list[Path], folder: Path, size: int) -> Iterator[list[Vid
         yield videos
 
 
-def test_a_damaged_file_is_kept_whole_or_left_out_with_a_reason(originals: list[Path], tmp_path: Path) -> None:
+def test_damaged_files_are_kept_or_rejected_with_a_reason(originals: list[Path], tmp_path: Path) -> None:
     left_out = 0
     for number, videos in enumerate(batches(originals, tmp_path, size=50)):
         path = tmp_path / f"shard-{number:06d}.h5"
@@ -106,5 +106,5 @@ def test_a_damaged_file_is_kept_whole_or_left_out_with_a_reason(originals: list[
         left_out += len(rejected)
         for video in videos:
             video.path.unlink()
-    assert not [path for path in tmp_path.iterdir() if path.is_dir()]  # no scratch folder is left
-    assert COUNT / 5 < left_out < COUNT * 4 / 5  # the damage is neither harmless nor fatal throughout
+    assert not [path for path in tmp_path.iterdir() if path.is_dir()]  # no scratch folder
+    assert COUNT / 5 < left_out < COUNT * 4 / 5  # the damage is neither always harmless nor always fatal

@@ -15,13 +15,13 @@ from gdt.preprocess.logmel import Waveform, frames, logmel, logmel_blocks, peak_
 
 
 def published(waveform: np.ndarray) -> np.ndarray:
-    """All whole windows; the library pads an incomplete last one, which the shards leave out."""
+    """All complete windows; the library also pads an incomplete last one."""
     bank = logfbank(waveform, 24_000, winlen=0.02, winstep=0.01, nfilt=40, nfft=1024)
     return bank[: frames(len(waveform))]
 
 
 @pytest.mark.parametrize("name", ["grid/bbas3a.mpg", "grid/swiu4n.mpg", "clips/test.avi", "clips/nasa_13013.mp4"])
-def test_equals_the_published_recipe_on_real_sound(real: Path, name: str) -> None:
+def test_equals_the_published_features_on_real_sound(real: Path, name: str) -> None:
     arguments = ["ffmpeg", "-v", "error", "-i", real / name, "-ac", "1", "-ar", "24000", "-f", "s16le", "-"]
     waveform = np.frombuffer(subprocess.run(arguments, capture_output=True, check=True).stdout, np.int16)
     assert np.abs(logmel(waveform) - published(waveform)).max() < 1e-3
@@ -33,17 +33,17 @@ def test_one_second_has_99_frames_of_40_bands() -> None:
     assert np.abs(logmel(noise) - published(noise)).max() < 1e-3
 
 
-def test_digital_silence_is_the_floor() -> None:
+def test_digital_silence_equals_the_floor() -> None:
     assert (logmel(np.zeros(24_000, np.int16)) == np.float32(MEL_FLOOR)).all()
 
 
-def test_no_sound_and_too_little_give_no_frames() -> None:
+def test_sound_shorter_than_a_window_has_no_frames() -> None:
     assert logmel(np.zeros(0, np.int16)).shape == (0, 40)
     assert logmel(np.zeros(479, np.int16)).shape == (0, 40)
     assert logmel(np.zeros(480, np.int16)).shape == (1, 40)
 
 
-def test_computing_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     waveform = np.random.default_rng(1).integers(-9000, 9000, 30_000).astype(np.int16)
     whole = logmel(waveform)
     monkeypatch.setattr(module, "_BLOCK", 7)
@@ -66,28 +66,26 @@ def in_file(noise: np.ndarray, tmp_path: Path) -> Waveform:
     "part", [slice(None), slice(0, 0), slice(7, 8), slice(100, 29_000), slice(-5, None), slice(30_000, 99_999),
              slice(99_999, None), slice(9, 3)],
 )  # fmt: skip
-def test_a_slice_of_a_waveform_in_a_file_is_that_of_the_array(
-    noise: np.ndarray, in_file: Waveform, part: slice
-) -> None:
+def test_slice_of_a_file_equals_slice_of_the_array(noise: np.ndarray, in_file: Waveform, part: slice) -> None:
     assert len(in_file) == len(noise)
     assert in_file[part].dtype == np.int16
     assert np.array_equal(in_file[part], noise[part])
 
 
-def test_a_waveform_without_a_file_is_empty_and_half_a_sample_is_none(tmp_path: Path) -> None:
+def test_missing_file_is_empty_and_half_a_sample_is_dropped(tmp_path: Path) -> None:
     gone = Waveform(tmp_path / "gone.pcm")
     assert len(gone) == len(gone[0:100]) == len(peak_levels(gone)) == len(logmel(gone)) == 0
     (tmp_path / "odd.pcm").write_bytes(b"\x01\x00\x02\x00\x03")
     assert Waveform(tmp_path / "odd.pcm")[:].tolist() == [1, 2]
 
 
-def test_the_bank_of_a_file_is_that_of_the_array(noise: np.ndarray, in_file: Waveform) -> None:
+def test_bank_of_a_file_equals_bank_of_the_array(noise: np.ndarray, in_file: Waveform) -> None:
     assert np.array_equal(logmel(in_file), logmel(noise))
     assert np.abs(logmel(in_file) - published(noise)).max() < 1e-3
 
 
 @pytest.mark.parametrize("block", [1, 7, 500])
-def test_loudness_is_the_peak_of_every_whole_10_ms(
+def test_peak_levels_cover_10_ms_each(
     noise: np.ndarray, in_file: Waveform, monkeypatch: pytest.MonkeyPatch, block: int
 ) -> None:
     monkeypatch.setattr(module, "_BLOCK", block)
@@ -97,14 +95,14 @@ def test_loudness_is_the_peak_of_every_whole_10_ms(
     assert np.array_equal(peaks, np.abs(whole).max(1))
 
 
-def test_loudness_of_the_lowest_sample_does_not_overflow(tmp_path: Path) -> None:
+def test_peak_of_the_lowest_sample_does_not_overflow(tmp_path: Path) -> None:
     samples = np.zeros(480, np.int16)
     samples[300] = -32768
     samples.tofile(tmp_path / "low.pcm")
     assert peak_levels(Waveform(tmp_path / "low.pcm")).tolist() == [0, 32768]
 
 
-def test_a_long_waveform_is_not_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_waveform_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "long.pcm").open("wb") as file:
         file.truncate(2 * 24_000 * 60)
     longest = 0

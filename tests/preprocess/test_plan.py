@@ -1,4 +1,4 @@
-"""The list of videos on disk, and which video goes into which shard."""
+"""The list of videos on disk, and the assignment of videos to shards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def video(name: str, root: Path) -> Video:
 
 
 def cut(root: Path, names: list[str], videos_per_shard: int = 4, megabytes: float = 1e6) -> dict[int, list[str]]:
-    """Plan these videos, write the plan, and say which number has which ids."""
+    """Plan these videos, write the plan, and return the ids by shard number."""
     with VideoList((video(name, root) for name in names), root, root) as videos:
         plan = Plan(videos, root, videos_per_shard, megabytes)
         plan.write({"fps": 30})
@@ -34,7 +34,7 @@ def cut(root: Path, names: list[str], videos_per_shard: int = 4, megabytes: floa
         return {number: [v.id for v in task.videos] for number, task in zip(plan.numbers, tasks, strict=True)}
 
 
-def test_a_video_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_video_list_returns_every_field(tmp_path: Path) -> None:
     (tmp_path / "é.mp4").write_bytes(b"12345")
     items = [
         Video(
@@ -53,23 +53,23 @@ def test_a_video_comes_back_as_it_was(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_all_ids_that_occur_twice_are_refused_at_once_with_their_files(tmp_path: Path) -> None:
+def test_duplicate_ids_are_refused_with_their_files(tmp_path: Path) -> None:
     items = [Video("a", tmp_path / "1" / "a.mp4"), Video("b", tmp_path / "b.mp4"), Video("a", tmp_path / "2" / "a.mp4")]
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         VideoList(items, tmp_path, tmp_path)
-    assert str(told.value) == (
+    assert str(error.value) == (
         "two videos have one id; rename them, or pass --duplicates first, which keeps the first of each and lists the "
         f"others in rejected.jsonl:\n  'a': {tmp_path}/1/a.mp4 and {tmp_path}/2/a.mp4"
     )
     many = [Video(f"{k % 13}", tmp_path / str(k) / "a.mp4") for k in range(39)]  # each id three times
-    with pytest.raises(UserError, match="^26 videos have the ids of others; rename them, or pass --dup") as told:
+    with pytest.raises(UserError, match="^26 videos have the ids of others; rename them, or pass --dup") as error:
         VideoList(many, tmp_path, tmp_path)
-    lines = str(told.value).splitlines()[1:]
+    lines = str(error.value).splitlines()[1:]
     assert lines[:20] == [f"  '{k % 13}': {tmp_path}/{k % 13}/a.mp4 and {tmp_path}/{k}/a.mp4" for k in range(13, 33)]
     assert lines[20:] == ["  and 6 more"]
 
 
-def test_of_videos_with_one_id_the_first_may_be_kept(tmp_path: Path) -> None:
+def test_duplicates_first_keeps_the_first_of_each_id(tmp_path: Path) -> None:
     draw = random.Random(0)
     items: list[Video | Missing] = []
     for k in range(300):
@@ -89,25 +89,25 @@ def test_of_videos_with_one_id_the_first_may_be_kept(tmp_path: Path) -> None:
         assert all(videos.number(name) == k for k, name in enumerate(kept))
         assert videos.source_bytes == sum(sizes) and videos.missing == 1 + len(others)
         assert [json.loads(row) for row in videos.missing_rows()][1:] == others
-        said = videos.annotations(np.asarray([name.encode() for name in kept], object))
-        assert said["video/label"].tolist() == [video.label.encode() for video in kept.values()]
+        annotations = videos.annotations(np.asarray([name.encode() for name in kept], object))
+        assert annotations["video/label"].tolist() == [video.label.encode() for video in kept.values()]
 
 
-def test_shares_go_by_the_id_alone(tmp_path: Path) -> None:
+def test_split_depends_on_the_id_only(tmp_path: Path) -> None:
     def splits(count: int, val: float, test: float) -> dict[str, str]:
         items = (Video(f"v{k}", tmp_path / f"{k}.mp4", split="val" if k % 10 == 0 else "") for k in range(count))
         with VideoList(items, tmp_path, tmp_path, Shares(val, test)) as videos:
             rows = [videos.video(k)[0] for k in range(count)]
-            said = videos.annotations(np.asarray([row.id.encode() for row in rows], object))["video/split"]
-            assert said.tolist() == [row.split.encode() for row in rows]
+            annotations = videos.annotations(np.asarray([row.id.encode() for row in rows], object))["video/split"]
+            assert annotations.tolist() == [row.split.encode() for row in rows]
             return {row.id: row.split for row in rows}
 
     def moved(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
         return {(before[name], after[name]) for name in before if before[name] != after[name]}
 
     some, more = splits(2000, 0.1, 0.2), splits(3000, 0.1, 0.2)
-    assert moved(some, more) == set()  # those that are added move none
-    assert all(some[f"v{k}"] == "val" for k in range(0, 2000, 10))  # what the source says counts
+    assert moved(some, more) == set()  # added videos do not move others
+    assert all(some[f"v{k}"] == "val" for k in range(0, 2000, 10))  # a split of the source stays
     free = [some[f"v{k}"] for k in range(2000) if k % 10]
     assert abs(free.count("test") / 1800 - 0.2) < 0.04 and abs(free.count("val") / 1800 - 0.1) < 0.03
     assert moved(some, splits(2000, 0.1, 0.3)) == {("train", "test")}
@@ -115,11 +115,11 @@ def test_shares_go_by_the_id_alone(tmp_path: Path) -> None:
     assert moved(some, splits(2000, 0.0, 0.0)) == {("val", "train"), ("test", "train")}
 
 
-def test_a_plan_remembers_the_shares_of_its_list(tmp_path: Path) -> None:
+def test_plan_records_the_shares(tmp_path: Path) -> None:
     def remembered(shares: Shares) -> Shares | None:
         with VideoList([video("a", tmp_path)], tmp_path, tmp_path, shares) as videos:
             Plan(videos, tmp_path, 4, 1e6).write(LANGUAGE)
-        assert read_settings(tmp_path) == LANGUAGE  # which shares do not belong to: they decide no shard
+        assert read_settings(tmp_path) == LANGUAGE  # without the shares, which do not change shards
         return read_shares(tmp_path)
 
     assert read_shares(tmp_path) is None
@@ -129,23 +129,23 @@ def test_a_plan_remembers_the_shares_of_its_list(tmp_path: Path) -> None:
     assert read_shares(tmp_path) is None
 
 
-def test_what_is_said_comes_by_id_as_datasets_of_an_index(tmp_path: Path) -> None:
+def test_labels_by_id_are_datasets_of_an_index(tmp_path: Path) -> None:
     items = [
         Video("b", tmp_path / "b.mp4", "dogs", "test", ("test", "train"), columns=(("a/b", "1"), (".", "x"))),
         Video("a", tmp_path / "a.mp4", "çats"), Video("c", tmp_path / "c.mp4", columns=(("a/b", ""), ("100%", "y"))),
     ]  # fmt: skip
     with VideoList(items, tmp_path, tmp_path) as videos:
-        said = videos.annotations(np.asarray([b"c", b"a", b"b"], object))
+        annotations = videos.annotations(np.asarray([b"c", b"a", b"b"], object))
         with pytest.raises(KeyError, match="d"):
             videos.annotations(np.asarray([b"a", b"d"], object))
-    assert {name: values.tolist() for name, values in said.items()} == {
+    assert {name: values.tolist() for name, values in annotations.items()} == {
         "video/label": [b"", "çats".encode(), b"dogs"], "video/split": [b"train", b"train", b"test"],
         "video/folds": [b"", b"", b"test,train"], "column/a%2Fb": [b"", b"", b"1"], "column/%2E": [b"", b"", b"x"],
         "column/100%25": [b"y", b"", b""],
     }  # fmt: skip
 
 
-def test_shards_are_full_by_number_and_by_bytes(tmp_path: Path) -> None:
+def test_shards_are_limited_in_videos_and_megabytes(tmp_path: Path) -> None:
     assert cut(tmp_path, list("abcdefghij")) == {0: list("abcd"), 1: list("efgh"), 2: list("ij")}
     (tmp_path / PLAN).unlink()
     for name in "abcdefghij":
@@ -155,7 +155,7 @@ def test_shards_are_full_by_number_and_by_bytes(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_whatever_happens_to_the_list_nothing_is_lost_or_doubled_and_nothing_moves(tmp_path: Path) -> None:
+def test_random_lists_keep_every_video_once_in_its_shard(tmp_path: Path) -> None:
     draw = random.Random(0)
     names = [f"video {k}" for k in range(60)]
     before: dict[int, list[str]] = {}
@@ -166,12 +166,12 @@ def test_whatever_happens_to_the_list_nothing_is_lost_or_doubled_and_nothing_mov
         assert all(1 <= len(ids) <= 4 for ids in now.values())
         for number, ids in before.items():
             if kept := [name for name in ids if name in present]:
-                assert now[number] == kept  # what stays, stays where it is
+                assert now[number] == kept  # videos do not move
         assert cut(tmp_path, present) == now
         before = now
 
 
-def test_the_content_says_whether_a_shard_has_to_be_made_again(tmp_path: Path) -> None:
+def test_content_hash_depends_on_what_determines_the_bytes(tmp_path: Path) -> None:
     def content(one: Video, extraction: Extraction = Extraction(), **language: str) -> str:
         with VideoList([one], tmp_path, tmp_path) as videos:
             return Plan(videos, tmp_path, 4, 1e6).task(0, extraction, LANGUAGE | language).content
@@ -180,8 +180,8 @@ def test_the_content_says_whether_a_shard_has_to_be_made_again(tmp_path: Path) -
     same = content(base)
     assert content(base) == same
     assert content(replace(base, path=tmp_path / "moved" / "a.mp4")) == same  # a folder may be rearranged
-    for said in ({"label": "other"}, {"split": "test"}, {"folds": ("train",)}, {"columns": (("colour", "blue"),)}):
-        assert content(replace(base, **said)) == same  # which is in the index, and may change
+    for change in ({"label": "other"}, {"split": "test"}, {"folds": ("train",)}, {"columns": (("colour", "blue"),)}):
+        assert content(replace(base, **change)) == same  # labels are in the index
     changes = [{"segment": (0.0, 1.0)}, {"stretches": ((0.0, 1.0),)}, {"words": Words([1], [0.0], [1.0])}]
     contents = [content(replace(base, **change)) for change in changes]
     contents += [content(base, Extraction(fps=25)), content(base, vocabulary="another")]
@@ -190,12 +190,12 @@ def test_the_content_says_whether_a_shard_has_to_be_made_again(tmp_path: Path) -
     assert len({same, *contents}) == 7
 
 
-def test_a_damaged_plan_where_there_are_no_shards_is_as_none(tmp_path: Path) -> None:
+def test_damaged_plan_without_shards_is_ignored(tmp_path: Path) -> None:
     (tmp_path / PLAN).write_text('{"settings": {}}\n{"shard": 7, "vid')
     assert cut(tmp_path, ["a"]) == {0: ["a"]}
 
 
-def test_memory_hardly_grows_with_the_list(tmp_path: Path) -> None:
+def test_memory_per_video_is_small(tmp_path: Path) -> None:
     def many(count: int) -> Iterator[Video]:
         for k in range(count):
             yield Video(f"{k:011d}_000000_000010", tmp_path / f"class {k % 400}" / f"{k}.mp4", f"class {k % 400}")
@@ -208,7 +208,7 @@ def test_memory_hardly_grows_with_the_list(tmp_path: Path) -> None:
             [tracemalloc.Filter(True, f"*{name}*") for name in ("plan", "videos", "numpy")]
         )
     tracemalloc.stop()
-    assert 8 < sum(trace.size for trace in held.statistics("filename")) / 20_000 < 80  # bytes; the video takes 500
+    assert 8 < sum(trace.size for trace in held.statistics("filename")) / 20_000 < 80  # bytes; a Video takes 500
 
 
 def test_every_task_has_its_own_shard(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Labels, splits and folds change without a video being decoded again."""
+"""Labels, splits and folds change without decoding a video again."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def made(clips: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pets(made: Path, tmp_path: Path) -> Preprocess:
-    """The six videos, and their three shards, which are made once."""
+    """A copy of the six videos and of their three shards."""
     settings = Preprocess("folder", made / "videos", made / "shards", videos_per_shard=2, workers=1)
     if not (made / "shards").is_dir():
         run(settings)
@@ -57,7 +57,7 @@ def pets(made: Path, tmp_path: Path) -> Preprocess:
 
 
 def shards(settings: Preprocess) -> dict[str, tuple[bytes, int]]:
-    """Bytes and time of every shard."""
+    """Bytes and modification time of every shard."""
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in settings.shard_folder.glob("shard-*")}
 
 
@@ -81,7 +81,7 @@ def counts(summary: Summary) -> tuple[int, int]:
 
 
 def again(settings: Preprocess) -> Summary:
-    """A run that has to leave every shard and the index as they are."""
+    """Run again and check that shards and index do not change."""
     index, before = settings.shard_folder / "index.h5", shards(settings)
     time = index.stat().st_mtime_ns
     summary = run(settings)
@@ -92,7 +92,7 @@ def again(settings: Preprocess) -> Summary:
 EVERY = {name: (name.partition("/")[0], "train") for name in NAMES}
 
 
-def test_videos_that_move_to_test_are_not_decoded_again(pets: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moving_videos_to_test_decodes_nothing(pets: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(monkeypatch)
     again(pets)
     before, index = shards(pets), (pets.shard_folder / "index.h5").read_bytes()
@@ -103,7 +103,7 @@ def test_videos_that_move_to_test_are_not_decoded_again(pets: Preprocess, monkey
     assert verify(Verify(shards=pets.shard_folder)) == {}
     again(pets)
     move(pets, "test/dogs/2.mp4", to=".")
-    (pets.source_folder / "test/cats").rename(pets.source_folder / "test/tigers")  # another class is another path
+    (pets.source_folder / "test/cats").rename(pets.source_folder / "test/tigers")  # another class means another id
     with pytest.raises(UserError, match=r"1 videos of the finished shards .* \(first: 'cats/0.mp4'\)"):
         run(pets)
     (pets.source_folder / "test/tigers").rename(pets.source_folder / "test/cats")
@@ -128,7 +128,7 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
     assert row == {"id": "none.mp4", "path": "", "reason": "named in labels.csv, but there is no such file"}
     again(pets)
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,red,\ndogs/0.mp4,,val,,\n")
-    assert counts(run(pets)) == (0, 0)  # a column in which nothing is said
+    assert counts(run(pets)) == (0, 0)  # an empty column
     assert list(Index.open(pets.shard_folder).columns) == ["fur/colour", "new"]
     path.write_text("id,label,split,fur/colour,new\ncats/1.mp4,tiger,,blue,\ndogs/0.mp4,,val,,y\n")
     assert counts(run(pets)) == (0, 2)
@@ -137,7 +137,7 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
     assert shards(pets) == before and (pets.shard_folder / "index.h5").read_bytes() == index
 
 
-def test_an_index_that_is_lost_or_damaged_comes_back_with_the_labels_of_now(pets: Preprocess) -> None:
+def test_lost_or_damaged_index_is_rebuilt_with_current_labels(pets: Preprocess) -> None:
     move(pets, "cats/0.mp4", to="test")
     (pets.source_folder / "labels.csv").write_text("file,label,x\ncats/1.mp4,tiger,1\n")
     run(pets)
@@ -151,16 +151,16 @@ def test_an_index_that_is_lost_or_damaged_comes_back_with_the_labels_of_now(pets
     assert (pets.shard_folder / "index.h5").read_bytes() == index and shards(pets) == before
 
 
-def test_a_file_that_did_change_is_decoded_again_alone_in_its_shard(pets: Preprocess, clips: list[Path]) -> None:
+def test_changed_file_rebuilds_only_its_shard(pets: Preprocess, clips: list[Path]) -> None:
     before = shards(pets)
     shutil.copy(clips[9], pets.source_folder / "dogs/0.mp4")
     move(pets, "cats/0.mp4", "dogs/0.mp4", to="val")
-    assert counts(run(pets)) == (2, 2)  # the shard has two videos; the index that was there said something of both
+    assert counts(run(pets)) == (2, 2)  # both videos of the shard were in the earlier index
     after = shards(pets)
     assert [name for name in sorted(before) if after[name] != before[name]] == ["shard-000001.h5"]
     assert table(pets) == EVERY | {"cats/0.mp4": ("cats", "val"), "dogs/0.mp4": ("dogs", "val")}
     with h5py.File(pets.shard_folder / "shard-000001.h5") as file:
-        assert file["video/split"].asstr()[:].tolist() == ["train", "val"]  # as it was when the shard was made
+        assert file["video/split"].asstr()[:].tolist() == ["train", "val"]  # as when the shard was made
     again(pets)
 
 
@@ -168,7 +168,7 @@ def test_a_file_that_did_change_is_decoded_again_alone_in_its_shard(pets: Prepro
     "moment", ["pipeline.shards.index.writing_sealed", "pipeline.shards.seal.seal", "common.files.os.fsync",
                "preprocess.stage.write_lines", "preprocess.stage.summarise", "preprocess.stage.Plan.pending"],
 )  # fmt: skip
-def test_a_relabelling_that_is_stopped_anywhere_is_mended_by_the_next_run(
+def test_interrupted_relabelling_is_completed_by_the_next_run(
     pets: Preprocess, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     before = shards(pets)
@@ -181,15 +181,13 @@ def test_a_relabelling_that_is_stopped_anywhere_is_mended_by_the_next_run(
         patch.setattr(f"gdt.{moment}", stopped)
         with pytest.raises(KeyboardInterrupt):
             run(pets)
-    assert len(Index.open(pets.shard_folder)) == 6  # the one before, or the new one
+    assert len(Index.open(pets.shard_folder)) == 6  # the old or the new one
     assert counts(run(pets)) == (0, 0 if moment.endswith("summarise") else 1)
     assert shards(pets) == before and table(pets) == EVERY | {"cats/0.mp4": ("cats", "test")}
     assert not list(pets.shard_folder.glob("*.partial"))
 
 
-def test_a_second_video_of_one_name_below_another_split_takes_no_shard_with_it(
-    pets: Preprocess, clips: list[Path]
-) -> None:
+def test_same_name_in_another_split_rebuilds_no_shard(pets: Preprocess, clips: list[Path]) -> None:
     before = shards(pets)
     move(pets, *NAMES, to="train")
     assert counts(run(pets)) == (0, 0) and shards(pets) == before
@@ -201,12 +199,12 @@ def test_a_second_video_of_one_name_below_another_split_takes_no_shard_with_it(
     again(pets)
 
 
-def test_a_copied_tree_is_the_same_data(pets: Preprocess, tmp_path: Path) -> None:
+def test_copied_source_rebuilds_nothing(pets: Preprocess, tmp_path: Path) -> None:
     shutil.copytree(pets.source_folder, tmp_path / "elsewhere", copy_function=shutil.copyfile)
     again(replace(pets, source=tmp_path / "elsewhere"))
 
 
-def test_what_is_left_out_is_named_by_its_path_of_now(pets: Preprocess) -> None:
+def test_rejected_video_has_its_current_path(pets: Preprocess) -> None:
     (pets.source_folder / "cats/broken.mp4").write_bytes(b"nonsense")
     run(pets)
     before = shards(pets)
@@ -217,7 +215,7 @@ def test_what_is_left_out_is_named_by_its_path_of_now(pets: Preprocess) -> None:
     assert shards(pets) == before
 
 
-def test_shares_become_splits_and_change_without_decoding(pets: Preprocess) -> None:
+def test_shares_become_splits_without_decoding(pets: Preprocess) -> None:
     before = shards(pets)
     for val, test in ((0.3, 0.3), (0.3, 0.5), (0.0, 0.0)):
         run(replace(pets, val=val, test=test))
@@ -226,7 +224,7 @@ def test_shares_become_splits_and_change_without_decoding(pets: Preprocess) -> N
         assert len({split for _, split in expected.values()}) == (3 if val else 1)
     move(pets, "cats/0.mp4", to="train")
     run(replace(pets, test=0.99))
-    assert table(pets)["cats/0.mp4"][1] == "train"  # what the source says counts
+    assert table(pets)["cats/0.mp4"][1] == "train"  # a split of the source stays
     assert [split for _, split in table(pets).values()].count("test") >= 4
     move(pets, *NAMES[1:], to="val")
     for doing in (run, estimate):
@@ -235,7 +233,7 @@ def test_shares_become_splits_and_change_without_decoding(pets: Preprocess) -> N
 
 
 def by_shares(settings: Preprocess, val: float, test: float) -> dict[str, str]:
-    """The split of every video of the index, by these shares."""
+    """The split of every video by these shares."""
     return {name: Shares(val, test).split(name) for name in table(settings)}
 
 
@@ -243,7 +241,7 @@ def splits(settings: Preprocess) -> dict[str, str]:
     return {name: split for name, (_, split) in table(settings).items()}
 
 
-def test_videos_that_are_added_leave_the_test_videos_where_they_are(
+def test_added_videos_do_not_change_the_test_split(
     pets: Preprocess, clips: list[Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(replace(pets, test=0.5))
@@ -260,21 +258,19 @@ def test_videos_that_are_added_leave_the_test_videos_where_they_are(
     again(pets)
 
 
-def test_shares_count_until_others_are_given_and_each_change_is_told(
-    pets: Preprocess, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = "; videos that change their split are counted as relabelled\n"
+def test_shares_are_remembered_and_changes_reported(pets: Preprocess, capsys: pytest.CaptureFixture[str]) -> None:
+    line_end = "; videos that change their split are counted as relabelled\n"
     before, (val, test) = shards(pets), (0.0, 0.0)
     for given, line in (
         ({"val": 0.0}, ""),
-        ({"test": 0.3}, f"--test is 0.3 and was 0.0{told}"),
-        ({"val": 0.3}, f"--val is 0.3 and was 0.0{told}"),
+        ({"test": 0.3}, f"--test is 0.3 and was 0.0{line_end}"),
+        ({"val": 0.3}, f"--val is 0.3 and was 0.0{line_end}"),
         ({}, ""),
         ({"test": 0.3}, ""),
-        ({"val": 0.1, "test": 0.6}, f"--val is 0.1 and was 0.3, --test is 0.6 and was 0.3{told}"),
-        ({"test": 0.0}, f"--test is 0.0 and was 0.6{told}"),
+        ({"val": 0.1, "test": 0.6}, f"--val is 0.1 and was 0.3, --test is 0.6 and was 0.3{line_end}"),
+        ({"test": 0.0}, f"--test is 0.0 and was 0.6{line_end}"),
         ({}, ""),
-        ({"val": 0.0}, f"--val is 0.0 and was 0.1{told}"),
+        ({"val": 0.0}, f"--val is 0.0 and was 0.1{line_end}"),
     ):
         was = splits(pets)
         val, test = given.get("val", val), given.get("test", test)
@@ -287,7 +283,7 @@ def test_shares_count_until_others_are_given_and_each_change_is_told(
         again(pets)
 
 
-def test_shares_that_are_remembered_are_no_reason_to_refuse_videos_that_have_their_splits(pets: Preprocess) -> None:
+def test_remembered_shares_allow_videos_with_splits(pets: Preprocess) -> None:
     run(replace(pets, test=0.5))
     move(pets, *NAMES, to="train")
     run(pets)
@@ -298,12 +294,10 @@ def test_shares_that_are_remembered_are_no_reason_to_refuse_videos_that_have_the
             doing(replace(pets, val=0.5))
     move(pets, *(f"train/{name}" for name in NAMES), to=".")
     run(pets)
-    assert splits(pets) == by_shares(pets, 0, 0)  # those that were refused are not remembered
+    assert splits(pets) == by_shares(pets, 0, 0)  # refused shares are not remembered
 
 
-def test_a_dry_run_takes_the_shares_that_are_remembered_and_keeps_them(
-    pets: Preprocess, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dry_run_uses_and_keeps_remembered_shares(pets: Preprocess, capsys: pytest.CaptureFixture[str]) -> None:
     run(replace(pets, test=0.5))
     for doing in (estimate, run):
         with pytest.raises(UserError, match="--val is 0.6 and --test is 0.5; .* not given is that of the last run"):
@@ -317,30 +311,26 @@ def test_a_dry_run_takes_the_shares_that_are_remembered_and_keeps_them(
     assert capsys.readouterr().out.startswith("decoding some")
 
 
-def test_shares_that_a_damaged_plan_has_lost_are_asked_for(
-    pets: Preprocess, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shares_lost_with_a_damaged_plan_are_reported(pets: Preprocess, capsys: pytest.CaptureFixture[str]) -> None:
     path = pets.shard_folder / "plan.jsonl"
-    told = "plan.jsonl is damaged or missing, and with it the last --val and --test: those not given now are 0\n"
+    message = "plan.jsonl is damaged or missing, and with it the last --val and --test: those not given now are 0\n"
     for given, expected in (({}, ""), ({"test": 0.5}, ""), ({"val": 0.1, "test": 0.5}, None)):
         run(replace(pets, val=0.1, test=0.5))
         path.write_bytes(path.read_bytes()[:-9])
         capsys.readouterr()
         run(replace(pets, **given))
-        assert capsys.readouterr().out == ("" if expected is None else f"{path.parent}/{told}")
+        assert capsys.readouterr().out == ("" if expected is None else f"{path.parent}/{message}")
         assert splits(pets) == by_shares(pets, given.get("val", 0), given.get("test", 0))
         again(pets)
 
 
 @pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1.0), (0.5, 0.5), (float("nan"), 0)])
-def test_shares_that_are_none_are_refused(val: float, test: float) -> None:
-    with pytest.raises(
-        UserError, match="--val is .* and --test is .*; they are fractions of the videos"
-    ):
+def test_invalid_shares_are_refused(val: float, test: float) -> None:
+    with pytest.raises(UserError, match="--val is .* and --test is .*; they are fractions of the videos"):
         Preprocess(val=val, test=test)
 
 
-def test_of_files_with_one_id_the_first_may_be_kept(clips: list[Path], tmp_path: Path) -> None:
+def test_duplicates_first_keeps_the_first_file_of_an_id(clips: list[Path], tmp_path: Path) -> None:
     names = ["train/a/0wR5jVB-WPk_000417_000427", "val/b/0wR5jVB-WPk_000417_000427", "val/b/3caPS4FHFF8_000036_000046"]
     videos = tmp_path / "videos"
     for name, clip in zip(names, clips, strict=False):
@@ -364,7 +354,7 @@ def test_of_files_with_one_id_the_first_may_be_kept(clips: list[Path], tmp_path:
 
 
 DAMAGES: list[Callable[[h5py.File], object]] = [
-    lambda file: file["video/label"].__setitem__(2, b"dogs"),  # of the same classes
+    lambda file: file["video/label"].__setitem__(2, b"dogs"),  # the classes stay the same
     lambda file: file["video/split"].__setitem__(2, b"test"),
     lambda file: file["column/x"].__setitem__(2, b"9"),
     lambda file: file.__delitem__("column/x"),
@@ -378,9 +368,7 @@ DAMAGES: list[Callable[[h5py.File], object]] = [
 ]
 
 
-def test_an_index_that_was_relabelled_is_sound_and_one_that_was_damaged_is_not(
-    pets: Preprocess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_accepts_a_relabelled_index_and_finds_damage(pets: Preprocess, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(monkeypatch)
     move(pets, "cats/0.mp4", to="test")
     (pets.source_folder / "labels.csv").write_text("file,label,x\ncats/1.mp4,tiger,1\ncats/2.mp4,,2\n")
@@ -396,7 +384,7 @@ def test_an_index_that_was_relabelled_is_sound_and_one_that_was_damaged_is_not(
         path.write_bytes(whole)
 
 
-def test_real_labels_give_columns_to_choose_from(real: Path, tmp_path: Path) -> None:
+def test_real_labels_become_columns(real: Path, tmp_path: Path) -> None:
     chosen = sorted((real / "grid").glob("*.mpg"))[:12:3]
     (tmp_path / "videos").mkdir()
     for path in chosen:

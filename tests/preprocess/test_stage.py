@@ -1,4 +1,4 @@
-"""The stage: complete, resumable, byte-identical, and clear about what it left out."""
+"""The stage is complete, resumable and byte-identical, and reports what it rejects."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from tests.conftest import ROOT, write_word2vec
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Of every file that the videos and settings decide; the summary holds times too."""
+    """Digests of all files but the summary, which holds times."""
     return {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
@@ -56,7 +56,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stage without workers, in this process, so that a test can do something in the middle of a shard."""
+    """Run the stage in this process, without workers."""
     nothing: Callable[..., None] = lambda *arguments: None  # noqa: E731
     client = SimpleNamespace(dashboard_link="", subscribe_topic=nothing, unsubscribe_topic=nothing)
     monkeypatch.setattr("gdt.preprocess.cluster.connect", lambda *arguments: contextlib.nullcontext(client))
@@ -65,7 +65,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_every_video_is_kept_with_its_split_and_class(index: Index) -> None:
+def test_every_video_is_kept_with_split_and_class(index: Index) -> None:
     assert len(index) == 42
     assert [int((index.split == split).sum()) for split in ("train", "val", "test")] == [24, 6, 12]
     assert len(index.classes) == 3
@@ -80,7 +80,7 @@ def test_a_second_run_does_nothing(synthetic: Path, shards: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in shards.glob("*.h5")} == before
 
 
-def test_the_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, shards: Path, tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "synthetic"
     command = [sys.executable, "-m", "gdt", "preprocess", "--dataset", "synthetic", "--source", synthetic,
                "--destination", folder, "--videos-per-shard", "16", "--workers", "1"]  # fmt: skip
@@ -89,16 +89,16 @@ def test_the_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, sh
     deadline = time.monotonic() + 60
     while not list(folder.glob("shard-*.h5")) and time.monotonic() < deadline:
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)  # the run, its scheduler and its worker at once
+    os.killpg(process.pid, signal.SIGKILL)  # run, scheduler and worker
     process.wait()
     done = {path.name for path in folder.glob("shard-*.h5")}
     assert 1 <= len(done) < 3
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
     assert digests(folder) == digests(shards)
-    assert not [path for path in folder.iterdir() if path.is_dir()]  # no scratch folder of the killed worker is left
+    assert not [path for path in folder.iterdir() if path.is_dir()]  # no scratch folder of the killed worker
 
 
-def test_a_half_written_shard_is_made_again(alone: None, synthetic: Path, shards: Path, tmp_path: Path) -> None:
+def test_truncated_shard_is_rebuilt(alone: None, synthetic: Path, shards: Path, tmp_path: Path) -> None:
     folder = tmp_path / "synthetic"
     shutil.copytree(shards, folder)
     damaged = folder / "shard-000002.h5"
@@ -115,22 +115,22 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
     small = replace(settings, extraction=Extraction(short_side=32))
     with pytest.raises(UserError, match="made with short-side 160, now 32; set --destination"):
         run(small)
-    assert run(replace(settings, videos_per_shard=4)).shards_made == 0  # says how new shards are cut
+    assert run(replace(settings, videos_per_shard=4)).shards_made == 0  # affects new shards only
     assert digests(tmp_path) == before
-    (tmp_path / "index.h5").unlink()  # as in a run that was stopped before its end
+    (tmp_path / "index.h5").unlink()  # as after an interrupted run
     with pytest.raises(UserError, match="made with short-side 160, now 32; set --destination"):
         run(small)
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
-    # limits of time and memory do not show in shards that are made
+    # limits on time and memory do not change shards
     assert run(replace(settings, extraction=Extraction(patience=50, memory=8))).shards_made == 0
 
 
-def test_what_is_left_of_a_smaller_list_is_a_whole_data_set(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_drop_missing_leaves_a_complete_data_set(alone: None, synthetic: Path, tmp_path: Path) -> None:
     videos = tmp_path / "videos"
     shutil.copytree(synthetic / "test", videos)
     settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=4, workers=1)
     assert run(settings).shards_made == 3
-    for path in sorted(videos.rglob("*.mp4"))[8:]:  # all of the last shard
+    for path in sorted(videos.rglob("*.mp4"))[8:]:  # all videos of the last shard
         path.unlink()
     before = digests(tmp_path / "shards")
     with pytest.raises(UserError, match=r"4 videos of the finished shards in .* are no longer in .* \(first: '.*'\);"):
@@ -144,7 +144,7 @@ def test_what_is_left_of_a_smaller_list_is_a_whole_data_set(alone: None, synthet
     assert run(settings).kept == 8
 
 
-def test_a_list_that_changes_touches_only_the_shards_it_must(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_changed_list_rebuilds_only_affected_shards(alone: None, synthetic: Path, tmp_path: Path) -> None:
     videos, every = tmp_path / "videos", sorted((synthetic / "train").rglob("*.mp4"))
     videos.mkdir()
     for k, path in enumerate(every[:12]):
@@ -152,7 +152,7 @@ def test_a_list_that_changes_touches_only_the_shards_it_must(alone: None, synthe
     settings = Preprocess("folder", videos, tmp_path / "shards", videos_per_shard=4, workers=2)
     assert run(settings).shards_made == 3
     first = digests(tmp_path / "shards")
-    for k, path in enumerate(every[12:17]):  # in between those that are there
+    for k, path in enumerate(every[12:17]):  # between the others
         shutil.copy(path, videos / f"{2 * k + 1:02d}.mp4")
     assert run(settings).shards_made == 2
     second = digests(tmp_path / "shards")
@@ -160,8 +160,8 @@ def test_a_list_that_changes_touches_only_the_shards_it_must(alone: None, synthe
         name: first[name] for name in first if name.startswith("shard")
     }
     index = Index.open(tmp_path / "shards")
-    assert index.id.tolist() == sorted(path.name for path in videos.iterdir())  # whatever shard they are in
-    shutil.copy(every[20], videos / "00.mp4")  # another video of that name
+    assert index.id.tolist() == sorted(path.name for path in videos.iterdir())  # in order of id, not of shard
+    shutil.copy(every[20], videos / "00.mp4")  # another video with this name
     (videos / "08.mp4").unlink()
     assert run(replace(settings, drop_missing=True)).shards_made == 2
     third = digests(tmp_path / "shards")
@@ -169,7 +169,7 @@ def test_a_list_that_changes_touches_only_the_shards_it_must(alone: None, synthe
         "shard-000000.h5", "shard-000001.h5",
     ]  # fmt: skip
     assert "08.mp4" not in Index.open(tmp_path / "shards").id
-    # in one go, into fewer shards: the same table and statistics
+    # one run with fewer shards gives the same table and statistics
     at_once = run(replace(settings, destination=tmp_path / "other", videos_per_shard=100)).index
     index = Index.open(tmp_path / "shards")
     assert at_once.id.tolist() == index.id.tolist() and len(at_once.shard_names) == 1
@@ -179,7 +179,7 @@ def test_a_list_that_changes_touches_only_the_shards_it_must(alone: None, synthe
     assert (at_once.statistics.pixel_std == index.statistics.pixel_std).all()
 
 
-def test_the_index_is_of_use_until_its_shards_change(
+def test_index_remains_usable_until_its_shards_change(
     alone: None, synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     videos, every = tmp_path / "videos", sorted((synthetic / "train").rglob("*.mp4"))
@@ -197,8 +197,8 @@ def test_the_index_is_of_use_until_its_shards_change(
         shutil.copy(every[10], videos)
         with pytest.raises(KeyboardInterrupt):
             run(settings)
-        assert len(Index.open(tmp_path / "shards")) == 4  # new shards are made beside those that it speaks of
-        shutil.copy(every[11], videos / every[0].name)  # another video of that name
+        assert len(Index.open(tmp_path / "shards")) == 4  # its shards have not changed
+        shutil.copy(every[11], videos / every[0].name)  # another video with this name
         with pytest.raises(KeyboardInterrupt):
             run(settings)
         with pytest.raises(UserError, match="holds 2 shards and no index.h5, so preprocessing has not come to its end"):
@@ -216,7 +216,7 @@ def test_shards_of_another_version_are_not_replaced(alone: None, synthetic: Path
     assert path.read_bytes() == before
 
 
-def test_a_shard_is_full_by_bytes_too(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_shards_are_limited_in_megabytes(alone: None, synthetic: Path, tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in sorted((synthetic / "test").rglob("*.mp4"))]
     settings = Preprocess("folder", synthetic / "test", tmp_path, megabytes_per_shard=sum(sizes) / 3.5e6, workers=2)
     assert 4 <= run(settings).shards_made <= 6
@@ -234,7 +234,7 @@ def test_two_runs_into_one_folder_are_refused(alone: None, synthetic: Path, tmp_
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
 
 
-def test_the_summary_counts_everything(real: Path, tmp_path: Path) -> None:
+def test_summary_counts_everything(real: Path, tmp_path: Path) -> None:
     done = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
     saved = json.loads((tmp_path / "summary.json").read_text())
     index = Index.open(tmp_path)
@@ -249,17 +249,17 @@ def test_the_summary_counts_everything(real: Path, tmp_path: Path) -> None:
     text = describe(done)
     assert "18 of 21 videos kept" in text and "moov atom not found" in text and "its sound is silence" in text
     again = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
-    assert [row.id for row in again.slowest] == [row[1] for row in saved["slowest"]]  # of the run that made them
+    assert [row.id for row in again.slowest] == [row[1] for row in saved["slowest"]]  # of the first run
 
 
-def test_a_dry_run_estimates_and_writes_nothing(command, real: Path, grid_shards: Path, tmp_path: Path) -> None:
+def test_dry_run_estimates_and_writes_nothing(command, real: Path, grid_shards: Path, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     arguments = ("preprocess", "--source", real / "grid", "--destination", tmp_path / "shards")
     done = command(*arguments, "--dry-run", TMPDIR=str(temporary))
     assert done.returncode == 0, done.stderr
     decoded = int(re.search(r"(\d+) of 120 videos decoded, 0 of them unusable", done.stdout)[1])
-    assert 40 < decoded < 120  # 8 groups of neighbours
+    assert 40 < decoded < 120  # 8 groups of consecutive videos
     assert re.search(r"about \d+ s with \d+ workers on cores like this machine's \(\d+ s of work", done.stdout)
     assert not (tmp_path / "shards").exists() and not list(temporary.iterdir())
     made = sum(path.stat().st_size for path in grid_shards.glob("shard-*.h5")) / 1e6
@@ -268,7 +268,7 @@ def test_a_dry_run_estimates_and_writes_nothing(command, real: Path, grid_shards
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_dry_run_leaves_nothing_behind(real: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_killed_dry_run_leaves_nothing_behind(real: Path, tmp_path: Path, number: signal.Signals) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     process = subprocess.Popen(
@@ -299,7 +299,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_is_a_clear_stop_without_half_a_shard(synthetic: Path, small_disk: Path, tmp_path: Path) -> None:
+def test_full_disk_stops_the_run_without_partial_shards(synthetic: Path, small_disk: Path, tmp_path: Path) -> None:
     settings = Preprocess("folder", synthetic / "train", small_disk / "shards", videos_per_shard=2, workers=2)
     with pytest.raises(UserError, match="no space left on the disk of .*disk/shards.*; free some and run the same"):
         run(settings)
@@ -307,13 +307,13 @@ def test_a_full_disk_is_a_clear_stop_without_half_a_shard(synthetic: Path, small
     assert shards and all(check_shard(path, full=True) == [] for path in shards)
     assert not (small_disk / "shards" / "index.h5").exists()
     subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
-    summary = run(settings)  # the same command goes on
+    summary = run(settings)  # resumes
     assert summary.kept == 24 and summary.shards_kept == len(shards)
     run(replace(settings, destination=tmp_path / "undisturbed"))
     assert digests(small_disk / "shards") == digests(tmp_path / "undisturbed")
 
 
-def test_all_folds_are_in_the_shards(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_all_folds_are_in_the_index(alone: None, synthetic: Path, tmp_path: Path) -> None:
     videos = sorted((synthetic / "train").rglob("*.mp4"))[:4]
     lists = tmp_path / "ucfTrainTestlist"
     lists.mkdir()
@@ -334,7 +334,7 @@ def test_all_folds_are_in_the_shards(alone: None, synthetic: Path, tmp_path: Pat
 
 @pytest.fixture(scope="module")
 def word2vec(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small file of word vectors; the row of a word is its place."""
+    """A small file of word vectors."""
     words = re.findall(r"\w+", "bin lay place set blue green red white at by in with now soon again please s three")
     path = tmp_path_factory.mktemp("words") / "small.txt"
     path.write_text(f"{len(words)} 2\n" + "".join(f"{word} {k} 1\n" for k, word in enumerate(words)))
@@ -358,7 +358,7 @@ def test_captions_become_timed_tokens(alone: None, real: Path, word2vec: Path, t
         run(replace(settings, word2vec=None))
 
 
-def test_howto100m_keeps_what_is_captioned(alone: None, synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_howto100m_keeps_captioned_stretches(alone: None, synthetic: Path, word2vec: Path, tmp_path: Path) -> None:
     clips = sorted((synthetic / "train").rglob("*.mp4"))[:3]
     long, silent = tmp_path / "aaaaaaaaaaa.mp4", tmp_path / "bbbbbbbbbbb.mp4"
     joined = "".join(f"file '{clip}'\n" for clip in clips * 5)  # 45 s
@@ -366,8 +366,8 @@ def test_howto100m_keeps_what_is_captioned(alone: None, synthetic: Path, word2ve
     concat = ["ffmpeg", "-v", "error", "-f", "concat", "-safe", "0", "-i", tmp_path / "list.txt", "-c", "copy", long]
     subprocess.run(concat, check=True)
     shutil.copy(clips[0], silent)
-    said = {"start": [5, 30.04], "end": [9, 36], "text": ["lay the red", "place white please"]}
-    (tmp_path / "caption.json").write_text(json.dumps({"aaaaaaaaaaa": said}))
+    captions = {"start": [5, 30.04], "end": [9, 36], "text": ["lay the red", "place white please"]}
+    (tmp_path / "caption.json").write_text(json.dumps({"aaaaaaaaaaa": captions}))
     with pytest.raises(UserError, match="set --word2vec"):
         run(Preprocess("howto100m", tmp_path, tmp_path / "shards", workers=1))
     summary = run(Preprocess("howto100m", tmp_path, tmp_path / "shards", word2vec=word2vec, workers=1))
@@ -403,7 +403,7 @@ def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
     assert "Traceback" not in stderr
 
 
-def test_a_wrong_source_does_not_replace_finished_shards(
+def test_wrong_source_does_not_replace_finished_shards(
     alone: None, synthetic: Path, shards: Path, tmp_path: Path
 ) -> None:
     wrong = tmp_path / "wrong"
@@ -417,7 +417,7 @@ def test_a_wrong_source_does_not_replace_finished_shards(
     assert digests(tmp_path / "shards") == before
 
 
-def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -> None:
+def test_rejected_videos_have_a_reason(real: Path, tmp_path: Path) -> None:
     summary = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
     rejected = {row["id"]: row["reason"] for row in read_rejected(tmp_path)}
     assert (summary.videos, summary.kept, summary.rejected) == (21, 18, 3)
@@ -430,7 +430,7 @@ def test_what_is_left_out_is_named_with_its_reason(real: Path, tmp_path: Path) -
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], None]:
-    """Has something done after the decoding of each group, whose number is counted over all tries."""
+    """Calls a function after each decoded group with the number of groups so far, over all attempts."""
 
     def install(what: Callable[[int], None]) -> None:
         count = itertools.count()
@@ -461,32 +461,30 @@ def grow(path: Path) -> None:
 
 
 def rewrite(path: Path) -> None:
-    """Other bytes, as many."""
+    """Overwrite the first bytes."""
     with path.open("r+b") as file:
         file.write(b"other")
 
 
 @pytest.mark.parametrize("change", [grow, rewrite, Path.unlink])
 @pytest.mark.parametrize("number", [0, 1, 3])
-def test_a_file_that_changes_once_is_tried_again_at_the_end(
+def test_changed_file_is_retried_at_the_end(
     alone: None, meanwhile: Callable[..., None], four: Preprocess, change: Callable[[Path], None], number: int
 ) -> None:
     path = four.source_folder / f"{number}.mp4"
     meanwhile(lambda count: change(path) if count == number else None)
     summary = run(four)
     rejected = {row["id"]: row["reason"] for row in read_rejected(four.shard_folder)}
-    if change is grow:  # what is left of it is a video still
+    if change is grow:  # is still a video
         assert summary.kept == 4 and not rejected
     else:
         assert summary.kept == 3 and list(rejected) == [path.name]
         assert ("does not exist" if change is Path.unlink else "cannot decode it") in rejected[path.name]
-    again = run(four)  # where there is a video less in the list, its shard is another
+    again = run(four)  # one video less changes its shard
     assert (again.shards_made, again.kept) == (int(change is Path.unlink), summary.kept)
 
 
-def test_a_file_that_somebody_writes_to_all_the_time_is_left_out_until_it_is_whole(
-    four: Preprocess, tmp_path: Path
-) -> None:
+def test_growing_file_is_rejected_until_complete(four: Preprocess, tmp_path: Path) -> None:
     path, stop = four.source_folder / "2.mp4", threading.Event()
 
     def write() -> None:
@@ -503,13 +501,13 @@ def test_a_file_that_somebody_writes_to_all_the_time_is_left_out_until_it_is_who
     assert summary.kept == 3
     (row,) = read_rejected(four.shard_folder)
     assert row["id"] == "2.mp4" and "somebody writes to it: it has" in row["reason"]
-    again = run(four)  # though its size is the last that was seen, maybe
+    again = run(four)  # even if the size is unchanged
     assert (again.shards_made, again.kept) == (1, 4)
     other = run(replace(four, destination=tmp_path / "other"))
     assert other.kept == 4 and digests(tmp_path / "other") == digests(four.shard_folder)
 
 
-def test_a_source_that_is_renamed_in_the_middle_loses_no_video(
+def test_source_renamed_during_the_run_loses_no_video(
     alone: None, meanwhile: Callable[..., None], four: Preprocess, tmp_path: Path
 ) -> None:
     source, elsewhere = four.source_folder, tmp_path / "elsewhere"
@@ -523,10 +521,8 @@ def test_a_source_that_is_renamed_in_the_middle_loses_no_video(
     assert (summary.kept, summary.shards_made) == (4, 1)
 
 
-def test_a_disk_that_is_not_mounted_when_a_run_starts_takes_no_shards_with_it(
-    alone: None, synthetic: Path, tmp_path: Path
-) -> None:
-    """The videos are in folders that are links, one of which leads nowhere."""
+def test_unmounted_disk_at_the_start_removes_no_shards(alone: None, synthetic: Path, tmp_path: Path) -> None:
+    """The videos are in linked folders, one of which disappears."""
     source, disk = tmp_path / "videos", tmp_path / "disk"
     source.mkdir()
     for name in ("train", "test"):
@@ -545,7 +541,7 @@ def test_a_disk_that_is_not_mounted_when_a_run_starts_takes_no_shards_with_it(
     assert (row["id"], row["reason"]) == ("test", "it is a link that leads nowhere")
 
 
-def test_a_disk_that_goes_away_in_the_middle_loses_no_video(
+def test_disk_unmounted_during_the_run_loses_no_video(
     alone: None, meanwhile: Callable[..., None], four: Preprocess, tmp_path: Path
 ) -> None:
     source, disk = four.source_folder, tmp_path / "disk"
@@ -569,7 +565,7 @@ def test_a_disk_that_goes_away_in_the_middle_loses_no_video(
     assert (summary.kept, summary.shards_made) == (4, 1)
 
 
-def test_a_machine_that_does_not_see_a_file_is_named(
+def test_worker_that_does_not_see_a_file_is_named(
     alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unseen(task: ShardTask) -> ShardResult:
@@ -581,7 +577,7 @@ def test_a_machine_that_does_not_see_a_file_is_named(
 
 
 def broken_reading(*names: str) -> Callable[[Path], BinaryIO]:
-    """`open_regular` on a disk that cannot read these files."""
+    """`open_regular` that fails for these files."""
 
     def opened(path: Path) -> BinaryIO:
         if path.name in names:
@@ -591,7 +587,7 @@ def broken_reading(*names: str) -> Callable[[Path], BinaryIO]:
     return opened
 
 
-def test_a_file_that_the_disk_cannot_read_is_left_out_by_name_and_tried_by_the_next_run(
+def test_unreadable_file_is_rejected_and_retried_by_the_next_run(
     alone: None, four: Preprocess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (four.source_folder / "1.mp4").write_bytes(b"what ffmpeg gets of it")
@@ -613,14 +609,14 @@ def test_a_file_that_the_disk_cannot_read_is_left_out_by_name_and_tried_by_the_n
 
 @contextlib.contextmanager
 def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
-    """What a folder may hold that is named like a video; names with the reason that is expected."""
+    """Entries named like videos that are not usable files: name -> expected reason."""
     folder.mkdir(parents=True, exist_ok=True)
     os.mkfifo(folder / "fifo.mp4")
     (folder / "fifo-link.mp4").symlink_to(folder / "fifo.mp4")
     (folder / "zero.mp4").symlink_to("/dev/zero")
     (folder / "tty.mkv").symlink_to("/dev/tty")
     (folder / "gone.mp4").symlink_to(folder / "nowhere")
-    (folder / "log.mp4").symlink_to("/proc/kmsg")  # of which reading never ends
+    (folder / "log.mp4").symlink_to("/proc/kmsg")  # endless
     (folder / "loop.mp4").symlink_to(folder / "loop.mp4")
     (folder / "folder.mp4").mkdir()
     (folder / ".hidden.mp4").touch()
@@ -640,7 +636,7 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
         }  # fmt: skip
 
 
-def test_what_is_named_like_a_video_and_is_none_is_named_and_never_opened(four: Preprocess, command) -> None:
+def test_non_files_named_like_videos_are_reported_and_never_opened(four: Preprocess, command) -> None:
     with odd_entries(four.source_folder / "odd") as expected:
         dry = command("preprocess", "--source", four.source_folder, "--dry-run")
         assert dry.returncode == 0, dry.stderr
@@ -656,7 +652,7 @@ def test_what_is_named_like_a_video_and_is_none_is_named_and_never_opened(four: 
     ["index.h5", "index.h5.partial", "plan.jsonl", "plan.jsonl.partial", "rejected.jsonl", "summary.json", ".lock",
      "shard-000001.h5", "shard-000007.h5"],
 )  # fmt: skip
-def test_a_fifo_where_the_shards_go_is_not_waited_for(alone: None, four: Preprocess, name: str) -> None:
+def test_fifo_in_the_destination_does_not_block(alone: None, four: Preprocess, name: str) -> None:
     run(four)
     before = digests(four.shard_folder)
     (four.shard_folder / name).unlink(missing_ok=True)
@@ -666,9 +662,9 @@ def test_a_fifo_where_the_shards_go_is_not_waited_for(alone: None, four: Preproc
         assert digests(four.shard_folder) == before
 
 
-def test_a_damaged_plan_is_made_again_from_the_shards(alone: None, four: Preprocess, synthetic: Path) -> None:
+def test_damaged_plan_is_rebuilt_from_the_shards(alone: None, four: Preprocess, synthetic: Path) -> None:
     run(four)
-    shutil.copy(sorted((synthetic / "train").rglob("*.mp4"))[5], four.source_folder / "00.mp4")  # before all others
+    shutil.copy(sorted((synthetic / "train").rglob("*.mp4"))[5], four.source_folder / "00.mp4")  # first in the list
     (four.source_folder / "3.mp4").write_bytes(b"nonsense")
     assert run(four).shards_made == 2
     before, draw = digests(four.shard_folder), random.Random(0)
@@ -686,7 +682,7 @@ def test_a_damaged_plan_is_made_again_from_the_shards(alone: None, four: Preproc
         run(replace(four, extraction=Extraction(short_side=32)))
 
 
-def test_sound_after_the_end_of_the_picture_is_left_out(alone: None, tmp_path: Path) -> None:
+def test_sound_after_the_last_frame_is_cut(alone: None, tmp_path: Path) -> None:
     path = tmp_path / "long-sound.mkv"
     picture, sound = "testsrc=s=64x64:d=1.5:r=30", "sine=440:d=5"
     subprocess.run(
@@ -697,7 +693,7 @@ def test_sound_after_the_end_of_the_picture_is_left_out(alone: None, tmp_path: P
     assert index.start_counts(30, 1, 99)[0] == 16  # the last clip has its sound
 
 
-def test_nothing_usable_is_an_error_that_shows_why(alone: None, tmp_path: Path) -> None:
+def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "a.mp4").write_bytes(b"nonsense")
     with pytest.raises(UserError, match=r"none of the 1 videos could be used; .*a.mp4: ffmpeg cannot decode it"):
@@ -733,9 +729,7 @@ def test_no_scheduler_is_one_sentence(command, synthetic: Path) -> None:
     assert done.returncode == 2 and "no Dask scheduler answers at tcp://127.0.0.1:1" in done.stderr
 
 
-def test_the_generated_set_is_made_with_its_captions_in_one_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_synthetic_set_is_generated_with_captions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_word2vec(tmp_path / "vectors.txt", ["bounces swings quickly slowly"], 4)
     small = Synthetic(train=2, val=1, test=1, classes=2, seconds=2.0)
     monkeypatch.setattr("gdt.preprocess.synthetic.generate", lambda source, _: generate(source, small, workers=2))

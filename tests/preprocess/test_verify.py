@@ -1,4 +1,4 @@
-"""Damage of any kind is found and named; what is sound is not."""
+"""Damage of any kind is found and named; intact files are not reported."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from tests.tamper import changed, flip
 
 @pytest.fixture
 def copy(shards: Path, tmp_path: Path) -> Path:
-    """Shards that a test may damage."""
+    """A copy of the shards, to be damaged."""
     shutil.copytree(shards, tmp_path / "copy")
     return tmp_path / "copy"
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_what_was_written_is_sound(shards: Path, full: bool) -> None:
+def test_new_shards_are_intact(shards: Path, full: bool) -> None:
     for path in shards.glob("shard-*.h5"):
         assert check_shard(path, full) == []
 
 
 @pytest.mark.parametrize("name", [name for name in SHARD if not name.startswith(("text/t", "text/s", "text/e", "rej"))])
-def test_a_changed_value_in_any_dataset_is_found(copy: Path, name: str) -> None:
+def test_changed_value_in_any_dataset_is_found(copy: Path, name: str) -> None:
     path = copy / "shard-000001.h5"
     with changed(path) as file:
         data = file[name]
@@ -59,7 +59,7 @@ def test_a_changed_value_in_any_dataset_is_found(copy: Path, name: str) -> None:
         assert all("checksum mismatch" in problem for problem in problems) and 1 <= len(problems) <= 2
 
 
-def test_a_changed_word_is_found(tmp_path: Path) -> None:
+def test_changed_word_is_found(tmp_path: Path) -> None:
     jpeg, sound = tmp_path / "jpeg", tmp_path / "sound"
     records = []
     for name in "ab":
@@ -88,7 +88,7 @@ def test_every_flipped_bit_is_found(copy: Path) -> None:
     edge = check_seal(path)
     spans = [(begin, size) for begin, size in edge.spans.values() if size < 20_000 and size]
     places += [begin + draw.randrange(size) for begin, size in spans for _ in range(10)]
-    places += [draw.randrange(SEAL_BYTES + 3000) for _ in range(60)]  # the seal and HDF5's own tables
+    places += [draw.randrange(SEAL_BYTES + 3000) for _ in range(60)]  # the seal and tables of HDF5
     places += [len(whole) - 1 - draw.randrange(20_000) for _ in range(40)]
     for place in places:
         flip(path, place, draw.randrange(8))
@@ -96,7 +96,7 @@ def test_every_flipped_bit_is_found(copy: Path) -> None:
         path.write_bytes(whole)
 
 
-def test_a_frame_without_its_markers_is_named(copy: Path) -> None:
+def test_frame_without_jpeg_markers_is_named(copy: Path) -> None:
     path = copy / "shard-000001.h5"
     with changed(path, hidden=True) as file:
         offset, frame = file["frames/offset"][:], file["video/frame"][:]
@@ -105,7 +105,7 @@ def test_a_frame_without_its_markers_is_named(copy: Path) -> None:
     assert check_shard(path, full=False) == [f"frame 5 of {name} lacks the markers of a JPEG"]
 
 
-def test_a_frame_that_cannot_be_decoded_is_found_by_decoding(copy: Path) -> None:
+def test_undecodable_frame_is_found_by_decoding(copy: Path) -> None:
     path = copy / "shard-000001.h5"
     with changed(path, hidden=True) as file:
         offset = file["frames/offset"][:]
@@ -116,7 +116,7 @@ def test_a_frame_that_cannot_be_decoded_is_found_by_decoding(copy: Path) -> None
     assert problem.startswith(f"frame 7 of {name} cannot be decoded")
 
 
-def test_a_frame_of_another_size_is_found_by_decoding(copy: Path) -> None:
+def test_frame_of_another_size_is_found_by_decoding(copy: Path) -> None:
     path = copy / "shard-000001.h5"
     with changed(path, hidden=True) as file:
         file["video/width"][3] += 2
@@ -135,14 +135,14 @@ def test_a_frame_of_another_size_is_found_by_decoding(copy: Path) -> None:
         ("video/mel", 3, -1, "video/mel does not fit 16 videos"),
     ],
 )
-def test_offsets_that_do_not_fit_are_found(copy: Path, name: str, place: int, value: int, message: str) -> None:
+def test_wrong_offsets_are_found(copy: Path, name: str, place: int, value: int, message: str) -> None:
     path = copy / "shard-000001.h5"
     with changed(path, hidden=True) as file:
         file[name][place] = value
     assert any(problem.startswith(message) for problem in check_shard(path, full=False))
 
 
-def test_the_command_names_damage_removes_it_and_preprocessing_mends_it(
+def test_command_names_and_removes_damage_and_preprocessing_rebuilds(
     command: Run, copy: Path, shards: Path, synthetic: Path
 ) -> None:
     done = command("verify", "--shards", copy, "--full")
@@ -163,7 +163,7 @@ def test_the_command_names_damage_removes_it_and_preprocessing_mends_it(
     assert digests(copy) == digests(shards)
 
 
-def test_an_index_is_compared_without_a_file(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_is_compared_without_writing(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(monkeypatch)
 
     def full(*_: object, **__: object) -> None:
@@ -174,7 +174,7 @@ def test_an_index_is_compared_without_a_file(copy: Path, monkeypatch: pytest.Mon
     assert verify(Verify(shards=copy)) == {}
 
 
-def test_an_index_that_is_not_what_the_shards_say_is_found(command: Run, copy: Path) -> None:
+def test_index_that_does_not_match_the_shards_is_found(command: Run, copy: Path) -> None:
     with changed(copy / "index.h5", hidden=True) as file:
         file["video/label"][3] = b"another class"
     done = command("verify", "--shards", copy)
@@ -185,11 +185,11 @@ def test_an_index_that_is_not_what_the_shards_say_is_found(command: Run, copy: P
     assert "Traceback" not in done.stderr
 
 
-def test_a_data_set_that_is_still_being_made_is_checked_as_far_as_it_is(command: Run, copy: Path) -> None:
+def test_unfinished_data_set_is_checked(command: Run, copy: Path) -> None:
     (copy / "index.h5").unlink()
     done = command("verify", "--shards", copy)
     assert done.returncode == 2 and "index.h5: it is missing: preprocessing is unfinished" in done.stderr
-    with locked(copy):  # a run is at it
+    with locked(copy):  # as during a run
         done = command("verify", "--shards", copy)
         assert done.returncode == 0 and "3 finished shards were checked" in done.stdout, done.stderr
         flip(copy / "shard-000001.h5", 9000)
@@ -200,7 +200,7 @@ def test_a_data_set_that_is_still_being_made_is_checked_as_far_as_it_is(command:
     assert len(list(copy.glob("shard-*.h5"))) == 3
 
 
-def test_no_workers_are_refused(command: Run) -> None:
+def test_zero_workers_are_refused(command: Run) -> None:
     done = command("verify", "--workers", "0")
     assert done.returncode == 2 and "--workers is 0; it must be 1 or more" in done.stderr
 
@@ -209,7 +209,7 @@ def test_declared_shapes_are_bounded_by_the_file(copy: Path) -> None:
     path = copy / "shard-000001.h5"
     with changed(path, hidden=True) as file:
         del file["video/silence"]
-        file.create_dataset("video/silence", (1 << 50,), np.float32, chunks=(1,))  # none of it is there
+        file.create_dataset("video/silence", (1 << 50,), np.float32, chunks=(1,))  # nothing is stored
     assert check_shard(path, full=True) == ["video/silence is not contiguous, or longer than the file"]
 
 
@@ -239,7 +239,7 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("worker", ["nothing", "a broken link"])
-def test_a_worker_that_does_not_see_the_folder_removes_nothing(
+def test_worker_that_does_not_see_the_folder_removes_nothing(
     copy: Path, monkeypatch: pytest.MonkeyPatch, worker: str
 ) -> None:
     before, hidden = names(copy), copy.with_name("hidden")
@@ -257,8 +257,8 @@ def test_a_worker_that_does_not_see_the_folder_removes_nothing(
 
     run_here(monkeypatch, unmounted)
     monkeypatch.setattr("socket.gethostname", lambda: "node7")
-    told = rf"{copy}/shard-000000.h5 exists, but node7 does not see it; mount the disk of {copy} on every machine"
-    with pytest.raises(UserError, match=told):
+    message = rf"{copy}/shard-000000.h5 exists, but node7 does not see it; mount the disk of {copy} on every machine"
+    with pytest.raises(UserError, match=message):
         verify(Verify(shards=copy, remove=True))
     assert names(copy) == before
 
@@ -275,7 +275,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("error", UNREADABLE, ids=repr)
 @pytest.mark.parametrize("place", ["open_sealed", "_problems", "read_seal", "_decoding_problem", "kind"])
-def test_what_cannot_be_read_is_never_removed(
+def test_unreadable_shards_are_never_removed(
     copy: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, place: str
 ) -> None:
     before = names(copy)
@@ -284,7 +284,7 @@ def test_what_cannot_be_read_is_never_removed(
     def fail(*_: object) -> None:
         raise error
 
-    if place in ("open_sealed", "kind"):  # which the index needs, too
+    if place in ("open_sealed", "kind"):  # also used for the index
         real = getattr(module, place)
         monkeypatch.setattr(module, place, lambda path: fail() if path.name.startswith("shard") else real(path))
     else:
@@ -294,7 +294,7 @@ def test_what_cannot_be_read_is_never_removed(
     assert "shard-000002.h5: it cannot be read (" in capsys.readouterr().err and names(copy) == before
 
 
-def test_an_index_that_cannot_be_read_is_never_removed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_index_is_never_removed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_here(monkeypatch)
     real = module.open_sealed
     monkeypatch.setattr(module, "open_sealed", lambda path: real(copy / "gone" if path.name == "index.h5" else path))
@@ -303,7 +303,7 @@ def test_an_index_that_cannot_be_read_is_never_removed(copy: Path, monkeypatch: 
     assert [state for state, _ in findings.values()] == ["unchecked"] and names(copy) == before
 
 
-def test_no_run_can_start_while_damage_is_looked_for_to_be_removed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_locks_the_folder(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
 
     @contextlib.contextmanager
@@ -318,13 +318,13 @@ def test_no_run_can_start_while_damage_is_looked_for_to_be_removed(copy: Path, m
     assert not (copy / "shard-000001.h5").exists() and not is_locked(copy)
 
 
-def test_removing_needs_a_folder_and_makes_none(tmp_path: Path) -> None:
+def test_remove_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there are no shards"):
         verify(Verify(shards=tmp_path / "none", remove=True))
     assert not (tmp_path / "none").exists()
 
 
-def test_what_is_sound_by_the_time_it_would_be_removed_is_kept(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_found_intact_by_the_second_check_is_kept(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copy / "shard-000001.h5"
 
     @contextlib.contextmanager
@@ -353,7 +353,7 @@ def test_shards_of_another_version_are_named_and_kept(
     assert "error: 2 files made by another version: rebuild them in another folder" in done.stderr
 
 
-def test_a_shard_that_the_index_was_not_made_of_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
+def test_stray_shard_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
     with changed(copy / "shard-000001.h5", hidden=True) as file:
         file["video/label"][3] = b"another class"
     done = command("verify", "--shards", copy, "--remove")
@@ -363,10 +363,10 @@ def test_a_shard_that_the_index_was_not_made_of_is_kept(command: Run, copy: Path
     assert command("verify", "--shards", copy).returncode == 0
 
 
-def test_the_advice_works_as_it_is_printed(copy: Path) -> None:
+def test_printed_advice_works(copy: Path) -> None:
     folder = copy.rename(copy.with_name("it's a folder"))
     path = folder / "shard-000001.h5"
-    with changed(path, hidden=True) as file:  # found by decoding alone
+    with changed(path, hidden=True) as file:  # found only by decoding
         offset = file["frames/offset"][:]
         file["frames/jpeg"][offset[7] + 2 : offset[7] + 30] = np.zeros(28, np.uint8)
     with changed(folder / "index.h5", hidden=True) as file:
@@ -384,7 +384,7 @@ def test_the_advice_works_as_it_is_printed(copy: Path) -> None:
     assert done.returncode == 2 and "they were removed" in done.stderr and not path.exists()
 
 
-def test_what_is_no_file_is_named_and_the_rest_checked(command: Run, copy: Path) -> None:
+def test_non_files_are_named_and_the_rest_checked(command: Run, copy: Path) -> None:
     (copy / "shard-000005.h5").mkdir()
     (copy / "shard-000007.h5").symlink_to("nowhere")
     os.mkfifo(copy / "shard-000008.h5")
@@ -398,17 +398,15 @@ def test_what_is_no_file_is_named_and_the_rest_checked(command: Run, copy: Path)
     assert sorted([*names(copy), "shard-000001.h5"]) == before
 
 
-def test_what_is_missing_is_not_to_be_removed(command: Run, copy: Path) -> None:
+def test_missing_shard_is_reported_without_remove(command: Run, copy: Path) -> None:
     (copy / "shard-000001.h5").unlink()
     done = command("verify", "--shards", copy)
-    told = "error: 1 file missing: the same 'make preprocess' command as before rebuilds them\n"
-    assert done.returncode == 2 and done.stderr.endswith(told) and "remove" not in done.stderr
+    message = "error: 1 file missing: the same 'make preprocess' command as before rebuilds them\n"
+    assert done.returncode == 2 and done.stderr.endswith(message) and "remove" not in done.stderr
 
 
 @pytest.mark.parametrize("error", [system(errno.EIO), MemoryError()])
-def test_an_index_that_cannot_be_compared_is_kept(
-    copy: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_incomparable_index_is_kept(copy: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     run_here(monkeypatch)
 
     def fail(*_: object) -> None:
@@ -421,10 +419,10 @@ def test_an_index_that_cannot_be_compared_is_kept(
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_output_that_cannot_be_written_is_one_sentence(copy: Path, damaged: bool) -> None:
+def test_unwritable_output_is_one_sentence(copy: Path, damaged: bool) -> None:
     if damaged:
         (copy / "index.h5").unlink()
-    with locked(copy), Path("/dev/full").open("w") as full:  # with a run at work there is something to say in any case
+    with locked(copy), Path("/dev/full").open("w") as full:  # during a run there is always something to print
         if damaged:
             flip(copy / "shard-000001.h5", 9000)
         done = subprocess.run(
