@@ -1,6 +1,6 @@
-"""What estimates have for mean and variance, from all pairs of a population: the formulas of docs/theorem.md.
+"""Mean and variance of the estimates, from the losses of all pairs of a population; derived in docs/theorem.md.
 
-Everywhere `loss` is float64 [V, N, V, N], of strata j and samples a: l(x_ja, x_kb), where l(x_ja, x_ja) is ignored.
+`loss` is float64 [V, N, V, N], l(x_ja, x_kb) for strata j, k and samples a, b; l(x_ja, x_ja) is ignored.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ class Strata(NamedTuple):
 def strata_of(loss: np.ndarray) -> Strata:
     """L_jj' and sigma_jj'^2 of the theorem."""
     values = np.moveaxis(loss, 2, 1)  # [V, V, N, N]
-    itself = np.eye(loss.shape[0], dtype=bool)[:, :, None, None] & np.eye(loss.shape[1], dtype=bool)
-    counted = ~itself
+    counted = ~(np.eye(loss.shape[0], dtype=bool)[:, :, None, None] & np.eye(loss.shape[1], dtype=bool))
     n = counted.sum((2, 3))
     mean = (values * counted).sum((2, 3)) / n
     deviation = (values - mean[:, :, None, None]) * counted
@@ -31,7 +30,7 @@ def strata_of(loss: np.ndarray) -> Strata:
 
 
 def expectation(strata: Strata, k_v: int) -> float:
-    """L: the mean over the K_V^2 pairs of K_V strata, over the draw of these where there are more."""
+    """L, the mean over the K_V^2 pairs of K_V strata; where there are more strata, also over their draw."""
     v = len(strata.mean)
     diagonal = np.trace(strata.mean) / v
     others = (strata.mean.sum() - np.trace(strata.mean)) / (v * (v - 1))
@@ -39,27 +38,27 @@ def expectation(strata: Strata, k_v: int) -> float:
 
 
 def stratified(strata: Strata, k_v: int, k_i: int) -> float:
-    """The theorem's variance of the GDT estimate, sum sigma^2 / (K_V^4 K_I^2), the mean over draws of the strata."""
+    """The theorem's variance of the GDT estimate, sum sigma^2 / (K_V^4 K_I^2), averaged over draws of the strata."""
     return expectation(Strata(strata.variance, strata.variance), k_v) / (k_v * k_i) ** 2
 
 
 def direct(strata: Strata, k_i: int) -> float:
-    """The variance of the direct estimate by the theorem's proof, over all strata."""
+    """Variance of the direct estimate by the theorem's proof, over all strata."""
     k_v, spread = len(strata.mean), strata.mean - strata.mean.mean()
     return float((strata.variance + spread**2).sum() / (k_v**4 * k_i**2))
 
 
 def direct_as_stated(strata: Strata, k_i: int) -> float:
-    """The same as the statement of the theorem prints it."""
+    """Variance of the direct estimate as the statement of the theorem prints it."""
     k_v, spread = len(strata.mean), strata.mean - strata.mean.mean()
     return float(strata.variance.sum() / (k_v * k_i) ** 2 + (spread**2).sum() / k_v**2)
 
 
 def shared(loss: np.ndarray, k_v: int, k_i: int) -> float:
-    """The variance of the mean loss of a batch drawn by the tree, whose pairs share its samples.
+    """Variance of the mean loss of a batch drawn by the tree, whose pairs share samples.
 
-    K_V of V strata are drawn, and K_I of N samples in each of them anew, both without replacement; pairs of two
-    strata number K_I^2, and pairs within one K_I (K_I - 1), each group with the weight 1 / K_V^2. K_I < N.
+    K_V of V strata and K_I < N samples of each are drawn without replacement. Each pair of strata has the weight
+    1 / K_V^2, and K_I^2 pairs, or K_I (K_I - 1) within one stratum.
     """
     strata, samples = loss.shape[:2]
     symmetric = (loss + loss.transpose(2, 3, 0, 1)) / 2
@@ -68,7 +67,7 @@ def shared(loss: np.ndarray, k_v: int, k_i: int) -> float:
     of_strata = (within[:, None] + within) / (2 * k_v) + (1 - 1 / k_v) * means
     one, two, three = (inclusion(k_v, strata, m) for m in (1, 2, 3))
 
-    main, rest = _decomposed(symmetric, means)
+    main, rest = _decompose(symmetric, means)
     own = np.einsum("jja->ja", main)  # g_jj
     others = main.sum(1) - own  # of all strata but j
     squares = _variance(main).sum(1) - _variance(own)  # [V]
@@ -83,10 +82,7 @@ def shared(loss: np.ndarray, k_v: int, k_i: int) -> float:
 
 
 def u_statistic(kernel: np.ndarray, k: int) -> float:
-    """The variance of the mean of a symmetric kernel [n, n] over the pairs of k of n things, drawn without replacement.
-
-    Its diagonal is ignored. k >= 2.
-    """
+    """Variance of the mean of a symmetric kernel [n, n] over the pairs of k >= 2 of n items without replacement."""
     n = len(kernel)
     if k == n:
         return 0.0
@@ -95,12 +91,12 @@ def u_statistic(kernel: np.ndarray, k: int) -> float:
 
 
 def inclusion(k: int, n: int, m: int) -> float:
-    """How probable it is that m given things are all among k of n."""
+    """Probability that m given items are all among k of n."""
     return float(np.prod([max(k - i, 0) / (n - i) for i in range(m)])) if n >= m else 0.0
 
 
 def _pairs(kernel: np.ndarray) -> tuple[np.ndarray, float]:
-    """The parts of kernel(a, b) = mean + g(a) + g(b) + r(a, b), a != b, whose sums over b are 0: g [n], sum of r^2."""
+    """Of kernel(a, b) = mean + g(a) + g(b) + r(a, b), a != b, where sums over b are 0: g [n] and the sum of r^2."""
     n = len(kernel)
     off = kernel - np.diag(np.diag(kernel))
     mean = off.sum() / (n * (n - 1))
@@ -110,25 +106,24 @@ def _pairs(kernel: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _remainder(k: int, n: int) -> float:
-    """What the sum of r^2 is multiplied by in the variance of a mean over the pairs of k of n."""
+    """Factor of the sum of r^2 in the variance of a mean over the pairs of k of n."""
     two, three, four = (inclusion(k, n, m) for m in (2, 3, 4))
     return 2 * (two - 2 * three + four) / (k * (k - 1)) ** 2
 
 
-def _decomposed(symmetric: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _decompose(symmetric: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of every pair of strata: g_jk(a) [V, V, N] and the sum of r_jk(a, b)^2 [V, V]."""
-    strata = len(symmetric)
     values = np.moveaxis(symmetric, 2, 1)
     main = values.mean(3) - means[:, :, None]
     rest = values - means[:, :, None, None] - main[:, :, :, None] - main.transpose(1, 0, 2)[:, :, None, :]
     squares = (rest**2).sum((2, 3))
-    for j in range(strata):
+    for j in range(len(symmetric)):
         main[j, j], squares[j, j] = _pairs(values[j, j])
     return main, squares
 
 
 def _variance(values: np.ndarray) -> np.ndarray:
-    """Over the last axis, with mean 0, divided by their number less one."""
+    """Over the last axis, whose mean is 0."""
     return _covariance(values, values)
 
 
