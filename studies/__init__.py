@@ -1,1 +1,1 @@
-"""Tests of the paper: its theorem, its figures, our predictions, GRID."""
+"""Tests of the paper: its theorem, its pictures of features, our predictions, GRID."""

@@ -11,10 +11,10 @@ from gdt.studies.settings import Grid, Predictions
 from gdt.studies.theorem.settings import Theorem
 
 COMMANDS = {
-    "theorem": command.Command(Theorem, "gdt.studies.theorem.report:theorem"),
     "figures": command.Command(Figures, "gdt.studies.figures.draw:figures"),
-    "predictions": command.Command(Predictions, "gdt.studies.predictions:predictions"),
     "grid": command.Command(Grid, "gdt.studies.grid:grid"),
+    "predictions": command.Command(Predictions, "gdt.studies.predictions:predictions"),
+    "theorem": command.Command(Theorem, "gdt.studies.theorem.report:theorem"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A folder of GRID clips with all labels that their names hold, beside which nothing is copied."""
+"""A folder of links to GRID clips, with the labels that their file names encode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gdt.preprocess.datasets.labels import LABELS
 from gdt.preprocess.datasets.listing import video_files
 from gdt.studies.settings import Grid
 
-SPOKEN: Mapping[str, Mapping[str, str]] = {
+WORDS: Mapping[str, Mapping[str, str]] = {
     "command": {"b": "bin", "l": "lay", "p": "place", "s": "set"},
     "colour": {"b": "blue", "g": "green", "r": "red", "w": "white"},
     "preposition": {"a": "at", "b": "by", "i": "in", "w": "with"},
@@ -19,52 +19,50 @@ SPOKEN: Mapping[str, Mapping[str, str]] = {
     "digit": {"z": "0"} | {digit: digit for digit in "123456789"},
     "adverb": {"a": "again", "n": "now", "p": "please", "s": "soon"},
 }
-"""The words of a clip in their order, each by its letter in the name of the file (Cooke et al. 2006)."""
+"""The six words of a sentence in order, by their letters in the file name (Cooke et al. 2006)."""
 
 
-def words(name: str) -> dict[str, str]:
-    """What is said in a clip of this name, `bbaf2n` and the like. Raises UserError for a name of another kind."""
-    if len(name) != len(SPOKEN) or any(letter not in said for letter, said in zip(name, SPOKEN.values(), strict=True)):
-        raise UserError(
-            f"{name} is no name of a clip of GRID, which has a letter for each of {', '.join(SPOKEN)} (bbaf2n)"
-        )
-    return {column: said[letter] for letter, (column, said) in zip(name, SPOKEN.items(), strict=True)}
+def parse_name(name: str) -> dict[str, str]:
+    """The words of a clip with a name such as `bbaf2n`. Raises UserError for other names."""
+    if len(name) != len(WORDS) or any(letter not in words for letter, words in zip(name, WORDS.values(), strict=True)):
+        raise UserError(f"{name} is not the name of a GRID clip (bbaf2n: a letter each for {', '.join(WORDS)})")
+    return {column: words[letter] for letter, (column, words) in zip(name, WORDS.items(), strict=True)}
 
 
-def labelled(source: Path, destination: Path) -> int:
-    """Links to the clips in `source`, and labels.csv, in `destination`; returns how many.
+def link_clips(source: Path, destination: Path) -> int:
+    """Link the clips of `source` in `destination` and write labels.csv; return how many.
 
-    Raises UserError where there are none, one has another name or two have the same, one cannot be used, or
-    `destination` holds something else.
+    Raises UserError where there are none, a name is not GRID's or occurs twice, a clip cannot be used, or `destination`
+    holds other files.
     """
     clips = []
-    for found in video_files(source.resolve()):
-        if not isinstance(found, Path):
-            raise UserError(f"{source}/{found.id} is no clip of GRID: {found.reason}")
-        clips.append(found)
+    for video in video_files(source.resolve()):
+        if not isinstance(video, Path):
+            raise UserError(f"{source}/{video.id} is not a GRID clip: {video.reason}")
+        clips.append(video)
     if not clips:
         raise UserError(f"there are no videos in {source}; set --source to the folder with the clips of GRID")
-    rows = {path.name: words(path.stem) for path in clips}
+    rows = {path.name: parse_name(path.stem) for path in clips}
     if len(rows) < len(clips):
-        raise UserError(f"several clips in {source} have one name, as those of several speakers do; take one speaker")
-    lines = [["file", *SPOKEN], *([name, *said.values()] for name, said in rows.items())]
+        raise UserError(f"clips in {source} share names, as those of several speakers do; set --source to one speaker")
+    lines = [["file", *WORDS], *([name, *words.values()] for name, words in rows.items())]
     table = "".join(",".join(line) + "\n" for line in lines)
     destination.mkdir(parents=True, exist_ok=True)
     links = {path.name for path in destination.iterdir() if path.is_symlink() and path.name in rows}
-    made = destination / LABELS
-    if made.is_file() and made.read_text() != table:
-        raise UserError(f"{made} is of other clips, or was written by somebody; set --destination to a new folder")
+    labels = destination / LABELS
+    if labels.is_file() and labels.read_text() != table:
+        raise UserError(f"{labels} has other clips or labels; set --destination to a new folder")
     if other := sorted({path.name for path in destination.iterdir()} - links - {LABELS}):
-        raise UserError(f"{destination} holds something else ({other[0]}); set --destination to a new folder")
+        raise UserError(f"{destination} holds other files ({other[0]}); set --destination to a new folder")
     for path in clips:
         link = destination / path.name
         link.unlink(missing_ok=True)
         link.symlink_to(path)
-    write_text(made, table)
+    write_text(labels, table)
     return len(clips)
 
 
 def grid(settings: Grid) -> str:
-    """Do it; returns what was done."""
-    clips = labelled(settings.source, settings.destination)
-    return f"{clips} clips with {', '.join(SPOKEN)}: {settings.destination}/"
+    """Link and label the clips; return a summary."""
+    clips = link_clips(settings.source, settings.destination)
+    return f"{clips} clips with {', '.join(WORDS)}: {settings.destination}/"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Predictions:
-    """Judge docs/predictions.md by the rule that it states."""
+    """Judge the predictions of docs/predictions.md by the rule stated there."""
 
     runs: Path = Path("runs/ablation-synthetic-hard")
     """Folder of the ablation of rows a to m, two seeds or more."""
@@ -16,9 +16,9 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Grid:
-    """Link the clips of GRID in a folder, and write down what is said in them, as their names have it."""
+    """Link the clips of GRID in a folder and label them with the words in their file names."""
 
     source: Path
     """Folder with the clips of one speaker."""
     destination: Path
-    """Folder of the links and of labels.csv."""
+    """Folder for the links and labels.csv."""

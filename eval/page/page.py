@@ -26,7 +26,7 @@ from gdt.eval.settings import DECIDES, Protocol
 from gdt.eval.tables import Lines, Table, build_tables
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.studies.figures.pictures import TITLES, histogram, marks
-from gdt.studies.figures.table import lines as figure_lines
+from gdt.studies.figures.pictures import lines as figure_lines
 from gdt.train.provenance import git_commit
 
 _POINTS = 1000

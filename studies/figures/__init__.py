@@ -1,1 +1,1 @@
-"""The paper's pictures of features: how far the clips of a video lie apart, and where they lie on planes."""
+"""The paper's pictures of features: deviation over the clips of a video, and clips on planes."""

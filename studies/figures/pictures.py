@@ -1,4 +1,4 @@
-"""The two pictures."""
+"""The two pictures and the table, from records."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from gdt.eval.drawing import Key, keys
+from gdt.eval.metrics import Metric
 from gdt.eval.planes import Planes
 from gdt.eval.record import RANDOM, Record
-from gdt.studies.figures.table import DEVIATION, NEAREST, ON_PLANES, RATIO, RELATIVE
+from gdt.eval.tables import Lines, format_range, layout
 
+DEVIATION, RELATIVE, RATIO, MORE, NEAREST = "deviation", "relative", "ratio", "minus random", "nearest"
+"""Metrics: see `spread`; MORE is the difference of RATIO to random weights of the same network."""
+NUMBERS, KIND, ON_PLANES, IN_TIME, SKIPPED = "numbers in a feature", "of", "on planes", "clips", "left out"
+"""Keys of `Record.how`."""
 TITLES = {
     DEVIATION: "standard deviation over the clips of a video",
     RELATIVE: "distance between its clips (1: clips of two videos)",
@@ -24,19 +29,19 @@ TITLES = {
 _BINS = 40
 _GREY = "#7f7f7f"
 _MARKERS = "osD^"
-_AS_IT_IS: Any = {"text.parse_math": False}
-"""Names of models and classes are text, whatever they are made of."""
+_PLAIN_TEXT: Any = {"text.parse_math": False}
+"""Names of models and classes may contain $."""
 
 
 def marks(records: Sequence[Record]) -> list[Key]:
-    """How each is drawn; random weights in grey."""
+    """Colour and marker of each; random weights are grey."""
     trained = iter(keys([record.model for record in records if record.preset != RANDOM]))
     return [Key(_GREY, "o", "●", each.model) if each.preset == RANDOM else next(trained) for each in records]
 
 
-@rc_context(_AS_IT_IS)
+@rc_context(_PLAIN_TEXT)
 def deviation(records: Sequence[Record]) -> Figure:
-    """The paper's histogram of deviations, and beside it what can be compared between models."""
+    """The paper's histogram of deviations, and one of relative distances, which compares between models."""
     first, of = records[0], marks(records)
     figure = Figure(figsize=(10, 4.1 + 0.16 * len(records)), layout="constrained")
     for axes, (name, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
@@ -44,12 +49,10 @@ def deviation(records: Sequence[Record]) -> Figure:
         axes.set_xlabel(title)
         axes.spines[["top", "right"]].set_visible(False)
     lines = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in of]
-    names = []
-    for record in records:
-        median, ratio = record.metrics[DEVIATION], record.metrics[RATIO]
-        names.append(
-            f"{record.model}: median {median.value:.4f}, ratio {ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
-        )
+    names = [
+        f"{record.model}: median {record.metrics[DEVIATION].value:.4f}, ratio {_cell(record.metrics[RATIO], '{:.2f}')}"
+        for record in records
+    ]
     figure.legend(lines, names, loc="outside lower center", frameon=False, fontsize=8)
     figure.suptitle(
         f"How far time-shifted clips of a video lie apart: {first.dataset}, {first.query_split}, {first.queries} "
@@ -59,8 +62,8 @@ def deviation(records: Sequence[Record]) -> Figure:
 
 
 def histogram(axes: Axes, values: Sequence[Sequence[float]], of: Sequence[Key]) -> None:
-    """One outline for each of several models, with its median; they share their bins."""
-    most = max(max(each) for each in values) or 1.0  # of videos that stand still
+    """An outline and a median per model, over shared bins."""
+    most = max(max(each) for each in values) or 1.0  # 0 for videos that stand still
     edges = np.linspace(0, 1.02 * most, _BINS + 1)
     for each, mark in zip(values, of, strict=True):
         share = np.histogram(each, edges)[0] * (100 / len(each))
@@ -75,9 +78,9 @@ def histogram(axes: Axes, values: Sequence[Sequence[float]], of: Sequence[Key]) 
     axes.set_ylim(bottom=0)
 
 
-@rc_context(_AS_IT_IS)
+@rc_context(_PLAIN_TEXT)
 def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
-    """A row for each model, with the places of its clips [videos * clips]; a colour and shape for each video."""
+    """A row per model with its clips [videos * clips] on two planes; a colour and a marker per video."""
     first = records[0]
     s = first.clips
     n = len(places[0].pca) // s
@@ -86,12 +89,12 @@ def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
     hues = colormaps["hsv"](np.linspace(0, 1, n, endpoint=False)) * (0.85, 0.85, 0.85, 1)
     for row, record, plane in zip(rows, records, places, strict=True):
         nearest, share = record.metrics[NEAREST], 100 * plane.variance
-        said = (
+        titles = (
             f"{record.model}\nPCA: {share[0]:.0f} % and {share[1]:.0f} % of the variance",
             f"nearest other clip of the same video: {nearest.value:.1f} % ({nearest.low:.1f}-{nearest.high:.1f}), "
             f"chance {nearest.chance:.1f}\nt-SNE: perplexity {plane.perplexity:.3g}",
         )
-        for axes, title, xy in zip(row, said, (plane.pca, plane.tsne), strict=True):
+        for axes, title, xy in zip(row, titles, (plane.pca, plane.tsne), strict=True):
             for number, track in enumerate(xy.reshape(n, s, 2)):
                 x, y = track.T
                 axes.plot(x, y, color=hues[number], linewidth=0.6, alpha=0.3)
@@ -102,6 +105,48 @@ def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
             axes.spines[:].set_color("#cccccc")
     figure.suptitle(
         f"{s} clips each of {first.how[ON_PLANES]} ({first.dataset}, {first.query_split})\n"
-        "a colour for each video, a line through its clips in the order of time", fontsize=9,
+        "a colour per video, a line through its clips in time order", fontsize=9,
     )  # fmt: skip
     return figure
+
+
+def lines(records: Sequence[Record]) -> Lines:
+    """Cells of the table, heads first."""
+    compared = any(MORE in record.metrics for record in records)
+    rows = [["", DEVIATION, RATIO, *([MORE] if compared else []), "nearest %"]]
+    for record in records:
+        metrics, more = record.metrics, record.metrics.get(MORE)
+        difference = [_cell(more, "{:+.2f}", " to ") if more else ""] if compared else []
+        rows.append([record.model, _cell(metrics[DEVIATION], "{:.4f}"), _cell(metrics[RATIO], "{:.2f}"), *difference,
+                     _cell(metrics[NEAREST], "{:.1f}")])  # fmt: skip
+    chance = f"{records[0].metrics[NEAREST].chance:.1f}"
+    return [*rows, ["chance", "", "", *([""] if compared else []), chance]]
+
+
+def _cell(metric: Metric, form: str, between: str = "-") -> str:
+    value, low, high = map(form.format, (metric.value, metric.low, metric.high))
+    return f"{value} ({low}{between}{high})"
+
+
+def report(records: Sequence[Record]) -> str:
+    """The table and its notes."""
+    first, how = records[0], records[0].how
+    dims = format_range(int(record.how[NUMBERS]) for record in records)
+    notes = [
+        f"{first.dataset}, {first.query_split}: {first.queries} videos, {first.clips} clips each; {how[KIND]} of the "
+        f"video, {dims} numbers,",
+        "at length 1; brackets: 95 % intervals over videos",
+        f"deviation: standard deviation over the clips of a video, mean over the {dims} numbers, as in the paper;",
+        "median over videos; small where all videos lie close together, so it does not compare between models",
+        "ratio: distance between clips of a video / between clips of two videos, root mean square;",
+        "compares between models",
+        "nearest: how often the nearest other clip, by cosine, is of the same video;",
+        how[ON_PLANES],
+        f"clips {how[IN_TIME]}",
+    ]  # fmt: skip
+    if SKIPPED in how:
+        notes.append(f"{how[SKIPPED]} videos are skipped: they have fewer than {first.clips} different starts")
+    if trained := [record.model for record in records if record.trained_on == "these"]:
+        notes.append(f"trained on these videos: {', '.join(trained)}")
+    notes += dict.fromkeys(note for record in records for note in record.notes)
+    return "\n".join([layout(lines(records)), "", *notes])

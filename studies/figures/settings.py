@@ -1,4 +1,4 @@
-"""Settings of the paper's pictures of features."""
+"""Settings of `gdt study figures`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gdt.eval.embed import Kind
 
 @dataclass(frozen=True)
 class Figures:
-    """Draw how far the clips of a video lie apart, and clips on planes by PCA and t-SNE, as the paper does."""
+    """Draw how far the clips of a video lie apart, and clips by PCA and t-SNE, as the paper does."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "model": ("ckpt", "kind", "random"),
@@ -25,40 +25,39 @@ class Figures:
     """Of `--help`, and the settings below them."""
 
     ckpt: tuple[Path, ...]
-    """Checkpoints, ours or from elsewhere; each is a histogram and a row of planes."""
+    """Checkpoints, ours or published ones; each is a histogram and a row of planes."""
     dataset: str = ""
     """Preprocessed data set; default the one that the first checkpoint was pretrained on."""
     shards: Path | None = None
     """Folder of its shards; default data/shards/<dataset>."""
     split: str = ""
-    """Videos to look at; default test, or val where there are none of test."""
+    """Split of the videos; default test, or val where there is no test."""
     clips: int = 10
-    """Per video, spread uniformly over it; videos that offer fewer starts are left out."""
+    """Clips per video, spread uniformly; videos with fewer different starts are skipped."""
     videos: int = 3000
-    """At most so many of them, drawn at random, are in the histogram."""
+    """Most videos in the histogram, drawn at random."""
     shown: int = 30
-    """At most so many videos, drawn at random from one class, are in the planes."""
+    """Most videos in the planes, drawn at random from one class."""
     label: str = ""
-    """Column of the labels that count; default the classes of the data set."""
+    """Column of labels; default the classes of the data set."""
     of_class: str = ""
-    """The class; default the one with the most videos. Without labels, any videos are shown."""
+    """Class in the planes; default the one with the most videos. Without labels, any videos."""
     perplexity: float = 30.0
-    """Of t-SNE; lower where there are few clips."""
+    """Perplexity of t-SNE; reduced where there are few clips."""
     kind: Kind = "features"
-    """Average-pooled features of the video network's trunk, or embeddings, which its head makes of them."""
+    """Average-pooled features of the video trunk, or embeddings of its head."""
     random: bool = True
-    """Show the random weights of the first checkpoint's network, too."""
+    """Also show random weights of the first checkpoint's network."""
     seed: int = 0
-    """Decides the videos, and where t-SNE begins."""
+    """Seed of the choice of videos and of t-SNE."""
     out: Path | None = None
-    """Folder of pictures, numbers and table; default runs/figures-<dataset>."""
+    """Output folder of pictures, numbers and table; default runs/figures-<dataset>."""
 
     def __post_init__(self) -> None:
         if not self.ckpt:
             raise UserError("--ckpt is empty; name one checkpoint or more")
-        require_positive(self, "", "clips", least=2, why="or there is nothing that could lie apart")
-        between = "as what lies between videos is what the clips of one are compared with"
-        require_positive(self, "", "videos", least=3, why=between)
+        require_positive(self, "", "clips", least=2, why="or there is no distance between clips")
+        require_positive(self, "", "videos", least=3, why="as distances are compared with those between videos")
         require_positive(self, "", "shown", least=2, why="or every clip is of the same video")
         require_positive(self, "", "perplexity")
         require_positive(self, "", "seed", least=0)

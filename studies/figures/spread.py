@@ -1,4 +1,4 @@
-"""Numbers beside the pictures. Features are float [n, s, d], of length 1: of n videos, s clips each."""
+"""Numbers of the pictures. Features are float [n, s, d] of length 1: n videos, s clips each."""
 
 from __future__ import annotations
 
@@ -9,74 +9,73 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.eval.metrics import Metric, clustered, jackknife
 
-_SAME = 1e-12
-"""Squared distance of vectors of length 1 that only rounding sets apart."""
+_EQUAL = 1e-12
+"""Squared distance of unit vectors that differ by rounding alone."""
 
 
 def deviations(features: np.ndarray) -> np.ndarray:
-    """The paper's: standard deviation over the clips of a video of each number, mean over the numbers, float64 [n].
+    """Standard deviation over the clips of a video of each number, averaged over the numbers: float64 [n].
 
-    It divides by s, not s - 1. The paper (section "Qualitative analysis") says "average standard deviation of the
-    normalized features", and no more.
+    It divides by s, not s - 1. The paper (section "Qualitative analysis") says no more than "average standard
+    deviation of the normalized features".
     """
-    found: np.ndarray = features.std(1, dtype=np.float64).mean(1)
-    return found
+    each: np.ndarray = features.std(1, dtype=np.float64).mean(1)
+    return each
 
 
-class Apart(NamedTuple):
-    """Squared distances; half the mean one between two clips."""
+class Distances(NamedTuple):
+    """Half the mean squared distances between two clips."""
 
     within: np.ndarray
     """Of each video: float64 [n]."""
     between: float
-    """Of two videos, at the same place in both."""
+    """Of two videos, at the same position in both."""
     without: np.ndarray
-    """The same with each of the videos left out: float64 [n]."""
+    """`between` with each of the videos left out: float64 [n]."""
 
     @property
     def relative(self) -> np.ndarray:
-        """Of each video, as a multiple of what lies between videos, root mean square: float64 [n]."""
+        """Root mean square within each video, as a multiple of that between videos: float64 [n]."""
         return np.sqrt(self.within / self.between)
 
 
-def apart(features: np.ndarray) -> Apart:
-    """What `ratio` compares, of 3 videos or more. Raises UserError where features are the same for all videos."""
+def distances(features: np.ndarray) -> Distances:
+    """Distances of three videos or more. Raises UserError where all videos have the same features."""
     x = features.astype(np.float64)
     n = len(x)
     square, mean = (x**2).sum(2), x.mean(0)  # [n, s], [s, d]
     length = (mean**2).sum(1)
     between = float((square.mean(0) - length).mean()) * n / (n - 1)
-    if between < _SAME:
+    if between < _EQUAL:
         raise UserError("features of all videos are the same: the weights are damaged, or their training has collapsed")
     others = (square.sum(0) - square) / (n - 1)
     lengths = (n**2 * length - 2 * n * np.einsum("nsd,sd->ns", x, mean) + square) / (n - 1) ** 2
     without = np.maximum((others - lengths).mean(1), 0) * (n - 1) / (n - 2)
-    return Apart(x.var(1, ddof=1).sum(1), between, without)
+    return Distances(x.var(1, ddof=1).sum(1), between, without)
 
 
-def ratio(found: Apart, beside: Apart | None = None) -> Metric:
-    """Distance between clips of a video as a multiple of that between clips of two videos, root mean square.
+def ratio(own: Distances, other: Distances | None = None) -> Metric:
+    """Distance between clips of a video over that between clips of two videos, root mean square; jackknife interval.
 
-    0 where a video has one feature, 1 where its clips lie as far apart as those of others; unlike `deviations` it can
-    be compared between models. With `beside`, of the same videos, the difference to it. The interval is the
-    jackknife's.
+    0 where all clips of a video have one feature, 1 where they lie as far apart as those of other videos; unlike
+    `deviations` it compares between models. With `other`, of the same videos, the difference to its ratio.
     """
-    whole, without = _ratio(found)
-    if beside is None:
+    whole, without = _ratio(own)
+    if other is None:
         return jackknife(whole, without, least=0.0)
-    other, other_without = _ratio(beside)
-    return jackknife(whole - other, without - other_without)
+    other_whole, other_without = _ratio(other)
+    return jackknife(whole - other_whole, without - other_without)
 
 
-def _ratio(found: Apart) -> tuple[float, np.ndarray]:
+def _ratio(own: Distances) -> tuple[float, np.ndarray]:
     """Of all videos, and with each of them left out [n]."""
-    within = found.within
+    within = own.within
     others = (within.sum() - within) / (len(within) - 1)
-    return float(np.sqrt(within.mean() / found.between)), np.sqrt(others / np.maximum(found.without, _SAME))
+    return float(np.sqrt(within.mean() / own.between)), np.sqrt(others / np.maximum(own.without, _EQUAL))
 
 
-def own_nearest(features: np.ndarray) -> Metric:
-    """How often the nearest other clip, by cosine, is of the same video; clips of a video depend on each other."""
+def nearest_share(features: np.ndarray) -> Metric:
+    """How often the nearest other clip, by cosine, is of the same video; the interval is clustered by video."""
     n, s, d = features.shape
     x = features.reshape(n * s, d)
     cosine = x @ x.T

@@ -29,8 +29,8 @@ from gdt.eval.record import read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.studies.figures.draw import figures
+from gdt.studies.figures.pictures import lines
 from gdt.studies.figures.settings import Figures
-from gdt.studies.figures.table import lines
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import Run

@@ -1,4 +1,4 @@
-"""The rule by which docs/predictions.md is judged."""
+"""The rule of docs/predictions.md."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ LABELS = ("action", "motion", "direction", "order", "shape", "colour", "tempo", 
 AT_CHANCE = {"timbre": 25.0}
 
 
-def everywhere(value: float) -> dict[str, np.ndarray]:
-    """The same in every row, but for the seeds."""
+def all_rows(value: float) -> dict[str, np.ndarray]:
+    """The same values over seeds in every row."""
     return {row: value + np.array([-0.5, 0.0, 0.5]) for row in "abcdefghijklm"}
 
 
 @pytest.fixture
 def flat() -> Runs:
-    """Nothing differs."""
-    told = {
+    """Runs in which nothing differs."""
+    probes = {
         factor: {row: [(Metric(chance, chance, 300), Metric(chance, chance, 300))] * 3 for row in "abcdefghijklm"}
         for factor, chance in (("time_reversal", 50.0), ("time_shift", 100 / 3))
     }
     return Runs(
-        {label: everywhere(AT_CHANCE.get(label, 55.0)) for label in LABELS},
+        {label: all_rows(AT_CHANCE.get(label, 55.0)) for label in LABELS},
         {label: Metric(25.0, 25.0, 200) for label in LABELS},
-        told,
+        probes,
     )
 
 
@@ -40,11 +40,10 @@ def verdicts(runs: Runs) -> dict[int, str]:
     return {number: judge(runs)[0] for number, judge in enumerate(PREDICTIONS.values(), 1)}
 
 
-def test_where_nothing_differs_only_predictions_of_no_difference_hold(flat: Runs) -> None:
+def test_only_predictions_of_no_difference_hold_where_nothing_differs(flat: Runs) -> None:
     found = verdicts(flat)
-    assert {number for number, verdict in found.items() if verdict == "held"} == {
-        4, 8, 13, 14, 15, 30, 31, 32, 36,
-    }  # fmt: skip
+    held = {number for number, verdict in found.items() if verdict == "held"}
+    assert held == {4, 8, 13, 14, 15, 30, 31, 32, 36}
     assert set(found.values()) == {"held", "undecided"}
     written = (ROOT / "docs" / "predictions.md").read_text()
     assert list(found) == list(range(1, 37)) and "37" not in written
@@ -61,22 +60,24 @@ def test_where_nothing_differs_only_predictions_of_no_difference_hold(flat: Runs
         ("motion", "l", 40, 32, "held"), ("motion", "l", 61, 32, "failed"),
     ],
 )  # fmt: skip
-def test_a_row_decides(flat: Runs, label: str, row: str, value: float, number: int, verdict: str) -> None:
-    flat.labels[label][row][:] += value - 55 if label != "timbre" else value - 25
+def test_a_changed_row_changes_the_verdict(
+    flat: Runs, label: str, row: str, value: float, number: int, verdict: str
+) -> None:
+    flat.recall[label][row][:] += value - 55 if label != "timbre" else value - 25
     assert verdicts(flat)[number] == verdict
 
 
-def test_factors_decide(flat: Runs) -> None:
+def test_probes_change_the_verdicts(flat: Runs) -> None:
     low, high = Metric(50.0, 50.0, 300), Metric(80.0, 50.0, 300)
-    told = {
+    probes = {
         "time_reversal": {row: [((low, high)[row in "acegjikm"], low)] * 3 for row in "abcdefghijklm"},
-        "time_shift": {**flat.told["time_shift"], "l": [(Metric(50.0, 100 / 3, 300), low)] * 3},
+        "time_shift": {**flat.probes["time_shift"], "l": [(Metric(50.0, 100 / 3, 300), low)] * 3},
     }
-    found = verdicts(replace(flat, told=told))
+    found = verdicts(replace(flat, probes=probes))
     assert [found[number] for number in (33, 34, 35, 36)] == ["held", "held", "held", "failed"]
 
 
-def test_intervals_are_welchs() -> None:
+def test_intervals_are_those_of_welch() -> None:
     values = {"x": np.array([60.0, 62.0, 64.0]), "y": np.array([50.0, 50.0, 53.0])}
     found = contrast({"x": 1, "y": -1}, values.__getitem__)
     assert found.points == pytest.approx(11) and (found.high - found.low) / 2 == pytest.approx(4.275, abs=0.01)
