@@ -17,8 +17,9 @@ class Options(Generic[T]):
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
-        self._groups: Mapping[str, Sequence[str]] = getattr(kind, "headings", {})
-        self.type = _view(kind, self._groups)
+        headings: Mapping[str, Sequence[str]] = getattr(kind, "headings", {})
+        self._groups = {title: names for title, names in headings.items() if names}
+        self.type = _view(kind, headings)
 
     def of(self, settings: T) -> Any:
         """Settings as they are the defaults of a command line."""
@@ -48,9 +49,12 @@ def _view(kind: Any, groups: Mapping[str, Sequence[str]]) -> Any:
     grouped = {name for names in groups.values() for name in names}
     members: list[tuple[str, Any, Any]] = []
     for title, names in groups.items():
+        if not names:  # the options of a nested dataclass
+            members.append((title, types[title], _default(of[title])))
+            continue
         part = make_dataclass(title, [option(name) for name in names], frozen=True, kw_only=True)
         members.append((title, part, field(default_factory=part) if _complete(part) else field()))
-    for name in [name for name in of if name not in grouped]:
+    for name in [name for name in of if name not in grouped and name not in groups]:
         nested = is_dataclass(types[name])  # its options have names and texts of their own
         members.append((name, types[name], _default(of[name])) if nested else option(name))
     view = make_dataclass(kind.__name__, members, frozen=True, kw_only=True)

@@ -106,7 +106,7 @@ def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_pat
     assert len(losses) == len(batches) == 2 * (24 // 4)
     settings = replace(
         SIZES["tiny"][1], shards=shards, preset="l", batch_size=4, epochs=2, steps=0, out=tmp_path / "run",
-        device="cpu", optimization=replace(o, decay=0.0),
+        device="cpu", optimization=replace(o, lr_decay=0.0),
     )  # fmt: skip
     pretrain(settings)
     trained = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -231,7 +231,7 @@ def test_a_run_is_prolonged_where_its_steps_would_have_been_the_same(
     command: Run, shards: Path, tmp_path: Path
 ) -> None:
     run, straight = tmp_path / "run", tmp_path / "straight"
-    constant = ("--optimization.decay", 0, "--optimization.warmup-epochs", 0.5, "--network.dropout", 0.3,
+    constant = ("--optimization.lr-decay", 0, "--optimization.warmup-epochs", 0.5, "--network.dropout", 0.3,
                 "--batch-size", 6)  # fmt: skip
     assert command(*tiny(shards, run, *constant, "--steps", 2)).returncode == 0
     assert command(*tiny(shards, run, *constant, "--epochs", 1)).returncode == 0  # 4 steps
@@ -243,19 +243,18 @@ def test_a_run_is_prolonged_where_its_steps_would_have_been_the_same(
     assert [json.loads(line)["loss"] for line in one] == [json.loads(line)["loss"] for line in other]
     said = sentence(command(*tiny(shards, run, *constant, "--steps", 3)))
     assert said == (
-        f"{run} has done 4 steps, more than the 3 asked for; set --steps or --epochs to more, or --out to another "
-        "folder"
+        f"{run} has done 4 steps, more than the requested 3; raise --steps or --epochs, or set --out to another folder"
     )
 
 
 def test_a_run_whose_rate_has_fallen_is_not_prolonged(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    falling = ("--optimization.decay", 0.5)
+    falling = ("--optimization.lr-decay", 0.5)
     assert command(*tiny(shards, run, *falling, "--steps", 4)).returncode == 0
     said = sentence(command(*tiny(shards, run, *falling, "--steps", 6)))
     assert said == (
-        f"{run} holds a run of 4 steps, whose learning rate falls (--optimization.decay 0.5) and would have been "
-        f"another from step 3 on in one of 6, so it cannot become that; start from its weights with --init "
+        f"{run} holds a run of 4 steps whose learning rate from step 3 on differs from that of 6 steps "
+        f"(--optimization.lr-decay 0.5), so it cannot be prolonged; start from its weights with --init "
         f"{run}/checkpoint.pt --out <another folder>"
     )
     both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
@@ -270,7 +269,7 @@ def test_a_run_becomes_one_of_another_length_while_the_rates_were_the_same(
     decay: float, before: int, after: int, done: int, same: bool
 ) -> None:
     base = replace(SIZES["tiny"][1], device="cpu", precision="float32")
-    optimization = replace(base.optimization, decay=decay, warmup_epochs=0.5)
+    optimization = replace(base.optimization, lr_decay=decay, warmup_epochs=0.5)
     then, now = (replace(base, optimization=optimization, steps=steps) for steps in (before, after))
     data = Data("x", Statistics(np.ones(3), np.ones(3), 0.0, 1.0))
     state = {
@@ -280,7 +279,7 @@ def test_a_run_becomes_one_of_another_length_while_the_rates_were_the_same(
         "step": done,
         "settings": to_json(then),
     }
-    with contextlib.nullcontext() if same else pytest.raises(UserError, match="it cannot become that"):
+    with contextlib.nullcontext() if same else pytest.raises(UserError, match="so it cannot be prolonged"):
         require_same_run(state, now, data, 4, Path("run/checkpoint.pt"))
 
 

@@ -250,46 +250,46 @@ def copied(state: Any) -> Any:
 def require_same_run(
     state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
 ) -> None:
-    """Raise UserError unless a run with these settings, on these data, would have come to this state as it is.
+    """Raise UserError unless a run with these settings and data would have reached this state itself.
 
-    `state` is what `path` holds.
+    `state` is the content of `path`.
     """
     run, now = path.parent, to_json(settings)
     if state["data"] == data.fingerprint and state["words"] != data.words:
         raise UserError(
-            f"{run} holds a run with other words: other vectors, or captions that were changed since; "
-            "set --out to another folder, or --word2vec to the file of then"
+            f"{run} holds a run with other words: the vectors or the captions have changed since; set --out to another "
+            "folder, or --word2vec to the original file"
         )
     if state["data"] != data.fingerprint:
         raise UserError(
-            f"{run} holds a run on other shards: they were made anew since, or hold other videos or "
-            "splits, and a run ends with the shards it began with; set --out to another folder"
+            f"{run} holds a run on other shards: they were rebuilt since, or hold other videos or splits; set --out to "
+            "another folder, or restore the original shards"
         )
-    if differences(state["settings"], now, but=LENGTH):
+    if differences(state["settings"], now, ignored=LENGTH):
         raise UserError(
             f"{run} holds a run with other settings ({'; '.join(differences(state['settings'], now))}); "
-            "set --out to another folder, or go on with the same settings"
+            "set --out to another folder, or resume with the same settings"
         )
     if state["statistics"] != data.statistics.to_numbers():
         raise UserError(
-            f"{run} holds a run whose inputs are normalised otherwise: {settings.init}, from "
-            "which it began, has changed since; set --out to another folder, or put the file of then there"
+            f"{run} holds a run with another normalisation of its inputs: {settings.init}, from which it started, has "
+            "changed since; set --out to another folder, or restore the original file"
         )
     _require_same_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"]), path)
 
 
 def _require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int, path: Path) -> None:
-    """A run of another length has the same plans and dropout at each step, and may have other rates."""
+    """A run of another length has the same batches and dropout, but may have other learning rates."""
     then, now = before.schedule(batches_per_epoch), settings.schedule(batches_per_epoch)
     if done > now.steps:
         raise UserError(
-            f"{path.parent} has done {done} steps, more than the {now.steps} asked for; set --steps or --epochs to "
-            "more, or --out to another folder"
+            f"{path.parent} has done {done} steps, more than the requested {now.steps}; raise --steps or --epochs, or "
+            "set --out to another folder"
         )
     other = next((step for step in range(done) if then.lr(step) != now.lr(step)), None)
     if other is not None:
         raise UserError(
-            f"{path.parent} holds a run of {then.steps} steps, whose learning rate falls (--optimization.decay "
-            f"{then.optimization.decay:g}) and would have been another from step {other} on in one of {now.steps}, so "
-            f"it cannot become that; start from its weights with --init {path} --out <another folder>"
+            f"{path.parent} holds a run of {then.steps} steps whose learning rate from step {other} on differs from "
+            f"that of {now.steps} steps (--optimization.lr-decay {then.optimization.lr_decay:g}), so it cannot be "
+            f"prolonged; start from its weights with --init {path} --out <another folder>"
         )

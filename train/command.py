@@ -6,7 +6,9 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import field, make_dataclass, replace
-from typing import Annotated, Any
+from pkgutil import resolve_name
+from types import SimpleNamespace
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -16,18 +18,19 @@ from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
 from gdt.train.launch import ranks, require_meeting
+from gdt.train.models.network import BACKBONES, VIDEO_OPTIONS, Network
 from gdt.train.settings import SIZES, Pretrain, require_one_name
 
 
 def main(arguments: Sequence[str]) -> None:
-    """In as many processes as the job has; where this is one of them, or there is one, here."""
+    """Pretrain, in this process or in the processes of the job."""
     job, arguments = submit.parsed(arguments)
     status: Any = 0
     try:
         exit_with_message(lambda: _start(job, arguments))
     except SystemExit as end:
         status = end.code
-    if "torch" in sys.modules:  # it is imported once there is something to compute, and not for --help
+    if "torch" in sys.modules:  # which --help does not import
         import torch.distributed as dist
 
         from gdt.train.distributed import leave_without_teardown
@@ -59,37 +62,59 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
         try:
             pretrain(settings)
         except KeyboardInterrupt:
-            if os.environ.get("RANK", "0") != "0":  # the first rank says so
+            if os.environ.get("RANK", "0") != "0":  # rank 0 prints it
                 sys.exit(130)
             raise
 
 
 def settings_of(arguments: Sequence[str]) -> Pretrain | None:
-    """The settings that a command line gives; None where it asks for help, which is printed."""
+    """The settings of a command line; None where it asks for a list of presets or factors, which is printed."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
-        raise UserError(f"there is no size '{arguments[0]}'; choose one of {', '.join(SIZES)}")
+        raise UserError(f"unknown size '{arguments[0]}'; available: {', '.join(SIZES)}")
     require_one_name(arguments)
     options = Options(Pretrain)
     size = tyro.extras.subcommand_type_from_defaults(
-        {name: options.of(_with_one_length(base, arguments)) for name, (_, base) in SIZES.items()},
+        {name: _with_job(options.of(_with_one_length(base, arguments))) for name, (_, base) in SIZES.items()},
         {name: text for name, (text, _) in SIZES.items()},
     )
-    unnamed = tyro.conf.arg(name="")
-    # the job's options stand here for --help: `submit.parsed` has taken them from the arguments
-    job = ("job", Annotated[submit.Job, unnamed], field(default_factory=submit.Job))
-    whole = make_dataclass("Command", [job, ("size", Annotated[size, unnamed])], kw_only=True)
+    whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")])], kw_only=True)
     parsed: Any = tyro.cli(
         whole, prog="gdt pretrain", description="", args=arguments, config=(tyro.conf.AvoidSubcommands,)
     )  # fmt: skip
-    settings = options.settings(parsed.size)
+    settings = options.settings(SimpleNamespace(**{k: v for k, v in vars(parsed.size).items() if k != "job"}))
     if settings.preset == "help" or settings.factors == "help":
         print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
         return None
+    _require_network_options_used(settings.network, arguments)
     return settings
 
 
+# the options of the job, which `submit.parsed` has taken from the arguments: here they are for --help
+_JOB = ("job", Annotated[submit.Job, tyro.conf.arg(name="")], field(default_factory=submit.Job))
+
+
+def _with_job(defaults: Any) -> Any:
+    """Options with those of the job after the first group, in --help."""
+    types = get_type_hints(type(defaults), include_extras=True)
+    members: list[Any] = [(name, types[name], field(default=value)) for name, value in vars(defaults).items()]
+    return make_dataclass("Size", [members[0], _JOB, *members[1:]], frozen=True, kw_only=True)()
+
+
+def _require_network_options_used(network: Network, arguments: Sequence[str]) -> None:
+    """Raise UserError where the command line sets an option of another video network."""
+    typed = {word.split("=")[0].replace("--no-", "--").replace("-", "_") for word in arguments if word.startswith("--")}
+    names = [name for name in VIDEO_OPTIONS if {f"__network.{name}", f"__network.no_{name}"} & typed]
+    if not names or network.backbone == Network.backbone:
+        return
+    used = resolve_name(BACKBONES[network.backbone]).options
+    if unused := [name for name in names if name not in used]:
+        raise UserError(
+            f"--network.{unused[0].replace('_', '-')} has no effect on the video network '{network.backbone}'"
+        )
+
+
 def _with_one_length(base: Pretrain, arguments: Sequence[str]) -> Pretrain:
-    """A size's default epochs give way to --steps on the command line, and its steps to --epochs."""
+    """With --steps on the command line in place of the default epochs, or --epochs in place of steps."""
     given = {argument.split("=")[0] for argument in arguments} & {"--steps", "--epochs"}
     if given == {"--steps"}:
         return replace(base, epochs=0, steps=1)

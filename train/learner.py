@@ -91,7 +91,7 @@ class Learner:
 
 def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:
     common: dict[str, Any] = {"lr": o.lr, "weight_decay": o.weight_decay, "fused": device.type == "cuda" or None}
-    if o.method == "sgd":
+    if o.optimizer == "sgd":
         return torch.optim.SGD(model.parameters(), momentum=o.momentum, **common)
     return torch.optim.AdamW(model.parameters(), betas=(o.momentum, 0.999), **common)
 

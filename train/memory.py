@@ -116,7 +116,7 @@ def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[in
 def _fixed(settings: Pretrain, composition: Composition, world: int, parameters: int) -> float:
     """Bytes of what is there whatever is embedded at a time."""
     clip, leaves = settings.clip, composition.batch_size * composition.clips_per_video
-    moments = 2 if settings.optimization.method == "adamw" else 1
+    moments = 2 if settings.optimization.optimizer == "adamw" else 1
     pixels = leaves / world * clip.frames * clip.size**2 * 3 if "video" in composition.modalities else 0
     pairs = (leaves * len(composition.modalities)) ** 2 / world
     return 4.0 * parameters * (2 + moments) + pixels * (settings.loading.prefetch + 2) + _PER_PAIR * pairs

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import tyro
 
 from gdt.common import serialization
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, require_positive
 from gdt.pipeline import notation, presets
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.leaves import Clip
@@ -30,113 +30,107 @@ from gdt.train.schedule import Optimization, Schedule
 
 CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
-"""What a run writes beside its checkpoint: what it is, a line for every step, and one for every probe."""
-_TWO_NAMES = "--preset and --factors are two names of one thing; give one of them"
+"""Files of a run: its settings, a line per step, and a line per probe."""
+_TWO_NAMES = "--preset and --factors both set the composition; give one of them"
 
 
-def _require(fine: bool, message: str) -> None:
-    if not fine:
+def _require(condition: bool, message: str) -> None:
+    if not condition:
         raise UserError(message)
 
 
 @dataclass(frozen=True)
 class Pretrain:
-    """Pretrain on shards; run again with the same settings to go on where it stopped."""
+    """Pretrain on shards; run the same command again to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "data": ("dataset", "shards", "split", "shuffle_shards", "word2vec"),
-        "composition": ("preset", "factors", "factors_from", "factors_digest"),
-        "schedule": ("batch_size", "bn_group_size", "epochs", "steps", "temperature", "seed"),
-        "run": ("out", "init", "device", "precision", "compile", "threads", "micro_batch_size", "checkpoint_minutes",
-                "checkpoint_steps"),
+        "main": ("dataset", "preset", "factors", "batch_size", "epochs", "steps", "seed", "out"),
+        "optimization": (),
+        "data": ("shards", "split", "word2vec", "init", "factors_from", "shuffle_shards"),
         "probe": ("probe_every", "probe_videos", "probe_split"),
-        "watching": ("wandb", "profile", "cached_batches"),
+        "advanced": ("temperature", "bn_group_size", "micro_batch_size", "device", "precision", "compile", "threads",
+                     "checkpoint_minutes", "checkpoint_steps", "wandb", "profile", "cached_batches",
+                     "default_batch_size", "factors_digest"),
     }  # fmt: skip
-    """Of `--help`, and the settings below them."""
+    """Groups of options in `--help`, in order; an empty one is the dataclass of that name."""
 
     dataset: str = "kinetics"
     """Name of the preprocessed data set."""
     shards: Path | None = None
     """Folder of its shards; default data/shards/<dataset>."""
     split: str = "train"
-    """Which videos to learn from."""
+    """Split to learn from."""
     shuffle_shards: int = 0
-    """Shards N whose videos are shuffled with each other, for slow disks: an epoch then reads N shards at a time, in
-    random order, each in one stretch. Two videos of one of S shards meet in a batch S/N times as often as with 0, which
-    shuffles all videos; 1/N of the videos that one is compared with, and not 1/S, are of its own shard."""
+    """Shuffle videos within N shards at a time, for slow disks; 0 shuffles all videos."""
     preset: str = "l"
     """Row of the paper's table 1, or another name of --preset help."""
     factors: str = ""
-    """A composition of your own instead of a preset: "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1",
-    each factor with its contrast (distinctive, invariant) and its K; --factors help lists the factors."""
+    """Composition in place of a preset, such as "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1": each
+    factor with its contrast (distinctive or invariant) and its K; --factors help lists the factors."""
     factors_from: Path | None = None
-    """Python file with transformations of your own, for --factors."""
+    """Python file with custom transformations, for --factors."""
     factors_digest: Annotated[str, tyro.conf.Suppress] = ""
-    """Of what that file says; the run fills it in, and goes on with the same factors only."""
+    """Checksum of that file, which the run fills in."""
     word2vec: Path | None = None
-    """Where words are a modality: the file of word vectors with which the shards were made."""
+    """Word vectors with which the shards were made, where text is a modality."""
     init: Path | None = None
-    """Weights to start from, a checkpoint's or from elsewhere; inputs are then normalised as these expect it."""
+    """Weights to start from; inputs are normalised as they expect."""
     out: Path | None = None
     """Folder for checkpoints and logs; default runs/<dataset>-<composition>[-seed<n>]."""
     batch_size: int | None = None
-    """Videos per batch over all GPUs (K_i); by default 512 (tiny: 16), or all videos where there are fewer."""
+    """Videos per batch over all GPUs (K_i); default 512 (tiny: 16), or all videos if there are fewer."""
     default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
-    """What None is where there are enough videos."""
+    """The batch size that None stands for."""
     epochs: int = 100
-    """Passes over the videos; 0 where --steps is set. A run goes on to a larger number where its steps until then had
-    the rates that the longer run has there, as with --optimization.decay 0."""
+    """Passes over the videos; 0 where --steps is set."""
     steps: int = 0
     """Batches to train for; 0 where --epochs is set."""
     temperature: float = 0.07
     """rho of equation 1."""
     seed: int = 0
-    """Decides the plans, the initial weights and the dropout; the same seed gives the same run."""
+    """Seed of batches, initial weights and dropout."""
     bn_group_size: int | None = None
-    """Leaves of one modality over which batch norm takes its statistics; 0 is the whole batch over all GPUs, as in the
-    paper. By default the whole batch where the memory of the GPUs that the run begins on allows it, else groups as
-    large as it allows; a run keeps its groups wherever it goes on."""
+    """Leaves of one modality that share batch-norm statistics; 0 for the whole batch over all GPUs, as in the paper.
+    Default: the whole batch if it fits into memory, else the largest groups that do; fixed for the run."""
     micro_batch_size: int = 0
-    """Leaves of one modality that are embedded at a time, a multiple of --bn-group-size; no value changes the numbers.
-    0 takes all of a GPU's share where they fit into its memory, else as many as do, and embeds them twice."""
+    """Leaves of one modality per forward pass, a multiple of --bn-group-size; changes no number. 0: as many as fit."""
     clip: Clip = field(default_factory=Clip)
-    """What one leaf holds."""
+    """Size of a leaf."""
     augmentation: Augmentation = field(default_factory=Augmentation)
-    """From which ranges augmentations are drawn."""
+    """Ranges of the augmentations."""
     network: Network = field(default_factory=Network)
     """Sizes of the networks."""
     optimization: Optimization = field(default_factory=Optimization)
-    """How the weights move."""
+    """Optimizer and schedule."""
     loading: Loading = field(default_factory=Loading)
     """Threads and buffers of the loader."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto takes a GPU if there is one."""
+    """auto takes a GPU if there is one."""
+    # torch 2.13's bfloat16 convolutions on CPUs returned NaN for finite inputs; in float32, rounding differs between
+    # two ways to compute a run and decides after some steps where training goes
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
-    """Arithmetic of the networks (the loss is float32, or float64 with it); auto takes bfloat16 on GPUs and float32 on
-    CPUs, where torch 2.13's bfloat16 convolutions were seen to return NaN for finite inputs. float64 is for checks: two
-    ways to compute a run differ by rounding, which in float32 decides after some steps where training goes."""
+    """Precision of the networks; auto is bfloat16 on GPUs and float32 on CPUs. float64 is for exact comparisons."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Whether torch.compile fuses what lies between the convolutions of the video network; auto does so on GPUs."""
+    """torch.compile for the video network; auto compiles on GPUs."""
     threads: int = 0
-    """CPU threads of one process for the network; 0 leaves it to torch."""
+    """CPU threads per process; 0 leaves it to torch."""
     checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints; one is also written at the end and when the run is told to stop."""
+    """Minutes between checkpoints; one is also written at the end and when the run is stopped."""
     checkpoint_steps: int = 0
-    """Steps between checkpoints, in addition; 0 for none."""
+    """Also write a checkpoint every N steps; 0 for none."""
     probe_every: int = 0
-    """Steps between probes: recall across modalities among held-out videos, since a falling loss proves nothing; 0 for
-    none. They change nothing about the run."""
+    """Steps between probes of cross-modal recall among held-out videos; 0 for none. They do not change the run."""
     probe_videos: int = 256
-    """Most held-out videos of a probe, drawn once of those of the split that have every modality."""
+    """Maximum number of videos of a probe."""
     probe_split: str = ""
-    """Which videos those are; default val, or test where there are none of val."""
+    """Split of the probe; default val, or test if there is no val."""
     wandb: str = ""
-    """Project of Weights & Biases to which the figures of every step go, too; needs the package wandb."""
+    """Weights & Biases project that the metrics are also sent to; needs the package wandb."""
     profile: int = 0
-    """Steps of which a trace is written into the run's folder, after the first five; 0 for none."""
+    """Steps to trace with torch's profiler, after the first five; 0 for none."""
     cached_batches: int = 0
     """Train on the first N batches only, held in memory, to compare clips/s with and without loading. No checkpoint is
-    written, since these weights are of no use; 0 for a real run."""
+    written; 0 for a real run."""
 
     def __post_init__(self) -> None:
         _require(not self.factors or self.preset == "l", _TWO_NAMES)
@@ -152,14 +146,8 @@ class Pretrain:
             min(self.epochs, self.steps) == 0 and max(self.epochs, self.steps) >= 1,
             f"--epochs is {self.epochs} and --steps is {self.steps}; set one of them to 1 or more and the other to 0",
         )
-        _require(
-            self.shuffle_shards >= 0,
-            f"--shuffle-shards is {self.shuffle_shards}; it must be 0, for all of them, or more",
-        )
-        _require(
-            self.probe_every >= 0 and self.probe_videos >= 2,
-            "--probe-every must be 0 or more, and --probe-videos 2 or more",
-        )
+        require_positive(self, "", "shuffle_shards", "probe_every", "profile", "cached_batches", "seed", least=0)
+        require_positive(self, "", "probe_videos", least=2)
         norm, chunk = self.bn_group_size, self.micro_batch_size
         _require((norm or 2) >= 2, f"--bn-group-size is {norm}; it must be 0, for the whole batch, or 2 or more")
         _require(
@@ -171,9 +159,6 @@ class Pretrain:
             not norm or chunk % norm == 0,
             f"--micro-batch-size is {chunk}; it must be a multiple of --bn-group-size ({norm})",
         )
-        for name in ("profile", "cached_batches", "seed"):
-            value = getattr(self, name)
-            _require(value >= 0, f"--{name.replace('_', '-')} is {value}; it must be 0 or more")
         _require(0 < self.temperature < math.inf, f"--temperature is {self.temperature}; it must be above 0")
         _require(
             self.clip.size <= self.augmentation.scale[0],
@@ -187,15 +172,27 @@ class Pretrain:
 
     @property
     def composition(self) -> Composition:
-        """What a batch is made of."""
+        """The factors of a batch."""
         factors = self.factors or presets.preset(self.preset).factors
-        return notation.parse(
-            factors, self.batch_size or self.default_batch_size, self.augmentation, self.transformations
-        )
+        batch_size = self.batch_size or self.default_batch_size
+        return notation.parse(factors, batch_size, self.augmentation, self.transformations)
+
+    @property
+    def transformations(self) -> notation.Transformations:
+        return notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
+
+    def resolved(self) -> Pretrain:
+        """With the checksum of the file of factors. Raises UserError where that file is broken."""
+        if self.factors_from is None:
+            return self
+        code = notation.read_factors(self.factors_from)
+        notation.compile_factors(self.factors_from, code)
+        return replace(self, factors_digest=hashlib.sha256(code).hexdigest()[:16])
 
     def with_batch_size(self, index: Index, world: int = 1) -> Pretrain:
-        """With the default batch size, where none is set: lower where fewer videos can be used, and a multiple of
-        `world` where it can be. Raises UserError where too few videos can be used.
+        """With the batch size that None stands for: the default, or a multiple of `world` where there are fewer videos.
+
+        Raises UserError where no batch can be made.
         """
         if self.batch_size is not None or self.factors.split()[:1] not in ([], ["video:d"], ["video:i"]):
             return replace(self, batch_size=self.composition.batch_size)
@@ -203,34 +200,20 @@ class Pretrain:
         size = min(self.default_batch_size, usable)
         return replace(self, batch_size=size - size % world or size)
 
-    def resolved(self) -> Pretrain:
-        """With what the file of factors says now as a part of the settings."""
-        if self.factors_from is None:
-            return self
-        code = notation.read_factors(self.factors_from)
-        notation.compile_factors(self.factors_from, code)  # or it says what is wrong with it
-        return replace(self, factors_digest=hashlib.sha256(code).hexdigest()[:16])
-
-    @property
-    def transformations(self) -> notation.Transformations:
-        """The factors there are."""
-        return notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
-
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
-        """The sampling tree over these shards; how many of their videos it uses is said. UserError if too few."""
+        """The sampling tree over these shards; `say` gets the number of videos. Raises UserError if it is too low."""
         return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say, self.shuffle_shards)
 
     def schedule(self, batches_per_epoch: int) -> Schedule:
-        """The learning rates of a run over so many batches per epoch."""
+        """Steps and learning rates of the run."""
         steps = self.steps or self.epochs * batches_per_epoch
-        batch_size = self.batch_size or self.default_batch_size
-        return Schedule(self.optimization, batch_size, batches_per_epoch, steps)
+        return Schedule(self.optimization, self.batch_size or self.default_batch_size, batches_per_epoch, steps)
 
     def words(self, index: Index) -> WordVectors | None:
-        """The word vectors of these shards, where words are a modality. UserError where they are not to be had."""
+        """Word vectors of these shards, None where text is no modality. Raises UserError where they do not fit."""
         if "text" not in self.composition.modalities:
             if self.word2vec:
-                raise UserError(f"--word2vec has no effect: words are no modality of '{self.composition}'")
+                raise UserError(f"--word2vec has no effect: text is no modality of '{self.composition}'")
             return None
         vectors = WordVectors.of(index, self.word2vec)
         if self.network.word_dimensions not in (0, vectors.dimensions):
@@ -242,8 +225,8 @@ class Pretrain:
 
     @property
     def name(self) -> str:
-        """Short name of the composition: the preset's, or the factors abbreviated, such as `tsd2-mi2x-tri2`."""
-        return _abbreviated(self.factors) if self.factors else self.preset
+        """Short name of the composition: the preset, or abbreviated factors such as `tsd2-mi2x-tri2`."""
+        return _abbreviate(self.factors) if self.factors else self.preset
 
     @property
     def run_folder(self) -> Path:
@@ -252,10 +235,10 @@ class Pretrain:
         return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}{cached}"
 
 
-def _abbreviated(factors: str) -> str:
-    """Initials, contrast, K and `x` for `differs` of each factor but the videos and a single augmentation.
+def _abbreviate(factors: str) -> str:
+    """Initials, contrast, K and `x` for `differs` of each factor, without the videos and a single augmentation.
 
-    A checksum follows where that leaves something out: what brackets hold, and names of one letter.
+    A checksum is added where that is ambiguous: with settings in brackets, or custom factors named like initials.
     """
     initials = {name: "".join(part[0] for part in name.split("_")) for name in notation.TRANSFORMATIONS}
     parts = []
@@ -263,9 +246,9 @@ def _abbreviated(factors: str) -> str:
         name, _, rest = re.sub(r"\(.*?\)", "", word).partition(":")
         if name != "video" and word != "augmentation:i:1":
             parts.append(initials.get(name, name) + rest.replace(":differs", "x").replace(":", ""))
-    ambiguous = "(" in factors or any(word.split(":")[0] in initials.values() for word in factors.split())
-    checksum = [f"{zlib.crc32(' '.join(factors.split()).encode()):08x}"] if ambiguous else []
-    return "-".join(re.sub(r"\W", "", part) for part in [*parts, *checksum])
+    if "(" in factors or any(word.split(":")[0] in initials.values() for word in factors.split()):
+        parts.append(f"{zlib.crc32(' '.join(factors.split()).encode()):08x}")
+    return "-".join(re.sub(r"\W", "", part) for part in parts)
 
 
 def checkpoint_of(dataset: str, variables: Mapping[str, str]) -> Path:
@@ -292,21 +275,21 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
                 audio_widths=(16, 32, 64), text_width=256, hidden=256, embedding=128, dropout=0.0,
             ),
             optimization=Optimization(
-                method="adamw", lr=3e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, decay=0.25
+                optimizer="adamw", lr=3e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, lr_decay=0.25
             ),
             loading=Loading(threads=1, clips_at_once=32),
             checkpoint_minutes=2.0,
         ),
     ),
 }  # fmt: skip
-"""Named starting points; every value can be set on top."""
+"""Named defaults; any option overrides them."""
 
 _NO_EFFECT_ON_NUMBERS = {
     "default_batch_size", "out", "shards", "word2vec", "factors_from", "loading", "compile", "micro_batch_size",
     "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split", "wandb", "profile",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
-"""How long a run is; it changes the numbers of steps only by their rates."""
+"""The length of a run, on which its numbers depend only through the learning rate."""
 
 
 def to_json(settings: Pretrain) -> str:
@@ -315,9 +298,9 @@ def to_json(settings: Pretrain) -> str:
 
 
 def from_json(text: str, source: str = "this text") -> Pretrain:
-    """The settings that `to_json` wrote, on whatever machine: no file that they name is looked for, nor a GPU.
+    """The settings that `to_json` wrote, on any machine: neither the files that they name nor a GPU are needed.
 
-    Raises UserError that names `source` and the settings that are missing, unknown or out of range here.
+    Raises UserError that names `source` and the settings that are missing, unknown or out of range.
     """
     try:
         return serialization.from_dict(Pretrain, json.loads(text))
@@ -328,35 +311,32 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
 
 
 def require_one_name(arguments: Sequence[str]) -> None:
-    """Raise UserError where a command line names a preset and factors; the default preset would hide that it does."""
+    """Raise UserError where a command line has --preset and --factors."""
     _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, _TWO_NAMES)
 
 
-def flags(settings: Pretrain) -> dict[str, str]:
-    """What of the settings has to be the same on every rank, by its name on the command line."""
-    found = _of_numbers(asdict(settings)) | {"loading.damaged": settings.loading.damaged}
-    return {f"--{name.replace('_', '-')}": str(value) for name, value in found.items()}
+def shared_flags(settings: Pretrain) -> dict[str, str]:
+    """Options that must be equal on every rank, with their values."""
+    values = _flat(asdict(settings)) | {"loading.damaged": settings.loading.damaged}
+    return {f"--{name.replace('_', '-')}": str(value) for name, value in values.items()}
 
 
-def differences(before: str, now: str, but: Collection[str] = ()) -> list[str]:
-    """What a run would change if it went on with other settings, in words; empty if nothing that matters.
-
-    Both as `to_json` wrote them; `but` are names of settings that are not looked at.
-    """
-    old, new = (_of_numbers(json.loads(text)) for text in (before, now))
+def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:
+    """The settings that differ between two texts of `to_json` and change numbers, each as a phrase."""
+    old, new = (_flat(json.loads(text)) for text in (before, now))
     return [
         f"{name} was {old.get(name)}, now {new.get(name)}"
         for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name) and name not in but
+        if old.get(name) != new.get(name) and name not in ignored
     ]
 
 
-def _of_numbers(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that numbers depend on, by their dotted names."""
-    found: dict[str, Any] = {}
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings that numbers depend on, by dotted name."""
+    values: dict[str, Any] = {}
     for name, value in settings.items():
-        if isinstance(value, dict):
-            found |= {f"{name}.{part}": one for part, one in value.items() if name not in _NO_EFFECT_ON_NUMBERS}
-        elif name not in _NO_EFFECT_ON_NUMBERS:
-            found[name] = value
-    return found
+        if name not in _NO_EFFECT_ON_NUMBERS:
+            values |= (
+                {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
+            )
+    return values

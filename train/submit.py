@@ -54,17 +54,16 @@ _SIGNAL = "--signal=USR1@300"
 
 @dataclass(frozen=True)
 class Job:
-    """On how many machines and GPUs to pretrain."""
+    """Machines and GPUs."""
 
+    gpus: int = 1
+    """GPUs per machine, each with its own process."""
     nodes: int = 1
     """Machines."""
-    gpus: int = 1
-    """GPUs of each, with a process each."""
     scheduler: str = ""
-    """slurm; without one, the commands that one types on each machine are said."""
+    """slurm, or empty to be told the commands to type on each machine."""
     sbatch: str = ""
-    """Options of sbatch, in one word: --sbatch="--partition=gpu --time=1-0 --cpus-per-task=64 --mem=0". A task is a
-    machine. sbatch heeds its own variables, too (SBATCH_PARTITION, SBATCH_TIMELIMIT, SBATCH_ACCOUNT)."""
+    """Options of sbatch, in quotes: --sbatch="--partition=gpu --time=1-0 --cpus-per-task=64 --mem=0"."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "nodes", "gpus")

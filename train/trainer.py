@@ -33,7 +33,7 @@ from gdt.train.log import Log
 from gdt.train.memory import prepared
 from gdt.train.metrics import Report, Reports, traced
 from gdt.train.provenance import Provenance, Start, record
-from gdt.train.settings import Pretrain, flags, from_json
+from gdt.train.settings import Pretrain, from_json, shared_flags
 from gdt.train.trained import Trained
 
 _MINUTE = 60.0
@@ -81,7 +81,7 @@ class Trainer:
             settings = replace(settings, network=replace(settings.network, word_dimensions=self.words.dimensions))
         self.data = Data(shards, self.index.statistics, said)
         require_alike(
-            flags(settings)
+            shared_flags(settings)
             | {"set of shards": shards[:12], "set of words": said, "version of torch": torch.__version__}
             | {"normalisation of the inputs": str(self.index.statistics.to_numbers())},
             "start all of them with the same command, the same software and the same shards",
@@ -243,15 +243,15 @@ class Trainer:
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
         resumed = f"resume from step {self.first}" if self.first else self.weights
         epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {schedule.batches_per_epoch}"
-        falling = f", falls to 0 over the last {100 * s.optimization.decay:.0f} %" if s.optimization.decay else ""
-        rate = f"{max(map(schedule.lr, range(0, self.steps, max(1, self.steps // 1000)))):.3g}"
+        falling = f", falls to 0 over the last {100 * s.optimization.lr_decay:.0f} %" if s.optimization.lr_decay else ""
+        rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}{falling}"
         ranks = f"; {self.world} ranks" if self.world > 1 else ""
         self.describe("composition", f"{s.name}: {composition}")
         self.describe("network", f"{s.network.backbone}, {parameters / 1e6:.1f} M parameters, {resumed}")
         self.describe("batch", f"{self.batch}; {clips} clips per modality; {self.fit.batch}")
         self.describe("memory", self.fit.memory)
         self.describe("device", f"{self.provenance.device}; {self.kernels}{ranks}")
-        self.describe("schedule", f"{self.steps} steps ({epochs}), {s.optimization.method}, lr {rate}{falling}")
+        self.describe("schedule", f"{self.steps} steps ({epochs}), {rates}")
         self.describe("folder", str(s.run_folder))
         if s.cached_batches:
             self.describe(

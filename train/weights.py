@@ -60,6 +60,8 @@ def read_foreign(path: Path) -> Trained | None:
         return _trunk(weights, "base.", ("classifier.", "fc."), kind, stated or RELEASE, path, settings, known)
     if any(name.startswith("video_network.base.") for name in weights):
         return _published(weights, stated, path)
+    if "stem.0.weight" in weights and "stem.3.weight" not in weights:
+        raise UserError(f"{path} holds a video network other than R(2+1)D, such as r3d_18 or mc3_18; use r2plus1d_18")
     if "stem.0.weight" in weights:
         kind = "weights exported as r2plus1d_18" if stated else "torchvision's r2plus1d_18"
         return _trunk(weights, "", ("fc.",), kind, stated or KINETICS, path, Pretrain())

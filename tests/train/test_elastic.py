@@ -24,7 +24,7 @@ def arguments(shards: Path, run: Path, ranks: int, *more: object) -> list[str]:
         *start, "tiny", "--shards", str(shards), "--out", str(run), "--device", "cpu", "--threads", "1",
         "--preset", "l",
         "--batch-size", "8", "--steps", str(STEPS), "--network.dropout", "0.3", "--checkpoint-steps", "2",
-        "--optimization.decay", "0", "--precision", "float64", *map(str, more),
+        "--optimization.lr-decay", "0", "--precision", "float64", *map(str, more),
     ]  # fmt: skip
 
 

@@ -80,7 +80,7 @@ def test_what_is_wrong_with_several_ranks_is_said_once(command: Run, shards: Pat
 @pytest.mark.slow  # tests/train/test_ranks.py has a signal to one of two
 def test_several_ranks_are_stopped_by_one_ctrl_c_and_go_on(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    constant = ("--device", "cpu", "--optimization.decay", 0)
+    constant = ("--device", "cpu", "--optimization.lr-decay", 0)
     ranks = Terminal("-m", "gdt", *launch(shards, run, "--steps", 200, *constant), folder=tmp_path)
     wait_for(run / "metrics.jsonl")
     ranks.interrupt()

@@ -12,6 +12,7 @@ from torch import nn
 from gdt.common.errors import UserError
 from gdt.train import portable
 from gdt.train.checkpoint import load_model
+from gdt.train.command import settings_of
 from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.models.network import BACKBONES, Network
@@ -39,6 +40,8 @@ def test_r2plus1d_18_has_the_names_and_size_of_torchvisions() -> None:
 class Flat(Backbone):
     """One convolution."""
 
+    options = ("widths",)
+
     def __init__(self, network: Network) -> None:
         super().__init__(network)
         self.dim = network.widths[-1]
@@ -65,8 +68,14 @@ def test_another_video_network_is_a_class_and_a_line(
     for found in map(load_model, (tmp_path / "x.safetensors", tmp_path / "finetuned.pt", trained_path)):
         assert isinstance(found.model.video_network.base, Flat)
         assert found.model.video_network(torch.randn(2, 3, 8, 32, 32)).shape == (2, 6)
-    with pytest.raises(UserError, match=r"there is no --network\.backbone 'round'; choose one of r2plus1d, "):
+    with pytest.raises(UserError, match=r"unknown --network\.backbone 'round'; available: r2plus1d, "):
         replace(network, backbone="round")
+    words = ["tiny", "--network.backbone", "flat", "--network.widths", "6"]
+    assert (settings_of(words) or TINY).network.widths == (6,)
+    for more in (["--network.slim"], ["--network.no-slim"], ["--network.stem-middle=3"]):
+        with pytest.raises(UserError, match=r"--network\.(slim|stem-middle) has no effect on the video network 'flat'"):
+            settings_of(words + more)
+        assert settings_of(["tiny", *more]) is not None
 
 
 def test_audio_resnet_has_nine_layers() -> None:

@@ -24,7 +24,7 @@ from tests.conftest import Run
 from tests.train.runs import begun, losses, starts, wait_for
 
 TINY = SIZES["tiny"][1]
-CONSTANT = asdict(replace(TINY.optimization, decay=0.0))
+CONSTANT = asdict(replace(TINY.optimization, lr_decay=0.0))
 STEPS = 24
 SMALL = ("--batch-size", "4", "--threads", "1", "--optimization.warmup-epochs", "1")
 
@@ -122,14 +122,14 @@ def test_epochs_or_steps_alone_are_enough(command: Run, shards: Path, tmp_path: 
         assert command(*arguments(shards, run), *length).returncode == 0
         assert len(losses(run)) == 6  # 24 videos, 4 per batch
     done = command("pretrain", "medium")
-    assert done.returncode == 2 and "there is no size 'medium'; choose one of paper, tiny" in done.stderr
+    assert done.returncode == 2 and "unknown size 'medium'; available: paper, tiny" in done.stderr
 
 
 def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
     command: Run, shards: Path, index: Index, tmp_path: Path
 ) -> None:
     run = ("pretrain", "tiny", "--shards", shards, "--out", tmp_path / "run", "--split", "val", "--threads", 1,
-           "--optimization.decay", 0)  # fmt: skip
+           "--optimization.lr-decay", 0)  # fmt: skip
     done = command(*run, "--steps", 1)
     assert "batch_size 6 (default 16, but only 6 videos can be used)" in done.stdout, done.stderr
     assert json.loads((tmp_path / "run" / "settings.json").read_text())["batch_size"] == 6

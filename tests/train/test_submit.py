@@ -234,8 +234,11 @@ def test_mistakes_are_said_before_anything_is_submitted(
 
 
 def test_help_shows_the_options_of_the_job(command: Run) -> None:
-    said = command("pretrain", "--help").stdout
-    assert all(option in said for option in ("--nodes", "--gpus", "--scheduler", "--sbatch", "paper", "tiny"))
+    for arguments in (("--help",), ("paper", "--help")):
+        text = command("pretrain", *arguments).stdout
+        assert all(option in text for option in ("--nodes", "--gpus", "--scheduler", "--sbatch", "paper"))
+    order = ("--gpus", "main options", "--dataset", "--batch-size", "--optimization.lr", "advanced options")
+    assert sorted(order, key=text.index) == [*order]
 
 
 def test_what_make_submits(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def batch_settings(shards: Path) -> Pretrain:
     return replace(
         TINY, shards=shards, batch_size=4, device="cpu", precision="float32", preset="e",
         network=replace(TINY.network, dropout=0.3),
-        optimization=Optimization(method="sgd", lr=0.05, base_batch_size=4, warmup_epochs=0),
+        optimization=Optimization(optimizer="sgd", lr=0.05, base_batch_size=4, warmup_epochs=0),
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings:
 
 
 def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretrain, index: Index) -> None:
-    optimization = replace(batch_settings.optimization, base_batch_size=1, warmup_epochs=1, decay=0.5)
+    optimization = replace(batch_settings.optimization, base_batch_size=1, warmup_epochs=1, lr_decay=0.5)
     settings = replace(batch_settings, optimization=optimization, steps=8)
     tree = settings.tree(index)
     one = Learner(settings, tree, DATA, CPU)

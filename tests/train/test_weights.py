@@ -249,6 +249,9 @@ def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
     torch.save(weights, tmp_path / "other.pth")
     with pytest.raises(UserError, match="1 have another shape .first: stem.0.weight, .83, 3, 1, 7, 7. instead of"):
         load_model(tmp_path / "other.pth")
+    torch.save({"stem.0.weight": torch.zeros(64, 3, 3, 7, 7), "fc.weight": torch.zeros(400, 512)}, tmp_path / "r3d.pth")
+    with pytest.raises(UserError, match=r"r3d.pth holds a video network other than R\(2\+1\)D, such as r3d_18"):
+        load_model(tmp_path / "r3d.pth")
     torch.save({"model": {"conv1.weight": torch.zeros(3)}}, tmp_path / "resnet.pth")
     with pytest.raises(UserError, match="resnet.pth cannot be read as a checkpoint: it is not a checkpoint of this"):
         load_model(tmp_path / "resnet.pth")
@@ -312,7 +315,7 @@ def test_pretraining_starts_from_weights_that_are_named(
     assert torch.load(tmp_path / "run" / checkpoint.NAME, weights_only=True)["data"] == fingerprint(index)
     pretrain(settings)  # goes on, to find that it is done
     torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
-    with pytest.raises(UserError, match="holds a run whose inputs are normalised otherwise: .*start.pt, from which"):
+    with pytest.raises(UserError, match="holds a run with another normalisation of its inputs: .*start.pt, from which"):
         pretrain(settings)
     with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: .* are missing"):
         pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))

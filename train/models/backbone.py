@@ -1,6 +1,8 @@
-"""What every video network has; a further one is a subclass in a file of its own and a line in `network.BACKBONES`."""
+"""Base class of video networks; another one is a subclass in its own file and a line in `network.BACKBONES`."""
 
 from __future__ import annotations
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,19 +12,24 @@ from gdt.train.models.network import Network
 
 
 class Backbone(nn.Module):
-    """Clips [n, 3, frames, height, width] to features [n, dim]; built from the sizes in `network` that it heeds."""
+    """Clips [n, 3, frames, height, width] to features [n, dim]."""
 
+    options: ClassVar[tuple[str, ...]] = ()
+    """Names in `network.VIDEO_OPTIONS` that the network uses; setting others on the command line is an error."""
     dim: int
-    """Channels of the last stage, which are the features."""
+    """Channels of the last stage: the feature size."""
     recomputed = 0
-    """Parts, in order, of which training keeps no activations but those that go in: they are made again for the
-    gradient, which is the same."""
+    """How many of the first `parts` keep only their inputs in training and are recomputed for the gradient."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
 
     def parts(self) -> list[list[nn.Module]]:
-        """The blocks of the stem and of each stage, which are called one after the other."""
+        """Blocks of the stem and of each stage, which `maps` calls in this order.
+
+        Every block takes and returns one tensor: `cost.memory` hooks each to count its activations, and blocks of the
+        first `recomputed` parts are checkpointed one by one.
+        """
         raise NotImplementedError
 
     def maps(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Settings of the networks, in a module that needs no torch."""
+"""Settings of the networks; does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from gdt.common.errors import UserError, require_positive
 
 BACKBONES = {"r2plus1d": "gdt.train.models.r2plus1d.R2Plus1D"}
-"""Video networks by their names: module and class of each, a `models.backbone.Backbone`."""
+"""Video networks by name: module and class, a `models.backbone.Backbone`."""
+VIDEO_OPTIONS = ("stem", "stem_middle", "widths", "depth", "slim")
+"""Fields of `Network` that set up the video network; each uses those that its class names in `options`."""
 
 
 @dataclass(frozen=True)
@@ -17,24 +19,23 @@ class Network:
     backbone: str = "r2plus1d"
     """Name of the video network."""
     stem: int = 64
-    """Channels after the first convolution of the video trunk."""
+    """Channels after the stem of the video trunk."""
     stem_middle: int = 45
-    """Channels inside that convolution, between its spatial and its temporal part."""
+    """Channels between the spatial and the temporal convolution of the stem."""
     widths: tuple[int, ...] = (64, 128, 256, 512)
-    """Channels of the stages of the video trunk; the last is the size of the feature."""
+    """Channels of the stages of the video trunk; the last is the feature size."""
     depth: int = 2
-    """Residual blocks per stage of the video trunk; 2 with four stages is R(2+1)D-18."""
+    """Residual blocks per stage; 2 with four stages is R(2+1)D-18."""
     slim: bool = False
-    """Inner channels of the factorised convolutions: as many as the outer ones, instead of as many as keep the
-    parameters of a full 3x3x3 convolution."""
+    """Factorised convolutions with as many inner as outer channels, not as many as match a 3x3x3 convolution."""
     audio_stem: int = 64
-    """Channels after the first convolution of the audio trunk."""
+    """Channels after the stem of the audio trunk."""
     audio_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages of the audio trunk."""
     word_dimensions: int = 0
-    """Dimensions of the word vectors; 0 takes those of the word2vec file, 300 for that of Google News."""
+    """Dimensions of the word vectors; 0 takes those of the word2vec file."""
     text_width: int = 2048
-    """Features of a text clip."""
+    """Feature size of a text clip."""
     hidden: int = 512
     """Hidden units of the projection heads."""
     embedding: int = 256
@@ -44,7 +45,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES:
-            raise UserError(f"there is no --network.backbone '{self.backbone}'; choose one of {', '.join(BACKBONES)}")
+            raise UserError(f"unknown --network.backbone '{self.backbone}'; available: {', '.join(BACKBONES)}")
         require_positive(
             self, "network", "stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding"
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gdt.train.models.backbone import Backbone
-from gdt.train.models.network import Network
+from gdt.train.models.network import VIDEO_OPTIONS, Network
 
 
 def factorised(inputs: int, outputs: int, middle: int, stride: int = 1) -> nn.Sequential:
-    """A 3x3x3 convolution as 1x3x3 in space, then 3x1x1 in time."""
+    """A 3x3x3 convolution factorised into 1x3x3 in space and 3x1x1 in time."""
     return nn.Sequential(
         nn.Conv3d(inputs, middle, (1, 3, 3), stride=(1, stride, stride), padding=(0, 1, 1), bias=False),
         nn.BatchNorm3d(middle),
@@ -19,7 +19,7 @@ def factorised(inputs: int, outputs: int, middle: int, stride: int = 1) -> nn.Se
 
 
 def middle_channels(inputs: int, outputs: int) -> int:
-    """Channels between the two convolutions that keep the number of parameters of the full 3x3x3 one."""
+    """Inner channels with which the factorised convolution has as many parameters as a 3x3x3 one."""
     return inputs * outputs * 27 // (inputs * 9 + 3 * outputs)
 
 
@@ -46,7 +46,9 @@ class Block(nn.Module):
 
 
 class R2Plus1D(Backbone):
-    """Four stages (or fewer), each but the first halving time and space; two blocks in each of four are 18 layers."""
+    """Up to four stages, all but the first halving time and space; four with two blocks each are 18 layers."""
+
+    options = VIDEO_OPTIONS
 
     def __init__(self, network: Network) -> None:
         super().__init__(network)
