@@ -1,1 +1,1 @@
-"""What every stage uses and that knows nothing of videos: errors, files, locks, serialisation, the command line."""
+"""Shared by all stages, and without knowledge of video: errors, files, locks, serialization, the command line."""

@@ -1,69 +1,113 @@
-"""Settings on the command line, in groups with a heading each: one flat list of twenty options is not read."""
+"""Command-line options of settings dataclasses, grouped under headings."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass
-from typing import Annotated, Any, Generic, TypeVar, get_type_hints
+from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass, replace
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import docstring_parser
 import tyro
 
 T = TypeVar("T")
+ADVANCED = "advanced"
+"""Heading of the options that few people set; --help shows it last."""
 
 
 class Options(Generic[T]):
-    """What tyro parses for a dataclass: the same options by the same names and defaults, below its `headings`."""
+    """The command-line options of a dataclass, for tyro.
+
+    The dataclass may have `headings`: titles of groups in --help and the fields in each, most used first. Fields that
+    are dataclasses are groups of their own, whose options have a prefix (--clip.size); without fields, such a heading
+    is their place. The group `advanced` comes last.
+    """
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
         headings: Mapping[str, Sequence[str]] = getattr(kind, "headings", {})
         self._groups = {title: names for title, names in headings.items() if names}
-        self.type = _view(kind, headings)
+        self.type = _grouped(kind, headings)
 
-    def of(self, settings: T) -> Any:
-        """Settings as they are the defaults of a command line."""
+    def defaults(self, settings: T) -> Any:
+        """An instance of `type` with the values of `settings`, to pass to tyro as defaults."""
         values = vars(settings)
         types = get_type_hints(self.type)
-        own = {name: values[name] for name in (f.name for f in fields(self.type)) if name not in self._groups}
-        return self.type(
-            **own, **{title: types[title](**{n: values[n] for n in names}) for title, names in self._groups.items()}
-        )
+        groups = {title: types[title](**{n: values[n] for n in names}) for title, names in self._groups.items()}
+        return self.type(**groups, **{f.name: values[f.name] for f in fields(self.type) if f.name not in groups})
 
     def settings(self, parsed: Any) -> T:
-        """What was parsed, as settings. Raises whatever their dataclass does."""
+        """The settings of a parsed instance of `type`, with ~ expanded in paths. Raises whatever the dataclass does."""
         flat = dict(vars(parsed))
         for title in self._groups:
             flat |= vars(flat.pop(title))
-        return self._kind(**flat)
+        return self._kind(**{name: expand_home(value) for name, value in flat.items()})
+
+    def parse(self, prog: str, arguments: Sequence[str]) -> T:
+        """The settings of a command line without subcommands. Exits after --help and on unknown options."""
+        flat = (tyro.conf.OmitArgPrefixes,)
+        return self.settings(tyro.cli(self.type, prog=prog, config=flat, args=arguments))
 
 
-def _view(kind: Any, groups: Mapping[str, Sequence[str]]) -> Any:
+def expand_home(value: Any) -> Any:
+    """Expand ~ in a path, or in all paths of a tuple or a dataclass; other values are returned as they are."""
+    if isinstance(value, Path):
+        return Path(os.path.expanduser(value))  # noqa: PTH111 - pathlib's raises for an unknown user
+    if type(value) is tuple:
+        return tuple(map(expand_home, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        new = {name: expand_home(part) for name, part in old.items()}
+        return value if new == old else replace(value, **new)
+    return value
+
+
+def _grouped(kind: Any, groups: Mapping[str, Sequence[str]]) -> Any:
+    """A dataclass with a nested dataclass for each heading."""
     types, texts = get_type_hints(kind, include_extras=True), _descriptions(kind)
-    of = {f.name: f for f in fields(kind)}
+    known = {f.name: f for f in fields(kind)}
 
     def option(name: str) -> tuple[str, Any, Any]:
-        said = tyro.conf.arg(help=texts[name], prefix_name=False)
-        return name, Annotated[types[name], said], _default(of[name])
+        argument = tyro.conf.arg(
+            help=texts[name], prefix_name=False, metavar=_metavar(types[name]), help_behavior_hint=_shown_default
+        )
+        return name, Annotated[types[name], argument], _default(known[name])
 
-    grouped = {name for names in groups.values() for name in names}
-    members: list[tuple[str, Any, Any]] = []
+    members: dict[str, tuple[str, Any, Any]] = {}
     for title, names in groups.items():
-        if not names:  # the options of a nested dataclass
-            members.append((title, types[title], _default(of[title])))
+        if not names:
+            members[title] = title, types[title], _default(known[title])
             continue
         part = make_dataclass(title, [option(name) for name in names], frozen=True, kw_only=True)
-        members.append((title, part, field(default_factory=part) if _complete(part) else field()))
-    for name in [name for name in of if name not in grouped and name not in groups]:
-        nested = is_dataclass(types[name])  # its options have names and texts of their own
-        members.append((name, types[name], _default(of[name])) if nested else option(name))
-    view = make_dataclass(kind.__name__, members, frozen=True, kw_only=True)
+        complete = all(f.default is not MISSING or f.default_factory is not MISSING for f in fields(part))
+        members[title] = title, part, field(default_factory=part) if complete else field()
+    grouped = {name for names in groups.values() for name in names}
+    for name in [name for name in known if name not in grouped and name not in groups]:
+        nested = is_dataclass(types[name])  # its options have their own names and descriptions
+        members[name] = (name, types[name], _default(known[name])) if nested else option(name)
+    if ADVANCED in members:
+        members[ADVANCED] = members.pop(ADVANCED)
+    view = make_dataclass(kind.__name__, members.values(), frozen=True, kw_only=True)
     view.__doc__ = kind.__doc__
     return view
 
 
-def _complete(part: Any) -> bool:
-    return all(f.default is not MISSING or f.default_factory is not MISSING for f in fields(part))
+def _metavar(hint: Any) -> str | None:
+    """PATH for Path | None, INT ... for tuple[int, ...]; None leaves it to tyro."""
+    arguments = get_args(hint)
+    if NoneType in arguments:
+        (hint,) = (option for option in arguments if option is not NoneType)
+        return hint.__name__.upper() if hint in (Path, int, float, str) else None
+    if get_origin(hint) is tuple and arguments[1:] == (Ellipsis,) and arguments[0] in (Path, int, float, str):
+        return f"{arguments[0].__name__.upper()} ..."
+    return None
+
+
+def _shown_default(value: str) -> str:
+    """The default as --help shows it; none for options that are unset, whose description says what that means."""
+    return "" if value in ("None", "''", "", "False") else f"(default: {value})"
 
 
 def _default(known: Field[Any]) -> Any:
@@ -73,9 +117,9 @@ def _default(known: Field[Any]) -> Any:
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """The docstrings of a dataclass's fields, its bases' too."""
-    found: dict[str, str] = {}
+    """The docstrings of a dataclass's fields, inherited ones included."""
+    texts: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
-        said = docstring_parser.parse_from_object(base).params
-        found |= {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in said}
-    return found
+        parameters = docstring_parser.parse_from_object(base).params
+        texts |= {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in parameters}
+    return texts

@@ -1,4 +1,4 @@
-"""The one way in which files are written, whole or not at all; and opening none that would be waited for."""
+"""Atomic writes, and opening of regular files only: a FIFO would block."""
 
 from __future__ import annotations
 
@@ -23,38 +23,29 @@ _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 def is_disk_full(error: Exception) -> bool:
-    """Whether a disk, or a user's share of it, has no room left; HDF5 tells of that with a RuntimeError."""
+    """Whether an error means a full disk or an exceeded quota; HDF5 raises a RuntimeError for these."""
     full = (errno.ENOSPC, errno.EDQUOT)
     return getattr(error, "errno", None) in full or any(f"errno = {number}," in str(error) for number in full)
 
 
 def require_readable(what: object, error: OSError) -> None:
-    """Raise UserError where an error kept `what` from being read and says nothing of what is in it."""
+    """Raise UserError if `error` is a failure of the disk or of permissions, not of the content of `what`."""
     if error.errno in _UNREADABLE:
-        raise UserError(
-            f"{what} cannot be read ({error.strerror}); see whether its disk and permissions are in order, then run "
-            "the same command again"
-        ) from error
+        message = f"cannot read {what} ({error.strerror}); check its disk and permissions, then run the command again"
+        raise UserError(message) from error
 
 
 @contextmanager
 def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
-    """Write a file that appears whole or not at all.
+    """Write a binary file that appears whole or not at all.
 
-    Gives a new binary file, `<name>.partial` beside `path` (or one in `scratch`, a folder of the same file system),
-    which at the end is flushed to disk and renamed. A leftover of a killed writer is removed first, and after an error
-    what was written so far. For example:
+    Yields `<name>.partial` beside `path` (or in `scratch`, a folder of the same file system), which is synced to disk
+    and renamed at the end, and removed after an error. For example:
 
         with writing(out / "features.npz") as file:
             np.savez(file, features=features)
-        with writing(out / "table.png") as file:
-            figure.savefig(file, format="png", dpi=150)
-        with writing(out / "checkpoint.pt") as file:
-            torch.save(state, file)
         with writing(out / "rows.h5") as file, h5py.File(file.name, "w") as rows:
             rows["id"] = ids
-        write_text(out / "table.txt", text)
-        write_lines(out / "rows.jsonl", map(dump_row, rows))
     """
     partial = path.with_name(path.name + ".partial") if scratch is None else scratch / path.name
     partial.unlink(missing_ok=True)
@@ -71,23 +62,23 @@ def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file with `writing`."""
+    """Write a small text file atomically."""
     write_lines(path, [text])
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file with `writing`, from lines that end with their line breaks and come one at a time."""
+    """Write a text file atomically, from lines with their line breaks."""
     with writing(path) as file:
         file.writelines(line.encode() for line in lines)
 
 
 def dump_row(row: Mapping[str, Any]) -> str:
-    """One JSON line."""
+    """A row as a line of JSON."""
     return json.dumps(dict(row), ensure_ascii=False) + "\n"
 
 
 def with_checksum(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, then one with the checksum of them all."""
+    """The lines, then a line with their checksum."""
     value = 0
     for line in lines:
         value = zlib.crc32(line.encode(), value)
@@ -96,82 +87,81 @@ def with_checksum(lines: Iterable[str]) -> Iterator[str]:
 
 
 def checked_lines(path: Path) -> Iterator[str]:
-    """The lines of a file that was written `with_checksum`. Raises ValueError, before the first, where they are not."""
+    """The lines of a file written `with_checksum`. Raises ValueError, before the first line, on a mismatch."""
     value, last = 0, b""
     with path.open("rb") as file:
         for line in file:
             value, last = zlib.crc32(last, value), line
     if last != dump_row({"crc32": value}).encode():
-        raise ValueError("the checksum at its end does not match")
-    return _without_the_last(path)
+        raise ValueError("checksum mismatch")
+    return _all_but_last(path)
 
 
-def _without_the_last(path: Path) -> Iterator[str]:
+def _all_but_last(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8", newline="\n") as file:
         for line, _ in itertools.pairwise(file):
             yield line
 
 
 def kind(path: Path) -> str:
-    """What a path leads to, links followed: "" where that is a regular file.
+    """What a path is, with links followed: "" for a regular file.
 
-    Else "a folder", "a FIFO", "a socket", "a device", "made up by the system", "a broken link" or "missing", which
-    is also what a name is that no file can have. Raises UserError where it cannot be looked at.
+    Else "a folder", "a FIFO", "a socket", "a device", "a virtual file", "a broken link" or "missing" (also for a name
+    that no file can have). Raises UserError if the path cannot be accessed.
     """
     try:
         return _kind(path.stat())
-    except ValueError:  # a NUL in the name, or half a character
+    except ValueError:  # NUL or a lone surrogate in the name
         return "missing"
     except OSError as error:
         if error.errno not in _NOT_THERE:
-            raise UserError(f"cannot look at {path}: {error.strerror}") from error
-        return "a broken link" if os.path.islink(path) else "missing"  # noqa: PTH114 - raises for too long a name
+            raise UserError(f"cannot access {path}: {error.strerror}") from error
+        return "a broken link" if os.path.islink(path) else "missing"  # noqa: PTH114 - pathlib raises for long names
 
 
 def is_regular(status: os.stat_result) -> bool:
-    """Whether this is a file on a disk, and not one that the system makes up, of which some never end."""
-    return stat.S_ISREG(status.st_mode) and status.st_dev not in _made_up()
+    """Whether this is a regular file on a disk; virtual ones of the kernel may be endless."""
+    return stat.S_ISREG(status.st_mode) and status.st_dev not in _virtual_devices()
 
 
 @lru_cache(maxsize=1)
-def _made_up() -> frozenset[int]:
-    """File systems without a disk, whose files look like regular ones."""
+def _virtual_devices() -> frozenset[int]:
+    """Device numbers of the kernel's file systems, whose files look regular."""
     roots = (Path(name) for name in ("/proc", "/sys", "/sys/kernel/debug"))
     return frozenset(root.stat().st_dev for root in roots if root.is_dir())
 
 
 def _kind(status: os.stat_result) -> str:
-    """The same of what stat gives."""
     if stat.S_ISREG(status.st_mode):
-        return "" if is_regular(status) else "made up by the system"
+        return "" if is_regular(status) else "a virtual file"
     kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
     return kinds.get(stat.S_IFMT(status.st_mode), "a device")
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises UserError for anything else: a FIFO would be waited for without end."""
-    if (what := kind(path)) not in ("", "missing"):  # looked at first, since some devices act on being opened
-        raise _no_file(path, what)
+    """Open a regular file for reading. Raises UserError for anything else."""
+    if (what := kind(path)) not in ("", "missing"):  # checked before opening: opening has effects on some devices
+        raise _not_a_file(path, what)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
-    if what := _kind(os.fstat(descriptor)):  # it has changed in between
+    if what := _kind(os.fstat(descriptor)):  # changed since the first check
         os.close(descriptor)
-        raise _no_file(path, what)
+        raise _not_a_file(path, what)
     os.set_blocking(descriptor, True)
     return os.fdopen(descriptor, "rb")
 
 
-def _no_file(path: Path, what: str) -> UserError:
-    return UserError(f"{path} is {what}, not a file; put a regular file there, or take it away")
+def _not_a_file(path: Path, what: str) -> UserError:
+    return UserError(f"{path} is {what}, not a file; replace it by a regular file, or remove it")
 
 
 def require_new_file(out: Path, overwrite: bool) -> None:
-    """Raise UserError, naming --out, unless a file can be written there without replacing one unasked."""
+    """Raise UserError unless a file can be written to `out`, an existing one only with --overwrite."""
     if (what := kind(out)) not in ("", "missing"):
         raise UserError(f"{out} is {what}, not a file; set --out to a file")
     if out.exists() and not overwrite:
-        raise UserError(f"{out} is there already; set --out to another file, or --overwrite to replace it")
+        raise UserError(f"{out} exists; set --out to another file, or --overwrite to replace it")
     if not out.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {out.parent} to write to; set --out to a file in one there is")
+        raise UserError(f"the folder {out.parent} does not exist; create it, or set --out to a file in another")

@@ -15,54 +15,54 @@ _NAME = ".lock"
 
 
 @contextlib.contextmanager
-def locked(destination: Path, otherwise: str = "set --destination") -> Iterator[None]:
-    """Hold a folder that is written to: two runs at once would each remove what the other makes.
+def locked(destination: Path, alternative: str = "set --destination") -> Iterator[None]:
+    """Create and lock a folder that a run writes to.
 
-    A folder that was made for it, and in which nothing was put, is gone afterwards. Raises UserError where that cannot
-    be; `otherwise` is what else the user may do.
+    If nothing was written, the folders created for it are removed again. Raises UserError, which ends in `alternative`,
+    if the folder is locked by another run or cannot be written to.
     """
-    made = list(itertools.takewhile(lambda folder: not folder.exists(), (destination, *destination.parents)))
+    created = list(itertools.takewhile(lambda folder: not folder.exists(), (destination, *destination.parents)))
+    path = destination / _NAME
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        # not blocking: whatever lies there under that name, opening it does not wait
-        file = os.open(destination / _NAME, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)  # non-blocking: it might be a FIFO
     except OSError as error:
-        raise UserError(f"cannot write to {destination}: {error.strerror}; {otherwise}") from error
+        raise UserError(f"cannot write to {destination}: {error.strerror}; {alternative}") from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UserError(f"another run is writing to {destination}; wait for it, or {otherwise}") from error
+            raise UserError(f"another run is writing to {destination}; wait for it, or {alternative}") from error
         except OSError:
             pass  # a file system without locks
-        if not _is_at(file, destination / _NAME):
-            raise UserError(f"another run was about to write to {destination}; run the same command again")
+        if not _is_at(file, path):
+            raise UserError(f"another run has just removed {destination}; run the same command again")
         try:
             yield
         finally:
-            _remove_empty(made)
+            _remove_empty(created)
     finally:
         os.close(file)
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether an open file still has its name; a run that failed meanwhile has removed the one that it made."""
+    """Whether the open file is still at `path`: a run that failed removes the folder that it created."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(file), path.stat())
     return False
 
 
-def _remove_empty(made: list[Path]) -> None:
-    """Remove folders, the innermost first, as long as there is nothing in them but the lock."""
+def _remove_empty(folders: list[Path]) -> None:
+    """Remove nested folders, the innermost first, if they hold nothing but the lock."""
     with contextlib.suppress(OSError):
-        if made and [path.name for path in made[0].iterdir()] == [_NAME]:
-            (made[0] / _NAME).unlink()
-            for folder in made:
+        if folders and [path.name for path in folders[0].iterdir()] == [_NAME]:
+            (folders[0] / _NAME).unlink()
+            for folder in folders:
                 folder.rmdir()
 
 
 def is_locked(destination: Path) -> bool:
-    """Whether a run is writing to the folder; False where nobody can tell."""
+    """Whether a run is writing to the folder; False if unknown."""
     try:
         file = os.open(destination / _NAME, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -72,7 +72,7 @@ def is_locked(destination: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        pass
     finally:
         os.close(file)
     return False

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON and back: nested ones, paths, literals, tuples, named tuples, dicts whose keys are numbers."""
+"""Dataclasses to JSON and back, with nested ones, paths, literals, tuples, named tuples and dicts with int keys."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 T = TypeVar("T")
 _SCALARS: dict[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float), str: (str,), Path: (str,)}
-"""What JSON holds for a value of each type."""
+"""The JSON types of each scalar type."""
 
 
 def to_json(values: Any, indent: int | None = None) -> str:
-    """A dataclass, or a list of some, as JSON; paths become text, tuples lists, numbers that are keys text."""
+    """A dataclass, or a list of them, as JSON."""
     plain = [asdict(value) for value in values] if isinstance(values, list) else asdict(values)
     return json.dumps(plain, indent=indent, default=str)
 
 
 def from_dict(kind: type[T], values: Any) -> T:
-    """The dataclass whose JSON, once parsed, is `values`; no field takes its default, which may have changed since.
+    """The dataclass with the values of its parsed JSON; all fields must be there, since defaults may have changed.
 
-    Raises ValueError that names the fields (`clip.size`) where one is missing, unknown or of another type, and whatever
-    the dataclasses raise.
+    Raises ValueError, naming the fields (`clip.size`), if one is missing, unknown or of another type, and whatever the
+    dataclasses raise.
     """
     instance: T = _build(kind, values, "")
     return instance
@@ -35,9 +35,9 @@ def _build(kind: Any, value: Any, name: str) -> Any:
     if kind is Any:
         return value
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):  # of a type and None
-        (some,) = (option for option in arguments if option is not NoneType)
-        return None if value is None else _build(some, value, name)
+    if origin in (Union, UnionType):  # X | None
+        (inner,) = (option for option in arguments if option is not NoneType)
+        return None if value is None else _build(inner, value, name)
     if origin is Literal:
         _require(value in arguments, name, value, f"one of {', '.join(map(str, arguments))}")
         return value
@@ -55,8 +55,8 @@ def _dataclass(kind: Any, value: Any, name: str) -> Any:
     names = {field.name: prefix + field.name for field in fields(kind)}
     if unknown := sorted(value.keys() - names.keys()):
         raise ValueError(f"unknown: {', '.join(prefix + key for key in unknown)}")
-    if absent := [dotted for key, dotted in names.items() if key not in value]:
-        raise ValueError(f"missing: {', '.join(absent)}")
+    if missing := [dotted for key, dotted in names.items() if key not in value]:
+        raise ValueError(f"missing: {', '.join(missing)}")
     types = get_type_hints(kind)
     return kind(**{key: _build(types[key], value[key], dotted) for key, dotted in names.items()})
 
@@ -67,7 +67,7 @@ def _dict(types: tuple[Any, ...], value: Any, name: str) -> Any:
     if key_type is int:
         for key in value:
             _require(key.removeprefix("-").isdecimal(), name, key, "int")
-    return {key_type(key): _build(value_type, found, f"{name}.{key}") for key, found in value.items()}
+    return {key_type(key): _build(value_type, item, f"{name}.{key}") for key, item in value.items()}
 
 
 def _tuple(kind: Any, value: Any, name: str) -> Any:
@@ -76,7 +76,7 @@ def _tuple(kind: Any, value: Any, name: str) -> Any:
     if types[-1] is Ellipsis:
         types = types[:1] * len(value)
     _require(len(value) == len(types), name, value, f"a list of {len(types)}")
-    parts = [_build(part, found, name) for part, found in zip(types, value, strict=True)]
+    parts = [_build(part, item, name) for part, item in zip(types, value, strict=True)]
     return kind(*parts) if _is_named_tuple(kind) else tuple(parts)
 
 
@@ -86,4 +86,4 @@ def _is_named_tuple(kind: Any) -> bool:
 
 def _require(fits: bool, name: str, value: Any, expected: str) -> None:
     if not fits:
-        raise ValueError(f"{name or 'all of it'} is {value!r} instead of {expected}")
+        raise ValueError(f"{name or 'the value'} is {value!r} instead of {expected}")

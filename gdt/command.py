@@ -1,6 +1,6 @@
 """The command line: `gdt <command>`, also as `python -m gdt <command>`.
 
-Commands are imported once their name is known, and torch and DALI once there is something to compute.
+A command's module is imported once its name is known, and torch and DALI once there is something to compute.
 """
 
 from __future__ import annotations
@@ -11,78 +11,77 @@ import os
 import sys
 from typing import NamedTuple
 
-from gdt.common.errors import UserError, exit_with_message, quiet_until_ready
+from gdt.common.errors import UserError, exit_with_message
 from gdt.common.supervise import supervise
 
 
 class Command(NamedTuple):
+    """A command, whose module has `main(arguments)`, and `options(arguments)` for make's variables."""
+
     module: str
-    """Has `main(arguments)`, and `options(arguments)` for make's variables."""
-    says: str
+    help: str
     after_crash: str = ""
-    """What to do after a crash of compiled code, for commands that use it; they run below a parent that says so."""
+    """Advice after a crash of compiled code, for commands that run any; these run in a child process."""
 
 
 _TRAINED = "make:"
-"""In the Makefile, followed by a data set: the checkpoint that `make pretrain` with the same variables has written."""
+"""In the Makefile, before the name of a data set: the checkpoint of `make pretrain` with the same variables."""
 _AGAIN = "run the same command again"
 COMMANDS = {
-    "preprocess": Command("gdt.preprocess.command", "videos to shards"),
-    "verify": Command("gdt.preprocess.verify", "check every shard"),
-    "generate": Command("gdt.preprocess.synthetic.command", "make a generated data set"),
-    "pretrain": Command("gdt.train.command", "shards to a checkpoint", "the same command goes on from the last "
-                        "checkpoint"),
-    "eval": Command("gdt.eval.command", "models by the paper's protocols, features, tables, pictures", _AGAIN),
-    "study": Command("gdt.studies.command", "the paper's theorem and figures", _AGAIN),
-}  # fmt: skip
+    "preprocess": Command("gdt.preprocess.command", "turn videos into shards"),
+    "verify": Command("gdt.preprocess.verify", "check shards for damage"),
+    "generate": Command("gdt.preprocess.synthetic.command", "generate a synthetic data set"),
+    "pretrain": Command("gdt.train.command", "pretrain a model on shards", f"{_AGAIN} to resume"),
+    "eval": Command("gdt.eval.command", "evaluate models, extract features, draw batches and trees", _AGAIN),
+    "study": Command("gdt.studies.command", "reproduce the paper's theorem and figures", _AGAIN),
+}
+_HELP = "\n".join([
+    "usage: gdt <command> [options]", "", "Pretrain video and audio networks on compositions of transformations.", "",
+    "commands:", *(f"  {name:12} {command.help}" for name, command in COMMANDS.items()), "",
+    "'gdt <command> --help' lists the options of a command.",
+])  # fmt: skip
 
 
 def console() -> None:
-    """What `gdt` does."""
-    quiet_until_ready()
+    """Run the command line."""
+    exit_with_message(_main)
+
+
+def _main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
-        print("\n".join(["usage: gdt <command> [options]", ""]
-                        + [f"  gdt {name:12} {command.says}" for name, command in COMMANDS.items()]
-                        + ["", "gdt <command> --help shows its options"]))  # fmt: skip
+        print(_HELP)
         return
     if name not in COMMANDS:
-        exit_with_message(lambda: _unknown(name))
-    command = COMMANDS[name]
-
-    def run() -> None:
-        exit_with_message(lambda: _run(name, arguments))
-
-    if command.after_crash:
-        supervise(run, command.after_crash)
+        similar = difflib.get_close_matches(name, COMMANDS, 1)
+        available = f"did you mean {similar[0]}?" if similar else f"available: {', '.join(COMMANDS)}"
+        raise UserError(f"unknown command '{name}'; {available}")
+    if advice := COMMANDS[name].after_crash:
+        supervise(lambda: _run(name, arguments), advice)
     else:
-        run()
+        _run(name, arguments)
 
 
 def _run(name: str, arguments: list[str]) -> None:
     arguments = add_make_variables(name, arguments)
-    sys.orig_argv[:] = ["gdt", name, *arguments]  # what a run says that it was started by
+    sys.orig_argv[:] = ["gdt", name, *arguments]  # recorded as the command of the run
     importlib.import_module(COMMANDS[name].module).main(arguments)
 
 
 def add_make_variables(name: str, arguments: list[str]) -> list[str]:
-    """The arguments of a command with those that make's variables stand for. Raises UserError as `with_variables`."""
+    """The arguments of a command with the options of make's variables. Raises UserError as `with_variables`."""
     from gdt.common.variables import with_variables
 
-    def anywhere() -> set[str]:
+    def all_variables() -> set[str]:
         return {name for command in COMMANDS.values() for name in importlib.import_module(command.module).options([])}
 
-    arguments = with_variables(arguments, importlib.import_module(COMMANDS[name].module).options, anywhere=anywhere)
-    if any(word.startswith(_TRAINED) for word in arguments):
-        from gdt.train.settings import checkpoint_of
+    options = importlib.import_module(COMMANDS[name].module).options
+    arguments = with_variables(arguments, options, all_variables=all_variables)
+    if not any(word.startswith(_TRAINED) for word in arguments):
+        return arguments
+    from gdt.train.settings import checkpoint_of
 
-        return [
-            str(checkpoint_of(word.removeprefix(_TRAINED), os.environ)) if word.startswith(_TRAINED) else word
-            for word in arguments
-        ]
-    return arguments
-
-
-def _unknown(name: str) -> None:
-    near = difflib.get_close_matches(name, COMMANDS, 1)
-    raise UserError(f"there is no command '{name}'; " + (f"write {near[0]}" if near else "'gdt --help' lists them"))
+    return [
+        str(checkpoint_of(word.removeprefix(_TRAINED), os.environ)) if word.startswith(_TRAINED) else word
+        for word in arguments
+    ]

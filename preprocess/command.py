@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import tyro
-
 from gdt.common.commandline import Options
 from gdt.common.variables import Variables, options_of
 from gdt.preprocess.stage import Preprocess, run
@@ -25,3 +23,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def options(_: Sequence[str]) -> Variables:
     return options_of(Preprocess, prefixed=False)
+
+
+def settings_of(arguments: Sequence[str]) -> Preprocess:
+    """The settings of a command line."""
+    return Options(Preprocess).parse("gdt preprocess", arguments)

@@ -21,10 +21,10 @@ from typing import Literal, NamedTuple
 
 import h5py
 import numpy as np
-import tyro
 from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
+from gdt.common.commandline import Options
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
@@ -354,7 +354,7 @@ def options(_: Sequence[str]) -> Variables:
 
 
 def main(arguments: Sequence[str]) -> None:
-    settings = tyro.cli(Verify, prog="gdt verify", args=arguments)
+    settings = Options(Verify).parse("gdt verify", arguments)
     findings = verify(settings)
     for name, (_, problems) in sorted(findings.items()):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""

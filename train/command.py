@@ -74,7 +74,7 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     require_one_name(arguments)
     options = Options(Pretrain)
     size = tyro.extras.subcommand_type_from_defaults(
-        {name: _with_job(options.of(_with_one_length(base, arguments))) for name, (_, base) in SIZES.items()},
+        {name: _with_job(options.defaults(_with_one_length(base, arguments))) for name, (_, base) in SIZES.items()},
         {name: text for name, (text, _) in SIZES.items()},
     )
     whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")])], kw_only=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.gpu.settings import parsed
 from benchmarks.gpu.table import BEGUN, Row, append, read, text
-from gdt.common.errors import UserError, exit_with_message, quiet_until_ready
+from gdt.common.errors import UserError, exit_with_message
 
 GRACE = 20.0
 """Seconds after its time in which a section may finish what it has begun."""
@@ -104,5 +104,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    quiet_until_ready()
     exit_with_message(main)

@@ -1,50 +1,92 @@
-"""Settings on the command line: in groups, and otherwise as their dataclass has them."""
+"""Command-line options: grouped under headings, with the names and defaults of their dataclass."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import fields, is_dataclass, replace
-from typing import get_type_hints
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import ClassVar, get_type_hints
 
 import pytest
 import tyro
 
-from gdt.common.commandline import Options
+from gdt.common.commandline import Options, expand_home
 from gdt.eval.command import COMMANDS as EVAL
 from gdt.pipeline.leaves import Clip
 from gdt.preprocess.stage import Preprocess
+from gdt.preprocess.verify import Verify
 from gdt.studies.command import COMMANDS as STUDIES
 from gdt.train.settings import SIZES, Pretrain
 
 KINDS = {name: Options(one.settings) for name, one in {**EVAL, **STUDIES}.items()} | {
-    "preprocess": Options(Preprocess), "pretrain": Options(Pretrain),
+    "preprocess": Options(Preprocess), "pretrain": Options(Pretrain), "verify": Options(Verify),
 }  # fmt: skip
 
-SUPPRESSED = ("factors_digest", "default_batch_size")
+
+def shown_help(options: Options, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit):
+        tyro.cli(options.type, prog="x", args=["--help"])
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_setting_is_under_one_heading_and_has_a_text(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = KINDS[name]
-    with pytest.raises(SystemExit):
-        tyro.cli(options.type, prog="x", args=["--help"])
-    shown = capsys.readouterr().out
-    kind = options._kind
+def test_help_shows_every_option_once_under_its_heading(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text, kind = shown_help(KINDS[name], capsys), KINDS[name]._kind
     types = get_type_hints(kind)
-    names = [f.name for f in fields(kind) if not is_dataclass(types[f.name]) and f.name not in SUPPRESSED]
+    names = [f.name for f in fields(kind) if not is_dataclass(types[f.name]) and f.name != "factors_digest"]
     for option in (name.replace("_", "-") for name in names):
-        assert len(re.findall(rf"^[│ ] --{option}(?![-\w])", shown, re.M)) == 1, option
+        assert len(re.findall(rf"^[│ ] --{option}(?![-\w])", text, re.M)) == 1, option
     for title, below in getattr(kind, "headings", {}).items():
-        (box,) = re.findall(rf"^\W*{title} options\W*\n(.*?)(?=^\W*\w+ options\W*\n|\Z)", shown, re.M | re.S)
-        assert all(f"--{n.replace('_', '-')}" in box for n in below if n not in SUPPRESSED), title
+        (box,) = re.findall(rf"^\W*{title} options\W*\n(.*?)(?=^\W*\w+ options\W*\n|\Z)", text, re.M | re.S)
+        assert all(f"--{n.replace('_', '-')}" in box for n in below if n != "factors_digest"), title
 
 
-def test_settings_come_back_as_they_were_given() -> None:
+@dataclass(frozen=True)
+class Part:
+    size: int = 1
+    """Size."""
+
+
+@dataclass(frozen=True)
+class Example:
+    headings: ClassVar[dict[str, tuple[str, ...]]] = {"data": ("source", "paths"), "advanced": ("rate", "fast")}
+
+    source: Path | None = None
+    """Folder."""
+    paths: tuple[Path, ...] = ()
+    """Files."""
+    rate: float = 0.5
+    """Rate."""
+    fast: bool = False
+    """Faster."""
+    part: Part = Part()
+    """Parts."""
+
+
+def test_help_is_short_and_ends_with_advanced_options(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown_help(Options(Example), capsys)
+    lines = [" ".join(line.strip(" │").split()) for line in text.splitlines()]
+    for line in ("--source PATH Folder.", "--paths PATH ... Files.", "--rate FLOAT Rate. (default: 0.5)",
+                 "--fast, --no-fast Faster."):  # fmt: skip
+        assert line in lines, text
+    assert re.findall(r"(\w+) options", text) == ["data", "part", "advanced"]
+
+
+def test_settings_survive_the_command_line() -> None:
     options, base = Options(Pretrain), SIZES["tiny"][1]
-    assert options.settings(options.of(base)) == base
+    assert options.settings(options.defaults(base)) == base
     given = ["--dataset", "mine", "--steps", "7", "--clip.size", "24", "--probe-every", "3"]
-    parsed = tyro.cli(options.type, default=options.of(base), args=given)
+    parsed = tyro.cli(options.type, default=options.defaults(base), args=given)
     clip = replace(base.clip, size=24)
     assert options.settings(parsed) == replace(base, dataset="mine", steps=7, clip=clip, probe_every=3)
     assert options.settings(tyro.cli(options.type, args=[])) == Pretrain()
     assert isinstance(options.settings(parsed).clip, Clip)
+
+
+def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    parsed = Options(Example).parse("x", ["--source=~/My videos", "--paths", "~/a", "b/~", "~nobody-here/c"])
+    assert parsed == Example(Path("/home/me/My videos"), (Path("/home/me/a"), Path("b/~"), Path("~nobody-here/c")))
+    nested = expand_home((Example(Path("~")), "~", 1))
+    assert nested == (Example(Path("/home/me")), "~", 1)
+    assert Options(Verify).parse("x", ["--shards", "~/s"]).shards == Path("/home/me/s")

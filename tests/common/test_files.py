@@ -71,7 +71,7 @@ def test_only_regular_files_are_opened(everything: Path) -> None:
             assert os.get_blocking(file.fileno())
     for name in ("folder", "fifo", "socket", "device", "loop", "to folder", "to fifo", "to socket", "to absent"):
         what = KINDS.get(name) or KINDS[name.removeprefix("to ")]
-        with pytest.raises(UserError, match=f"/{name} is {what}, not a file; put a regular file there"):
+        with pytest.raises(UserError, match=f"/{name} is {what}, not a file; replace it by a regular file"):
             open_regular(everything / name)
     with pytest.raises(UserError, match="cannot read .*/absent: No such file or directory"):
         open_regular(everything / "absent")
@@ -97,7 +97,7 @@ def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path) -> None:
     if me == 0:  # who may look anywhere
         os.seteuid(65534)
     try:
-        with pytest.raises(UserError, match="cannot look at .*/closed/x: Permission denied"):
+        with pytest.raises(UserError, match="cannot access .*/closed/x: Permission denied"):
             kind(tmp_path / "closed" / "x")
     finally:
         os.seteuid(me)

@@ -42,10 +42,10 @@ def start(body: str, folder: Path) -> subprocess.Popen[str]:
         (
             "import ctypes; ctypes.string_at(8)",
             139,
-            "\nerror: it crashed (SIGSEGV), as compiled libraries do on damaged",
+            "\nerror: crashed (SIGSEGV), probably in a compiled library",
         ),
-        ("os.abort()", 134, "\nerror: it crashed (SIGABRT)"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "\nerror: it was killed (SIGKILL), as the system does"),
+        ("os.abort()", 134, "\nerror: crashed (SIGABRT)"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "\nerror: killed (SIGKILL), probably because memory"),
         ("os.kill(os.getpid(), signal.SIGTERM)", 143, ""),
     ],
 )

@@ -52,7 +52,7 @@ def test_a_folder_becomes_features_and_what_is_broken_is_named(
         assert file.attrs["checkpoint"] == str(checkpoint)
         assert "eval embed" in json.loads(file.attrs["provenance"])["command"]
     refused = command("eval", "embed", "--ckpt", checkpoint, "--source", videos)
-    assert refused.returncode == 2 and "features.h5 is there already" in refused.stderr
+    assert refused.returncode == 2 and "features.h5 exists" in refused.stderr
     found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
     assert found.returncode == 0, found.stderr
     assert len(found.stdout.splitlines()) == 2 + 3 and "more/one.mp4" not in found.stdout
@@ -129,7 +129,7 @@ def test_npz_holds_what_h5_holds(checkpoint: Path, shards: Path, tmp_path: Path)
     [
         ({"source": ()}, "set --source to videos, or --dataset"),
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz, .parquet"),
-        ({"out": Path("nowhere/features.h5")}, "there is no folder nowhere to write to"),
+        ({"out": Path("nowhere/features.h5")}, "the folder nowhere does not exist"),
         ({"clips": 0}, "--clips is 0; it must be 1 or more"),
         ({"source": (Path("gone"),)}, "there is no file or folder gone"),
         ({"source": (Path("text.txt"),)}, "text.txt is not named like a video"),

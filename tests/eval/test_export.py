@@ -206,9 +206,9 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
     out.write_text("mine")
     (tmp_path / "y.partial").mkdir()
     for place, message in (
-        (tmp_path / "nowhere" / "x", "there is no folder .*nowhere to write to; set --out"),
+        (tmp_path / "nowhere" / "x", "the folder .*nowhere does not exist; create it, or set --out"),
         (tmp_path, "is a folder, not a file; set --out to a file"),
-        (out, "x is there already; set --out to another file, or --overwrite"),
+        (out, "x exists; set --out to another file, or --overwrite"),
         (tmp_path / "y", "y cannot be written .Is a directory.; see that there is room"),
     ):
         with pytest.raises(UserError, match=message):

@@ -399,7 +399,7 @@ def test_ctrl_c_is_one_sentence(real: Path, tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on from here" in stderr
+    assert "run the same command again to resume" in stderr
     assert "Traceback" not in stderr
 
 
@@ -538,7 +538,7 @@ def test_unmounted_disk_at_the_start_removes_no_shards(alone: None, synthetic: P
     assert digests(tmp_path / "shards") == before
     run(replace(settings, drop_missing=True))
     (row,) = read_rejected(tmp_path / "shards")
-    assert (row["id"], row["reason"]) == ("test", "it is a link that leads nowhere")
+    assert (row["id"], row["reason"]) == ("test", "it is a broken link")
 
 
 def test_disk_unmounted_during_the_run_loses_no_video(
@@ -628,11 +628,11 @@ def odd_entries(folder: Path) -> Iterator[dict[str, str]]:
         yield {
             "fifo.mp4": "it is a FIFO, not a file", "fifo-link.mp4": "it is a FIFO, not a file",
             "zero.mp4": "it is a device, not a file", "tty.mkv": "it is a device, not a file",
-            "gone.mp4": "it is a broken link, not a file", "log.mp4": "it is made up by the system, not a file",
+            "gone.mp4": "it is a broken link, not a file", "log.mp4": "it is a virtual file, not a file",
             "loop.mp4": "it is a broken link, not a file",
             "folder.mp4": "it is a folder, not a file", ".hidden.mp4": "it is hidden: its name begins with a dot",
             ".mp4": "it is hidden: its name begins with a dot", "empty.mp4": "the file is empty",
-            "memory.mp4": "it is made up by the system, not a file", "socket.mp4": "it is a socket, not a file",
+            "memory.mp4": "it is a virtual file, not a file", "socket.mp4": "it is a socket, not a file",
         }  # fmt: skip
 
 
@@ -704,7 +704,7 @@ def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dataset", "kinetix"), "there is no data set 'kinetix'; choose one of audioset, folder, hmdb51"),
+        (("--dataset", "kinetix"), "unknown data set 'kinetix'; available: audioset, folder, hmdb51"),
         (("--source", "nowhere"), "/nowhere does not exist; set SOURCE"),
         (("--source", "."), "files ending in"),
         (("--dataset", "ucf101", "--source", "."), "source/UCF-101/Archery/v_Archery_g01_c01.avi"),
