@@ -1,7 +1,7 @@
 """Data sets: where their videos, labels, splits and captions are.
 
-Each is a short module here, which ends in its DATA, and a name in pipeline/shards/layout.py; generated ones are a
-module of preprocess/synthetic instead.
+Each is a short module here that ends in its DATA, and a name in pipeline/shards/layout.py; a synthetic one is a module
+of preprocess/synthetic.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from gdt.common.errors import UserError
 from gdt.pipeline.shards import layout
 from gdt.preprocess.datasets import synthetic
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete
 
 
 def _data(name: str) -> DataSet:
@@ -29,18 +29,18 @@ DATASETS = {name: _data(name) for name in layout.DATASETS}
 def find(dataset: str, source: Path) -> DataSet:
     """The data set of this name. Raises UserError for an unknown name or a missing source."""
     if dataset not in DATASETS:
-        raise UserError(f"there is no data set '{dataset}'; choose one of {', '.join(DATASETS)}")
+        raise UserError(f"unknown data set '{dataset}'; available: {', '.join(DATASETS)}")
     entry = DATASETS[dataset]
     if entry.generate is None and not source.is_dir():
         state = "is not a folder" if source.exists() else "does not exist"
-        raise UserError(f"the source folder {source} {state}; set SOURCE to the folder that holds your videos")
+        raise UserError(f"the source folder {source} {state}; set SOURCE to the folder of your videos")
     return entry
 
 
 def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
-    """The videos of a data set below `source`; those whose names are no text are named as missing.
+    """The videos of a data set below `source`; those whose names are not valid UTF-8 come as missing.
 
-    Raises UserError where something is missing that all videos need, and, at the end, where there was no video.
+    Raises UserError if something is missing that all videos need and, at the end, if there was no video.
     """
     entry = find(dataset, source)
     empty = True
@@ -52,7 +52,7 @@ def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
             readable = Path(str(item.path).encode(errors="replace").decode())
             yield Missing(ascii(item.id), "its name is not valid UTF-8; rename it", readable)
     if empty:
-        raise UserError(f"there are no videos in {source}; expected:\n{entry.tree}")
+        raise incomplete(f"there are no videos in {source}", entry.tree)
 
 
 def _is_text(name: str) -> bool:

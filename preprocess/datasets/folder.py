@@ -1,4 +1,4 @@
-"""Any tree of videos, at any depth; subfolders are classes, and folders named train, val or test are splits."""
+"""Any tree of videos: subfolders are classes, and top folders named train, val or test are splits."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ source/test/cats/indoor/a.mp4     class cats/indoor, split test
 source/{LABELS}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
 files ending in {", ".join(sorted(SUFFIXES))}"""
 
-_SEVERAL = f"named in {LABELS}, but there are several such files in folders of splits: name each by its whole path"
+_AMBIGUOUS = f"named in {LABELS}, but several splits have such a file; name each by its whole path"
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """One video per file, with what labels.csv says of it; then what that names and is not there.
+    """One video per file, with its row of labels.csv; then the rows without a file.
 
-    The id is the path below the folder of the split, so that a video may be moved to another split; where two videos
-    would be called the same, the path below `source`.
+    The id is the path below the folder of the split, so that it stays the same in another split; if two videos would
+    have the same id, the path below `source`.
     """
     shared = _shared(source)
     with Labels(source) as labels:
         for item in tree(source):
             if isinstance(item, Missing):
-                labels.knows(item.id)
+                labels.mark_used(item.id)
                 yield item
                 continue
             name = _below_split(item.id)
             if name != item.id and find_key(shared, name) is None:
-                yield labels.applied(replace(item, id=name), item.id)
+                yield labels.apply(replace(item, id=name), item.id)
             else:
-                yield labels.applied(item, item.id)
+                yield labels.apply(item, item.id)
         for row in labels.unused():
-            yield replace(row, reason=_SEVERAL) if find_key(shared, row.id) is not None else row
+            yield replace(row, reason=_AMBIGUOUS) if find_key(shared, row.id) is not None else row
 
 
 def tree(source: Path) -> Iterator[Video | Missing]:
-    """What the files of a tree alone say, by their paths; data sets that know more of their videos begin with it."""
+    """One video per file, its id the path below `source`, with the label and split of its folders."""
     for path in video_files(source):
         if isinstance(path, Missing):
             yield path
@@ -61,7 +61,7 @@ def tree(source: Path) -> Iterator[Video | Missing]:
 def _below_split(path: str) -> str:
     """A path without the folder of its split.
 
-    With it where it lies in two such folders, whose inner one would make it the whole path of another video.
+    Unchanged in two nested folders of splits: without the outer one it could be the whole path of another video.
     """
     first, _, rest = path.partition("/")
     inner, below, _ = rest.partition("/")
@@ -69,7 +69,7 @@ def _below_split(path: str) -> str:
 
 
 def _shared(source: Path) -> np.ndarray:
-    """Keys of the names that several videos have below the folders of their splits, uint64, sorted."""
+    """Keys of the ids that several videos would share without the folders of their splits; uint64, sorted."""
     keys = array("Q")
     if _has_splits(source):
         paths = (path for path in video_files(source) if isinstance(path, Path))
@@ -82,7 +82,7 @@ def _has_splits(source: Path) -> bool:
     try:
         return any(name.lower() in SPLITS for name in os.listdir(source))  # noqa: PTH208
     except OSError:
-        return False  # which the listing tells
+        return False  # the listing reports it
 
 
 DATA = DataSet(listing, TREE)

@@ -1,4 +1,4 @@
-"""What data sets with class folders and three official folds share (UCF-101 and HMDB-51)."""
+"""Shared by data sets with class folders and three official folds (UCF-101 and HMDB-51)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from gdt.common.errors import UserError
-from gdt.common.files import kind, open_regular
-from gdt.preprocess.datasets.listing import Missing, Video, video_files
+from gdt.common.files import open_regular
+from gdt.preprocess.datasets.listing import Missing, Video, incomplete, is_missing, video_files
 
 FOLDS = (1, 2, 3)
 
@@ -25,17 +25,17 @@ class Line(NamedTuple):
 
 
 def find_lists(source: Path, name: str, tree: str) -> Path:
-    """The folder of the official lists, in `source` or next to it. Raises UserError where there is none."""
+    """The folder of the official lists, in `source` or next to it. Raises UserError if there is none."""
     for parent in (source, source.absolute().parent):
         if (parent / name).is_dir():
             return parent / name
-    raise UserError(f"there is no folder {name} with the official splits in {source} or next to it; expected:\n{tree}")
+    raise incomplete(f"the folder {name} of the official splits is missing, in {source} or next to it", tree)
 
 
-def texts(path: Path, tree: str) -> Iterator[str]:
-    """The lines of an official list, without empty ones. Raises UserError where there is no such file."""
-    if kind(path) == "missing":
-        raise UserError(f"of the official splits, {path} is missing; expected:\n{tree}")
+def read_lines(path: Path, tree: str) -> Iterator[str]:
+    """The non-empty lines of an official list. Raises UserError if the file is missing or not UTF-8."""
+    if is_missing(path):
+        raise incomplete(f"{path} of the official splits is missing", tree)
     with open_regular(path) as file:
         try:
             text = file.read().decode("utf-8")
@@ -45,35 +45,35 @@ def texts(path: Path, tree: str) -> Iterator[str]:
 
 
 @dataclass
-class _Listed:
+class _Entry:
     """What the lists say of one video."""
 
     stem: str
     class_name: str
-    folds: list[str] = field(default_factory=lambda: ["unused" for _ in FOLDS])
-    found: bool = False
+    folds: list[str] = field(default_factory=lambda: ["unused"] * len(FOLDS))
+    has_file: bool = False
 
 
 def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
-    """The videos below `root`, whose label is the folder they are in, then those that are listed but not there.
+    """The videos below `root`, labelled by their folder, then those that are listed but have no file.
 
-    Names are compared without regard to case and suffix: the lists are not always of the case of the files, and people
-    re-encode. Raises UserError for a video that is not in the folder of its class, which would give it a wrong label.
+    Names match in any case and with any suffix: the case differs between lists and files, and people re-encode.
+    Raises UserError for a video that is not in the folder of its class, since its label would be wrong.
     """
-    listed: dict[str, _Listed] = {}
+    entries: dict[str, _Entry] = {}
     for line in lines:
         stem = PurePosixPath(line.file).stem
-        listed.setdefault(stem.lower(), _Listed(stem, line.class_name)).folds[line.fold - 1] = line.split
+        entries.setdefault(stem.lower(), _Entry(stem, line.class_name)).folds[line.fold - 1] = line.split
     for path in video_files(root):
         if isinstance(path, Missing):
             yield path
             continue
         label = path.parent.name
-        entry = listed.get(path.stem.lower()) or _Listed(path.stem, label)
+        entry = entries.get(path.stem.lower()) or _Entry(path.stem, label)
         if path.parent == root or label.lower() != entry.class_name.lower():
-            raise UserError(f"{path} is not in a folder of its class; expected:\n{tree}")
-        entry.found = True
+            raise incomplete(f"{path} is not in the folder of its class", tree)
+        entry.has_file = True
         yield Video(path.stem, path, label, entry.folds[0], tuple(entry.folds))
-    for entry in listed.values():
-        if not entry.found:
+    for entry in entries.values():
+        if not entry.has_file:
             yield Missing(entry.stem, "listed in the official splits, but there is no such file")

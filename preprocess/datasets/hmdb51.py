@@ -1,8 +1,8 @@
 """HMDB-51: class folders of AVI files, and the official lists of three folds.
 
-hmdb51_org.rar and test_train_splits.rar, from
-https://serre-lab.clps.brown.edu/resource/hmdb-a-large-human-motion-database/, unpack to this. No two of the 6766 files
-have the same name, in whatever class, so that a stem is an id.
+Unpack hmdb51_org.rar and test_train_splits.rar from
+https://serre-lab.clps.brown.edu/resource/hmdb-a-large-human-motion-database/. All 6766 file names differ, whatever
+their class, so a stem is an id.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from pathlib import Path
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
-from gdt.preprocess.datasets.listing import DataSet, Missing, Video
+from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete
 
 TREE = """\
 source/hmdb51_org/brush_hair/*.avi                                     class folders, here, in another folder or
-                                                                       in source itself; any kind of video
+                                                                       in source itself; any video format
 source/testTrainMulti_7030_splits/brush_hair_test_split1.txt to 3      the official lists, here or next to source"""
 
 _SPLITS = {"0": "unused", "1": "train", "2": "test"}
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems, in all folds; those that no list names are unused."""
+    """Videos by their file stems, in all folds; those in no list are unused."""
     lists = folds.find_lists(source, "testTrainMulti_7030_splits", TREE)
     root = source / "hmdb51_org"
     return folds.listing(root if root.is_dir() else source, _lines(lists), TREE)
@@ -33,14 +33,14 @@ def listing(source: Path) -> Iterator[Video | Missing]:
 def _lines(lists: Path) -> Iterator[Line]:
     classes = sorted({path.name.rpartition("_test_split")[0] for path in lists.glob("[!.]*_test_split?.txt")})
     if not classes:
-        raise UserError(f"there is no *_test_split1.txt in {lists}; expected:\n{TREE}")
+        raise incomplete(f"{lists} has no *_test_split1.txt", TREE)
     for name in classes:
         for fold in folds.FOLDS:
             path = lists / f"{name}_test_split{fold}.txt"
-            for text in folds.texts(path, TREE):
-                file, _, number = text.strip().rpartition(" ")
+            for line in folds.read_lines(path, TREE):
+                file, _, number = line.strip().rpartition(" ")
                 if number not in _SPLITS:
-                    raise UserError(f"'{text}' in {path} is not understood; expected a file name and 0, 1 or 2")
+                    raise UserError(f"{path}: unknown line '{line}'; expected a file name and 0, 1 or 2")
                 yield Line(name, file.strip(), fold, _SPLITS[number])
 
 

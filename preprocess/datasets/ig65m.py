@@ -1,4 +1,4 @@
-"""IG65M was never published: a collection of millions of files in any arrangement."""
+"""IG65M, which was never published: any tree of videos."""
 
 from gdt.preprocess.datasets.folder import DATA
 

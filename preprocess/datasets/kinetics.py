@@ -1,6 +1,6 @@
-"""Kinetics 400/600/700: class folders or flat, with the official annotation csv where there is one.
+"""Kinetics-400/600/700: class folders or one folder, with the official annotation csv if there is one.
 
-The csv files (kinetics-400_train.csv, ...) come with the official annotations, as do those of
+The csv files (kinetics-400_train.csv, ...) are those of the official annotations or of
 https://github.com/cvdfoundation/kinetics-dataset; test files have no label column.
 """
 
@@ -13,24 +13,25 @@ from pathlib import Path
 from gdt.preprocess.datasets import youtube
 from gdt.preprocess.datasets.listing import SPLITS, DataSet, Missing, Video
 from gdt.preprocess.datasets.youtube import Segment
+from gdt.preprocess.tables import Row, read_csv
 
 TREE = """\
 source/train/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4    split and class folders
 source/riding_a_bike/0wR5jVB-WPk_000417_000427.mp4          class folders
-source/0wR5jVB-WPk_000417_000427.mp4                        flat, split and class from the csv
-source/0wR5jVB-WPk.mp4                                      the same or the original, cut by the times in the csv
+source/0wR5jVB-WPk_000417_000427.mp4                        one folder; split and class from the csv
+source/0wR5jVB-WPk.mp4                                      the segment, or the original, which is cut by the csv
 source/*.csv                                                label,youtube_id,time_start,time_end,split[,is_cc]"""
 
-_COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, but for test files
+_COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, except in test files
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
     """Videos by their file stems; label and split are those of the csv, else of the folders."""
-    rows = (row for path in sorted(source.glob("*.csv")) for row in youtube.read(path, _COLUMNS, _segment))
-    return youtube.listing(source, youtube.table(rows), _name, _from_folders)
+    rows = (row for path in sorted(source.glob("*.csv")) for row in read_csv(path, _COLUMNS, _segment))
+    return youtube.listing(source, youtube.by_youtube_id(rows), _name, _from_folders)
 
 
-def _segment(row: dict[str, str]) -> Segment:
+def _segment(row: Row) -> Segment:
     return Segment(
         row["youtube_id"], float(row["time_start"]), float(row["time_end"]),
         row.get("label", "").strip(), SPLITS[row["split"].strip().lower()],

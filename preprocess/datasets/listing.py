@@ -1,4 +1,4 @@
-"""What a data set module yields: videos, and videos that should be there but are not."""
+"""What a data set yields: videos, and videos that are missing or cannot be used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.common.files import is_regular
+from gdt.common.files import is_regular, kind
 
 SUFFIXES = {
     ".3g2", ".3gp", ".asf", ".avi", ".divx", ".f4v", ".flv", ".h264", ".ivf", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov",
@@ -21,12 +21,12 @@ SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-"""Folder names, and words in official lists, that stand for a split."""
+"""Folder names, and words in official lists, of each split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Timed tokens of one video, in the order they are spoken; three lists of one length."""
+    """Timed tokens of one video in the order they are spoken; three lists of the same length."""
 
     token: list[int]
     """Row of the word in the word2vec file."""
@@ -43,61 +43,69 @@ class Video:
     """Unique in the data set."""
     path: Path
     label: str = ""
-    """Class name, empty where there is none."""
+    """Class name; empty if unknown."""
     split: str = ""
-    """train, val or test; unused where the official lists use the video in other folds only; empty where the source
-    does not say, and the run decides."""
+    """train, val or test; unused if the official lists use the video in other folds only; empty if the run decides."""
     folds: tuple[str, ...] = ()
     """The split in each official fold (train, test or unused); empty for data sets without folds."""
     segment: tuple[float, float] | None = None
-    """Start and end, in seconds of the original video, of the part that is meant. It is cut out where the file is the
-    original, and the whole file is taken where it is the part already."""
+    """Start and end, in seconds of the file, of the part to cut out; None for the whole file."""
     stretches: tuple[tuple[float, float], ...] = ()
-    """Start and end, in seconds, of the parts to keep frames of, in order and apart; empty for the whole video."""
+    """Start and end, in seconds, of the parts to keep, in order and disjoint; empty for the whole video."""
     words: Words | None = None
-    """What is said, where there are captions and a vocabulary."""
+    """Words of the captions, if there are any and a vocabulary."""
     columns: tuple[tuple[str, str], ...] = ()
-    """What else people say of the video: name and value of each further column."""
+    """Name and value of further columns of labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A video that the official lists name but that is not there, or that is there but cannot be used."""
+    """A video that is listed but has no file, or a file that cannot be used."""
 
     id: str
     reason: str
     path: Path | None = None
-    """Where there is something."""
+    """The file, if there is one."""
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: where its videos, labels and splits are."""
+    """Where the videos, labels and splits of a data set are."""
 
     listing: Callable[[Path], Iterator[Video | Missing]]
-    """Videos below a folder, in a fixed order, one at a time: a list of a million is never held in memory."""
+    """Yields the videos below a folder in a fixed order; a list of millions would fill the memory."""
     tree: str
-    """The files and folders that are expected, as text to show."""
+    """The expected files and folders, for messages."""
     needs_captions: bool = False
-    """Only what is captioned is kept: videos without captions are left out, and stretches without any are cut out."""
+    """Whether videos, and stretches of them, without captions are left out."""
     generate: Callable[[Path], None] | None = None
-    """Generates the videos, and captions of them, where there are none."""
+    """Generates the videos into a folder, unless they are there."""
+
+
+def incomplete(what: str, tree: str) -> UserError:
+    """The error for a source folder without something that is needed, with the expected tree."""
+    return UserError(f"{what}; expected:\n{tree}")
+
+
+def is_missing(path: Path) -> bool:
+    """Whether there is nothing at a path; what is no regular file is refused when it is opened."""
+    return kind(path) == "missing"
 
 
 def key_of(name: str) -> int:
-    """64 bits that stand for an id or a path; two names of millions have the same by a chance of one in a million."""
+    """A 64-bit hash of an id or a path; among millions, two collide with a probability of one in a million."""
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
 
 
 def find_key(keys: np.ndarray, name: str) -> int | None:
-    """Where in sorted keys (uint64) that of a name is first, None where it is not."""
+    """Index of the first key of a name in sorted keys (uint64); None if it is not there."""
     key = np.uint64(key_of(name))
-    at = int(np.searchsorted(keys, key))
-    return at if at < len(keys) and keys[at] == key else None
+    index = int(np.searchsorted(keys, key))
+    return index if index < len(keys) and keys[index] == key else None
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file, -1 of anything else (a FIFO, a broken link) and of what cannot be looked at."""
+    """Bytes of a regular file; -1 for anything else (a FIFO, a broken link) and for what cannot be accessed."""
     try:
         status = path.stat()
     except OSError:
@@ -106,9 +114,9 @@ def size_of(path: Path) -> int:
 
 
 def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    """The folders below `root` in a fixed order: path, names of subfolders and names of files, both sorted.
+    """The folders below `root` in a fixed order: path, sorted names of subfolders, sorted names of files.
 
-    Links to folders are followed, each folder is read once. Raises UserError for a folder that cannot be read.
+    Links are followed, and each folder is read once. Raises UserError for a folder that cannot be read.
     """
 
     def refuse(error: OSError) -> None:
@@ -126,14 +134,14 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def video_files(root: Path) -> Iterator[Path | Missing]:
-    """All that is named like a video below `root`, in the order of `walk`, whatever kind of file it is.
+    """All paths below `root` that are named like a video, in the order of `walk`, whatever kind of file they are.
 
-    Hidden files, and folders that are named like a video, come as missing, with their path below `root` as their id.
+    Hidden files and folders named like a video come as missing, with their path below `root` as id.
     """
     for folder, subfolders, names in walk(root):
-        # a folder whose disk is not mounted, for all that can be told
-        for name in (name for name in names if "." not in name and _leads_nowhere(Path(folder, name))):
-            yield _unused(Path(folder, name), root, "it is a link that leads nowhere")
+        # it may lead to a folder whose disk is not mounted
+        for name in (name for name in names if "." not in name and _is_broken_link(Path(folder, name))):
+            yield _unused(Path(folder, name), root, "it is a broken link")
         for name in filter(_is_named_like_a_video, subfolders):
             yield _unused(Path(folder, name), root, "it is a folder, not a file")
         for name in filter(_is_named_like_a_video, names):
@@ -147,7 +155,7 @@ def _is_named_like_a_video(name: str) -> bool:
     return Path(name).suffix.lower() in SUFFIXES or name.lower() in SUFFIXES
 
 
-def _leads_nowhere(path: Path) -> bool:
+def _is_broken_link(path: Path) -> bool:
     return path.is_symlink() and not path.exists()
 
 

@@ -1,4 +1,4 @@
-"""The generated data sets, made where they are not there yet (see preprocess/synthetic for what they hold).
+"""Synthetic data sets, which are generated if they are not there (see preprocess/synthetic).
 
 source/train/bounce/*.mp4, source/val/..., source/test/..., source/captions.json or labels.csv, source/<data set>.json
 """
@@ -15,12 +15,12 @@ from gdt.preprocess.datasets.listing import DataSet, Missing, Video
 
 
 def data(name: str) -> DataSet:
-    """The generated data set of this name."""
-    return DataSet(_listing, folder.TREE, generate=partial(_make, name))
+    """The synthetic data set of this name."""
+    return DataSet(_listing, folder.TREE, generate=partial(_generate, name))
 
 
-def _make(name: str, source: Path) -> None:
-    """Generate the default set into `source` unless a complete set is there."""
+def _generate(name: str, source: Path) -> None:
+    """Generate the default set into `source`, unless a complete set is there."""
     from gdt.preprocess.synthetic import generate, generated
 
     kind = generated(name)

@@ -1,6 +1,6 @@
 """UCF-101: class folders of AVI files, and the official lists of three folds.
 
-UCF101.rar and UCF101TrainTestSplits-RecognitionTask.zip, from https://www.crcv.ucf.edu/data/UCF101.php, unpack to this.
+Unpack UCF101.rar and UCF101TrainTestSplits-RecognitionTask.zip from https://www.crcv.ucf.edu/data/UCF101.php.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from gdt.preprocess.datasets.folds import Line
 from gdt.preprocess.datasets.listing import DataSet, Missing, Video
 
 TREE = """\
-source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any kind of video
+source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any video format
 source/ucfTrainTestlist/trainlist01.txt to 03          the official lists, here or next to source
 source/ucfTrainTestlist/testlist01.txt to 03"""
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems, in all folds; those that no list names are unused."""
+    """Videos by their file stems, in all folds; those in no list are unused."""
     lists = folds.find_lists(source, "ucfTrainTestlist", TREE)
     root = source / "UCF-101"
     return folds.listing(root if root.is_dir() else source, _lines(lists), TREE)
@@ -28,8 +28,8 @@ def listing(source: Path) -> Iterator[Video | Missing]:
 def _lines(lists: Path) -> Iterator[Line]:
     for fold in folds.FOLDS:
         for split in ("train", "test"):
-            for text in folds.texts(lists / f"{split}list{fold:02d}.txt", TREE):
-                path = PurePosixPath(text.split()[0])  # in training lists, the number of the class follows
+            for line in folds.read_lines(lists / f"{split}list{fold:02d}.txt", TREE):
+                path = PurePosixPath(line.split()[0])  # in training lists, the class number follows
                 yield Line(path.parent.name, path.name, fold, split)
 
 

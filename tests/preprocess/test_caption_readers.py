@@ -266,7 +266,7 @@ def test_what_cannot_be_written_is_named(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs a file that cannot be read")
 @pytest.mark.parametrize("name", ["caption.json", "x.csv", "captions/a.csv", "captions/a.json"])
 def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gdt.common.files._made_up", frozenset)  # or it would be refused for being one of the system's
+    monkeypatch.setattr("gdt.common.files._virtual_devices", frozenset)  # else refused as virtual
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).symlink_to("/proc/self/mem")  # a regular file, and its first bytes are nowhere
     with pytest.raises(UserError, match=f"cannot read .*{name}: Input/output error"), find(tmp_path) as captions:

@@ -1,4 +1,4 @@
-"""Listings: who is there, in which class and split, and who is missing."""
+"""Listings of data sets: videos with class and split, and missing ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def touch(root: Path, *names: str) -> None:
         (root / name).touch()
 
 
-def found(dataset: str, root: Path) -> list[Video]:
+def videos(dataset: str, root: Path) -> list[Video]:
     return [item for item in listing(dataset, root) if isinstance(item, Video)]
 
 
@@ -30,14 +30,13 @@ def missing(dataset: str, root: Path) -> list[Missing]:
 
 
 def table(dataset: str, root: Path) -> dict[str, tuple[str, str]]:
-    videos = found(dataset, root)
-    rows = {video.id: (video.label, video.split) for video in videos}
-    assert len(rows) == len(videos)
-    return rows
+    rows = [(video.id, (video.label, video.split)) for video in videos(dataset, root)]
+    assert len(dict(rows)) == len(rows)
+    return dict(rows)
 
 
 def segments(dataset: str, root: Path) -> dict[str, tuple[str, tuple[float, float] | None]]:
-    return {video.id: (video.path.name, video.segment) for video in found(dataset, root)}
+    return {video.id: (video.path.name, video.segment) for video in videos(dataset, root)}
 
 
 def refused(dataset: str, root: Path, message: str) -> None:
@@ -45,8 +44,8 @@ def refused(dataset: str, root: Path, message: str) -> None:
         list(listing(dataset, root))
 
 
-def counts(videos: list[Video], fold: int) -> tuple[int, int]:
-    splits = [video.folds[fold] for video in videos]
+def counts(items: list[Video], fold: int) -> tuple[int, int]:
+    splits = [video.folds[fold] for video in items]
     return splits.count("train"), splits.count("test")
 
 
@@ -61,7 +60,7 @@ def test_a_folder_without_videos_is_refused(tmp_path: Path, dataset: str) -> Non
 
 
 def test_a_wrong_name_or_source_is_refused(tmp_path: Path) -> None:
-    refused("ucf", tmp_path, "there is no data set 'ucf'; choose one of audioset, folder, hmdb51")
+    refused("ucf", tmp_path, "unknown data set 'ucf'; available: audioset, folder, hmdb51")
     refused("ucf101", tmp_path / "absent", "absent does not exist; set SOURCE")
     touch(tmp_path, "file")
     refused("ucf101", tmp_path / "file", "file is not a folder; set SOURCE")
@@ -74,11 +73,11 @@ def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
     assert set(table("folder", tmp_path / "videos")) == {"cats/a.mp4", "dogs/b.mp4"}
 
 
-def test_a_name_that_is_no_text_is_left_out_by_name(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.mp4")).touch()
     reason = "its name is not valid UTF-8; rename it"
-    assert [video.id for video in found("folder", tmp_path)] == ["a.mp4"]
+    assert [video.id for video in videos("folder", tmp_path)] == ["a.mp4"]
     assert missing("folder", tmp_path) == [Missing(r"'caf\udce9.mp4'", reason, tmp_path / "caf?.mp4")]
 
 
@@ -95,7 +94,7 @@ def test_a_name_that_is_no_text_is_left_out_by_name(tmp_path: Path) -> None:
         ("vggsound", "vggsound.csv"),
     ],
 )
-def test_lists_that_are_no_file_are_named(tmp_path: Path, dataset: str, name: str) -> None:
+def test_lists_that_are_not_regular_files_are_refused(tmp_path: Path, dataset: str, name: str) -> None:
     touch(tmp_path, "a/a.mp4", name, "balanced_train_segments.csv")
     for target, what in (("fifo", "a FIFO"), ("absent", "a broken link"), ("/dev/null", "a device")):
         (tmp_path / name).unlink()
@@ -204,26 +203,30 @@ def test_a_row_that_two_csv_files_list_is_one_segment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,class\n", "the columns split, time_end, time_start, youtube_id are missing; expected youtube_id,time_s"),
-        ("", "the columns split, time_end, time_start, youtube_id are missing"),
+        ("name,class\n", "x.csv has no column youtube_id, time_start, time_end, split; expected youtube_id,time_s"),
+        ("", "x.csv has no column youtube_id, time_start, time_end, split"),
         (
             KINETICS + "a,0wR5jVB-WPk,417,427,val\na,0wR5jVB-WPk,x,427,val\n",
-            "line 3 of .*x.csv is not understood .*'x'",
+            "line 3 of .*x.csv: .*'x'",
         ),
-        (KINETICS + "a,0wR5jVB-WPk,417,427,holdout\n", "line 2 of .*x.csv is not understood .*'holdout'"),
-        (KINETICS + "a, with a comma,0wR5jVB-WPk,417,427,val\n", "line 2 .*more values than columns"),
-        (KINETICS + "a,0wR5jVB-WPk\n", "line 2 of .*x.csv is not understood"),
+        (
+            KINETICS + "a,0wR5jVB-WPk,417,427,holdout\n",
+            "line 2 of .*x.csv: unknown value 'holdout'; expected youtube_id",
+        ),
+        (KINETICS + "a, with a comma,0wR5jVB-WPk,417,427,val\n", "line 2 of .*x.csv: not 5 values"),
+        (KINETICS + "a,0wR5jVB-WPk\n", "line 2 of .*x.csv: not 5 values"),
+        (KINETICS + '"a,0wR5jVB-WPk,417,427,val\n', "line 2 of .*x.csv: unexpected end of data"),
     ],
 )
-def test_a_csv_of_another_kind_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unexpected_csv_is_refused(tmp_path: Path, text: str, message: str) -> None:
     touch(tmp_path, "0wR5jVB-WPk_000417_000427.mp4")
     (tmp_path / "x.csv").write_text(text)
     refused("kinetics", tmp_path, message)
 
 
-def test_a_csv_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_a_csv_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(KINETICS.encode("utf-16"))
-    refused("kinetics", tmp_path, "x.csv is not understood")
+    refused("kinetics", tmp_path, "x.csv is not UTF-8 text: .*; convert it")
 
 
 # UCF-101
@@ -247,13 +250,13 @@ def ucf(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ucf101_has_the_official_folds(ucf: Path) -> None:
-    videos = found("ucf101", ucf)
+    items = videos("ucf101", ucf)
     assert missing("ucf101", ucf) == []
-    assert [counts(videos, fold) for fold in range(3)] == [(9537, 3783), (9586, 3734), (9624, 3696)]
-    assert len({video.id for video in videos}) == 13320
-    assert len({video.label for video in videos}) == 101
-    assert all(video.split == video.folds[0] for video in videos)
-    by_id = {video.id: video for video in videos}
+    assert [counts(items, fold) for fold in range(3)] == [(9537, 3783), (9586, 3734), (9624, 3696)]
+    assert len({video.id for video in items}) == 13320
+    assert len({video.label for video in items}) == 101
+    assert all(video.split == video.folds[0] for video in items)
+    by_id = {video.id: video for video in items}
     assert by_id["v_HandStandPushups_g01_c01"].label == "HandstandPushups"
     assert by_id["v_HandStandPushups_g01_c01"].folds == ("test", "train", "train")
 
@@ -263,7 +266,7 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path, insi
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
     root = tmp_path / inside
     touch(root, "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "Archery/v_Archery_g99_c01.avi")
-    assert found("ucf101", root) == [
+    assert videos("ucf101", root) == [
         Video("v_Archery_g99_c01", root / "Archery/v_Archery_g99_c01.avi", "Archery", "unused", ("unused",) * 3),
         Video(
             "v_HandstandPushups_g08_c01", root / "HandstandPushups/v_HandstandPushups_g08_c01.MP4", "HandstandPushups",
@@ -277,14 +280,14 @@ def test_ucf101_class_folders_may_be_the_source(tmp_path: Path, real: Path, insi
     assert "v_HandStandPushups_g08_c01" not in {item.id for item in absent}
 
 
-def test_what_ucf101_lacks_is_told(tmp_path: Path, real: Path) -> None:
+def test_missing_ucf101_lists_are_refused_with_the_expected_tree(tmp_path: Path, real: Path) -> None:
     tree = re.escape(DATASETS["ucf101"].tree)
     touch(tmp_path, "UCF-101/Archery/v_Archery_g01_c01.avi")
-    refused("ucf101", tmp_path, f"there is no folder ucfTrainTestlist .*or next to it; expected:\n{tree}")
+    refused("ucf101", tmp_path, f"the folder ucfTrainTestlist .* is missing, in .* or next to it; expected:\n{tree}")
     lists = tmp_path / "ucfTrainTestlist"
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", lists)
     (lists / "testlist02.txt").unlink()
-    refused("ucf101", tmp_path, f"of the official splits, {lists}/testlist02.txt is missing; .*\n{tree}")
+    refused("ucf101", tmp_path, f"{lists}/testlist02.txt of the official splits is missing; .*\n{tree}")
 
 
 @pytest.mark.parametrize("folder", ["UCF-101", "UCF-101/videos"])
@@ -292,7 +295,7 @@ def test_ucf101_without_class_folders_is_refused(tmp_path: Path, real: Path, fol
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
     touch(tmp_path, f"{folder}/v_Archery_g01_c01.avi")
     tree = re.escape(DATASETS["ucf101"].tree)
-    refused("ucf101", tmp_path, f"v_Archery_g01_c01.avi is not in a folder of its class; expected:\n{tree}")
+    refused("ucf101", tmp_path, f"v_Archery_g01_c01.avi is not in the folder of its class; expected:\n{tree}")
 
 
 def test_ucf101_lists_alone_are_refused(ucf: Path, tmp_path: Path) -> None:
@@ -318,13 +321,13 @@ def hmdb(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_hmdb51_has_the_official_folds(hmdb: Path) -> None:
-    videos = found("hmdb51", hmdb)
+    items = videos("hmdb51", hmdb)
     assert missing("hmdb51", hmdb) == []
-    assert [counts(videos, fold) for fold in range(3)] == [(3570, 1530)] * 3
-    assert len({video.id for video in videos}) == len({video.id.lower() for video in videos}) == 6766
-    assert len({video.label for video in videos}) == 51
-    assert sum(video.folds == ("unused",) * 3 for video in videos) == 395
-    odd = {video.id: video for video in videos}["Geena_und_die_Radschl_ge___;-)_cartwheel_f_cm_np1_fr_med_2"]
+    assert [counts(items, fold) for fold in range(3)] == [(3570, 1530)] * 3
+    assert len({video.id for video in items}) == len({video.id.lower() for video in items}) == 6766
+    assert len({video.label for video in items}) == 51
+    assert sum(video.folds == ("unused",) * 3 for video in items) == 395
+    odd = {video.id: video for video in items}["Geena_und_die_Radschl_ge___;-)_cartwheel_f_cm_np1_fr_med_2"]
     assert (odd.label, odd.split) == ("cartwheel", odd.folds[0])
 
 
@@ -333,7 +336,7 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     shutil.copytree(real / "hmdb51" / "testTrainMulti_7030_splits", tmp_path / "testTrainMulti_7030_splits")
     name = "Brushing_Her_Hair__[_NEW_AUDIO_]_UPDATED!!!!_brush_hair_h_cm_np1_le_goo_1"
     touch(tmp_path, f"{folder}/{name}.mp4", f"{folder}/mine.avi")
-    assert [(video.id, video.label, video.folds) for video in found("hmdb51", tmp_path)] == [
+    assert [(video.id, video.label, video.folds) for video in videos("hmdb51", tmp_path)] == [
         (name, "brush_hair", ("test", "train", "test")), ("mine", "brush_hair", ("unused",) * 3),
     ]  # fmt: skip
     absent = missing("hmdb51", tmp_path)
@@ -341,24 +344,24 @@ def test_hmdb51_class_folders_may_be_nested(tmp_path: Path, real: Path, folder: 
     assert {item.reason for item in absent} == {"listed in the official splits, but there is no such file"}
 
 
-def test_what_hmdb51_lacks_is_told(tmp_path: Path) -> None:
+def test_missing_hmdb51_lists_are_refused_with_the_expected_tree(tmp_path: Path) -> None:
     tree = re.escape(DATASETS["hmdb51"].tree)
     touch(tmp_path, "hmdb51_org/wave/a.avi")
-    refused("hmdb51", tmp_path, f"there is no folder testTrainMulti_7030_splits .*; expected:\n{tree}")
+    refused("hmdb51", tmp_path, f"the folder testTrainMulti_7030_splits .* is missing, .*; expected:\n{tree}")
     lists = tmp_path / "testTrainMulti_7030_splits"
     lists.mkdir()
-    refused("hmdb51", tmp_path, rf"there is no \*_test_split1.txt in {lists}; expected:\n{tree}")
+    refused("hmdb51", tmp_path, rf"{lists} has no \*_test_split1.txt; expected:\n{tree}")
     for fold in (1, 3):
         (lists / f"wave_test_split{fold}.txt").write_text("a.avi 1 \n")
-    refused("hmdb51", tmp_path, f"of the official splits, {lists}/wave_test_split2.txt is missing; .*\n{tree}")
+    refused("hmdb51", tmp_path, f"{lists}/wave_test_split2.txt of the official splits is missing; .*\n{tree}")
     (lists / "wave_test_split2.txt").write_text("a.avi 3 \n")
-    refused("hmdb51", tmp_path, "'a.avi 3 ' in .*wave_test_split2.txt is not understood")
+    refused("hmdb51", tmp_path, "wave_test_split2.txt: unknown line 'a.avi 3 '; expected a file name and 0, 1")
     (lists / "wave_test_split2.txt").write_bytes(b"caf\xe9.avi 1\n")
     refused("hmdb51", tmp_path, "wave_test_split2.txt is not UTF-8 text: invalid continuation byte; copy or")
     (lists / "wave_test_split2.txt").write_text("a.avi 2 \n")
-    assert [video.folds for video in found("hmdb51", tmp_path)] == [("train", "test", "train")]
+    assert [video.folds for video in videos("hmdb51", tmp_path)] == [("train", "test", "train")]
     touch(tmp_path, "hmdb51_org/b.avi")
-    refused("hmdb51", tmp_path, f"b.avi is not in a folder of its class; expected:\n{tree}")
+    refused("hmdb51", tmp_path, f"b.avi is not in the folder of its class; expected:\n{tree}")
 
 
 # VGGSound
@@ -392,19 +395,19 @@ def test_vggsound(tmp_path: Path) -> None:
     }
     no_file = "listed in the official annotations, but there is no such file"
     assert missing("vggsound", tmp_path) == [
-        Missing("2Cfc0r3l5Ww_000046", "vggsound.csv does not list it"),
-        Missing("holiday", "vggsound.csv does not list it"),
+        Missing("2Cfc0r3l5Ww_000046", "not listed in vggsound.csv"),
+        Missing("holiday", "not listed in vggsound.csv"),
         Missing("0Cfc0r3l5Ww_000017", no_file), Missing("Y_5_10_15_2_000009", no_file),
     ]  # fmt: skip
 
 
-def test_what_vggsound_lacks_is_told(tmp_path: Path) -> None:
+def test_missing_vggsound_files_are_refused_with_the_expected_tree(tmp_path: Path) -> None:
     tree = re.escape(DATASETS["vggsound"].tree)
-    refused("vggsound", tmp_path, f"there is no {tmp_path}/vggsound.csv; expected:\n{tree}")
+    refused("vggsound", tmp_path, f"{tmp_path}/vggsound.csv is missing; expected:\n{tree}")
     (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,marching,test\n")
     refused("vggsound", tmp_path, f"there are no videos in {tmp_path}; expected:\n{tree}")
     (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,people marching, loudly,test\n")
-    refused("vggsound", tmp_path, "line 1 of .*vggsound.csv .*expected youtube_id,start_seconds,label,split")
+    refused("vggsound", tmp_path, "line 1 of .*vggsound.csv: not 4 values; expected youtube_id,start_s")
 
 
 # AudioSet
@@ -450,7 +453,7 @@ def test_audioset_splits_and_labels(audioset: Path) -> None:
         "---1_cCGK4M_500": ("Speech", "train"),
     }
     assert missing("audioset", audioset) == [
-        Missing("AAAAAAAAAAA_0", "none of the csv files lists it"),
+        Missing("AAAAAAAAAAA_0", "not listed in any of the csv files"),
         Missing("-0RWZT-miFs_420000", "listed in the official annotations, but there is no such file"),
     ]
 
@@ -461,22 +464,23 @@ def test_audioset_works_without_display_names(audioset: Path) -> None:
     assert table("audioset", audioset) == {"Y-0RWZT-miFs_420.000_430.000": ("/m/03v3yw", "train")}
 
 
-def test_what_audioset_lacks_is_told(audioset: Path) -> None:
+def test_missing_audioset_files_are_refused_with_the_expected_tree(audioset: Path) -> None:
     tree = re.escape(DATASETS["audioset"].tree)
     refused("audioset", audioset, f"there are no videos in {audioset}; expected:\n{tree}")
     (audioset / "balanced_train_segments.csv").write_text(SEGMENTS + "-0RWZT-miFs, zero, 430.000, /m/03v3yw\n")
-    refused("audioset", audioset, "line 4 of .*balanced_train_segments.csv is not understood .*'zero'")
+    refused("audioset", audioset, "line 4 of .*balanced_train_segments.csv: .*'zero'; expected YTID")
     (audioset / "balanced_train_segments.csv").unlink()
-    refused("audioset", audioset, f"none of balanced_train_segments.csv, .* in {audioset}; expected:\n{tree}")
+    refused("audioset", audioset, f"{audioset} has none of balanced_train_segments.csv, .*; expected:\n{tree}")
     (audioset / "eval_segments.csv").write_text(SEGMENTS)
     (audioset / "class_labels_indices.csv").write_text("a,b\n")
-    refused("audioset", audioset, "class_labels_indices.csv the columns display_name, mid are missing")
+    refused("audioset", audioset, "class_labels_indices.csv has no column mid, display_name; expected mid,display_name")
+
+
+# HowTo100M
 
 
 def test_howto100m(tmp_path: Path) -> None:
-    for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/x/unlisted.mkv"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    touch(tmp_path, "0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/x/unlisted.mkv")
     assert [(video.id, video.label) for video in howto100m.listing(tmp_path)] == [
         ("0wR5jVB-WPk", ""), ("-caPS4FHFF8", ""), ("unlisted", ""),
     ]  # fmt: skip
@@ -493,21 +497,21 @@ def test_howto100m(tmp_path: Path) -> None:
     assert DATASETS["howto100m"].needs_captions
 
 
-def test_howto100m_without_videos(tmp_path: Path) -> None:
+def test_howto100m_without_videos_is_refused(tmp_path: Path) -> None:
     (tmp_path / "caption.json").touch()
-    refused("howto100m", tmp_path, r"there are no videos in .*; expected\nsource/0wR5jVB-WPk.mp4")
+    refused("howto100m", tmp_path, r"there are no videos in .*; expected:\nsource/0wR5jVB-WPk.mp4")
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "HowTo100M_v1.csv is not the official table; expected video_id,category_1,"),
-        (b"id,label\na,b\n", "is not the official table"),
-        (b"video_id,category_1\na\n", "line 2: 1 fields, but 2 in the header"),
-        (b'video_id,category_1\na,"b', "is damaged: unexpected end of data; copy or download it again"),
-        (b"video_id,category_1\na,\xe9\n", "is damaged: .*utf-8.*; copy or download it again"),
+        (b"", "HowTo100M_v1.csv has no column video_id, category_1; expected video_id,category_1"),
+        (b"id,label\na,b\n", "has no column video_id, category_1"),
+        (b"video_id,category_1\na\n", "line 2 of .*: not 2 values"),
+        (b'video_id,category_1\na,"b', "line 2 of .*: unexpected end of data; expected"),
+        (b"video_id,category_1\na,\xe9\n", "HowTo100M_v1.csv is not UTF-8 text: .*; convert it"),
     ],
 )
-def test_a_damaged_table_of_howto100m_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_damaged_howto100m_table_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "HowTo100M_v1.csv").write_bytes(content)
     refused("howto100m", tmp_path, message)

@@ -9,13 +9,14 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.listing import Missing, Video
-from tests.preprocess.test_datasets import found, missing, table, touch
+from tests.preprocess.test_datasets import missing, table, touch
+from tests.preprocess.test_datasets import videos as listed_videos
 
 CATS = "path,label,split,colour\n"
 
 
 def videos(root: Path) -> dict[str, Video]:
-    listed = found("folder", root)
+    listed = listed_videos("folder", root)
     assert len({video.id for video in listed}) == len(listed)
     return {video.id: video for video in listed}
 
@@ -31,7 +32,7 @@ def write(root: Path, text: str | bytes) -> None:
 # ids
 
 
-def test_a_video_that_is_moved_to_another_split_keeps_its_id(tmp_path: Path) -> None:
+def test_a_video_moved_to_another_split_keeps_its_id(tmp_path: Path) -> None:
     touch(tmp_path, "cats/1.mp4", "train/dogs/é 1.mp4", "2.mp4")
     assert list(paths(tmp_path)) == ["2.mp4", "cats/1.mp4", "dogs/é 1.mp4"]
     for folder in ("test", "Validation", "val"):
@@ -43,7 +44,7 @@ def test_a_video_that_is_moved_to_another_split_keeps_its_id(tmp_path: Path) -> 
         assert paths(tmp_path) == {name: f"{folder}/{name}" for name in ("2.mp4", "cats/1.mp4", "dogs/é 1.mp4")}
 
 
-def test_videos_of_one_name_in_several_splits_keep_their_whole_paths(tmp_path: Path) -> None:
+def test_videos_with_the_same_name_in_several_splits_keep_their_whole_paths(tmp_path: Path) -> None:
     alone = ["train/cats/2.mp4", "test/dogs/1.mp4"]
     twins = ["train/cats/1.mp4", "test/cats/1.mp4", "3.mp4", "valid/3.mp4", "Test/3.mp4"]
     touch(tmp_path, *alone, *twins)
@@ -53,7 +54,7 @@ def test_videos_of_one_name_in_several_splits_keep_their_whole_paths(tmp_path: P
     assert paths(tmp_path)["cats/1.mp4"] == "train/cats/1.mp4"
 
 
-def test_folders_of_splits_in_one_another_make_no_two_ways_to_one_id(tmp_path: Path) -> None:
+def test_nested_folders_of_splits_give_unique_ids(tmp_path: Path) -> None:
     touch(
         tmp_path,
         "train/test/1.mp4",
@@ -69,9 +70,7 @@ def test_folders_of_splits_in_one_another_make_no_two_ways_to_one_id(tmp_path: P
     }  # fmt: skip
 
 
-def test_names_are_read_once_where_there_is_no_folder_of_a_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_are_read_once_without_folders_of_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     walks, walk = [], os.walk
     monkeypatch.setattr("os.walk", lambda *arguments, **options: walks.append(1) or walk(*arguments, **options))
     touch(tmp_path, "cats/train/1.mp4")
@@ -80,7 +79,7 @@ def test_names_are_read_once_where_there_is_no_folder_of_a_split(
     assert list(paths(tmp_path)) == ["1.mp4", "cats/train/1.mp4"] and len(walks) == 3
 
 
-def test_a_name_that_is_no_text_below_a_split_is_left_out_by_name(tmp_path: Path) -> None:
+def test_names_below_a_split_that_are_not_utf8_are_reported(tmp_path: Path) -> None:
     touch(tmp_path, "test/a.mp4")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/test/caf\xe9.mp4")).touch()
     write(tmp_path, "id,label\na.mp4,x\n")
@@ -92,7 +91,7 @@ def test_a_name_that_is_no_text_below_a_split_is_left_out_by_name(tmp_path: Path
 
 
 @pytest.mark.parametrize("dataset", ["folder", "ig65m"])
-def test_labels_csv_says_more_than_folders(tmp_path: Path, dataset: str) -> None:
+def test_labels_csv_overrides_folders(tmp_path: Path, dataset: str) -> None:
     touch(tmp_path, "cats/1.mp4", "cats/2.mp4", "test/cats/3.mp4", "test/cats/4.mp4", "5.mp4")
     write(
         tmp_path,
@@ -110,7 +109,7 @@ def test_labels_csv_says_more_than_folders(tmp_path: Path, dataset: str) -> None
     assert missing(dataset, tmp_path) == []
 
 
-def test_white_space_around_values_and_names_of_columns_makes_no_second_class(tmp_path: Path) -> None:
+def test_blanks_around_values_and_column_names_are_removed(tmp_path: Path) -> None:
     touch(tmp_path, "1.mp4", "2.mp4", "3.mp4")
     write(
         tmp_path,
@@ -123,7 +122,7 @@ def test_white_space_around_values_and_names_of_columns_makes_no_second_class(tm
 
 @pytest.mark.parametrize("first", ["path", "id", "file", "filename", "video", "name", "FileName"])
 @pytest.mark.parametrize(("before", "delimiter", "end"), [("", ",", "\n"), ("\ufeff", ";", "\r\n")])
-def test_any_name_of_the_first_column_and_any_spreadsheet(
+def test_names_of_the_first_column_and_formats_of_spreadsheets(
     tmp_path: Path, first: str, before: str, delimiter: str, end: str
 ) -> None:
     touch(tmp_path, "a.mp4")
@@ -133,12 +132,12 @@ def test_any_name_of_the_first_column_and_any_spreadsheet(
     assert videos(tmp_path)["a.mp4"] == Video("a.mp4", tmp_path / "a.mp4", "ü", columns=(("x", "1"),))
 
 
-def test_rows_that_name_no_video_are_named(tmp_path: Path) -> None:
+def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4", ".hidden.mp4", "train/cats/1.mp4", "test/cats/1.mp4")
     names = ["zebra.mp4", "a.mp4", ".hidden.mp4", "cats/1.mp4", "aardvark.mp4", "train/cats/1.mp4"]
     write(tmp_path, "name,label\n" + "".join(f"{name},x\n" for name in names))
     no_file = "named in labels.csv, but there is no such file"
-    several = "named in labels.csv, but there are several such files in folders of splits: name each by its whole path"
+    several = "named in labels.csv, but several splits have such a file; name each by its whole path"
     assert missing("folder", tmp_path) == [
         Missing(".hidden.mp4", "it is hidden: its name begins with a dot", tmp_path / ".hidden.mp4"),
         Missing("zebra.mp4", no_file), Missing("cats/1.mp4", several), Missing("aardvark.mp4", no_file),
@@ -153,13 +152,13 @@ def test_rows_that_name_no_video_are_named(tmp_path: Path) -> None:
     [
         (
             b"",
-            "line 1 of .*/labels.csv: the header begins with nothing; its first column must be one of path, id, file",
+            "line 1 of .*/labels.csv: there is no header; expected one of path, id, file",
         ),
         (
             b"label,path\n",
-            "line 1 of .*: the header begins with 'label'; its first column must be one of path, id, file",
+            "line 1 of .*: its first column is 'label'; expected one of path, id, file",
         ),
-        (b"path\tlabel\n", r"line 1 of .*: the header begins with 'path\tlabel'; its first column"),
+        (b"path\tlabel\n", r"line 1 of .*: its first column is 'path\tlabel'; expected"),
         (b"path,label,\n", "line 1 of .*: column 3 has no name"),
         (b"path,label,x,Label\n", "line 1 of .*: there are two columns 'label'"),
         (b"path,x,x\n", "line 1 of .*: there are two columns 'x'"),
@@ -167,33 +166,33 @@ def test_rows_that_name_no_video_are_named(tmp_path: Path) -> None:
         (b"path,label\na.mp4,cat,\n", "line 2 of .*: 3 fields, but 2 in the header"),
         (
             b"path,split\na.mp4,train\nb.mp4,holdout\n",
-            "line 3 of .*: 'holdout' is no split; write train, training, val",
+            "line 3 of .*: unknown split 'holdout'; available: train, training, val",
         ),
-        (b'path,x\na.mp4,"1\n2"\nb.mp4,1\na.mp4,2\n', "line 5 of .*: 'a.mp4' is named again, as in line 3; keep one"),
-        (b"path,label\ntest/a.mp4,1\na.mp4,2\n", "line 3 of .*: 'test/a.mp4' is named again, as in line 2; keep one"),
-        (b"path,label\n ,cat\n", "line 2 of .*: it names no video"),
-        (b"path,label\na.mp4,cat\nb.mp4,caf\xe9\n", "line 3 of .*: it is not UTF-8 .*; save the table as UTF-8"),
-        ("path,label\n".encode("utf-16"), "line 1 of .*: it is not UTF-8"),
-        (b"path,label\na.mp4,c\0t\n", "line 2 of .*: it holds a NUL character"),
+        (b'path,x\na.mp4,"1\n2"\nb.mp4,1\na.mp4,2\n', "line 5 of .*: 'a.mp4' also has line 3; remove one"),
+        (b"path,label\ntest/a.mp4,1\na.mp4,2\n", "line 3 of .*: 'test/a.mp4' also has line 2; remove one"),
+        (b"path,label\n ,cat\n", "line 2 of .*: the name of the video is empty"),
+        (b"path,label\na.mp4,cat\nb.mp4,caf\xe9\n", "line 3 of .*: not UTF-8 .*; save the table as UTF-8"),
+        ("path,label\n".encode("utf-16"), "line 1 of .*: not UTF-8"),
+        (b"path,label\na.mp4,c\0t\n", "line 2 of .*: it contains a NUL character"),
         (b'path,label\na.mp4,"cat\n', "line 2 of .*: unexpected end of data"),
         (b'path,label\na.mp4,"cat"s\n', "line 2 of .*: ',' expected after '\"'"),
         (b"path,label\na.mp4," + b"x" * 200_000 + b"\n", "line 2 of .*: field larger than field limit"),
     ],
 )
-def test_a_damaged_labels_csv_is_one_sentence_with_its_line(tmp_path: Path, text: bytes, message: str) -> None:
+def test_a_damaged_labels_csv_is_refused_with_its_line(tmp_path: Path, text: bytes, message: str) -> None:
     touch(tmp_path, "test/a.mp4", "b.mp4")
     write(tmp_path, text)
     with pytest.raises(UserError, match=f"^{message}") as told:
-        found("folder", tmp_path)
+        listed_videos("folder", tmp_path)
     assert "\n" not in str(told.value)
 
 
 @pytest.mark.timeout(20)
-def test_a_labels_csv_that_is_no_file_is_named(tmp_path: Path) -> None:
+def test_a_labels_csv_that_is_a_fifo_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4")
     os.mkfifo(tmp_path / "labels.csv")
     with pytest.raises(UserError, match="labels.csv is a FIFO, not a file"):
-        found("folder", tmp_path)
+        listed_videos("folder", tmp_path)
 
 
 def test_a_real_table_of_labels(real: Path) -> None:

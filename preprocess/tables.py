@@ -1,0 +1,48 @@
+"""Rows of csv files."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from gdt.common.errors import UserError
+from gdt.common.files import open_regular
+
+T = TypeVar("T")
+Row = dict[str, str]
+
+
+def read_csv(path: Path, columns: Sequence[str], parse: Callable[[Row], T], header: bool = True) -> Iterator[T]:
+    """The rows of a csv file, parsed one at a time; see `parse_rows`. Raises UserError if the file cannot be opened."""
+    with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
+        yield from parse_rows(file, path, columns, parse, header)
+
+
+def parse_rows(
+    lines: Iterable[str], path: Path, columns: Sequence[str], parse: Callable[[Row], T], header: bool = True
+) -> Iterator[T]:
+    """The parsed rows of a csv with these columns; others may follow in a file with a header.
+
+    Without a header, lines that begin with # are comments, and quotes may follow a blank. Raises UserError, with the
+    line, for missing columns, rows of another length, text that is no csv or not UTF-8, and rows for which `parse`
+    raises ValueError or KeyError.
+    """
+    rows = csv.DictReader(lines, None if header else columns, strict=True, skipinitialspace=not header)
+    expected = f"expected {','.join(columns)}"
+    try:
+        if missing := [name for name in columns if name not in (rows.fieldnames or ())]:
+            raise UserError(f"{path} has no column {', '.join(missing)}; {expected}")
+        for row in rows:
+            if not header and row[columns[0]].startswith("#"):
+                continue
+            if None in row or None in row.values():  # how DictReader marks too many and too few values
+                raise ValueError(f"not {len(rows.fieldnames or ())} values")
+            yield parse(row)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text: {error.reason}; convert it, or download it again") from error
+    except (ValueError, KeyError, csv.Error) as error:
+        reason = f"unknown value {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"line {rows.reader.line_num} of {path}: {reason}; {expected}") from error
