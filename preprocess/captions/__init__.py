@@ -1,1 +1,1 @@
-"""Captions: where they are, which words they say at what time, and which parts of a video they cover."""
+"""Captions: their files, the words they say and when, and the parts of a video they cover."""

@@ -1,4 +1,4 @@
-"""Videos with what is said in them."""
+"""Videos with the words of their captions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Missing, Video
 
 _STRETCHES = 1000
-"""Most stretches of a video, which ffmpeg is told on its command line."""
+"""Most stretches of a video, since they are arguments of ffmpeg."""
 
 
 def attach(
     items: Iterable[Video | Missing], captions: Captions, vocabulary: Vocabulary, source: Path, only_captioned: bool
 ) -> Iterator[Video | Missing]:
-    """The videos with their words; with `only_captioned`, without what nobody speaks in, or captions are silent on.
+    """The videos with their words; with `only_captioned`, only captioned videos and captioned stretches of them.
 
-    Captions go by a video's id, else by its path below `source`, each with and without the suffix; so a bare stem,
-    which videos in several folders may have, counts in `source` itself, or where it is the id. Prints how many videos
-    only a bare stem would have served. A video whose captions are damaged is named as missing.
+    Captions match a video by its id, else by its path below `source`, with or without the suffix. A bare stem, which
+    videos in several folders may share, matches only in `source` itself or as an id; the number of videos that lack
+    captions for this reason is printed. Videos with damaged captions come as missing.
     """
     by_stem, example = 0, ""
     for item in items:
@@ -32,30 +32,30 @@ def attach(
             yield item
             continue
         stem, path = item.path.stem, os.path.relpath(item.path, source)
-        place = path.removesuffix(item.path.suffix)
-        names = dict.fromkeys((item.id, place, path, item.id.removesuffix(item.path.suffix)))
+        name = path.removesuffix(item.path.suffix)
+        names = dict.fromkeys((item.id, name, path, item.id.removesuffix(item.path.suffix)))
         try:
-            said: list[Caption] = next(filter(None, map(captions.get, names)), [])
-            if not said and stem not in names and stem in captions:
+            lines: list[Caption] = next(filter(None, map(captions.get, names)), [])
+            if not lines and stem not in names and stem in captions:
                 by_stem += 1
-                example = example or place
+                example = example or name
         except UserError as error:
-            yield Missing(item.id, f"its captions cannot be read: {error}")
+            yield Missing(item.id, f"cannot read its captions: {error}")
             continue
-        words = vocabulary.words(said)
+        words = vocabulary.words(lines)
         if not only_captioned:
             yield replace(item, words=words)
-        elif said:
+        elif lines:
             gap = 2.0
-            while len(kept := stretches(said, gap)) > _STRETCHES:
+            while len(kept := stretches(lines, gap)) > _STRETCHES:
                 gap *= 2
             yield replace(item, words=retime(words, kept), stretches=kept)
         else:
-            yield Missing(item.id, "there are no captions of it")
+            yield Missing(item.id, "it has no captions")
     if by_stem:
-        videos, stem = "1 video was" if by_stem == 1 else f"{by_stem} videos were", Path(example).name
+        videos, stem = "1 video has" if by_stem == 1 else f"{by_stem} videos have", Path(example).name
         print(
-            f"{videos} given no captions: those of '{stem}' count only for a video {stem}.* in {source} itself; "
-            f"name them by their path, such as '{example}'",
+            f"{videos} no captions: captions named '{stem}' are those of {stem}.* in {source} itself; for videos in "
+            f"subfolders, name them by their path, such as '{example}'",
             flush=True,
         )

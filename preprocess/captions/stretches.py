@@ -1,4 +1,4 @@
-"""Which parts of a video captions cover, and when words are said in what is left when only those are kept."""
+"""The parts of a video that captions cover, and the times of words after the others are cut out."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gdt.preprocess.datasets.listing import Words
 
 
 def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0) -> tuple[tuple[float, float], ...]:
-    """The parts of a video that captions cover, as (start, end) in seconds, in order and apart.
+    """The parts of a video that captions cover: (start, end) in seconds, in order and disjoint.
 
-    Parts less than `gap` seconds apart are one. A part shorter than `least`, the longest text clip, grows to that on
-    both sides, but not to before the video's start; it may end after the video does. Starts are rounded down and ends
-    up to multiples of 0.1 s: these are whole numbers both of log-mel frames (10) and, at 30 fps, of video frames (3),
-    so that cutting there keeps picture and sound aligned. At another frame rate this holds where fps / 10 is whole.
+    Parts less than `gap` seconds apart are merged. A part shorter than `least`, the longest text clip, grows to that on
+    both sides, not beyond the start of the video, but perhaps beyond its end. Starts are rounded down and ends up to
+    multiples of 0.1 s, which are whole numbers of log-mel frames (10) and of video frames (3 at 30 fps; fps must be a
+    multiple of 10), so that cuts keep video and audio aligned.
     """
-    # in tenths of a second, as integers; rounding first, since 0.7 * 10 is a little more than 7
+    # integer tenths of a second; rounded first, since 0.7 * 10 is a little more than 7
     covered = [
         (max(0, math.floor(round(start * 10, 6))), max(0, math.ceil(round(end * 10, 6)))) for start, end, _ in captions
     ]
@@ -28,11 +28,11 @@ def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0)
     for start, end in _joined(covered, near):
         start = max(0, start - max(0, shortest - (end - start)) // 2)
         grown.append((start, max(end, start + shortest)))
-    return tuple((start / 10, end / 10) for start, end in _joined(grown, near))  # what has grown may be near again
+    return tuple((start / 10, end / 10) for start, end in _joined(grown, near))
 
 
 def _joined(parts: Iterable[tuple[int, int]], near: int) -> list[tuple[int, int]]:
-    """The union of `parts`, those that touch or are less than `near` apart made one."""
+    """The union of parts; those that touch or are less than `near` apart are merged."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted(parts):
         if joined and (start - joined[-1][1] < near or start == joined[-1][1]):
@@ -43,20 +43,19 @@ def _joined(parts: Iterable[tuple[int, int]], near: int) -> list[tuple[int, int]
 
 
 def retime(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
-    """The words with times, in seconds, in the video that is left when only `stretches` are kept, end to end.
+    """The words with times, in seconds, in the video that keeps only `stretches`, end to end.
 
-    A word that lies partly outside loses that part; one that lies outside altogether, or is but a moment at the end
-    of a stretch, is left out. No stretches stand for the whole video, as in `Video`.
+    The part of a word outside the stretches is cut; a word outside all of them, or that is a mere moment at the end of
+    one, is dropped. No stretches mean the whole video, as in `Video`.
     """
     if not stretches or not words.token:
         return words
     spoken = np.array([words.start, words.end])
     edges = np.array(stretches, np.float64)  # (stretches, 2)
     starts, ends = edges.T
-    # the clock stands still between stretches
     kept = np.cumsum(ends - starts)
     clock = np.interp(spoken, edges.ravel(), np.stack([kept - (ends - starts), kept], axis=1).ravel())
-    clock[1] = clock.max(axis=0)  # rounding must not end a word before it starts
+    clock[1] = clock.max(axis=0)  # a word must not end before it starts by rounding
     following = np.searchsorted(ends, spoken[0], side="right")  # the first stretch that ends after the word's start
     begins = np.append(starts, np.inf)[following]
     inside = (begins <= spoken[0]) | (begins < spoken[1])

@@ -1,4 +1,4 @@
-"""Which words captions say at what time: those of a word2vec file, without stop words."""
+"""The words of captions with their times, as far as a word2vec file has them, without stop words."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from gdt.common.errors import UserError
 from gdt.pipeline.word2vec import digest, load
-from gdt.preprocess.captions.readers import Caption, reading
+from gdt.preprocess.captions.readers import Caption, open_text
 from gdt.preprocess.datasets.listing import Words
 
 _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script, with apostrophes inside
 
 
 class Vocabulary:
-    """Words of a word2vec file, each with its row there, and stop words, which are never looked up."""
+    """The words of a word2vec file by row, and stop words, which are left out."""
 
     def __init__(self, rows: Mapping[str, int], stop_words: Iterable[str]) -> None:
         self._rows = rows
@@ -26,16 +26,13 @@ class Vocabulary:
 
     @staticmethod
     def load(word2vec: Path, stop_words: Path | None = None) -> Vocabulary:
-        """Words of a file in word2vec format: binary if it ends in .bin or .bin.gz, else text.
+        """Read a word2vec file (binary if it ends in .bin or .bin.gz, else text) and a file of stop words.
 
-        Where there is no file of stop words (one per line, '#' starts a comment), scikit-learn's English ones are
-        taken. The vectors, read as float16, are let go again; for the 3 million words of Google News they take
-        1.8 GB for that time, and the words then about 0.4 GB. Rows are counted as gensim does: a word that comes again
-        does not count.
-
-        Raises UserError for a file that is missing or of another kind.
+        Stop words are one per line, with comments after '#'; by default scikit-learn's English ones. The vectors are
+        read as float16 and freed: Google News (3 million words) takes 1.8 GB meanwhile, and 0.4 GB after. Rows count as
+        in gensim: a word that comes again does not count. Raises UserError for a missing or unknown file.
         """
-        stop = _stop_words(stop_words)  # first, since it fails at once
+        stop = _stop_words(stop_words)  # first, since it fails fast
         return Vocabulary(load(word2vec).key_to_index, stop)
 
     def __len__(self) -> int:
@@ -43,19 +40,19 @@ class Vocabulary:
 
     @cached_property
     def stop_digest(self) -> str:
-        """The same 16 digits for the stop words."""
+        """16 hex digits of the stop words."""
         return hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:16]
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits that stand for the words in their order, and so for what the tokens mean."""
+        """16 hex digits of the words in their order, which identify the meaning of tokens."""
         return digest(self._rows)
 
     def words(self, captions: Iterable[Caption]) -> Words:
-        """The known words that are no stop words, by start time, each with its share of the time of its caption.
+        """The known words without stop words, by start time.
 
-        A caption only tells when it starts and ends, so its words, stop words and unknown ones too, divide that time
-        evenly. A word is looked up as it is written, then in lower case. Times before the video's start become 0.
+        All words of a caption, stop words and unknown ones included, get equal shares of its time. A word is looked up
+        as written, then in lower case. Times before the start of the video become 0.
         """
         spoken: list[tuple[float, float, int]] = []
         for start, end, text in captions:
@@ -80,10 +77,10 @@ def _stop_words(path: Path | None) -> frozenset[str]:
 
         return frozenset(ENGLISH_STOP_WORDS)
     words = set()
-    with reading(path, "stop words") as file:
+    with open_text(path, "stop words") as file:
         for number, line in enumerate(file.text(), start=1):
-            found = line.partition("#")[0].split()
-            if len(found) > 1:
-                raise UserError(f"{path}, line {number}: a file of stop words has one word per line")
-            words.update(found)
+            parts = line.partition("#")[0].split()
+            if len(parts) > 1:
+                raise UserError(f"line {number} of {path}: several words; expected one stop word per line")
+            words.update(parts)
     return frozenset(words)

@@ -1,4 +1,4 @@
-"""Which captions are those of which video."""
+"""Captions are attached to the right videos."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.preprocess.test_caption_readers import find
 LISTEN = Vocabulary({"bark": 0, "meow": 1, "moo": 2}, [])
 
 
-def written(source: Path, layout: str, said: dict[str, str]) -> None:
+def write_captions(source: Path, layout: str, texts: dict[str, str]) -> None:
     """Captions of one word, by what they are called, in one of the three layouts."""
     if layout == "caption.json":
-        videos = {id: {"start": [0], "end": [5], "text": [text]} for id, text in said.items()}
+        videos = {id: {"start": [0], "end": [5], "text": [text]} for id, text in texts.items()}
         (source / layout).write_text(json.dumps(videos))
     elif layout == "x.csv":
-        (source / layout).write_text("video_id,start,end,text\n" + "".join(f"{a},0,5,{b}\n" for a, b in said.items()))
+        (source / layout).write_text("video_id,start,end,text\n" + "".join(f"{a},0,5,{b}\n" for a, b in texts.items()))
     else:
-        for id, text in said.items():
+        for id, text in texts.items():
             (source / layout / f"{id}.csv").parent.mkdir(parents=True, exist_ok=True)
             (source / layout / f"{id}.csv").write_text(f"start,end,text\n0,5,{text}\n")
 
@@ -51,28 +51,28 @@ LAYOUTS = pytest.mark.parametrize("layout", ["caption.json", "x.csv", "captions"
 
 
 @LAYOUTS
-def test_videos_of_one_name_have_their_own_captions(
+def test_videos_of_the_same_name_have_their_own_captions(
     pets: Path, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
+    write_captions(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark"})
     expected = {"a.mp4": [], "cats/a.mp4": [1], "dogs/a.webm": [0], "dogs/indoor/a.mp4": [0, 0]}
     assert tokens(pets) == expected
-    written(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
+    write_captions(pets, layout, {"cats/a": "meow", "dogs/a": "bark", "dogs/indoor/a.mp4": "bark bark", "a": "moo"})
     assert tokens(pets) == expected | {"a.mp4": [2]}
     assert capsys.readouterr().out == ""
-    written(pets, layout, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
+    write_captions(pets, layout, {"cats/a.mp4": "meow meow", "cats/a": "moo"})
     assert tokens(pets)["cats/a.mp4"] == [1, 1]  # by its id before any other name
 
 
 @LAYOUTS
-def test_a_video_in_the_folder_of_a_split_has_the_captions_of_its_id_or_of_its_path(
+def test_captions_match_a_video_of_a_split_by_id_or_path(
     tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("train/a.mp4", "train/cats/a.mp4", "test/cats/a.mp4", "test/cats/b.c.mp4", "test/cats/d.mp4"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     said = {"a": "moo", "train/cats/a": "meow", "test/cats/a.mp4": "bark", "cats/a": "moo moo", "cats/b.c": "meow moo"}
-    written(tmp_path, layout, said | {"test/cats/d.mp4": "moo", "d": "bark"})
+    write_captions(tmp_path, layout, said | {"test/cats/d.mp4": "moo", "d": "bark"})
     assert tokens(tmp_path) == {
         "a.mp4": [2], "train/cats/a.mp4": [1], "test/cats/a.mp4": [0], "cats/b.c.mp4": [1, 2], "cats/d.mp4": [2],
     }  # fmt: skip
@@ -80,40 +80,38 @@ def test_a_video_in_the_folder_of_a_split_has_the_captions_of_its_id_or_of_its_p
 
 
 @LAYOUTS
-def test_captions_of_a_bare_name_are_those_of_the_video_beside_them(
+def test_captions_of_a_bare_name_match_only_in_the_source_itself(
     pets: Path, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    written(pets, layout, {"a": "moo", "dogs/a": "bark"})
+    write_captions(pets, layout, {"a": "moo", "dogs/a": "bark"})
     assert tokens(pets) == {"a.mp4": [2], "cats/a.mp4": [], "dogs/a.webm": [0], "dogs/indoor/a.mp4": []}
     assert capsys.readouterr().out == (
-        f"2 videos were given no captions: those of 'a' count only for a video a.* in {pets} itself; "
+        f"2 videos have no captions: captions named 'a' are those of a.* in {pets} itself; for videos in subfolders, "
         "name them by their path, such as 'cats/a'\n"
     )
     (pets / "cats" / "a.mp4").unlink()
-    assert tokens(pets, only_captioned=True)["dogs/indoor/a.mp4"] == "there are no captions of it"
-    assert capsys.readouterr().out.startswith("1 video was given no captions: those of 'a' count only for a video a.*")
+    assert tokens(pets, only_captioned=True)["dogs/indoor/a.mp4"] == "it has no captions"
+    assert capsys.readouterr().out.startswith("1 video has no captions: captions named 'a' are those of a.*")
 
 
 @LAYOUTS
-def test_where_a_name_is_an_id_it_is_found_in_any_folder(
-    tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_captions_by_id_match_in_any_folder(tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("0wR5jVB-WPk.mp4", "part1/-caPS4FHFF8.webm", "part2/silent.mkv"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    written(tmp_path, layout, {"0wR5jVB-WPk": "moo", "-caPS4FHFF8": "bark"})
+    write_captions(tmp_path, layout, {"0wR5jVB-WPk": "moo", "-caPS4FHFF8": "bark"})
     (tmp_path / "synthetic.json").touch()  # so that none is made
     for dataset in ("howto100m", "synthetic"):
         assert tokens(tmp_path, dataset) == {"0wR5jVB-WPk": [2], "-caPS4FHFF8": [0], "silent": []}
     assert capsys.readouterr().out == ""
 
 
-def test_a_video_whose_captions_are_damaged_is_named(pets: Path) -> None:
-    written(pets, "captions", {"cats/a": "meow"})
+def test_a_video_with_damaged_captions_is_reported(pets: Path) -> None:
+    write_captions(pets, "captions", {"cats/a": "meow"})
     (pets / "captions" / "a.csv").write_text("start,end\n")
     os.mkfifo(pets / "captions" / "dogs.csv")
     (pets / "dogs.mp4").touch()
     found = tokens(pets)
     assert found["cats/a.mp4"] == [1] and found["dogs/a.webm"] == []
-    assert re.fullmatch("its captions cannot be read: .*/captions/a.csv has no column text; .*", str(found["a.mp4"]))
-    assert re.match("its captions cannot be read: .*/captions/dogs.csv is a FIFO, not a file", str(found["dogs.mp4"]))
+    assert re.fullmatch("cannot read its captions: .*/captions/a.csv has no column text; .*", str(found["a.mp4"]))
+    assert re.match("cannot read its captions: .*/captions/dogs.csv is a FIFO, not a file", str(found["dogs.mp4"]))

@@ -374,7 +374,7 @@ def test_howto100m_keeps_captioned_stretches(alone: None, synthetic: Path, word2
     index = summary.index
     assert index.id.tolist() == ["aaaaaaaaaaa"]
     assert index.frame_count.tolist() == [30 * (4 + 6)] and abs(index.mel_count[0] - 100 * (4 + 6)) <= 1
-    assert next(read_rejected(tmp_path / "shards"))["reason"] == "there are no captions of it"
+    assert next(read_rejected(tmp_path / "shards"))["reason"] == "it has no captions"
     reader = ShardReader(index)
     assert reader.tokens(0, 0.0).tolist() == [1, 6]  # lay, red
     assert reader.tokens(0, 4.02).tolist() == [2, 7]  # place, white; please ends later than 4 s after

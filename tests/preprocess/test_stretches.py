@@ -1,4 +1,4 @@
-"""The parts of a video that captions cover, and the clock of what is left when only those are kept."""
+"""The parts of a video that captions cover, and the times of words after the others are cut out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gdt.preprocess.captions.stretches import retime, stretches
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Words
 
-# --- the parts that are covered ------------------------------------------------------------------------------------
+# --- covered parts ------------------------------------------------------------------------------------
 
 
 def captions_at(*times: tuple[float, float]) -> list[Caption]:
@@ -88,7 +88,7 @@ def test_stretches_equal_a_slow_oracle(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_stretches_keep_what_they_promise(seed: int) -> None:
+def test_stretches_cover_all_captions_and_are_disjoint(seed: int) -> None:
     rng = random.Random(seed)
     times = [
         (start, start + rng.expovariate(0.5)) for start in (rng.uniform(-5, 200) for _ in range(rng.randrange(1, 40)))
@@ -106,7 +106,7 @@ def test_stretches_keep_what_they_promise(seed: int) -> None:
     assert stretches(captions) == found
 
 
-# --- the clock of what is kept -------------------------------------------------------------------------------------
+# --- times after cutting -------------------------------------------------------------------------------------
 
 
 def test_words_move_with_the_stretch_they_are_in() -> None:
@@ -121,7 +121,7 @@ def test_words_move_with_the_stretch_they_are_in() -> None:
     assert retime(Words([], [], []), [(100.0, 104.0)]) == Words([], [], [])
 
 
-def slow_kept_clock(words: Words, stretches: list[tuple[float, float]]) -> Words:
+def slow_retime(words: Words, stretches: list[tuple[float, float]]) -> Words:
     """Oracle: cuts the parts that are not kept out one at a time, from the last to the first."""
     result = Words([], [], [])
     for token, start, end in zip(words.token, words.start, words.end, strict=True):
@@ -135,13 +135,13 @@ def slow_kept_clock(words: Words, stretches: list[tuple[float, float]]) -> Words
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_kept_clock_equals_a_slow_oracle(seed: int) -> None:
+def test_retimed_words_equal_a_slow_oracle(seed: int) -> None:
     rng = random.Random(seed)
     starts = sorted(rng.choice([rng.uniform(0, 100), float(rng.randrange(100))]) for _ in range(100))
     words = Words(list(range(100)), starts, [start + rng.choice([0.0, 1.0, rng.expovariate(0.3)]) for start in starts])
     edges = sorted(rng.sample(range(100), 2 * rng.randrange(1, 8)))
     kept = [(float(start), float(end)) for start, end in zip(edges[::2], edges[1::2], strict=True)]
-    found, expected = retime(words, kept), slow_kept_clock(words, kept)
+    found, expected = retime(words, kept), slow_retime(words, kept)
     assert found.token == expected.token
     assert found.start == pytest.approx(expected.start, abs=1e-9)
     assert found.end == pytest.approx(expected.end, abs=1e-9)
@@ -150,7 +150,7 @@ def test_the_kept_clock_equals_a_slow_oracle(seed: int) -> None:
     assert {type(value) for value in (*found.token, *found.start)} <= {int, float}
 
 
-def test_words_of_captions_all_have_a_place_in_their_stretches() -> None:
+def test_all_words_of_captions_are_in_their_stretches() -> None:
     rng = random.Random(0)
     vocabulary = Vocabulary({"stir": 0}, [])
     for _ in range(50):

@@ -1,4 +1,4 @@
-"""The words of captions: which are known, where they are in the vocabulary, and when they are said."""
+"""The words of captions: their rows in the vocabulary and their times."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_text_and_binary_files_give_the_same_rows(word2vec: Path) -> None:
     assert len({vocabulary.digest for vocabulary in loaded}) == 1
 
 
-def test_the_digest_tells_words_and_their_order() -> None:
+def test_the_digest_depends_on_words_and_their_order() -> None:
     def digest(*words: str) -> str:
         return Vocabulary({word: row for row, word in enumerate(words)}, []).digest
 
@@ -66,7 +66,7 @@ def test_stop_words_of_a_file(word2vec: Path, tmp_path: Path) -> None:
     vocabulary = Vocabulary.load(word2vec, tmp_path / "stop.txt")
     assert rows(vocabulary, "Stir stir don't the well until") == [7, 4, 8]
     (tmp_path / "stop.txt").write_text("a\nthe until\n")
-    with pytest.raises(UserError, match="stop.txt, line 2: a file of stop words has one word per line"):
+    with pytest.raises(UserError, match="line 2 of .*stop.txt: several words; expected one stop word per line"):
         Vocabulary.load(word2vec, tmp_path / "stop.txt")
     (tmp_path / "stop.txt").write_bytes(b"\xe9\n")
     with pytest.raises(UserError, match="stop.txt is not UTF-8 text"):
@@ -75,17 +75,15 @@ def test_stop_words_of_a_file(word2vec: Path, tmp_path: Path) -> None:
         Vocabulary.load(word2vec, tmp_path / "none.txt")
 
 
-def test_a_stop_word_without_an_end_is_not_read_on(
-    word2vec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readers, "_MOST", 1 << 20)
+def test_an_endless_stop_word_is_refused(word2vec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "_MAX_BYTES", 1 << 20)
     (tmp_path / "stop.txt").write_text("a" * 2_000_000)
     with pytest.raises(UserError, match="stop.txt holds more than 1 MB of stop words, up to byte 1"):
         Vocabulary.load(word2vec, tmp_path / "stop.txt")
 
 
 @pytest.mark.timeout(20)
-def test_words_come_from_files_only(word2vec: Path, tmp_path: Path) -> None:
+def test_words_that_are_not_in_regular_files_are_refused(word2vec: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "fifo.bin").symlink_to("fifo")
     with pytest.raises(UserError, match="fifo is a FIFO, not a file"):
@@ -140,7 +138,7 @@ def test_words_of_real_captions(word2vec: Path, real: Path, tmp_path: Path) -> N
         ("a.bin.gz", gzip.compress(bytes(range(256)) * 99)[:-50], "cannot be read as a binary"),
     ],
 )  # fmt: skip
-def test_another_file_is_no_vocabulary(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_an_unexpected_word2vec_file_is_refused(tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
     (tmp_path / "folder").mkdir()
     if content is not None:
         (tmp_path / name).write_bytes(content)
