@@ -11,8 +11,7 @@ from gdt.preprocess.summary import describe
 
 
 def main(arguments: Sequence[str]) -> None:
-    options, flat = Options(Preprocess), (tyro.conf.OmitArgPrefixes,)
-    settings = options.settings(tyro.cli(options.type, prog="gdt preprocess", config=flat, args=arguments))
+    settings = settings_of(arguments)
     if settings.dry_run:
         from gdt.preprocess.estimate import estimate
 
