@@ -1,4 +1,4 @@
-"""The notebook, from its first cell to its last."""
+"""The notebook runs from its first cell to its last."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from tests.conftest import ROOT
 NOTEBOOK = ROOT / "docs" / "sound_search.ipynb"
 
 
-def test_the_notebook_goes_from_a_folder_to_a_search(
-    synthetic: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_notebook_goes_from_clips_to_a_search(
+    synthetic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert all(not cell.get("outputs") for cell in notebook.cells)  # what is committed is without
-    (paths,) = (cell for cell in notebook.cells if cell.cell_type == "code" and "CHECKPOINT = " in cell.source)
-    paths.source = f"VIDEOS, CHECKPOINT = {str(synthetic / 'test')!r}, {str(checkpoint)!r}"
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # committed without outputs
+    (paths,) = (cell for cell in notebook.cells if "STEPS = " in cell.source)
+    folders = [str(synthetic), str(synthetic / "test"), "out"]
+    paths.source = f"from pathlib import Path\nVIDEOS, SEARCH, OUT = map(Path, {folders})\nTEST, STEPS = None, 2"
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.chdir(tmp_path)
     NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
-    said = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
-    assert "12 videos; pictures (12, 128), sounds (12, 128); skipped: []" in said
-    assert said.count(".mp4") == 1 + 3 and "recall@1 " in said and "(chance 8.3 %)" in said
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
-    assert sum("<video" in output["data"].get("text/html", "") for output in shown) == 4
-    assert any("image/png" in output["data"] for output in shown)
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    text = "".join(output.get("text", "") for output in outputs if output.get("name") == "stdout")
+    for line in ("42 of 42 videos kept", "2 steps, loss ", "random weights", "V→A R@1"):
+        assert line in text
+    assert text.count(".mp4\n") == 1 + 3
+    assert sum("<video" in output.get("data", {}).get("text/html", "") for output in outputs) == 4
+    assert any("image/png" in output.get("data", {}) for output in outputs)
