@@ -123,13 +123,18 @@ def server() -> Iterator[subprocess.Popen[str]]:
 @pytest.fixture
 def command(server: subprocess.Popen[str], tmp_path: Path) -> Run:
     """Runs `python -m ...` as a user would, in an empty folder, but without waiting for Python to import everything."""
+    return commands_in(tmp_path, server)
+
+
+def commands_in(folder: Path, server: subprocess.Popen[str]) -> Run:
+    """Runs commands in a folder."""
 
     def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-        said, errors = tmp_path / ".said", tmp_path / ".errors"
+        said, errors = folder / ".said", folder / ".errors"
         for path in (said, errors):
             path.write_bytes(b"")
         request = {
-            "command": [*map(str, arguments)], "folder": str(tmp_path), "said": str(said), "errors": str(errors),
+            "command": [*map(str, arguments)], "folder": str(folder), "said": str(said), "errors": str(errors),
             "environment": {"PYTHONPATH": str(ROOT)} | environment,
         }  # fmt: skip
         print(json.dumps(request), file=server.stdin, flush=True)

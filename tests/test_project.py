@@ -29,18 +29,6 @@ def test_make_help_lists_every_target() -> None:
     assert listed == phony
 
 
-def test_the_readme_names_only_commands_and_files_that_exist() -> None:
-    readme = (ROOT / "README.md").read_text()
-    makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"\bmake ([a-z][a-z-]+)", readme)):
-        assert re.search(rf"^{target}:", makefile, re.M), target
-    for path in set(re.findall(r"\]\(([^)#]+)\)", readme)):
-        assert path.startswith("http") or (ROOT / path).exists(), path
-    for module in set(re.findall(r"python -m (benchmarks[a-z_.]+)", readme)):
-        stem = ROOT / module.replace(".", "/")
-        assert stem.is_dir() or stem.with_suffix(".py").is_file(), module
-
-
 @pytest.mark.parametrize("stage", ["preprocess", "train", "eval", "studies"])
 def test_the_command_line_is_there_before_what_takes_seconds_to_import(stage: str) -> None:
     """So `--help` and mistakes are answered at once."""

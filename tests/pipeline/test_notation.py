@@ -19,8 +19,10 @@ from gdt.pipeline.transformations.speed import Speed
 from gdt.pipeline.tree import Tree
 from tests.conftest import ROOT
 
-(FREEZE,) = re.findall(r"```python\n([^`]*class Freeze.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-"""The README's recipe for a transformation of one's own."""
+(FREEZE,) = re.findall(
+    r"```python\n([^`]*class Freeze.*?)```", (ROOT / "docs" / "compositions.md").read_text(), re.DOTALL
+)
+"""The docs' recipe for a transformation of one's own."""
 
 
 def test_every_file_of_transformations_is_a_factor() -> None:
