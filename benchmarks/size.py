@@ -19,7 +19,7 @@ import tyro
 from tabulate import tabulate
 
 from gdt.pipeline.presets import composition as composition_of
-from gdt.train.cost import WIDE, WIDER, arithmetic, memory, parameters
+from gdt.train.cost import WIDE, WIDER, memory, parameters, training_flops
 from gdt.train.memory import Fit, fit
 from gdt.train.settings import SIZES
 
@@ -51,7 +51,7 @@ def main(
     of = (paper.network, paper.clip, _BANDS, _MODALITIES)
     stages = (0, WIDE, WIDER)
     kept = {recomputed: memory(*of, torch.bfloat16, recomputed) for recomputed in stages}
-    flops = {recomputed: arithmetic(*of, recomputed) for recomputed in stages}
+    flops = {recomputed: training_flops(*of, recomputed) for recomputed in stages}
     rows = []
     for name in presets:
         composition = composition_of(name, batch_size=batch_size)

@@ -229,7 +229,7 @@ def features_of(
     from gdt.train.models.gdt import any_device, autocast
 
     device = device or any_device()
-    index, model, clip = trained.normalised(index), trained.model, trained.settings.clip
+    index, model, clip = trained.normalise(index), trained.model, trained.settings.clip
     crop = centred(trained.settings.augmentation.scale[0])
     heard = np.ones(len(index), bool)
     if "audio" in modalities:

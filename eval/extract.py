@@ -67,7 +67,7 @@ def extract(
     if not hasattr(trained.model, "video_network"):
         raise UserError("the model was trained without pictures, so it has no features of them; name another")
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
-    index = trained.normalised(index)
+    index = trained.normalise(index)
     plans = uniform_plans(index, videos, clips, clip, augmentation, crops_per_plan=clips_per_batch)
     trunk = trained.model.video_network.base.to(device)
 

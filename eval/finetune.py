@@ -28,7 +28,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.checkpoint import Damaged, Trained, contents
+from gdt.train.checkpoint import Damaged, Trained, load_checked
 from gdt.train.models.gdt import autocast
 from gdt.train.settings import to_json
 from gdt.train.weights import LEARNED, SETTINGS, STATISTICS
@@ -317,7 +317,7 @@ class Finetuning:
             return 0
         state = None
         with contextlib.suppress(Damaged, UserError, MemoryError):
-            state = contents(path)
+            state = load_checked(path)
         if not isinstance(state, dict) or state.get("recipe") != json.dumps(asdict(self.recipe), default=str):
             print(f"{path} is damaged or of another recipe; that run begins anew")
             return 0

@@ -136,10 +136,10 @@ def _cross_modal(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
             f"recall across modalities needs two of them, and of {model.path} only {' '.join(modalities)} can be "
             f"used ({lacking}; words need --word2vec)"
         )
-    index = trained.normalised(by.index)
+    index = trained.normalise(by.index)
     words = by.words if "text" in modalities else None
     clip = trained.settings.clip
-    videos = crossmodal.with_all(index, fold.queries, clip, modalities)
+    videos = crossmodal.usable_videos(index, fold.queries, clip, modalities)
     if len(videos) < 2:
         raise UserError(
             f"{len(videos)} of the {len(fold.queries)} videos of the split '{by.query_split}' have "
@@ -163,7 +163,7 @@ def _finetune(by: Evaluator, model: Model, fold: Fold, folder: Path) -> Evaluate
     chosen = recipe(by.settings, model.trained)
     classes = np.unique(fold.gallery_label)
     task = Task(
-        model.trained.normalised(by.index), fold.gallery, targets(fold.gallery_label, classes),
+        model.trained.normalise(by.index), fold.gallery, targets(fold.gallery_label, classes),
         fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), by.data,
     )  # fmt: skip
     name, how = of(model, fold), chosen.describe() | {"seed": str(by.settings.seed)}

@@ -36,7 +36,7 @@ from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import load_model
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.models.gdt import GDT
-from gdt.train.norm import synchronised
+from gdt.train.norm import synchronise
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import METRICS, SIZES, Optimization
 
@@ -153,7 +153,7 @@ def _normalised(rank: int, world: int, folder: str, name: str) -> None:
     device = torch.device(name)
     model = GDT(replace(SIZES["tiny"][1].network, dropout=0.0)).to(device, torch.float64)
     if world > 1:
-        model = synchronised(model, device)
+        model = synchronise(model, device)
     batch = torch.randn(8, 3, 8, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     share = batch.chunk(world)[rank].to(device)
     out = model.mlp_v(model.video_network(share))

@@ -42,7 +42,7 @@ class Data:
     """Digest of the words and of their vectors; empty where words are no modality."""
 
 
-def state_of(
+def make_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data
 ) -> dict[str, Any]:
     """Everything that the next step depends on."""
@@ -140,7 +140,7 @@ class Damaged(Exception):
     """A file is no whole checkpoint; the message says what is wrong, and not which file."""
 
 
-def contents(path: Path) -> Any:
+def load_checked(path: Path) -> Any:
     """What torch saved, checked, without any object built. Raises Damaged."""
     try:
         if (part := damaged_part(path)) is not None:
@@ -164,8 +164,8 @@ def contents(path: Path) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a checkpoint of ours holds, as `state_of` has it. Raises Damaged."""
-    state = contents(path)
+    """What a checkpoint of ours holds, as `make_state` has it. Raises Damaged."""
+    state = load_checked(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise Damaged(f"it is not a checkpoint of this program (format {FORMAT} expected)")
     return state
@@ -213,7 +213,7 @@ class Saver:
     def start(self, state: Any) -> None:
         """Write a copy of the state as it is now, once the one before is written. Raises what that one raised."""
         self.wait()
-        self._thread = threading.Thread(target=self._run, args=(copied(state),), name="checkpoint")
+        self._thread = threading.Thread(target=self._run, args=(copy_to_cpu(state),), name="checkpoint")
         self._thread.start()
 
     def _run(self, state: Any) -> None:
@@ -236,14 +236,14 @@ class Saver:
         self.check()
 
 
-def copied(state: Any) -> Any:
-    """With all tensors copied to memory of the CPU."""
+def copy_to_cpu(state: Any) -> Any:
+    """With all tensors copy_to_cpu to memory of the CPU."""
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
-        return {key: copied(value) for key, value in state.items()}
+        return {key: copy_to_cpu(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(copied(value) for value in state)
+        return type(state)(copy_to_cpu(value) for value in state)
     return state
 
 

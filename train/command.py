@@ -47,7 +47,7 @@ def options(_: Sequence[str]) -> Variables:
 def _start(job: submit.Job, arguments: Sequence[str]) -> None:
     if job == submit.Job():
         os.environ.update(ranks(os.environ))
-    with launch.told_once():
+    with launch.silence_other_ranks():
         settings = settings_of(arguments)
         require_meeting(os.environ)
     if settings is None:

@@ -1,7 +1,6 @@
-"""What a leaf costs in training: memory of activations and arithmetic, counted on tensors without content.
+"""Cost of a leaf in training: activation memory and FLOPs, counted on torch's meta device.
 
-Tensors on torch's meta device have shapes only, so what autograd keeps for the backward pass and what is multiplied can
-be counted for any size on any machine.
+Tensors there have shapes only, so both can be counted for any size on any machine.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 
 WIDE, WIDER = 2, 3
-"""Parts of the video trunk that are recomputed where memory is short: the stem and the first stage, or two stages."""
+"""Parts of the video trunk that are recomputed to save memory: the stem and one stage, or two stages."""
 _PEAKS = {
     "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
     "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
 }  # fmt: skip
-"""Dense TFLOP/s in bfloat16 (float16 where there is none) that makers state, by a part of the device's name."""
+"""Dense TFLOP/s by the makers in bfloat16 (float16 where there is none), by part of the device's name."""
 
 
 def memory(
     network: Network, clip: Clip, bands: int, modalities: Sequence[str], dtype: torch.dtype, recomputed: int = 0
 ) -> dict[str, float]:
-    """Bytes that a leaf of each modality keeps for the backward pass at most; `recomputed` as in `Backbone`."""
+    """Maximum bytes that a leaf of each modality keeps for the backward pass; `recomputed` as in `Backbone`."""
     model = deepcopy(_counted(network, tuple(modalities))).to(dtype)
     return _more(model, clip, bands, dtype, lambda name, given: _kept(model, name, given, recomputed))
 
 
-def arithmetic(
+def training_flops(
     network: Network, clip: Clip, bands: int, modalities: Sequence[str], recomputed: int = 0
 ) -> dict[str, float]:
-    """FLOPs of a leaf of each modality, forward and backward, and of what is recomputed between the two."""
+    """FLOPs of a leaf of each modality: forward, backward, and recomputation."""
     model = deepcopy(_counted(network, tuple(modalities)))
     if "video" in modalities:
         model.video_network.base.recomputed = recomputed
@@ -51,13 +50,13 @@ def arithmetic(
 
 
 def parameters(network: Network, modalities: Sequence[str]) -> int:
-    """How many weights there are."""
+    """Number of parameters."""
     return sum(weight.numel() for weight in _counted(network, tuple(modalities)).parameters())
 
 
 @cache
 def _counted(network: Network, modalities: tuple[str, ...]) -> GDT:
-    with torch.random.fork_rng(devices=()):  # counting does not change what is drawn later
+    with torch.random.fork_rng(devices=()):  # leave the random state as it was
         model = GDT(network, modalities).to("meta")
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -66,21 +65,21 @@ def _counted(network: Network, modalities: tuple[str, ...]) -> GDT:
 
 
 class _Scale(_BatchNorm):
-    """Keeps per leaf what batch norm keeps, its input; torch has that on the meta device in slow Python alone."""
+    """Keeps its input, as batch norm does, which is slow on the meta device."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight.view(1, -1, *[1] * (x.dim() - 2))
 
 
-def peak(device: torch.device) -> float | None:
-    """FLOP/s in bfloat16 that the device's maker states; None where that is not known here."""
+def peak_flops(device: torch.device) -> float | None:
+    """Peak FLOP/s of a device in bfloat16, by its maker; None where unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     longest_first = sorted(_PEAKS, key=len, reverse=True)  # an L40 is no L4
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
 def _more(model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], int]) -> dict[str, float]:
-    """By modality, what a batch of one leaf more has more."""
+    """Cost of one more leaf, by modality."""
     found = {}
     for modality in model.modalities:
         few, many = (of(modality, _inputs(model, modality, clip, bands, dtype, n)) for n in (2, 4))
@@ -98,7 +97,7 @@ def _inputs(model: GDT, modality: str, clip: Clip, bands: int, dtype: torch.dtyp
 
 
 def _kept(model: GDT, modality: str, inputs: Any, recomputed: int) -> int:
-    """Bytes."""
+    """Bytes that autograd keeps."""
     kept: dict[int, int] = {}
     held = []
     parts: list[int] = []
@@ -106,12 +105,12 @@ def _kept(model: GDT, modality: str, inputs: Any, recomputed: int) -> int:
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if not isinstance(tensor, nn.Parameter):
-            held.append(storage)  # so that no other takes its number
+            held.append(storage)  # so that its id is not reused
             kept[id(storage)] = storage.nbytes()
         return tensor
 
     def before(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        keep(given[0])  # what goes into a part is there in any case
+        keep(given[0])  # inputs of a part are kept in any case
         parts.append(-sum(kept.values()))
 
     def after(module: nn.Module, given: Any, made: Tensor) -> None:
@@ -125,7 +124,7 @@ def _kept(model: GDT, modality: str, inputs: Any, recomputed: int) -> int:
         model.embed(modality, inputs)
     for hook in hooks:
         hook.remove()
-    # of the parts that are recomputed there is one at a time
+    # only one recomputed block is in memory at a time
     return sum(kept.values()) - sum(parts) + max(parts, default=0)
 
 

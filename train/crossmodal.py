@@ -35,7 +35,7 @@ class Embedded(NamedTuple):
     """By modality, the mean over the clips, of length 1: float32 [n, d]."""
 
 
-def with_all(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
+def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
     """Those of some rows of the index that have every modality for the length of a clip."""
     starts = index.start_counts(clip.frames, clip.stride, clip.mel_frames if "audio" in modalities else 0)
     usable = starts > 0
@@ -49,7 +49,7 @@ def embed(
     model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
     modalities: Sequence[str], words: WordVectors | None = None, loading: Loading | None = None,
 ) -> Embedded:  # fmt: skip
-    """Embeddings of `clips` uniform centre-cropped clips of every video, averaged; of what `with_all` has found.
+    """Embeddings of `clips` uniform centre-cropped clips of every video, averaged; of what `usable_videos` has found.
 
     The model is left in evaluation mode. Videos of which no clip has words are left out where text is a modality.
     """
@@ -105,7 +105,7 @@ class Probe:
                 "leave it out"
             )
         split = settings.probe_split or ("val" if (index.split == "val").any() else "test")
-        held_out = with_all(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
+        held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
         if len(held_out) < 2:
             raise UserError(
                 f"--probe-every needs held-out videos, and {len(held_out)} of the split '{split}' of {index.folder} "

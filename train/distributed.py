@@ -26,7 +26,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from gdt.common.errors import INTERRUPTED, UserError, first_line
-from gdt.train.launch import has_own_gpu, require_gpus, told_once
+from gdt.train.launch import require_gpus, sees_one_gpu, silence_other_ranks
 
 _SECONDS = 60.0
 _WHY = "it was killed or crashed, or its machine is gone; the same command goes on from the last checkpoint"
@@ -40,7 +40,7 @@ _TOKEN = 16
 """Bytes by which the first rank knows the others, followed by the number of each."""
 
 
-def place(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, int, torch.device]:
+def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, int, torch.device]:
     """Rank, number of ranks, device; joins the process group where a launcher has started several ranks.
 
     `threads` of the CPU are for one process; 0 leaves it to torch.
@@ -51,9 +51,9 @@ def place(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, in
     rank, world, local = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
-    own_gpu = has_own_gpu(os.environ)
+    own_gpu = sees_one_gpu(os.environ)
     if world > 1 and not own_gpu:
-        with told_once():
+        with silence_other_ranks():
             require_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), wanted)
     device = torch.device("cuda", 0 if own_gpu else local) if cuda else torch.device("cpu")
     if cuda:
@@ -73,7 +73,7 @@ def place(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, in
     return rank, world, device
 
 
-def require_alike(facts: Mapping[str, str], what_to_do: str) -> None:
+def require_equal(facts: Mapping[str, str], what_to_do: str) -> None:
     """Raise UserError, on every rank, unless all ranks say the same; `facts` are in the words of the message."""
     if not dist.is_initialized():
         return
@@ -105,7 +105,7 @@ def leave_without_teardown(status: int = 0) -> NoReturn:
 
 
 @contextlib.contextmanager
-def watched(device: torch.device) -> Iterator[None]:
+def watch_ranks(device: torch.device) -> Iterator[None]:
     """While this lasts, the end of any rank ends the others, with a reason, printed once; left only when all are done.
 
     An error that is raised inside is told to the other ranks first.

@@ -1,7 +1,7 @@
-"""Which kernels a GPU computes with, and a check that they are right before a run relies on them.
+"""Choice of the kernels that a GPU computes with, checked before a run relies on them.
 
-bfloat16 convolutions over time and space have been wrong in silence (cuDNN 9.10, pytorch#163539) and many times slower
-than float32 (torch 2.9, pytorch#166122), so the network is compared with itself in float32, at the run's own shapes.
+bfloat16 3D convolutions have returned wrong results (cuDNN 9.10, pytorch#163539) and have been many times slower than
+float32 (torch 2.9, pytorch#166122), so the network is compared with itself in float32, at the shapes of the run.
 """
 
 from __future__ import annotations
@@ -21,17 +21,13 @@ from gdt.train.models.network import Network
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 TOLERANCE = 0.1
-"""Of a trunk's features, relative to float32; rounding to bfloat16 alone makes 0.01 to 0.03 of it."""
-
-
+"""Largest relative difference of a trunk's features from float32; rounding to bfloat16 makes 0.01 to 0.03."""
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 
 
-def precision(asked: Precision, device: torch.device) -> Precision:
-    """What `auto` comes to on a device."""
-    if asked == "auto":
-        return "bfloat16" if device.type == "cuda" else "float32"
-    return asked
+def resolve_precision(asked: Precision, device: torch.device) -> Precision:
+    """The precision that `auto` stands for on a device."""
+    return asked if asked != "auto" else "bfloat16" if device.type == "cuda" else "float32"
 
 
 @dataclass(frozen=True)
@@ -40,9 +36,9 @@ class Kernels:
 
     precision: torch.dtype
     channels_last: bool = True
-    """Whether the channels of a pixel lie side by side in memory, as they do in the loader's batches."""
+    """Memory layout, which is that of the loader's batches."""
     compiled: bool = False
-    """Whether torch.compile fuses what lies between the convolutions of the video trunk."""
+    """torch.compile for the video trunk, which fuses what lies between the convolutions."""
 
     def __str__(self) -> str:
         return ", ".join(
@@ -51,17 +47,16 @@ class Kernels:
         )
 
     def apply(self, model: GDT) -> None:
-        """Lay out and compile the networks; names and values of their parameters stay."""
+        """Set layout and compilation; names and values of the parameters do not change."""
         if self.precision == torch.float64:
             model.double()
         for module in model.modules():
             if isinstance(module, nn.Conv3d) and self.channels_last:
                 module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         if not self.channels_last and "video" in model.modalities:
-            # a convolution goes by the layout of its input, too, and that of the loader's batches is channels last
+            # convolutions also follow the layout of their input, and the loader's batches are channels last
             model.video_network.base.register_forward_pre_hook(_contiguous)
         if self.compiled and "video" in model.modalities:
-            # what changes between epochs, such as the mode, is compiled once each; shapes stay
             model.video_network.base.compile(dynamic=False)
 
 
@@ -69,26 +64,27 @@ def _contiguous(trunk: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, .
     return tuple(x.contiguous() for x in inputs)
 
 
-def ways(precision: torch.dtype, compiled: bool) -> list[Kernels]:
-    """From the fastest to the safest."""
+def candidate_kernels(precision: torch.dtype, compiled: bool) -> list[Kernels]:
+    """Kernels to try, from the fastest to the safest."""
     found = [Kernels(precision), Kernels(precision, channels_last=False)]
     if compiled:
         found.insert(0, Kernels(precision, compiled=True))
     return [*found, Kernels(torch.float32), Kernels(torch.float32, False)] if precision == torch.bfloat16 else found
 
 
-def first_right(
+def choose_kernels(
     candidates: list[Kernels], network: Network, clip: Clip, leaves: int, recomputed: int, device: torch.device,
     say: Callable[[str], None],
 ) -> Kernels:  # fmt: skip
-    """The first of some ways that gives a video trunk's features within TOLERANCE of float32, and is not slower.
+    """The first candidate with the features of float32, within TOLERANCE, that is not slower than float32.
 
-    Forward and backward over so many leaves; what is wrong with the ways before it is said. A lack of memory is raised.
+    Each does a forward and a backward pass over `leaves` clips; `say` gets why one was rejected. Raises when out of
+    memory.
     """
     torch.manual_seed(0)
     with torch.device(device):
         batch = torch.randn(leaves, clip.frames, clip.size, clip.size, 3).permute(0, 4, 1, 2, 3)
-        # pictures are smooth; what averages out would hide an error
+        # frames are smooth, and noise alone would average out errors
         batch += torch.randn(leaves, 3, 1, 1, 1)
         model = GDT(network, ("video",)).train()
     model.video_network.base.recomputed = recomputed
@@ -103,11 +99,11 @@ def first_right(
             kernels.apply(fresh)
             features, seconds = _measured(fresh, kernels, batch)
             off = float((features - expected).norm() / expected.norm())
-            if not off < TOLERANCE:  # also where it is not a number
-                why = f"its features differ from float32 by {off:.2g} of their length"
+            if not off < TOLERANCE:  # true for NaN, too
+                why = f"its features differ from float32 by {off:.2g} of their norm"
             elif kernels.precision == torch.bfloat16 and seconds > slowest:
                 why = f"it takes {seconds / slowest:.1f} times as long as float32"
-        except Exception as error:  # whatever compilers and libraries raise
+        except Exception as error:  # compilers and libraries raise anything
             if is_out_of_memory(error):
                 raise
             why = first_line(error)
@@ -119,14 +115,14 @@ def first_right(
 
 
 def _measured(model: GDT, kernels: Kernels, batch: Tensor, backward: bool = True) -> tuple[Tensor, float]:
-    """Features of a batch in float32, and the seconds that a forward pass takes; a backward pass has to succeed."""
+    """Features of a batch in float32, and seconds of a forward pass; `backward` tries a backward pass first."""
     trunk = model.video_network
     inputs = batch.to(kernels.precision)
     with torch.autocast(batch.device.type, kernels.precision, enabled=kernels.precision == torch.bfloat16):
         if backward:
             trunk(inputs).float().square().mean().backward()
         with torch.no_grad():
-            trunk(inputs)  # warm
+            trunk(inputs)  # warm-up
             began = mark(batch.device)
             features = trunk(inputs)
             done = mark(batch.device)
@@ -136,4 +132,4 @@ def _measured(model: GDT, kernels: Kernels, batch: Tensor, backward: bool = True
 
 def _cudnn() -> str:
     version = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
-    return str(version or "not there")
+    return str(version or "not available")

@@ -102,7 +102,7 @@ def _environments(number: int, machine: Mapping[str, str] | None) -> list[dict[s
 
 
 @contextlib.contextmanager
-def told_once() -> Iterator[None]:
+def silence_other_ranks() -> Iterator[None]:
     """Around what ranks with one command line do alike, before they know of each other: but for the first, in silence.
 
     Launchers that start ranks alike say how many of them there are on this machine.
@@ -170,7 +170,7 @@ def require_meeting(environment: Mapping[str, str]) -> None:
         )
 
 
-def has_own_gpu(environment: Mapping[str, str]) -> bool:
+def sees_one_gpu(environment: Mapping[str, str]) -> bool:
     """Whether this is one of several tasks of srun on a machine, each of which sees its own GPU and no other."""
     here, given = environment.get("LOCAL_WORLD_SIZE", "1"), environment.get("SLURM_GPUS_ON_NODE", "")
     seen = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

@@ -1,4 +1,4 @@
-"""Model, optimiser and schedule of one run: its steps, and what goes into and comes out of its checkpoints."""
+"""Model, optimizer and schedule of a run: steps, and the state in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from gdt.pipeline.loader import Batch
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, require_same_run
-from gdt.train.cost import arithmetic, peak
+from gdt.train.cost import peak_flops, training_flops
 from gdt.train.kernels import PRECISIONS, Kernels
 from gdt.train.metrics import Metrics
 from gdt.train.models.gdt import GDT, load_weights
-from gdt.train.norm import synchronised
+from gdt.train.norm import synchronise
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain, to_json
-from gdt.train.step import Gradient, How
+from gdt.train.step import Gradient, StepConfig
 from gdt.train.tensors import raw
 
 
 class Learner:
-    """What learns in one run, on one rank."""
+    """The model of a run on one rank, and how it is updated."""
 
     def __init__(
         self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, world: int = 1,
         kernels: Kernels | None = None, recomputed: int = 0,
     ) -> None:  # fmt: skip
-        """`recomputed` are parts of the video trunk, as in `Backbone`."""
+        """`recomputed` as in `Backbone`."""
         self.settings, self.device, self.world = settings, device, world
         self.composition = tree.composition
         self.schedule = settings.schedule(tree.batches_per_epoch)
@@ -40,18 +40,20 @@ class Learner:
         torch.manual_seed(settings.seed)
         self.model = model = GDT(settings.network, tree.composition.modalities).to(device)
         if world > 1 and not settings.bn_group_size:
-            synchronised(model, device)
+            synchronise(model, device)
         if "video" in model.modalities:
             model.video_network.base.recomputed = recomputed
         numbers = PRECISIONS[settings.precision]
         (kernels or Kernels(numbers)).apply(model)
-        how = How(tree.composition.factors, settings.temperature, settings.seed, numbers, settings.bn_group_size or 0,
-                  settings.micro_batch_size)  # fmt: skip
-        self.gradient = Gradient(model, how, world, tqdm.write)
+        config = StepConfig(
+            tree.composition.factors, settings.temperature, settings.seed, numbers, settings.bn_group_size or 0,
+            settings.micro_batch_size,
+        )  # fmt: skip
+        self.gradient = Gradient(model, config, world, tqdm.write)
         self.optimizer = _optimizer(settings.optimization, model, device)
 
     def step(self, step: int, batch: Batch) -> Metrics:
-        """One update; its metrics are not yet copied from the device."""
+        """One update; its metrics stay on the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.lr(step)
         metrics = self.gradient(step, batch)
@@ -59,32 +61,29 @@ class Learner:
         return metrics
 
     def state(self, done: int) -> dict[str, Any]:
-        """What a checkpoint after `done` steps holds."""
-        return checkpoint.state_of(self.model, self.optimizer, done, to_json(self.settings), self._data)
+        """Content of a checkpoint after `done` steps."""
+        return checkpoint.make_state(self.model, self.optimizer, done, to_json(self.settings), self._data)
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """Go on from the state of the run's checkpoint; returns the first step to do.
-
-        Raises UserError if the run was made with other settings or other data, or is longer than what is asked for.
-        """
+        """Load the state of a checkpoint; returns the next step. Raises UserError where `require_same_run` does."""
         require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, self.path)
         load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(dict(state["optimizer"]))
         return int(state["step"])
 
     def digest(self) -> str:
-        """Hash of the weights and of the optimiser's state."""
+        """Checksum of the weights and the optimizer's state."""
         value = hashlib.sha256()
         for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
             value.update(raw(tensor))
         return value.hexdigest()
 
     def flops(self, bands: int) -> tuple[float, float] | None:
-        """Of one step on each GPU, and per second that its maker states; None where that is not known."""
-        if (stated := peak(self.device)) is None:
+        """FLOPs of a step per GPU, and its peak FLOP/s by its maker; None where that is unknown."""
+        if (stated := peak_flops(self.device)) is None:
             return None
         settings, composition = self.settings, self.composition
-        of_leaf = arithmetic(settings.network, settings.clip, bands, composition.modalities)
+        of_leaf = training_flops(settings.network, settings.clip, bands, composition.modalities)
         leaves = composition.batch_size * composition.clips_per_video / self.world
         return leaves * sum(of_leaf.values()), stated
 
@@ -96,8 +95,8 @@ def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim
     return torch.optim.AdamW(model.parameters(), betas=(o.momentum, 0.999), **common)
 
 
-def begin_with(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
-    """Give a model the weights of those parts that another one has too, but for its random ones; says which.
+def start_from(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
+    """Copy the parts that two models share, without those of `start` named in `fresh`; returns a description.
 
     Raises UserError where they do not fit.
     """

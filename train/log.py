@@ -1,4 +1,4 @@
-"""What a run writes down of its steps: a progress bar, metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Progress bar, metrics.jsonl, TensorBoard and Weights & Biases of a run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,12 @@ from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
 
 
 class Log:
-    """Of one run, on the first rank; used as a context."""
+    """Log of one run, on rank 0; a context manager."""
 
     def __init__(
         self, settings: Pretrain, first: int, schedule: Schedule, clips: int, flops: tuple[float, float] | None = None
     ) -> None:
-        """From step `first` on, each over `clips` video clips on all ranks.
-
-        `flops` are the FLOPs of a step on each GPU, and those per second that its maker states.
-        """
+        """From step `first` on. `clips`: video clips per step over all ranks; `flops`: as from `Learner.flops`."""
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / SETTINGS, json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
@@ -60,7 +57,7 @@ class Log:
             self._wandb.finish()
 
     def stepped(self, report: Report) -> None:
-        """A step is done."""
+        """Log a step."""
         rate, waiting = self._clips / report.seconds, report.waiting / report.seconds
         metrics = report.metrics._asdict() | {
             "lr": self._schedule.lr(report.step), "clips_per_second": rate, "data_wait": waiting,
@@ -88,10 +85,10 @@ class Log:
         return f"{steps}: {self._last}{self._probed}, {np.median(self._rates):.0f} clips/s"
 
     def probed(self, done: int, metrics: dict[str, float]) -> None:
-        """What a probe after `done` steps has found, in percent."""
+        """Log a probe after `done` steps, in percent."""
         with self._probes.open("a") as file:
             file.write(json.dumps({"step": done} | metrics) + "\n")
-        # at the step before, as one at the first step of a run that goes on would be purged with those after it
+        # at the step before, or `purge_step` would remove it when the run resumes here
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
         self._probed = f", {name} {value:.1f} %"
@@ -104,11 +101,11 @@ class Log:
 
 
 def _weights_and_biases(settings: Pretrain) -> Any:
-    """A run of Weights & Biases, which goes on where there is one of this folder."""
+    """A run of Weights & Biases, resumed if this folder has one."""
     try:
         import wandb  # type: ignore[import-not-found]
     except ImportError as error:
-        raise UserError("--wandb needs a package that is not installed: pip install wandb; or leave it out") from error
+        raise UserError("--wandb needs the package wandb; run 'pip install wandb', or leave the option out") from error
     folder = settings.run_folder.resolve()
     name = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
     return wandb.init(
@@ -118,10 +115,7 @@ def _weights_and_biases(settings: Pretrain) -> Any:
 
 
 def _keep_until(path: Path, last: int) -> None:
-    """Leave the lines of a log up to a step; those after the checkpoint's are done again.
-
-    A line that was cut off by a crash is one of them.
-    """
+    """Remove lines of a log after a step, and truncated ones: steps after the checkpoint are repeated."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
 

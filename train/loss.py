@@ -1,4 +1,4 @@
-"""Equation 1, from embeddings and the factor table; on one process or across ranks."""
+"""Equation 1 from embeddings and the factor table, on one or several ranks."""
 
 from __future__ import annotations
 
@@ -15,26 +15,24 @@ from gdt.train.norm import gather
 
 
 class Outcome(NamedTuple):
-    """Of a batch; the same on every rank."""
+    """Loss and accuracy of a batch, equal on every rank."""
 
     loss: Tensor
-    """Equation 1, with the gradient of this rank's share."""
+    """Equation 1; its gradient is that of this rank's share."""
     top1: Tensor
-    """Share of the leaves with a positive whose most similar leaf, of those with weight, is one; no gradient."""
+    """Share of the leaves with positives whose most similar leaf, of those with w = 1, is a positive."""
 
 
 def gdt_loss(
     embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
     joined: Mapping[str, Tensor] | None = None,
 ) -> Tensor:  # fmt: skip
-    """Equation 1, as the mean over the positive pairs (c w = 1) of the whole batch: a scalar.
+    """Equation 1 as the mean over the positive pairs (c w = 1) of the whole batch: a scalar, equal on every rank.
 
-    `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves; with
-    several ranks each gives an equal share, and the gradients that DDP averages are those of the joined batch.
-    The value returned is the same on every rank. Computed in float32, or float64 if the embeddings are. Leaves that
-    are 0 in the column `usable` of the table, where there is one, count for nothing: the loss is that of the batch
-    without them, 0 where no positive pair is left. `joined` is the table of all ranks' leaves, without `usable`; where
-    it is not given, it is gathered from them.
+    `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves. Ranks have
+    equal shares, and the average of their gradients, as DDP takes it, is the gradient of the joined batch. Computed in
+    float32, or float64 if the embeddings are. Leaves whose `usable` in the table is 0 are ignored; the loss is 0 if no
+    positive pair is left. `joined` is the table of all ranks without `usable`, which is gathered if not given.
     """
     return outcome(embeddings, table, factors, temperature, joined).loss
 
@@ -43,7 +41,7 @@ def outcome(
     embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
     joined: Mapping[str, Tensor] | None = None,
 ) -> Outcome:  # fmt: skip
-    """`gdt_loss`, and how often it is met. Nothing in it waits for the device."""
+    """`gdt_loss` with the accuracy; does not synchronise with the device."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     columns, gathered = dict(table), embeddings
     if world > 1:
@@ -58,7 +56,7 @@ def outcome(
     if "usable" in table:
         w &= (table["usable"][:, None] * columns["usable"][None, :]).bool()
     positive &= w
-    # a row without any weight, whose logarithm would have no gradient, keeps its similarities, and has no positives
+    # a row without weights has no positives; masking it would make its gradient NaN
     weighed = similarity.masked_fill(~w & w.any(1, keepdim=True), -torch.inf)
     log_p = similarity - torch.logsumexp(weighed, dim=1, keepdim=True)
     total = -log_p.where(positive, 0).sum()
@@ -69,13 +67,13 @@ def outcome(
             dist.all_reduce(counts)
         value, pairs, met, rows = counts
         pairs, rows = pairs.clamp(min=1), rows.clamp(min=1)
-    # gradients are averaged over the ranks, as DDP does, too; the loss of the joined batch asks for their plain sum
+    # gradients are averaged over ranks, and the joined batch needs their sum
     share = total * world / pairs
     return Outcome(value / pairs + (share - share.detach()) if world > 1 else share, met / rows)
 
 
 class _GatherWithGradient(torch.autograd.Function):
-    """Rows of all ranks, in the order of the ranks; the gradient of a row flows back to the rank it came from."""
+    """Rows of all ranks, in the order of the ranks; gradients flow back to the rank of the row."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""What fits: over which groups batch norm runs, what is embedded at a time, what is recomputed, in which kernels.
+"""How a batch fits into memory: batch-norm groups, micro-batches, recomputation, and kernels.
 
-Three answers, each where the one before is not sure. `fit` counts before anything runs. `prepared` tries one chunk on
-the device, as no count knows the working memory of libraries; groups can still change then. While the run goes on its
-groups are fixed, and `step.Gradient` halves the chunks where memory runs out all the same.
+`fit` estimates it before anything runs. `plan_run` tries one micro-batch on the device, since libraries take working
+memory that cannot be estimated; groups can still change. During the run groups are fixed, and `step.Gradient` halves
+micro-batches when out of memory.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.groups import check_groups
 from gdt.train.cost import WIDE, WIDER, memory, parameters
-from gdt.train.kernels import PRECISIONS, Kernels, first_right, ways
+from gdt.train.kernels import PRECISIONS, Kernels, candidate_kernels, choose_kernels
 from gdt.train.settings import Pretrain
 
 _GIB = 2**30
 _USED = 0.85
-"""Share of the free memory that is planned with; libraries take working memory that cannot be counted before."""
+"""Share of the available memory to plan with; libraries need some for themselves."""
 _PER_PAIR = 24
-"""Bytes of the loss per pair of leaves: similarities, their logarithms, masks and what the gradient needs of them."""
+"""Bytes of the loss per pair of leaves: similarities, logarithms, masks, gradient."""
 _SHORT = float("inf")
-"""In the place of a way to compute: there was no memory for the trial."""
+"""Result of a trial that ran out of memory, in place of an index of kernels."""
 _LESS = 0.75
-"""Share of the memory that is planned with once a trial has run out of it."""
+"""Factor by which the planned memory shrinks after such a trial."""
 
 Memory = Callable[[int], dict[str, float]]
-"""Bytes that a leaf of each modality keeps, by the number of parts that are recomputed."""
+"""Bytes that a leaf of each modality keeps, by the number of recomputed parts."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """How a rank goes about its share of a batch; only the groups are part of the run's numbers."""
+    """How a rank computes its share of a batch; only the groups change numbers."""
 
     bn_group_size: int
     """As in the settings; 0 for the whole batch."""
     micro_batch_size: int
-    """As in the settings; 0 for all of the rank's leaves at once, which are then embedded once."""
+    """As in the settings; 0 for all of the rank's leaves."""
     recomputed: int
-    """Parts of the video trunk whose activations are made again for the gradient."""
+    """Parts of the video trunk that are recomputed for the gradient."""
     needed: float
     """Bytes, estimated."""
     room: float
-    """Bytes that were free."""
+    """Bytes available."""
 
     @property
     def fits(self) -> bool:
@@ -61,7 +61,7 @@ class Fit:
 
     @property
     def batch(self) -> str:
-        """How a batch is computed."""
+        """Description of groups, micro-batches and recomputation."""
         norm = f"groups of {self.bn_group_size} leaves" if self.bn_group_size else "the whole batch"
         chunks = f", micro-batches of {self.micro_batch_size} leaves, embedded twice" if self.micro_batch_size else ""
         again = ", activations of the first stages recomputed" if self.recomputed else ""
@@ -69,16 +69,16 @@ class Fit:
 
     @property
     def memory(self) -> str:
-        """What that is estimated to take."""
+        """Description of the estimated memory."""
         short = "; expect to run out of memory" if self.needed > self.room else ""
         return f"estimated memory {self.needed / _GIB:.1f} GiB of {self.room / _GIB:.1f} GiB available{short}"
 
 
 def fit(settings: Pretrain, composition: Composition, world: int, parameters: int, room: float, memory: Memory) -> Fit:
-    """The way that computes least among those that fit into `room` bytes on each of `world` ranks.
+    """The cheapest computation that fits into `room` bytes on each of `world` ranks.
 
-    What the settings say is kept to. Else batch norm is over the whole batch where that fits, and over the largest
-    groups that do where it does not. Where nothing fits, it is the way that needs least, of the smallest groups.
+    Groups and micro-batches in the settings are kept. Otherwise batch norm is over the whole batch if that fits, else
+    over the largest groups that do. If nothing fits, it is what needs least memory with the smallest groups.
     """
     leaves = composition.batch_size * composition.clips_per_video // world
     fixed = _fixed(settings, composition, world, parameters)
@@ -93,7 +93,7 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
 
 
 def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[int, int, int]]:
-    """Groups, chunks and recomputed parts that the settings leave open, what computes least first."""
+    """Allowed groups, micro-batches and recomputed parts, the best first."""
     asked, chunk = settings.bn_group_size, settings.micro_batch_size
     stages = (0, WIDE, WIDER)
     sizes = [asked] if asked else [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
@@ -114,7 +114,7 @@ def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[in
 
 
 def _fixed(settings: Pretrain, composition: Composition, world: int, parameters: int) -> float:
-    """Bytes of what is there whatever is embedded at a time."""
+    """Bytes needed whatever the micro-batch: weights, optimizer, batches, loss."""
     clip, leaves = settings.clip, composition.batch_size * composition.clips_per_video
     moments = 2 if settings.optimization.optimizer == "adamw" else 1
     pixels = leaves / world * clip.frames * clip.size**2 * 3 if "video" in composition.modalities else 0
@@ -122,8 +122,8 @@ def _fixed(settings: Pretrain, composition: Composition, world: int, parameters:
     return 4.0 * parameters * (2 + moments) + pixels * (settings.loading.prefetch + 2) + _PER_PAIR * pairs
 
 
-def room(device: torch.device) -> float:
-    """Bytes that are free on a device, or on this machine within the limits of its control group."""
+def available_memory(device: torch.device) -> float:
+    """Bytes available on a device, or on this machine within the limits of its control group."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
@@ -140,22 +140,22 @@ def _group_limit(folder: Path = Path("/sys/fs/cgroup")) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a rank computes; alike on all ranks."""
+    """How the ranks compute, equal on all of them."""
 
     settings: Pretrain
-    """With what the run's numbers depend on: its groups, and the precision that was found right."""
+    """With the chosen groups and precision."""
     fit: Fit
     kernels: Kernels
 
 
-def prepared(
+def plan_run(
     settings: Pretrain, composition: Composition, bands: int, begun: Pretrain | None, device: torch.device, world: int,
     say: Callable[[str], None], trial: bool,
 ) -> Plan:  # fmt: skip
-    """Groups are chosen where a run begins; one that goes on keeps those that it has `begun` with.
+    """Choose groups, micro-batches and kernels; a run that resumes keeps the groups and precision of `begun`.
 
-    `trial`: compute one chunk before the run relies on it, which finds a lack of memory and wrong or slow kernels.
-    Raises UserError where the ranks cannot have whole groups.
+    `trial`: compute one micro-batch first, to find a lack of memory and wrong or slow kernels. Raises UserError where
+    the ranks cannot have whole groups.
     """
     if settings.bn_group_size is None and begun is not None:
         settings = replace(settings, bn_group_size=begun.bn_group_size)
@@ -163,8 +163,10 @@ def prepared(
     check_groups(composition.batch_size, composition.clips_per_video, settings.bn_group_size or 0, world)
     numbers = PRECISIONS[settings.precision]
     weights = parameters(settings.network, composition.modalities)
-    candidates = ways(numbers, settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda"))
-    if begun is not None:  # its numbers are of one precision
+    candidates = candidate_kernels(
+        numbers, settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    )
+    if begun is not None:
         candidates = [kernels for kernels in candidates if kernels.precision == numbers]
 
     @cache
@@ -172,36 +174,35 @@ def prepared(
         return memory(settings.network, settings.clip, bands, composition.modalities, numbers, recomputed)
 
     def tried(one: Fit) -> float:
-        """The number of the kernels that are right."""
+        """Index of the first kernels that work."""
         if not trial or "video" not in composition.modalities:
             return 0
         leaves = min(one.micro_batch_size or one.bn_group_size or share, share)
         try:
-            found = first_right(candidates, settings.network, settings.clip, leaves, one.recomputed, device, say)
+            found = choose_kernels(candidates, settings.network, settings.clip, leaves, one.recomputed, device, say)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return _SHORT
         return candidates.index(found)
 
-    free = room(device) / (int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device.type == "cpu" else 1)
+    free = available_memory(device) / (int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device.type == "cpu" else 1)
     while True:
         free = _least(free, device)
         one = fit(settings, composition, world, weights, free, memory_of)
         choice = tried(one)
-        # one reduction whatever came of the trial, or ranks that differ would wait for each other; the most careful
-        # rank decides, and one that is short of memory above all
+        # every rank reduces whatever its trial gave, or they would wait for each other; the most careful rank decides
         agreed = -_least(-choice, device)
         if agreed < _SHORT:
             kernels = candidates[int(agreed)]
             if agreed > choice:
-                say(f"computing in {kernels}, as another GPU does")
+                say(f"computing in {kernels}, as another rank needs")
             break
         empty_caches()
         smaller = fit(settings, composition, world, weights, free * _LESS, memory_of)
         if replace(smaller, room=one.room) == one:
             kernels = candidates[0]
-            break  # there is no smaller way; the run itself will say what to change
+            break  # nothing needs less; the run itself reports what to change
         say(f"out of memory with {one.batch} ({one.memory}); trying less")
         free *= _LESS
     exact: Any = str(kernels.precision).removeprefix("torch.")
@@ -212,14 +213,14 @@ def prepared(
 
 
 def empty_caches() -> None:
-    """Give back what torch keeps of memory that nothing uses any more."""
+    """Free memory that torch caches."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
 
 
 def _least(value: float, device: torch.device) -> float:
-    """The smallest over all ranks."""
+    """Minimum over all ranks."""
     if not dist.is_initialized():
         return value
     everyone = torch.tensor(value, dtype=torch.float64, device=device)

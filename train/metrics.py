@@ -1,4 +1,4 @@
-"""What steps have come to, read once the next one has been started, so that a device never waits for its host."""
+"""Metrics of steps, read after the next step has started, so that the device never waits for the host."""
 
 from __future__ import annotations
 
@@ -14,67 +14,67 @@ import torch.distributed as dist
 
 _GIB = 2**30
 TRACE_SKIPS = 5
-"""Steps before the trace, in which caches are filled and code is compiled."""
+"""Steps before the trace, which fill caches and compile code."""
 TRACE = "trace.json"
 
 
 class Metrics(NamedTuple):
-    """Of a step, the same on every rank; a field more is logged like these."""
+    """Metrics of a step, equal on every rank; every field is logged."""
 
     loss: Any
-    """Scalars: tensors on the device, and in reports numbers."""
+    """Scalar: a tensor on the device, a number in reports."""
     top1: Any
-    """Share of the leaves whose most similar one, of those with weight, is a positive."""
+    """Share of the leaves whose most similar leaf with w = 1 is a positive."""
     gradient_norm: Any
 
 
 class Report(NamedTuple):
-    """Of one step, the same on every rank but for its times and its memory."""
+    """Report of a step; all but times and memory are equal on every rank."""
 
     step: int
     metrics: Metrics
     signal: int
-    """The signal that any rank had got when the step was done; 0 for none."""
+    """Signal that any rank had got by the end of the step; 0 for none."""
     seconds: float
-    """From the end of the step before, without what came between the two, such as checkpoints."""
+    """Duration of the step with its data wait, without checkpoints and probes."""
     waiting: float
-    """Of these, until the batch was there, on the device."""
+    """Seconds of these until the batch was on the device."""
     memory: float
-    """Most that was held until then, GiB: of the device's memory, or of the process where the device is the CPU."""
+    """Peak memory so far, GiB: of the GPU, or of the process on a CPU."""
 
 
 class Reports:
-    """Reports of the steps before the newest one."""
+    """Gives the report of a step once the next one has started."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        if device.type == "cuda":  # what was tried before the run is not its memory
+        if device.type == "cuda":  # without the trials before the run
             torch.cuda.reset_peak_memory_stats(device)
         self._pending: tuple[int, torch.Tensor, list[Any]] | None = None
         self._marks = [mark(device)]
 
     def begin(self) -> None:
-        """What comes now is waiting for the next batch."""
+        """The wait for the next batch begins."""
         self._marks = [mark(self._device)]
 
     def loaded(self) -> None:
-        """The batch has arrived; what comes now is computing."""
+        """The batch has arrived."""
         self._marks.append(mark(self._device))
 
     def add(self, step: int, metrics: Metrics, signal: int) -> Report | None:
-        """A step has been started on the device; the report of the one before it, if it has not been read."""
+        """A step has been started on the device; returns the report of the one before, unless it was read."""
         before = self.last()
-        told = torch.full((), signal, device=self._device)
+        received = torch.full((), signal, device=self._device)
         if dist.is_initialized():
-            dist.all_reduce(told, dist.ReduceOp.MAX)
-        values = torch.stack([value.float() for value in (*metrics, told)])
+            dist.all_reduce(received, dist.ReduceOp.MAX)
+        values = torch.stack([value.float() for value in (*metrics, received)])
         host = torch.empty(values.shape, pin_memory=self._device.type != "cpu")
         host.copy_(values, non_blocking=True)
         self._pending = (step, host, [*self._marks, mark(self._device)])
         return before
 
     def last(self) -> Report | None:
-        """The report of the newest step, for which this waits; None where it has been read."""
+        """Wait for the newest step and return its report; None if it was read."""
         if self._pending is None:
             return None
         (step, host, (began, ready, done)), self._pending = self._pending, None
@@ -85,13 +85,13 @@ class Reports:
 
 
 class HostMark:
-    """A moment on the host, like torch's events on a device."""
+    """Host time with the interface of torch's events."""
 
     def __init__(self) -> None:
         self.time = time.perf_counter()
 
     def elapsed_time(self, later: HostMark) -> float:
-        """Milliseconds until a later one."""
+        """Milliseconds until a later mark."""
         return 1000 * (later.time - self.time)
 
     def synchronize(self) -> None:
@@ -99,7 +99,7 @@ class HostMark:
 
 
 def mark(device: torch.device) -> Any:
-    """The moment at which a device has done what it was given until now."""
+    """Event at which the device has finished its work so far."""
     if device.type == "cpu":
         return HostMark()
     event = torch.Event(device, enable_timing=True)
@@ -108,7 +108,7 @@ def mark(device: torch.device) -> Any:
 
 
 def memory(device: torch.device) -> float:
-    """GiB at most until now."""
+    """Peak memory, GiB."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / _GIB
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -116,10 +116,7 @@ def memory(device: torch.device) -> float:
 
 @contextlib.contextmanager
 def traced(folder: Path, steps: int) -> Iterator[Callable[[], None]]:
-    """While entered, writes a trace of some steps into a folder, which chrome://tracing and Perfetto show.
-
-    Gives what is to be called after each step. 0 steps for none.
-    """
+    """Write a trace of some steps for Perfetto; yields a function to call after each step."""
     if not steps:
         yield lambda: None
         return

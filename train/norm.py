@@ -1,7 +1,7 @@
-"""Batch norm whose statistics are those of a group of leaves: the whole batch, over all ranks, or a part of it.
+"""Batch norm over groups of leaves, or over the whole batch of all ranks.
 
-A forward pass over one group is a plain batch norm, so groups need no layer of their own; that of a batch that ranks
-share does. Running statistics move once per step, by the mean over all groups.
+A group is one forward pass of plain batch norm; a batch shared by ranks needs `SyncBatchNorm`. Running statistics move
+once per step, by the mean over the groups.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def synchronised(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with batch norm over the leaves of all ranks: torch's on GPUs, which are all that it is for."""
+def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
+    """The model with batch norm over the leaves of all ranks: torch's on GPUs, ours elsewhere."""
     if device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            module.__class__ = SyncBatchNorm  # with its parameters, which the optimiser may know already
+            module.__class__ = SyncBatchNorm  # keeps its parameters, which an optimizer may hold
     return model
 
 
@@ -49,7 +49,7 @@ class SyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / deviation * weight + bias over all ranks' rows, and their mean and unbiased variance."""
+    """Batch norm over the rows of all ranks: output, mean and unbiased variance."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,22 +86,22 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _along(values: Tensor, x: Tensor) -> Tensor:
-    """Values [channels] in the shape in which they meet x [n, channels, ...]."""
+    """Values [channels] shaped to broadcast with x [n, channels, ...]."""
     return values.view(1, -1, *[1] * (x.dim() - 2))
 
 
 def gather(rows: Tensor) -> list[Tensor]:
-    """Those of all ranks, in the order of the ranks; each has as many."""
+    """Rows of all ranks, in the order of the ranks, equally many each."""
     parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, rows.contiguous())
     return parts
 
 
 class RunningStatistics:
-    """Of a model's batch norms: moved once per step, however many passes over groups and chunks that takes."""
+    """Running statistics of a model's batch norms, moved once per step however many passes it takes."""
 
     def __init__(self, parts: Mapping[str, Sequence[nn.Module]]) -> None:
-        """`parts` are the networks of each modality, which see its groups."""
+        """`parts`: the networks of each modality."""
         self._norms = {
             name: [norm for module in modules for norm in module.modules() if isinstance(norm, _BatchNorm)]
             for name, modules in parts.items()
@@ -111,9 +111,9 @@ class RunningStatistics:
 
     @contextlib.contextmanager
     def step(self, shared: bool) -> Iterator[None]:
-        """Around the passes of a step; `shared`: the ranks have had groups of their own, as many each.
+        """Surrounds the passes of a step; `shared`: each rank has its own groups, equally many.
 
-        Until its end the running statistics are those of the newest group; an error leaves them as they were.
+        Inside, running statistics are those of the last group; an error restores them.
         """
         norms = [norm for several in self._norms.values() for norm in several]
         momenta = [norm.momentum for norm in norms]
@@ -138,7 +138,7 @@ class RunningStatistics:
                 torch._foreach_copy_(self._running(name), values)
 
     def add(self, name: str) -> None:
-        """A group of a modality has passed forward."""
+        """Add the statistics of the group that has just been forwarded."""
         if name in self._sums:
             torch._foreach_add_(self._sums[name], self._running(name))
         else:
@@ -146,7 +146,7 @@ class RunningStatistics:
         self._groups[name] += 1
 
     def forget(self) -> None:
-        """The groups that have passed in this step, which will do so again."""
+        """Drop the groups added so far, which will be forwarded again."""
         self._sums.clear()
         self._groups.clear()
 
@@ -154,7 +154,7 @@ class RunningStatistics:
         assert momentum is not None
         world = dist.get_world_size() if shared and dist.is_initialized() else 1
         if world > 1:
-            all_reduce_together([value for sums in self._sums.values() for value in sums])
+            all_reduce_flat([value for sums in self._sums.values() for value in sums])
         moved = {}
         for name, old in before.items():
             new = torch._foreach_mul(self._sums[name], momentum / (self._groups[name] * world))
@@ -166,8 +166,8 @@ class RunningStatistics:
         return [value for pair in found for value in pair if value is not None]
 
 
-def all_reduce_together(tensors: list[Tensor]) -> None:
-    """Sum tensors over all ranks in place, in one operation."""
+def all_reduce_flat(tensors: list[Tensor]) -> None:
+    """Sum tensors over all ranks in place, in one collective."""
     joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.all_reduce(joined)
     parts = joined.split([tensor.numel() for tensor in tensors])

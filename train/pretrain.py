@@ -1,4 +1,4 @@
-"""Pretraining from its settings to the checkpoint: one call on each rank."""
+"""Pretraining from settings to checkpoint: one call on each rank."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from pathlib import Path
 
 from gdt.common.errors import UserError, first_line, is_out_of_memory
 from gdt.common.files import is_disk_full
-from gdt.train.distributed import barrier, place, watched
+from gdt.train.distributed import barrier, join_ranks, watch_ranks
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer
 
 
 def pretrain(settings: Pretrain) -> Path:
-    """Train until the last step, from the run's checkpoint if there is one; returns the checkpoint's path.
+    """Train to the last step, from the run's checkpoint if there is one; returns the path of the checkpoint.
 
-    The losses are a function of the settings and the shards alone: a run that was killed and started again gives
-    the same ones, bit for bit on a CPU. Raises UserError on bad input; exits with 128 + n on a stopping signal n.
+    Losses depend on settings and shards only: a run that was killed and resumed gives the same ones, bit for bit on a
+    CPU. Raises UserError on bad input; exits with 128 + n on a stopping signal n.
     """
-    rank, world, device = place(settings.device, settings.threads)
-    with watched(device), shortage_told(settings):
-        # from here to the end one run alone may use the run's folder: the place to lock it
+    rank, world, device = join_ranks(settings.device, settings.threads)
+    with watch_ranks(device), report_shortage(settings):
         trainer = Trainer(settings, rank, world, device)
         if trainer.first == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
@@ -38,24 +37,23 @@ def pretrain(settings: Pretrain) -> Path:
 
 
 @contextlib.contextmanager
-def shortage_told(settings: Pretrain) -> Iterator[None]:
-    """A lack of memory, or of room for the log, as a sentence that says what to change."""
+def report_shortage(settings: Pretrain) -> Iterator[None]:
+    """Turn a lack of memory or disk space into a UserError that says what to change."""
     try:
         yield
     except OSError as error:
         if not is_disk_full(error):
             raise
         raise UserError(
-            f"no space left on the disk of {settings.run_folder}; free some, then run the same command again, which "
-            "goes on from the last checkpoint"
+            f"no space left on the disk of {settings.run_folder}; free some, then run the same command to resume"
         ) from error
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"out of memory ({first_line(error)}); lower --loading.prefetch, --loading.clips-at-once or, where batch "
-            "norm is over groups, --micro-batch-size, which change no number, begin anew with smaller --bn-group-size "
-            f"or --batch-size (now {settings.composition.batch_size}), which do, or use more GPUs"
+            f"out of memory ({first_line(error)}); lower --loading.prefetch, --loading.clips-at-once or, with "
+            "--bn-group-size, --micro-batch-size, and resume; or start again with smaller --bn-group-size or "
+            f"--batch-size (now {settings.composition.batch_size}), or with more GPUs"
         ) from error
 
 
@@ -74,7 +72,7 @@ def _next_steps(settings: Pretrain, path: Path) -> str:
 
 
 def _program(program: str) -> str:
-    """How to call a program that is installed beside this Python."""
+    """Command for a program in the environment of this Python."""
     beside = Path(sys.executable).with_name(program)
     if not beside.is_file() or shutil.which(program) == str(beside):
         return program

@@ -1,9 +1,8 @@
-"""The gradient of one batch: exactly that of the whole batch, in the memory of a part of it.
+"""The exact gradient of a batch, in the memory of a micro-batch where needed.
 
-Where a rank's leaves fit into memory together, they are embedded once. Else all are embedded without gradient, equation
-1 gives the gradient of the embeddings, and the leaves are embedded again, a chunk of groups at a time, to take it back
-to the weights (gradient caching, Gao et al. 2021). Nothing depends on the chunks: batch norm is over groups, and
-dropout is the leaf's own.
+If a rank's leaves fit into memory, they are embedded once. Otherwise they are embedded without gradient, equation 1
+gives the gradient of the embeddings, and each micro-batch is embedded again to propagate it to the weights (gradient
+caching, Gao et al. 2021). Micro-batches change no number: batch norm is over groups, and dropout depends on the leaf.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from gdt.train.memory import empty_caches
 from gdt.train.metrics import Metrics
 from gdt.train.models.dropout import leaf_keys
 from gdt.train.models.gdt import GDT
-from gdt.train.norm import RunningStatistics, all_reduce_together
+from gdt.train.norm import RunningStatistics, all_reduce_flat
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class How:
-    """What a step does; of these, only the groups and the precision are part of the run's numbers."""
+class StepConfig:
+    """Settings of a step; `micro_batch_size` changes no number."""
 
     factors: Sequence[Factor]
     temperature: float
@@ -41,9 +40,9 @@ class How:
     precision: torch.dtype = torch.float32
     """Of the networks."""
     bn_group_size: int = 0
-    """Leaves of one modality over which batch norm takes its statistics; 0 for the whole batch."""
+    """Leaves of one modality that share batch-norm statistics; 0 for the whole batch."""
     micro_batch_size: int = 0
-    """Leaves of one modality that are embedded at a time, whole groups; 0 for all of a rank."""
+    """Leaves of one modality per forward pass, whole groups; 0 for all of a rank."""
 
 
 class _Group(NamedTuple):
@@ -51,14 +50,14 @@ class _Group(NamedTuple):
     inputs: Any
     keys: Tensor
     rows: slice
-    """Of the rank's embeddings."""
+    """Rows of the rank's embeddings."""
 
 
 class Gradient:
-    """Puts the gradient of a batch, which the ranks share, into the parameters of a model."""
+    """Computes the gradient of a batch, which ranks share, into the parameters of a model."""
 
-    def __init__(self, model: GDT, how: How, world: int = 1, say: Callable[[str], None] = print) -> None:
-        """`model` has batch norm over all ranks already where `how` asks for it; `say` is told of smaller chunks."""
+    def __init__(self, model: GDT, how: StepConfig, world: int = 1, say: Callable[[str], None] = print) -> None:
+        """`model` has synchronised batch norm where `how` needs it; `say` gets a message when micro-batches shrink."""
         self.model, self.how, self.micro_batch_size = model, how, how.micro_batch_size
         self._world, self._say = world, say
         self._statistics = RunningStatistics(
@@ -69,9 +68,9 @@ class Gradient:
         )
 
     def __call__(self, step: int, batch: Batch) -> Metrics:
-        """The gradient of this rank's share of the batch of a step, averaged over the ranks as the loss expects.
+        """Gradient of this rank's share of a batch, averaged over ranks; moves running statistics once.
 
-        Running statistics of batch norm have moved once. Raises what torch raises where not even one group fits.
+        Raises torch's error if not even one group fits into memory.
         """
         how = self.how
         self.model.train()
@@ -86,12 +85,12 @@ class Gradient:
             self._with_less(groups, lambda: self._take_back(groups, embedded, of_embeddings))
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self._world > 1:
-            all_reduce_together(gradients)
+            all_reduce_flat(gradients)
             torch._foreach_div_(gradients, self._world)
         return Metrics(found.loss.detach(), found.top1, torch.nn.utils.get_total_norm(gradients))
 
     def _embedded(self, groups: Sequence[_Group]) -> Tensor:
-        """Embeddings of all groups, with the graph of what made them where they are embedded at once."""
+        """Embeddings of all groups, with their graph if they are embedded at once."""
         at_once = not self.micro_batch_size or self.micro_batch_size >= _most(groups)
         self._statistics.forget()
         parts = []
@@ -102,10 +101,9 @@ class Gradient:
         return torch.cat(parts)
 
     def _take_back(self, groups: Sequence[_Group], embedded: list[Tensor], gradient: Tensor) -> None:
-        """From the gradient of the embeddings to that of the weights.
+        """Propagate the gradient of the embeddings to the weights.
 
-        `embedded` are the embeddings, and the only ones that hold their graph: what a failed backward pass leaves of it
-        has to be gone before there is memory for another.
+        `embedded` is the only reference to the graph, so that a failed backward pass frees it.
         """
         self.model.zero_grad(set_to_none=True)
         if embedded and embedded[0].requires_grad:
@@ -115,50 +113,50 @@ class Gradient:
             self._chunk(chunk, gradient)
 
     def _chunk(self, chunk: Sequence[_Group], gradient: Tensor) -> None:
-        # a function of its own: its graph is gone before the next chunk is embedded
+        # a function, so that its graph is freed before the next chunk is embedded
         with self._autocast():
             parts = [self.model.embed(group.modality, group.inputs, group.keys) for group in chunk]
         torch.cat(parts).backward(torch.cat([gradient[group.rows] for group in chunk]))
 
     def _chunks(self, groups: Sequence[_Group]) -> Iterator[Sequence[_Group]]:
-        """Runs of groups of one modality that together have as many leaves as a chunk."""
+        """Groups of one modality that make up a micro-batch."""
         number = max(1, self.micro_batch_size // (self.how.bn_group_size or 1)) if self.micro_batch_size else 1
         for modality in dict.fromkeys(group.modality for group in groups):
             own = [group for group in groups if group.modality == modality]
             yield from (own[first : first + number] for first in range(0, len(own), number))
 
     def _autocast(self) -> torch.autocast:
-        # not one for both passes: what it has cast without gradient it would not cast again with one
+        # one per pass: its cache of casts without gradient would be reused in the pass with gradient
         device = next(self.model.parameters()).device.type
         return torch.autocast(device, self.how.precision, enabled=self.how.precision == torch.bfloat16)
 
     def _with_less(self, groups: Sequence[_Group], compute: Callable[[], T]) -> T:
-        """What `compute` returns, with less at a time after each lack of memory; raised where less cannot be."""
+        """Result of `compute`, retried with smaller micro-batches when out of memory."""
         while True:
             try:
                 return compute()
             except (MemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                shortage = error.with_traceback(None)  # whose frames would hold on to the memory
+                shortage = error.with_traceback(None)  # its frames hold memory
             self._halve(groups, shortage)
 
     def _halve(self, groups: Sequence[_Group], shortage: Exception) -> None:
-        """Less at a time, which changes no number. Raises the lack of memory where that cannot be."""
+        """Halve the micro-batches, or recompute more. Raises `shortage` if neither is possible."""
         group = self.how.bn_group_size
         before = min(self.micro_batch_size or _most(groups), _most(groups))
         if group and before > group:
             self.micro_batch_size = max(1, before // group // 2) * group
-            said = f" with chunks of {before} leaves; going on with --micro-batch-size {self.micro_batch_size}"
+            change = f" with micro-batches of {before} leaves; now --micro-batch-size {self.micro_batch_size}"
         elif not group and self._world == 1 and self._recompute_more():
-            said = "; going on with the first stages' activations computed twice"
+            change = "; now recomputing activations of the first stages"
         else:
             raise shortage
         empty_caches()
-        self._say(f"out of memory{said}, and the same numbers")
+        self._say(f"out of memory{change}, which changes no number")
 
     def _recompute_more(self) -> bool:
-        """Whether parts of the video trunk can be computed twice that were not."""
+        """Recompute more of the video trunk; False if that is not possible."""
         if "video" not in self.model.modalities or self.model.video_network.base.recomputed >= WIDER:
             return False
         self.model.video_network.base.recomputed = WIDER
@@ -183,7 +181,7 @@ def _part(inputs: Any, places: slice) -> Any:
 
 
 def _most(groups: Sequence[_Group]) -> int:
-    """Leaves of the modality that has most."""
+    """Leaves of the largest modality."""
     counts: Counter[str] = Counter()
     for group in groups:
         counts[group.modality] += len(group.keys)

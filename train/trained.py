@@ -1,4 +1,4 @@
-"""A trained model with what it takes to use it, wherever it was read from."""
+"""A trained model and what it takes to use it."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from gdt.train.settings import Pretrain
 
 @dataclass(frozen=True)
 class Foreign:
-    """Where weights are from that are no run's."""
+    """Origin of weights that are not from a run."""
 
     kind: str
-    """What the file is, in words."""
+    """Kind of file."""
     loaded: tuple[str, ...]
-    """Parts of the model that the file has."""
+    """Parts of the model that were loaded."""
     dropped: tuple[str, ...]
-    """Parts of the file that this model has no place for."""
+    """Parts of the file that the model does not have."""
     fresh: tuple[str, ...]
-    """Parts of the model that the file does not have, with random weights."""
+    """Parts of the model that the file does not have; their weights are random."""
     learned: tuple[str, int] | None = None
-    """Of finetuned weights, the fingerprint of the shards and the fold whose labels they learned; None if not known."""
+    """Of finetuned weights, fingerprint of the shards and fold whose labels they learned; None if unknown."""
 
     @staticmethod
     def of(
         model: GDT, kind: str, dropped: Sequence[str], fresh: Sequence[str], learned: tuple[str, int] | None = None
     ) -> Foreign:
-        """Of a model with such weights."""
+        """Origin of the weights of `model`."""
         loaded = tuple(name for name, _ in model.named_children() if name not in fresh)
         return Foreign(kind, loaded, tuple(dropped), tuple(fresh), learned)
 
@@ -44,31 +44,31 @@ class Foreign:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model on the CPU and in evaluation mode, with the settings of the run that it is of."""
+    """A model on the CPU in evaluation mode, with the settings of its run."""
 
     model: GDT
     settings: Pretrain
-    """The paper's, where the weights are from elsewhere and bring none."""
+    """The paper's, for foreign weights without settings."""
     step: int
-    """Steps it was trained for; 0 where that is not known."""
+    """Training steps; 0 if unknown."""
     statistics: Statistics
-    """With which its inputs are normalised."""
+    """Normalisation of its inputs."""
     foreign: Foreign | None = None
-    """Where the weights are from, where not from a checkpoint of this program."""
+    """Origin of weights that are not from a checkpoint of this program."""
     data: str = ""
-    """Fingerprint of the shards that it was trained on; empty where that is not known."""
+    """Fingerprint of the training shards; empty if unknown."""
 
     @property
     def name(self) -> str:
-        """Of the composition, or of the kind of weights."""
+        """Composition, or kind of foreign weights."""
         return self.foreign.kind if self.foreign else self.settings.factors or self.settings.preset
 
     def untrained(self) -> Trained:
-        """A model of the same sizes and modalities, with the weights that its run began with."""
+        """The same model with the initial weights of its run."""
         torch.manual_seed(0 if self.foreign else self.settings.seed)
         model = GDT(self.model.network, self.model.modalities).eval()
         return replace(self, model=model, step=0, data="")
 
-    def normalised(self, index: Index) -> Index:
-        """An index whose inputs are normalised as the model has learned it."""
+    def normalise(self, index: Index) -> Index:
+        """The index with the normalisation that the model expects."""
         return replace(index, statistics=self.statistics)

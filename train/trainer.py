@@ -1,4 +1,4 @@
-"""A run: `Trainer.__init__` makes what it needs, and `Trainer.train` says what it does step by step."""
+"""A run: `Trainer.__init__` prepares it, `Trainer.train` is the loop."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import textwrap
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -26,11 +26,11 @@ from gdt.pipeline.shards.reader import DamagedVideo
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, Saver, load_model
 from gdt.train.crossmodal import Probe
-from gdt.train.distributed import StopSignal, barrier, require_alike
-from gdt.train.kernels import precision
-from gdt.train.learner import Learner, begin_with
+from gdt.train.distributed import StopSignal, barrier, require_equal
+from gdt.train.kernels import resolve_precision
+from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
-from gdt.train.memory import prepared
+from gdt.train.memory import plan_run
 from gdt.train.metrics import Report, Reports, traced
 from gdt.train.provenance import Provenance, Start, record
 from gdt.train.settings import Pretrain, from_json, shared_flags
@@ -43,27 +43,25 @@ class Trainer:
     """One run, on one of its ranks."""
 
     def __init__(self, settings: Pretrain, rank: int, world: int, device: torch.device) -> None:
-        """The run as it begins, or goes on from its newest checkpoint. Raises UserError on bad input."""
+        """Prepare a new run, or resume from its newest checkpoint. Raises UserError on bad input."""
         self.rank, self.world, self.device = rank, world, device
         self.provenance = Provenance.of(device)
-        # what `auto` came to is part of the run: another device or precision would not go on with the same numbers
-        any_precision = settings.precision == "auto"
+        folder, auto_precision = settings.run_folder, settings.precision == "auto"
+        self.index = Index.open(settings.shard_folder)
+        shards = fingerprint(self.index)
+        state, damage = checkpoint.read_newest(folder)
+        begun = from_json(state["settings"], str(folder / checkpoint.NAME)) if state else None
+        if state and settings.cached_batches:
+            raise UserError(
+                f"{folder} holds a run; --cached-batches only measures speed, so set --out to another folder"
+            )
+        # device, precision and batch size are resolved before they are stored: resuming needs the same ones
         settings = replace(
             settings.resolved(),
             device="cuda" if device.type == "cuda" else "cpu",
-            precision=precision(settings.precision, device),
+            precision=resolve_precision(settings.precision, device),
+            batch_size=begun.batch_size if begun and settings.batch_size is None else settings.batch_size,
         )
-        self.index = Index.open(settings.shard_folder)
-        shards = fingerprint(self.index)  # whatever the inputs are normalised with
-        state, wrong = checkpoint.read_newest(settings.run_folder)
-        begun = from_json(state["settings"], str(settings.run_folder / checkpoint.NAME)) if state else None
-        if state and settings.cached_batches:
-            raise UserError(
-                f"{settings.run_folder} holds a run, and --cached-batches only measures speed; set --out to another "
-                "folder"
-            )
-        if begun and settings.batch_size is None:
-            settings = replace(settings, batch_size=begun.batch_size)
         default = settings.default_batch_size if settings.batch_size is None else None
         settings = settings.with_batch_size(self.index, world)
         self.tree = settings.tree(self.index, partial(self.describe, "data"))
@@ -72,57 +70,52 @@ class Trainer:
         self.batch = f"batch_size {videos}{only if default and videos < default else ''}"
         start = load_model(settings.init) if settings.init else None
         if start is not None:
-            self.index = start.normalised(self.index)
+            self.index = start.normalise(self.index)
         self.words = settings.words(self.index)
-        said = ""
+        words = ""
         if self.words is not None:
-            # which words there are is under the seals of the shards, not in the fingerprint
-            said = f"{self.words.checksum()}{zlib.crc32(self.index.shard_seal.tobytes()):08x}"
+            # captions are under the seals of the shards, but not in the fingerprint
+            words = f"{self.words.checksum()}{zlib.crc32(self.index.shard_seal.tobytes()):08x}"
             settings = replace(settings, network=replace(settings.network, word_dimensions=self.words.dimensions))
-        self.data = Data(shards, self.index.statistics, said)
-        require_alike(
+        self.data = Data(shards, self.index.statistics, words)
+        require_equal(
             shared_flags(settings)
-            | {"set of shards": shards[:12], "set of words": said, "version of torch": torch.__version__}
+            | {"set of shards": shards[:12], "set of words": words, "version of torch": torch.__version__}
             | {"normalisation of the inputs": str(self.index.statistics.to_numbers())},
-            "start all of them with the same command, the same software and the same shards",
+            "start all ranks with the same command, software and shards",
         )
-        if any_precision and begun:  # a run that found bfloat16 wrong goes on without it
+        if auto_precision and begun:  # it may have found bfloat16 wrong
             settings = replace(settings, precision=begun.precision)
         trial = device.type != "cpu"
-        plan = prepared(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
+        plan = plan_run(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
         self.settings, self.fit, self.kernels = plan.settings, plan.fit, plan.kernels
         self.learner = Learner(self.settings, self.tree, self.data, device, world, plan.kernels, self.fit.recomputed)
         self.steps, self.path = self.learner.schedule.steps, self.learner.path
-        self.weights = "random weights"
-        self.first = self.begin(start) if state is None else self.go_on(state, wrong)
-        require_alike(
+        self.weights = self.initialise(start) if state is None else ""
+        self.first = 0 if state is None else self.learner.resume(state)
+        require_equal(
             {"step": str(self.first), "state of the model": self.learner.digest() if world > 1 else ""},
-            f"the folder {settings.run_folder} must be on a disk that all ranks share",
+            f"the folder {folder} must be on a disk that all ranks share",
         )
-        if wrong and rank == 0:
-            checkpoint.set_aside(settings.run_folder)  # out of the way of those to come
+        if damage and rank == 0:
+            print(f"warning: {damage}resuming from {checkpoint.PREVIOUS}, step {self.first}", file=sys.stderr)
+            checkpoint.set_aside(folder)
 
-    def begin(self, start: Trained | None) -> int:
-        """Begin with random weights, or those of --init; returns the first step."""
-        if start is not None:
-            fresh = start.foreign.fresh if start.foreign else ()
-            taken = begin_with(self.learner.model, start.model, str(self.settings.init), fresh)
-            self.weights = f"starting from {self.settings.init}: {taken}"
-        return 0
-
-    def go_on(self, state: Mapping[str, Any], wrong: str) -> int:
-        """Go on from a checkpoint; `wrong` is what is wrong with a newer one. Returns the first step to do."""
-        if wrong and self.rank == 0:
-            print(f"warning: {wrong}going on from {checkpoint.PREVIOUS}, step {state['step']}", file=sys.stderr)
-        return self.learner.resume(state)
+    def initialise(self, start: Trained | None) -> str:
+        """Begin with random weights, or those of --init; returns a description."""
+        if start is None:
+            return "random weights"
+        fresh = start.foreign.fresh if start.foreign else ()
+        copied = start_from(self.learner.model, start.model, str(self.settings.init), fresh)
+        return f"starting from {self.settings.init}: {copied}"
 
     def train(self) -> None:
-        """Do the steps that are left.
+        """Do the remaining steps.
 
-        Exits with 128 + n after a signal n. Raises UserError where the loss is not a number or a clip is damaged.
+        Exits with 128 + n after a signal n. Raises UserError if the loss is not finite or a clip is damaged.
         """
         self.describe_run()
-        s, heard = self.settings, 0
+        s, earlier = self.settings, 0
         self.probe = Probe(s, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
         if self.rank == 0:
             record(s.run_folder, Start(self.first, self.data.fingerprint, self.provenance, self.world))
@@ -130,25 +123,25 @@ class Trainer:
             Saver(partial(checkpoint.write, self.path)) as self.saver,
             self.loader() as loader,
             self.logging() as self.log,
-            skipped_told() as self.skipped,
+            report_skipped() as self.skipped,
             StopSignal() as stop,
             traced(s.run_folder, s.profile if self.rank == 0 else 0) as trace,
         ):
             if self.first == 0:
-                self.run_probe(0)  # what the run begins with
+                self.run_probe(0)
             self.reports, self.saved_at = Reports(self.device), time.monotonic()
             for step, batch in enumerate(self.batches(loader), self.first):
                 self.reports.loaded()
                 self.skipped.update(batch.damaged)
                 metrics = self.learner.step(step, batch)
-                # the report of the step before tells every rank what signals any had got: all stop after the same step
-                signal = self.log_step(self.reports.add(step, metrics, stop.signal)) or heard
+                # the report of the step before holds the signals of all ranks, so all stop after the same step
+                signal = self.log_step(self.reports.add(step, metrics, stop.signal)) or earlier
                 if self.world == 1:
                     signal = stop.signal
-                done, heard = step + 1, 0
+                done, earlier = step + 1, 0
                 saving, probing = bool(signal) or self.checkpoint_due(done), self.probe_due(done)
                 if saving or probing:
-                    heard = self.log_step(self.reports.last())  # nothing is saved before it is known to be in order
+                    earlier = self.log_step(self.reports.last())  # checks the loss before anything is saved
                 if probing:
                     self.run_probe(done)
                 if saving:
@@ -160,18 +153,18 @@ class Trainer:
                 self.reports.begin()
 
     def loader(self) -> Loader:
-        """Of this rank's share of each batch."""
+        """Loads this rank's share of each batch."""
         plans = self.tree.plans(self.first, min(self.steps, self.settings.cached_batches or self.steps))
         shares = (take_rank(plan, self.rank, self.world, self.fit.bn_group_size) for plan in plans)
         return Loader(self.index, shares, self.settings.clip, self.device, self.settings.loading, self.words)
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
-        """What the loader makes; where damage ends that, what was learned until then is saved."""
-        done = self.first
+        """Batches of the loader; saves a checkpoint before a damaged clip ends the run."""
         if self.settings.cached_batches:
             held = [copy.deepcopy(batch) for batch in loader]
             yield from (held[step % len(held)] for step in range(self.steps))
             return
+        done = self.first
         try:
             for batch in loader:
                 yield batch
@@ -181,10 +174,10 @@ class Trainer:
             if done > self.first:
                 self.save(done)
                 self.saver.wait()
-            raise UserError(f"{damage}; --loading.damaged skip goes on without such clips") from damage
+            raise UserError(f"{damage}; --loading.damaged skip ignores such clips") from damage
 
     def logging(self) -> AbstractContextManager[Log | None]:
-        """The log, on the first rank."""
+        """The log, on rank 0."""
         if self.rank:
             return nullcontext()
         clips = self.tree.composition.batch_size * self.tree.composition.clips_per_video
@@ -192,7 +185,7 @@ class Trainer:
         return Log(self.settings, self.first, self.learner.schedule, clips, flops)
 
     def log_step(self, report: Report | None) -> int:
-        """Log a step and see whether it has come to anything; the signal that any rank had got then, 0 for none."""
+        """Log a step and check its loss; returns the signal that any rank had got, 0 for none."""
         if report is None:
             return 0
         if self.log:
@@ -200,7 +193,7 @@ class Trainer:
         loss = report.metrics.loss
         if loss == 0 and self.skipped:
             raise UserError(
-                f"every pair of step {report.step} is damaged, so nothing can be learned; see 'make verify'"
+                f"every pair of step {report.step} is damaged, so nothing can be learned; run 'make verify'"
             )
         if not np.isfinite(loss):
             raise UserError(f"the loss is {loss} at step {report.step}; lower --optimization.lr")
@@ -211,33 +204,32 @@ class Trainer:
         return self.probe is not None and (done % self.settings.probe_every == 0 or done == self.steps)
 
     def run_probe(self, done: int) -> None:
-        """Metric recall among held-out videos after `done` steps."""
+        """Measure recall among held-out videos after `done` steps."""
         if self.probe and self.log:
             self.log.probed(done, self.probe(self.learner.model))
 
     def checkpoint_due(self, done: int) -> bool:
-        """Whether to save after `done` steps; the first rank, which saves, looks at the clock for all."""
+        """Whether to save after `done` steps; rank 0, which saves, decides by the clock."""
         every = self.settings.checkpoint_steps
         late = self.rank == 0 and time.monotonic() - self.saved_at > self.settings.checkpoint_minutes * _MINUTE
         return late or done == self.steps or (every > 0 and done % every == 0)
 
     def save(self, done: int) -> None:
-        """Have the checkpoint after `done` steps written, by the first rank."""
+        """Start writing the checkpoint after `done` steps, on rank 0."""
         if self.rank == 0 and not self.settings.cached_batches:
             self.saver.start(self.learner.state(done))
             self.saved_at = time.monotonic()
 
     def leave(self, done: int, signal: int) -> NoReturn:
-        """Stop after `done` steps since a signal asked for it."""
+        """Exit after `done` steps because of a signal."""
         self.saver.wait()
-        barrier()  # none ends, and has the others ended, before the checkpoint is written
+        barrier()  # a rank that exits ends the others, so the checkpoint must be written first
         if self.rank == 0:
-            text = f"stopped after step {done} of {self.steps}; the same command goes on from there"
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(f"stopped after step {done} of {self.steps}; run the same command to resume", file=sys.stdout)
         sys.exit(128 + signal)
 
     def describe_run(self) -> None:
-        """Print what the run does, on what, and where it goes."""
+        """Print the settings of the run."""
         s, composition, schedule = self.settings, self.tree.composition, self.learner.schedule
         clips = composition.batch_size * composition.clips_per_video
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
@@ -260,7 +252,7 @@ class Trainer:
             )
 
     def describe(self, name: str, text: str) -> None:
-        """Print a line of the description of the run, wrapped at 100 columns."""
+        """Print a line of the settings, wrapped at 100 columns."""
         self.say(
             textwrap.fill(
                 f"{name:13}{text}", 100, subsequent_indent=" " * 13, break_long_words=False, break_on_hyphens=False
@@ -268,19 +260,19 @@ class Trainer:
         )
 
     def say(self, text: str) -> None:
-        """Print from the first rank."""
+        """Print from rank 0."""
         if self.rank == 0:
             print(text)
 
 
 @contextmanager
-def skipped_told() -> Iterator[Counter[str]]:
-    """Counts the clips that are skipped since they are damaged, and names them at the end, however that comes."""
+def report_skipped() -> Iterator[Counter[str]]:
+    """A counter of damaged clips that were skipped, printed when the run ends."""
     skipped: Counter[str] = Counter()
     try:
         yield skipped
     finally:
         if skipped:
-            tqdm.write(f"{skipped.total()} damaged clips were skipped and counted for nothing:", file=sys.stderr)
+            tqdm.write(f"{skipped.total()} damaged clips were skipped:", file=sys.stderr)
             for what, times in skipped.most_common():
                 tqdm.write(f"{times:6d} of {what}", file=sys.stderr)

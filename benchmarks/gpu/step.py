@@ -19,11 +19,11 @@ from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
-from gdt.train.cost import arithmetic, memory, peak
-from gdt.train.kernels import Kernels, first_right, ways
+from gdt.train.cost import memory, peak_flops, training_flops
+from gdt.train.kernels import Kernels, candidate_kernels, choose_kernels
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Optimization, Pretrain
-from gdt.train.step import Gradient, How, Metrics
+from gdt.train.step import Gradient, Metrics, StepConfig
 
 BANDS = 40
 _MEAN, _STD = np.full(3, 110.0), np.full(3, 60.0)
@@ -86,7 +86,7 @@ class Step:
         if way.side_stream:
             side_stream(model, device)
         Kernels(precision, way.channels_last, way.compiled).apply(model)
-        how = How(run.composition.factors, run.temperature, run.seed, precision, bn_group_size, micro_batch_size)
+        how = StepConfig(run.composition.factors, run.temperature, run.seed, precision, bn_group_size, micro_batch_size)
         self.batch = batch_of(take_rank(tree_of(run).plan(0, 0), 0, 1, bn_group_size), run, device)
         if not way.bytes:
             self.batch.inputs["video"] = self.batch.inputs["video"].floats().contiguous()
@@ -147,9 +147,9 @@ def measured(settings: Settings, device: torch.device, way: Way, leaves: int) ->
 
     taken = seconds(take, settings.size.steps, device)
     found: dict[str, float | str] = {"clips/s": leaves / taken, "ms": 1000 * taken}
-    stated, what = peak(device), (run.network, run.clip, BANDS, run.composition.modalities)
+    stated, what = peak_flops(device), (run.network, run.clip, BANDS, run.composition.modalities)
     if stated is not None:
-        found["MFU %"] = 100 * leaves * sum(arithmetic(*what).values()) / taken / stated
+        found["MFU %"] = 100 * leaves * sum(training_flops(*what).values()) / taken / stated
     of_leaf = memory(*what, torch.bfloat16 if way.bfloat16 else torch.float32, way.recomputed)
     found |= {"GiB": most_held(device), "GiB counted": leaves * sum(of_leaf.values()) / 2**30}
     return found | {"loss": loss, "last loss": float(last[0].loss)}
@@ -164,9 +164,9 @@ def kernels(settings: Settings, rows: Rows, device: torch.device) -> None:
     def chosen() -> Values:
         said: list[str] = []
         cuda, size = on_gpu(device), settings.size
-        candidates = ways(torch.bfloat16 if cuda else torch.float32, compiled=cuda)
+        candidates = candidate_kernels(torch.bfloat16 if cuda else torch.float32, compiled=cuda)
         with numbers(benchmark=True):
-            found = first_right(candidates, size.network, size.clip, size.leaves_of_ideas, 0, device, said.append)
+            found = choose_kernels(candidates, size.network, size.clip, size.leaves_of_ideas, 0, device, said.append)
         kept = {"bfloat16": found.precision == torch.bfloat16, "channels_last": found.channels_last,
                 "compiled": found.compiled}  # fmt: skip
         return {name: "yes" if value else "no" for name, value in kept.items()} | {"is": "; ".join(said)}

@@ -113,7 +113,7 @@ def _rows(
     """One row per factor and network, and what is to be said of those that are missing."""
     crop = centred(trained.settings.augmentation.scale[0])
     clip, ranges = trained.settings.clip, trained.settings.augmentation
-    planner = Planner(trained.normalised(index), order, clip, crop, ranges, settings)
+    planner = Planner(trained.normalise(index), order, clip, crop, ranges, settings)
     networks, notes = _networks(trained, index, order)
     notes = [promised.why] * bool(promised.why) + notes
     if trained.statistics is None:

@@ -283,9 +283,9 @@ def listen(trained: Trained, index: Index, split: str, settings: Report, key: st
     both = ("video", "audio")
     if not set(both) <= set(trained.model.modalities):
         raise UserError("the model was trained without sound or without pictures, so none is asked with the other")
-    index = trained.normalised(index)
+    index = trained.normalise(index)
     clip = trained.settings.clip
-    held_out = crossmodal.with_all(index, np.flatnonzero(index.split == split), clip, both)
+    held_out = crossmodal.usable_videos(index, np.flatnonzero(index.split == split), clip, both)
     drawn = np.random.Generator(np.random.Philox(settings.seed)).permutation(held_out)[: settings.points]
     videos = np.sort(drawn)
     if len(videos) < 2:
@@ -373,7 +373,7 @@ def batch_of(trained: Trained, settings: Report, key: str) -> Leaves:
     per_video = int(np.prod([factor.k for factor in train.composition.factors[1:]]))
     videos = min(train.composition.batch_size, max(2, settings.leaves // per_video))
     small = replace(train, batch_size=videos)
-    index = trained.normalised(Index.open(train.shard_folder))
+    index = trained.normalise(Index.open(train.shard_folder))
     tree, words = small.tree(index), small.words(index)
     device = any_device()
     with Loader(index, [tree.plan(0, 0)], train.clip, device, Loading(threads=1), words) as loader:

@@ -227,7 +227,7 @@ def _outputs(
 
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
     plans = uniform_plans(index, videos, clips, clip, crop)
-    return outputs(trained.normalised(index), plans, clip, device, forward, bar, clips)
+    return outputs(trained.normalise(index), plans, clip, device, forward, bar, clips)
 
 
 def _measure(model: Model, values: np.ndarray, spread: np.ndarray, shown: np.ndarray, settings: Figures) -> Measured:

@@ -94,7 +94,7 @@ def test_rows_per_clip_are_what_the_networks_give(checkpoint: Path, index: Index
     plan = uniform_clips(index, np.array([2]), 3, trained.settings.clip, replace(EVALUATION, scale=(side, side)),
                          modalities=("video", "audio"))  # fmt: skip
     with (
-        Loader(trained.normalised(index), [plan], trained.settings.clip, CPU, Loading()) as loader,
+        Loader(trained.normalise(index), [plan], trained.settings.clip, CPU, Loading()) as loader,
         torch.inference_mode(),
     ):
         (batch,) = loader

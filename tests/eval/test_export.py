@@ -42,7 +42,7 @@ def checkpoint_of(folder: Path, settings: Pretrain, modalities: tuple[str, ...] 
     model = drawn(GDT(settings.network, modalities))
     path = folder / checkpoint.NAME
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    state = checkpoint.state_of(model, optimizer, 7, to_json(settings), Data("data", STATISTICS))
+    state = checkpoint.make_state(model, optimizer, 7, to_json(settings), Data("data", STATISTICS))
     checkpoint.write(path, state)
     return path
 

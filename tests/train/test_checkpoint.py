@@ -38,7 +38,7 @@ def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
 
 
 def save(path: Path, step: int, settings: str = "{}") -> None:
-    checkpoint.write(path, checkpoint.state_of(*model_at(step), step, settings, DATA))
+    checkpoint.write(path, checkpoint.make_state(*model_at(step), step, settings, DATA))
 
 
 def same(state: dict, step: int) -> bool:

@@ -19,7 +19,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.crossmodal import Probe, embed, hits, ranks, with_all
+from gdt.train.crossmodal import Probe, embed, hits, ranks, usable_videos
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
@@ -72,9 +72,9 @@ def test_videos_without_sound_or_too_short_take_no_part(index: Index) -> None:
     mute = replace(index, mel_count=np.where(np.arange(len(index)) == 2, 0, index.mel_count))
     short = replace(mute, frame_count=np.where(np.arange(len(index)) == 5, 3, index.frame_count))
     every = np.arange(8)
-    assert with_all(short, every, TINY.clip, ("video", "audio")).tolist() == [0, 1, 3, 4, 6, 7]
-    assert with_all(short, every, TINY.clip, ("video",)).tolist() == [0, 1, 2, 3, 4, 6, 7]
-    assert with_all(short, every, Clip(frames=1000), ("video",)).tolist() == []
+    assert usable_videos(short, every, TINY.clip, ("video", "audio")).tolist() == [0, 1, 3, 4, 6, 7]
+    assert usable_videos(short, every, TINY.clip, ("video",)).tolist() == [0, 1, 2, 3, 4, 6, 7]
+    assert usable_videos(short, every, Clip(frames=1000), ("video",)).tolist() == []
 
 
 def test_words_are_compared_where_some_are_said(captioned: Path, word2vec: Path) -> None:
@@ -84,7 +84,7 @@ def test_words_are_compared_where_some_are_said(captioned: Path, word2vec: Path)
     network = replace(TINY.network, word_dimensions=words.dimensions)
     model, videos = GDT(network, ("video", "text")), np.arange(6)
     silent = replace(index, text_count=np.where(np.arange(len(index)) == 3, 0, index.text_count))
-    usable = with_all(silent, videos, TINY.clip, ("video", "text"))
+    usable = usable_videos(silent, videos, TINY.clip, ("video", "text"))
     assert usable.tolist() == [0, 1, 2, 4, 5]
     found = embed(model, silent, usable, TINY.clip, 36, 2, CPU, ("video", "text"), words)
     assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1

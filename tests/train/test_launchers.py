@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.train.launch import first_host, has_own_gpu, ranks, require_meeting
+from gdt.train.launch import first_host, ranks, require_meeting, sees_one_gpu
 from tests.conftest import Run
 from tests.test_mistakes import sentence, tiny
 
@@ -90,13 +90,13 @@ def test_the_first_machine_is_that_of_scontrol_show_hostnames(nodes: str, first:
 
 def test_a_task_may_see_its_own_gpu_alone() -> None:
     own = {"LOCAL_WORLD_SIZE": "2", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "1"}
-    assert has_own_gpu(own)
+    assert sees_one_gpu(own)
     for other in (  # all see all, or none, or one
         {"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": ""}, {"SLURM_GPUS_ON_NODE": "1"},
         {"LOCAL_WORLD_SIZE": "1"}, {"SLURM_GPUS_ON_NODE": ""},
     ):  # fmt: skip
-        assert not has_own_gpu(own | other)
-    assert not has_own_gpu({})
+        assert not sees_one_gpu(own | other)
+    assert not sees_one_gpu({})
 
 
 def test_what_is_wrong_with_the_start_of_ranks_is_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.train import kernels
 from gdt.train import memory as fitting
-from gdt.train.cost import WIDE, WIDER, arithmetic, memory
-from gdt.train.kernels import Kernels, first_right, ways
+from gdt.train.cost import WIDE, WIDER, memory, training_flops
+from gdt.train.kernels import Kernels, candidate_kernels, choose_kernels
 from gdt.train.learner import Learner
-from gdt.train.memory import Fit, fit, prepared, room
+from gdt.train.memory import Fit, available_memory, fit, plan_run
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from tests.train.drawn import draw
@@ -118,10 +118,10 @@ def test_memory_and_arithmetic_are_those_of_the_real_network() -> None:
 
     assert really(5, 0) - really(3, 0) == pytest.approx(2 * found, rel=0.02)
     assert again < 0.8 * found
-    flops = arithmetic(network, clip, 40, ("video", "audio"))
+    flops = training_flops(network, clip, 40, ("video", "audio"))
     stem = 2 * 3 * 49 * network.stem_middle * clip.frames * 16 * 16  # the first convolution, forward
     assert 3 * stem < flops["video"] < 3 * 40 * stem and 0 < flops["audio"] < flops["video"]
-    assert 0 < room(CPU) < 2**50
+    assert 0 < available_memory(CPU) < 2**50
 
 
 def test_kernels_that_are_wrong_slow_or_missing_are_not_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,17 +143,17 @@ def test_kernels_that_are_wrong_slow_or_missing_are_not_computed_with(monkeypatc
 
     monkeypatch.setattr(kernels, "_measured", measured)
     said: list[str] = []
-    candidates = ways(bf16, compiled=True)
-    assert first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(torch.float32)
+    candidates = candidate_kernels(bf16, compiled=True)
+    assert choose_kernels(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(torch.float32)
     reasons = ("compiled: no compiler (torch", "from float32 by nan of", "9.0 times as long as", "computing in float32")
     for line, part in zip(said, reasons, strict=True):
         assert part in line and "cuDNN" in line, said
     results[Kernels(bf16)] = (truth * 1.02, 0.5)
-    assert first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(bf16)
-    assert "computing in bfloat16, channels last; cuDNN not there, features within 0.02 of float32" in said[-1]
+    assert choose_kernels(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(bf16)
+    assert "computing in bfloat16, channels last; cuDNN not available, features within 0.02 of float32" in said[-1]
     results[Kernels(bf16, compiled=True)] = RuntimeError("CUDA out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
-        first_right(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append)
+        choose_kernels(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append)
 
 
 def test_kernels_are_measured_on_the_network_itself() -> None:
@@ -162,7 +162,7 @@ def test_kernels_are_measured_on_the_network_itself() -> None:
     said: list[str] = []
     plain = [Kernels(torch.float32, channels_last=False), Kernels(torch.float32)]
     for candidates in (plain, plain[::-1]):
-        assert first_right(candidates, network, clip, 4, 2, CPU, said.append) == candidates[0]
+        assert choose_kernels(candidates, network, clip, 4, 2, CPU, said.append) == candidates[0]
         assert float(said[-1].split("within ")[1].split()[0]) < 1e-4
 
 
@@ -190,16 +190,16 @@ def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: py
             raise RuntimeError("CUDA out of memory. Tried to allocate")
         return candidates[0]
 
-    monkeypatch.setattr(fitting, "first_right", trial)
-    monkeypatch.setattr(fitting, "room", lambda device: 0.4 * GIB)
+    monkeypatch.setattr(fitting, "choose_kernels", trial)
+    monkeypatch.setattr(fitting, "available_memory", lambda device: 0.4 * GIB)
     said: list[str] = []
     settings = replace(SMALL, preset="e", batch_size=128)
-    plan = prepared(settings, settings.composition, 40, None, CPU, 1, said.append, trial=True)
+    plan = plan_run(settings, settings.composition, 40, None, CPU, 1, said.append, trial=True)
     assert tried == sorted(tried, reverse=True) and tried[-1] <= 8 < tried[-2]
     assert plan.settings.bn_group_size == plan.fit.bn_group_size <= 8
     assert all(line.startswith("out of memory with batch norm over") for line in said) and len(said) == len(tried) - 1
     # groups that were asked for are kept, whatever comes
-    plan = prepared(
+    plan = plan_run(
         replace(settings, bn_group_size=16), settings.composition, 40, None, CPU, 1, said.append, trial=True
     )
     assert plan.settings.bn_group_size == 16
@@ -208,12 +208,12 @@ def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: py
 def test_a_run_keeps_the_groups_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = replace(SMALL, bn_group_size=2)
     for memory_there in (0.001 * GIB, 100 * GIB):
-        monkeypatch.setattr(fitting, "room", lambda device, there=memory_there: there)
-        plan = prepared(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
+        monkeypatch.setattr(fitting, "available_memory", lambda device, there=memory_there: there)
+        plan = plan_run(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
         assert plan.settings.bn_group_size == 2 and (plan.fit.micro_batch_size > 0) == (memory_there < GIB)
-    prepared(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # 2 groups of each of 4 leaves
+    plan_run(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # 2 groups of each of 4 leaves
     with pytest.raises(UserError, match=r"4 videos .* groups of --bn-group-size 2 for 16 GPUs; take 1, 2, 4 or 8 GPUs"):
-        prepared(SMALL, SMALL.composition, 40, begun, CPU, 16, print, trial=False)
+        plan_run(SMALL, SMALL.composition, 40, begun, CPU, 16, print, trial=False)
 
 
 def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,11 +229,11 @@ def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.
         said.append(value)
         return -math.inf if len(said) == 2 else value  # the other rank has had no memory for its first trial
 
-    monkeypatch.setattr(fitting, "first_right", trial)
+    monkeypatch.setattr(fitting, "choose_kernels", trial)
     monkeypatch.setattr(fitting, "_least", least)
-    monkeypatch.setattr(fitting, "room", lambda device: 0.1 * GIB)
+    monkeypatch.setattr(fitting, "available_memory", lambda device: 0.1 * GIB)
     settings = replace(SMALL, preset="e", batch_size=128)
-    plan = prepared(settings, settings.composition, 40, None, CPU, 1, print, trial=True)
+    plan = plan_run(settings, settings.composition, 40, None, CPU, 1, print, trial=True)
     assert len(tried) == 2 and len(said) == 4  # two reductions each time, as on the rank that was short
     assert said[2] == pytest.approx(0.75 * said[0]) and plan.fit.needed < 0.85 * said[2]
 
@@ -326,7 +326,7 @@ def test_a_lack_of_memory_halves_the_chunks_says_so_and_changes_no_number(
     said = capsys.readouterr().out
     assert other.gradient.micro_batch_size == 4
     for before, after in ((16, 8), (8, 4))[micro_batch_size > 0 :]:
-        words = f"out of memory with chunks of {before} leaves; going on with --micro-batch-size {after}, and the same"
+        words = f"out of memory with micro-batches of {before} leaves; now --micro-batch-size {after}, which changes no"
         assert words in said
     assert torch.allclose(plain, halved, atol=1e-9)
     state, same = one.model.state_dict(), other.model.state_dict()
@@ -342,7 +342,7 @@ def test_where_less_at_a_time_cannot_be_a_lack_of_memory_is_raised(
     capsys.readouterr()
     with pytest.raises(torch.OutOfMemoryError):  # over the whole batch more is computed twice, and then there is no way
         curve(shards, most=3)
-    assert "going on with the first stages' activations computed twice" in capsys.readouterr().out
+    assert "now recomputing activations of the first stages" in capsys.readouterr().out
 
 
 @pytest.mark.slow  # it compiles C++ for a minute or two

@@ -88,7 +88,7 @@ def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
-    assert "the same command goes on from there" in output
+    assert "run the same command to resume" in output
     step = torch.load(run / "checkpoint.pt", weights_only=True)["step"]
     assert step == len(losses(run)) < STEPS
     assert command(*arguments(shards, run, *DROPOUT)).returncode == 0
@@ -163,7 +163,7 @@ def test_cached_batches_only_measure_speed(shards: Path, tmp_path: Path, capsys:
     once = losses(tmp_path)
     pretrain(settings)
     assert len(once) == 5 and once[:2] == losses(tmp_path)[:2] and once[2:] != losses(tmp_path)[2:]
-    with pytest.raises(UserError, match="holds a run, and --cached-batches only measures speed; set --out to another"):
+    with pytest.raises(UserError, match="holds a run; --cached-batches only measures speed, so set --out to another"):
         pretrain(cached)
     with pytest.raises(UserError, match="cached_batches only measures speed"):
         api.pretrain(shards, "tiny", cached_batches=2)
@@ -249,7 +249,7 @@ def test_damage_ends_a_run_with_its_name_and_nothing_learned_is_lost(
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.prefetch", 1, "--loading.clips-at-once", 2))
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and "shard-000001.h5 is damaged: frame" in said
-    assert said.endswith("; --loading.damaged skip goes on without such clips")
+    assert said.endswith("; --loading.damaged skip ignores such clips")
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     assert 0 < state["step"] == len(losses(run)) < STEPS
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))

@@ -102,7 +102,7 @@ def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path:
         codes, said = ended(start((), difference))
         assert codes == [2, 2]
         assert f"error: rank 1 starts with {words}" in said[0]
-        assert "; start all of them with the same command" in said[0]
+        assert "; start all ranks with the same command" in said[0]
         assert said[1] == ""  # told once
     assert not (tmp_path / "run").exists()
 

@@ -120,7 +120,7 @@ def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
     first, second = (start["step"] for start in starts(run))
     assert first == 0 and 2 < second < steps
     log = (run / "slurm-7.log").read_text()  # of both starts
-    assert f"stopped after step {second} of {steps}; the same command goes on from there" in log
+    assert f"stopped after step {second} of {steps}; run the same command to resume" in log
     assert "job 7 was told to stop; it is queued again, and goes on from its checkpoint" in log
     assert f"the trained model is in {run}/checkpoint.pt" in log and "rror" not in log
     assert len(cluster.lines("requeued")) == 1 and len(cluster.lines("steps")) == 2

@@ -19,7 +19,7 @@ from gdt.pipeline.tree import Tree
 from gdt.train.distributed import StopSignal
 from gdt.train.learner import Learner
 from gdt.train.models.gdt import GDT
-from gdt.train.norm import SyncBatchNorm, synchronised
+from gdt.train.norm import SyncBatchNorm, synchronise
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain
 from tests.train.test_checkpoint import DATA
@@ -105,7 +105,7 @@ def test_batch_norm_over_all_ranks_is_torchs_on_gpus_and_ours_elsewhere() -> Non
         model = GDT(TINY.network)
         before = {name: module for name, module in model.named_modules() if isinstance(module, norms)}
         state = model.state_dict()
-        after = synchronised(model, torch.device(device))
+        after = synchronise(model, torch.device(device))
         found = {name: module for name, module in after.named_modules() if isinstance(module, kind)}
         assert found.keys() == before.keys() and len(before) > 10
         assert all(torch.equal(value, state[name]) for name, value in after.state_dict().items())

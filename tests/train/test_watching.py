@@ -108,7 +108,7 @@ def test_weights_and_biases_get_the_same_figures(
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [{"step": step} | metrics for step, metrics in told.items()] == rows
     monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
-    with pytest.raises(UserError, match="--wandb needs a package that is not installed: pip install wandb"):
+    with pytest.raises(UserError, match="--wandb needs the package wandb; run 'pip install wandb'"):
         pretrain(replace(settings, out=tmp_path / "other", steps=3, wandb="mine"))
 
 

@@ -22,7 +22,7 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.train import checkpoint
 from gdt.train.checkpoint import load_model
-from gdt.train.learner import begin_with
+from gdt.train.learner import start_from
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization
@@ -325,7 +325,7 @@ def test_random_parts_of_weights_from_elsewhere_are_not_taken() -> None:
     small = SIZES["tiny"][1].network
     model, start = GDT(small), random(GDT(small, ["video"]))
     head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
-    said = begin_with(model, start, "r2plus1d_18.pth", ("mlp_v",))
+    said = start_from(model, start, "r2plus1d_18.pth", ("mlp_v",))
     assert said == "took video_network; random mlp_v, audio_network, mlp_a"
     assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())
     weights = model.video_network.state_dict()
