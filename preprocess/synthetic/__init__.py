@@ -1,4 +1,4 @@
-"""Generated data sets: one file each, as `standard` and `hard`; files.py says what it holds."""
+"""Synthetic data sets: one file each, such as `standard` and `hard`; files.py has their base class."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["GeneratedSet", "Synthetic", "generate", "generated"]
 
 
 def generated(name: str) -> type[GeneratedSet]:
-    """The settings of a generated set: those of `synthetic-x` are the one GeneratedSet that x.py here defines."""
+    """The settings of a synthetic set: those of `synthetic-x` are the one GeneratedSet in x.py."""
     module = importlib.import_module(f"{__name__}.{name.removeprefix('synthetic').removeprefix('-') or 'standard'}")
     return next(kind for kind in GeneratedSet.__subclasses__() if kind.__module__ == module.__name__)

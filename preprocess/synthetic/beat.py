@@ -1,4 +1,4 @@
-"""When events happen in a generated video, and what a thing does and sounds like at them."""
+"""The times of events in a synthetic video, and motions and sounds on them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Array = npt.NDArray[np.floating[Any]]
 
 
 class Beat(NamedTuple):
-    """The event phase on a grid of times: `phase` in cycles and `rate`, its derivative, in Hz; both [N]."""
+    """Event phase on a grid of times: `phase` in cycles, and its derivative `rate` in Hz; both [N]."""
 
     phase: Array
     rate: Array
 
     def part(self, events: float = 1, offset: float = 0) -> Array:
-        """The share, 0 to 1, of the way from one event to the next, with so many events per cycle."""
+        """Progress, 0 to 1, from one event to the next, for a number of events per cycle."""
         return np.mod(self.phase * np.float32(events) - np.float32(offset), 1)
 
     def since(self, events: float = 1, offset: float = 0) -> Array:
-        """Seconds since the last event, taking the tempo as constant from then on."""
+        """Seconds since the last event, as if the tempo were constant since."""
         return self.part(events, offset) / (events * self.rate)
 
     def wave(self, frequency: float = 1) -> Array:
-        """Sine with so many periods per cycle."""
+        """Sine with `frequency` periods per cycle."""
         return np.sin(self.phase * np.float32(2 * np.pi * frequency))
 
     def triangle(self, frequency: float = 1) -> Array:
-        """Triangle wave from -1 to 1 with so many periods per cycle."""
+        """Triangle wave from -1 to 1 with `frequency` periods per cycle."""
         return 1 - 4 * np.abs(self.part(frequency) - 0.5)
 
 
@@ -53,14 +53,14 @@ class Tempo:
         return Beat(phase.astype(np.float32), (self.rate * (1 + self.depth * np.sin(angle))).astype(np.float32))
 
     def events(self, per_cycle: float, seconds: float) -> npt.NDArray[np.float64]:
-        """Times in seconds, within the video, at which phase * per_cycle is a whole number."""
+        """Times in seconds, within the video, at which phase * per_cycle is an integer."""
         times = np.linspace(0, seconds, round(seconds * 1000) + 1)
         phase = self.beat(times).phase.astype(np.float64) * per_cycle
         return np.interp(np.arange(math.ceil(phase[0]), math.floor(phase[-1]) + 1), phase, times)
 
 
 class Motion(NamedTuple):
-    """Where the object is and how it looks, each a number or [frames]; 1 is half the picture's side, y points down."""
+    """Position and look of an object, numbers or [frames]; lengths in half the frame's side, y down."""
 
     x: Array | float = 0.0
     y: Array | float = 0.0
@@ -71,14 +71,14 @@ class Motion(NamedTuple):
 
 
 class Sound(NamedTuple):
-    """How the object sounds, each a number or [samples]: `octave` is relative to the video's pitch."""
+    """Sound of an object, numbers or [samples]; `octave` is relative to the video's pitch."""
 
     loudness: Array | float
     octave: Array | float = 0.0
     breath: float = 0.0
-    """Share of noise around the pitch, against the tone itself."""
+    """Share of noise around the pitch."""
 
 
 def decay(seconds: Array, constant: float) -> Array:
-    """Exponential decay of a struck sound or of a glow."""
+    """Exponential decay of a struck sound or a glow."""
     return np.exp(-seconds / np.float32(constant))

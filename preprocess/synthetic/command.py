@@ -1,4 +1,4 @@
-"""The command line that makes generated data sets."""
+"""gdt generate: the command line of synthetic data sets."""
 
 from __future__ import annotations
 
@@ -7,25 +7,34 @@ from pathlib import Path
 
 import tyro
 
+from gdt.common.commandline import expand_home
 from gdt.common.variables import Variables
 from gdt.pipeline.shards.layout import GENERATED
 from gdt.preprocess.synthetic import GeneratedSet, generate, generated
 
+_ARGUMENTS = """
+
+Args:
+    destination: Folder of the videos; an incomplete set with the same settings is completed.
+    workers: Processes that render and encode; by default one per core.
+    progress: Show a progress bar.
+"""
+
 
 def main(arguments: Sequence[str]) -> None:
     commands = {name: _command(generated(name)) for name in GENERATED}
-    tyro.extras.subcommand_cli_from_dict(commands, prog="gdt generate", args=arguments,
-                                         config=(tyro.conf.OmitArgPrefixes,))  # fmt: skip
+    tyro.extras.subcommand_cli_from_dict(
+        commands, prog="gdt generate", description="Generate a synthetic data set.", args=arguments,
+        config=(tyro.conf.OmitArgPrefixes,),
+    )  # fmt: skip
 
 
 def _command(kind: type[GeneratedSet]) -> Callable[..., None]:
-    def command(
-        destination: Path, settings: GeneratedSet = kind(), workers: int | None = None, progress: bool = True
-    ) -> None:
-        generate(destination, settings, workers, progress)
+    def command(destination: Path, settings: GeneratedSet = kind(), workers: int = 0, progress: bool = True) -> None:
+        generate(expand_home(destination), settings, workers, progress)
 
     command.__annotations__["settings"] = kind
-    command.__doc__ = generate.__doc__
+    command.__doc__ = (kind.__doc__ or "").partition("\n")[0] + _ARGUMENTS
     return command
 
 

@@ -1,4 +1,4 @@
-"""What generated videos are painted and sounded with: things, a backdrop, tones and the noise of a room."""
+"""Drawing and sound of synthetic videos: objects, backgrounds, tones and room noise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gdt.preprocess.synthetic.beat import Array, Motion, Sound
 
 SAMPLE_RATE = 24_000  # Hz, mono
-SUPERSAMPLING = 2  # texels per pixel of the background, so that it pans in steps of half a pixel
+SUPERSAMPLING = 2  # of the background, so that it pans in steps of half a pixel
 WAVETABLE = 2048  # samples of one period of the tone
 
 Frames = npt.NDArray[np.uint8]
@@ -28,7 +28,7 @@ def box(x: Array, y: Array, width: float, height: float) -> Array:
     return np.maximum(np.abs(x) - width, np.abs(y) - height)
 
 
-# Signed distance to the edge of a shape about 1 in radius, negative inside; x, y: [N].
+# Signed distance to the edge of a shape of about radius 1, negative inside; x, y: [N].
 SHAPES: dict[str, Callable[[Array, Array], Array]] = {
     "circle": lambda x, y: np.hypot(x, y) - 0.9,
     "square": lambda x, y: box(x, y, 0.78, 0.78),
@@ -44,17 +44,17 @@ SHAPES: dict[str, Callable[[Array, Array], Array]] = {
 
 @dataclass(frozen=True)
 class Thing:
-    """Appearance of an object, actor or distractor; lengths in half the picture's side."""
+    """Appearance of an object, actor or distractor; lengths in half the frame's side."""
 
     shape: str
     radius: float
     colours: Array
-    """Of the stripes, 0 to 255, [2, 3]."""
+    """Colours of the stripes, 0 to 255, [2, 3]."""
     stripe: tuple[float, float]
     """Wave vector of the stripes in radians per radius."""
     place: tuple[float, float]
     drift: tuple[float, float]
-    """Speed of distractors, amplitude of the actor's slow wandering; per second or length."""
+    """Speed of a distractor per second; amplitude of the actor's slow wandering."""
     angle: float
 
 
@@ -65,9 +65,7 @@ def colour(hue: float, saturation: float, value: float) -> Array:
 def draw_thing(
     rng: np.random.Generator, hue: float, radius: float | tuple[float, float], place: float, drift: float
 ) -> Thing:
-    """An object of random shape and stripes; `place` and `drift` bound its place and speed, a radius of two its
-    radius.
-    """
+    """An object of random shape and stripes, within +-`place` and +-`drift`, of this radius or one in this range."""
     saturation, direction, fineness = rng.uniform((0.6, 0, 3), (1, 2 * np.pi, 6)).tolist()
     bright, dark = colour(hue, saturation, rng.uniform(0.8, 1)), colour(hue, saturation, rng.uniform(0.2, 0.5))
     return Thing(
@@ -82,7 +80,7 @@ def draw_thing(
 
 
 def draw_ground(rng: np.random.Generator, hues: Callable[[], float]) -> Array:
-    """Two colours of a backdrop, pale and near each other, 0 to 255: [2, 3]."""
+    """Two pale, similar colours of a background, 0 to 255: [2, 3]."""
     ground, other = (colour(hues(), *rng.uniform((0.1, 0.2), (0.6, 0.8))) for _ in range(2))
     return np.stack([ground, 0.6 * ground + 0.4 * other])
 
@@ -92,7 +90,7 @@ def paint(frames: Frames, thing: Thing, motion: Motion) -> None:
     count, size = frames.shape[:2]
     x, y, angle, width, height, glow = (np.broadcast_to(np.asarray(v, np.float32), count) for v in motion)
     grid = (np.arange(size, dtype=np.float32) + 0.5) * 2 / size - 1
-    # Only pixels of the square around the object are computed, as flat arrays [N]. No shape reaches beyond 1.11.
+    # Only pixels of the square around the object are computed, as flat arrays [N]; shapes are within 1.11.
     reach = 1.11 * thing.radius * np.maximum(width, height)[:, None] + 2 / size
     rows, columns = np.abs(grid - y[:, None]) < reach, np.abs(grid - x[:, None]) < reach
     where = np.flatnonzero(rows[:, :, None] & columns[:, None, :]).astype(np.int32)
@@ -121,7 +119,7 @@ def backdrop(texture: float, colours: Array, x: Array, y: Array, size: int, rng:
     fineness = (2 + 10 * texture) / (size / 2 * SUPERSAMPLING)
     along, down = (np.arange(n)[:, None] * rng.normal(scale=fineness, size=6) for n in (width, height))
     down += rng.uniform(0, 2 * np.pi, 6)
-    # The sum of six plane waves sin(along + down), by the addition theorem two small matrix products.
+    # The sum of six plane waves sin(along + down), as two matrix products by the addition theorem.
     waves = (np.sin(down) @ np.cos(along).T + np.cos(down) @ np.sin(along).T).astype(np.float32)[..., None]
     blend = np.clip(0.5 + waves / 5, 0, 1)
     canvas = colours[0] + blend * (colours[1] - colours[0])
@@ -139,9 +137,9 @@ def wavetable(timbre: float, rng: np.random.Generator) -> Array:
 
 
 def tone(sound: Sound, pitch: float, table: Array, times: Times, until: float, rng: np.random.Generator) -> Array:
-    """A tone of that wavetable with the octaves and the breath of a sound at times [N]; `pitch` is 0 to 1.
+    """A tone with a wavetable and the octaves and breath of a sound at times [N]; `pitch` is 0 to 1.
 
-    Its breath is drawn every millisecond `until` then.
+    The breath is drawn for every millisecond up to `until`.
     """
     frequency = 250 * 2**pitch * np.exp2(np.broadcast_to(sound.octave, times.shape))
     turns = np.cumsum(frequency / SAMPLE_RATE, dtype=np.float64)
@@ -154,7 +152,7 @@ def tone(sound: Sound, pitch: float, table: Array, times: Times, until: float, r
 
 
 def room(ambience: float, count: int, rng: np.random.Generator) -> Array:
-    """Background noise [count] of unit deviation, its spectrum falling less steeply the higher `ambience` is."""
+    """Background noise [count] of unit deviation, from rumble (`ambience` 0) to hiss (1)."""
     bins = np.arange(count // 2 + 1, dtype=np.float32)
     spectrum = rng.standard_normal((len(bins), 2), np.float32).view(np.complex64)[:, 0]
     noise = np.fft.irfft(spectrum * np.maximum(bins, 1) ** np.float32(0.9 * (ambience - 1)), count)

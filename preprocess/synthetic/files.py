@@ -1,4 +1,4 @@
-"""The files of a generated data set: encoded in groups, renamed when complete, marked when all are there."""
+"""Base class and files of synthetic data sets: encoded in groups, renamed when complete, marked when all are there."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from gdt.preprocess.synthetic.beat import Array
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE, Frames
 
 SPLITS = ("train", "val", "test")
-GROUP = 25  # videos per ffmpeg process: its start costs more than encoding one video
-UNFINISHED = ".partial"  # what a name ends in until the file is complete
+GROUP = 25  # videos per ffmpeg process, whose start costs more than encoding one video
+UNFINISHED = ".partial"  # suffix of incomplete files
 
 
 class Video(NamedTuple):
@@ -35,7 +35,7 @@ class Video(NamedTuple):
 
 
 class Task(NamedTuple):
-    """One video to make, and where."""
+    """One video to generate."""
 
     path: Path
     split: str
@@ -45,15 +45,15 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class GeneratedSet(ABC):
-    """Settings of a generated data set, and what its videos are."""
+    """Settings of a synthetic data set, which renders its videos."""
 
     name: ClassVar[str]
-    """Of the set; its marker is <name>.json."""
+    """Name of the set, whose marker is <name>.json."""
     format: ClassVar[int]
-    """Raised whenever the same settings give other files."""
+    """Version of the files: raised whenever the same settings give others."""
 
     seed: int = 0
-    """Seed of everything random. Every video also has its own stream, so that it depends on no other video."""
+    """Random seed; every video has its own stream."""
     train: int = 200
     """Training videos per class."""
     val: int = 20
@@ -61,20 +61,20 @@ class GeneratedSet(ABC):
     test: int = 20
     """Test videos per class."""
     seconds: float = 4.0
-    """Duration of every video in seconds: room for several time shifts of a 1-s clip."""
+    """Duration of every video in seconds."""
     fps: int = 15
-    """Frames per second: twice as many as the small clips see, and enough for the fastest motion, a shake of 7 Hz."""
+    """Frames per second; the fastest motion has 7 Hz."""
     size: int = 64
-    """Height and width in pixels; even, as 4:2:0 chroma needs."""
+    """Height and width in pixels; must be even."""
 
     def __post_init__(self) -> None:
-        wrong = {
-            f"size is {self.size}; it must be even and at least 16": self.size < 16 or self.size % 2 == 1,
-            "train, val, test and seed must not be negative": min(self.train, self.val, self.test, self.seed) < 0,
-            "seconds and fps must be positive": self.seconds <= 0 or self.fps <= 0,
-        }
-        if reasons := [reason for reason, is_wrong in (wrong | self.wrong()).items() if is_wrong]:
-            raise UserError(f"the settings of the {self.name} data set are wrong: {'; '.join(reasons)}.")
+        checks = {
+            f"size is {self.size}; it must be even and at least 16": self.size >= 16 and self.size % 2 == 0,
+            "train, val, test and seed must not be negative": min(self.train, self.val, self.test, self.seed) >= 0,
+            "seconds and fps must be positive": self.seconds > 0 and self.fps > 0,
+        } | self.checks()
+        if problems := [message for message, passed in checks.items() if not passed]:
+            raise UserError(f"invalid settings of {self.name}: {'; '.join(problems)}")
 
     @property
     @abstractmethod
@@ -82,16 +82,16 @@ class GeneratedSet(ABC):
         """Names of the classes."""
 
     @abstractmethod
-    def wrong(self) -> dict[str, bool]:
-        """What may be wrong with the set's own settings, and whether it is."""
+    def checks(self) -> dict[str, bool]:
+        """Messages about the set's own settings, and whether each check passes."""
 
     @abstractmethod
     def render(self, split: str, action: str, n: int) -> Video:
         """The n-th video of an action in a split."""
 
     @abstractmethod
-    def beside(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Files beside the videos, by name, as text."""
+    def metadata(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Text files of labels or captions, by name."""
 
     @property
     def marker(self) -> str:
@@ -99,7 +99,7 @@ class GeneratedSet(ABC):
 
 
 def tasks(destination: Path, settings: GeneratedSet) -> list[Task]:
-    """Every video of the set; the file stem is its id, unique over splits and classes."""
+    """Every video of the set; file stems are unique ids."""
     return [
         Task(destination / split / action / f"{split}_{action}_{n:04d}.mp4", split, action, n)
         for split in SPLITS
@@ -109,7 +109,7 @@ def tasks(destination: Path, settings: GeneratedSet) -> list[Task]:
 
 
 def ffmpeg_command(settings: GeneratedSet, raw: Sequence[tuple[Path, Path]], outputs: Iterable[Path]) -> list[str]:
-    """One process that turns pairs of raw frames and samples into as many MP4 files, the same bytes every time."""
+    """The ffmpeg command that encodes pairs of raw frames and samples as MP4 files, bit-exact."""
     side, exact = str(settings.size), "+bitexact"
     command = ["ffmpeg", "-nostdin", "-y", "-v", "error"]
     for frames, samples in raw:
@@ -118,14 +118,14 @@ def ffmpeg_command(settings: GeneratedSet, raw: Sequence[tuple[Path, Path]], out
     for k, output in enumerate(outputs):
         command += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", "-threads", "1", "-fflags", exact]
         command += ["-c:v", "libx264", "-preset", "superfast", "-crf", "20", "-g", "15", "-pix_fmt", "yuv420p"]
-        # The default search of the AAC encoder costs as much as all the rest.
+        # the default search of the AAC encoder takes as long as everything else
         command += ["-c:a", "aac", "-aac_coder", "fast", "-b:a", "64k", "-flags:v", exact, "-flags:a", exact]
         command += ["-movflags", "+faststart", "-f", "mp4", str(output)]
     return command
 
 
 def make_group(settings: GeneratedSet, group: Sequence[Task]) -> int:
-    """Render and encode a few videos with one ffmpeg process; returns how many. Raises `UserError` if it fails."""
+    """Render and encode videos with one ffmpeg process; returns their number. Raises UserError if ffmpeg fails."""
     with tempfile.TemporaryDirectory() as folder:
         raw = [(Path(folder, f"{k}.rgb"), Path(folder, f"{k}.pcm")) for k in range(len(group))]
         for (frames, samples), task in zip(raw, group, strict=True):
@@ -144,47 +144,47 @@ def run_ffmpeg(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except FileNotFoundError:
-        raise UserError("ffmpeg was not found; install it (it needs libx264) and make sure it is on PATH.") from None
+        raise UserError("ffmpeg is not on PATH; install it, with libx264") from None
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise UserError(f"ffmpeg could not encode the synthetic videos (exit status {done.returncode}):\n{last}")
+        raise UserError(f"ffmpeg failed to encode synthetic videos (exit status {done.returncode}):\n{last}")
 
 
 def claim(destination: Path, settings: GeneratedSet) -> bool:
-    """Whether the set is still to be made or completed, under a marker that says with which settings.
+    """Whether the set is missing or incomplete, in which case a marker with the settings is there afterwards.
 
-    Raises `UserError` if the folder holds a set with other settings, or something else.
+    Raises UserError if the folder holds a set with other settings, or something else.
     """
-    described: dict[str, object] = {"format": settings.format, **asdict(settings)}
+    expected: dict[str, object] = {"format": settings.format, **asdict(settings)}
     marker, unfinished = destination / settings.marker, destination / (settings.marker + UNFINISHED)
     found = next((path for path in (marker, unfinished) if path.exists()), None)
     if found is None:
-        if taken := [name for name in (*SPLITS, *settings.beside([])) if (destination / name).exists()]:
+        if taken := [name for name in (*SPLITS, *settings.metadata([])) if (destination / name).exists()]:
             raise UserError(
-                f"{destination} holds {', '.join(taken)}, but no {settings.marker}; it is not a {settings.name} data "
-                "set. Choose another destination."
+                f"{destination} holds {', '.join(taken)}, but no {settings.marker}, so it is not {settings.name}; set "
+                "--destination to another folder"
             )
         destination.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(json.dumps(described, indent=2) + "\n")
+        unfinished.write_text(json.dumps(expected, indent=2) + "\n")
         return True
     existing = json.loads(found.read_text())
-    if differing := [key for key in described if existing.get(key) != described[key]]:
-        what = ", ".join(f"{key} is {existing.get(key)} there, {described[key]} here" for key in differing)
+    if differing := [key for key in expected if existing.get(key) != expected[key]]:
+        what = ", ".join(f"{key} was {existing.get(key)}, now {expected[key]}" for key in differing)
         raise UserError(
-            f"{destination} holds a {settings.name} data set made with other settings: {what}. "
-            "Use the same settings, delete the folder, or choose another destination."
+            f"{destination} holds a {settings.name} data set with other settings ({what}); use the same settings, "
+            "delete the folder, or set --destination to another"
         )
     return found == unfinished
 
 
-def make_all(settings: GeneratedSet, missing: Sequence[Task], workers: int, progress: bool) -> None:
+def make_missing(settings: GeneratedSet, missing: Sequence[Task], workers: int, progress: bool) -> None:
     groups = [missing[k : k + GROUP] for k in range(0, len(missing), GROUP)]
     with tqdm(total=len(missing), desc=f"{settings.name} videos", unit="video", disable=not progress) as bar:
         if min(workers, len(groups)) <= 1:
             for group in groups:
                 bar.update(make_group(settings, group))
             return
-        # Spawned, not forked: the caller may have started threads.
+        # spawned, not forked: the caller may have started threads
         context = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(min(workers, len(groups)), mp_context=context)
         try:
@@ -194,17 +194,17 @@ def make_all(settings: GeneratedSet, missing: Sequence[Task], workers: int, prog
             pool.shutdown(cancel_futures=True)
 
 
-def generate(destination: Path, settings: GeneratedSet, workers: int | None = None, progress: bool = True) -> None:
-    """Make a data set: `<split>/<class>/<id>.mp4`, what lies beside and, once complete, the marker.
+def generate(destination: Path, settings: GeneratedSet, workers: int = 0, progress: bool = True) -> None:
+    """Write a data set: `<split>/<class>/<id>.mp4`, labels or captions and, once complete, the marker.
 
-    A complete set with the same settings is left alone, a half-made one completed. `workers` processes render and
-    encode, by default one per CPU core. Raises `UserError` if the destination is taken or ffmpeg fails.
+    A complete set with the same settings is left alone, an incomplete one completed. `workers` processes render and
+    encode, 0 for one per core. Raises UserError if the destination is in use or ffmpeg fails.
     """
     if not claim(destination, settings):
         return
-    every = tasks(destination, settings)
-    missing = [task for task in every if not task.path.exists()]
-    make_all(settings, missing, workers or len(os.sched_getaffinity(0)), progress)
-    for name, text in settings.beside(every).items():
+    all_tasks = tasks(destination, settings)
+    missing = [task for task in all_tasks if not task.path.exists()]
+    make_missing(settings, missing, workers or len(os.sched_getaffinity(0)), progress)
+    for name, text in settings.metadata(all_tasks).items():
         write_text(destination / name, text)
     (destination / (settings.marker + UNFINISHED)).rename(destination / settings.marker)

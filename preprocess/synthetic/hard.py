@@ -1,9 +1,8 @@
-"""The data set `synthetic-hard`, on which rows can differ; docs/synthetic_hard.md says what it is and why.
+"""The data set `synthetic-hard`, on which compositions can differ; see docs/synthetic_hard.md.
 
-Five motions, each in two directions of time or orders of two events. A motion of the first kind is a function of one
-phase, for its picture and for its sound. Its twin has the phase run backwards, so that one is the other reversed in
-time, exactly and by construction. What is seen and heard besides the action is drawn without regard to it, and its
-parts without regard to each other.
+Five motions, each in two directions of time or two orders of its events. A directed motion and its sound are functions
+of one phase, and its twin runs the phase backwards, so that one is exactly the other reversed in time. Everything else
+is drawn independently of the action.
 """
 
 from __future__ import annotations
@@ -22,31 +21,30 @@ from gdt.preprocess.synthetic.beat import Array, Beat, Motion, Sound, Tempo, dec
 from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video
 
 RAMP = 0.9
-"""The share of a cycle that a slow ramp takes; the quick return takes the rest: about one frame of a small clip."""
+"""Share of a cycle that a slow ramp takes; the quick return takes about one frame of a small clip."""
 GAP = 0.3
-"""Of a cycle, from the first event to the second; the way back to the first is more than twice as long."""
+"""Share of a cycle from the first event to the second; the rest is more than twice as long."""
 FADE = 0.16
-"""Seconds in which what is seen of an event falls to a third."""
+"""Seconds in which the visible part of an event decays to a third."""
 
 Motions = Callable[[Beat], Motion]
 Sounds = Callable[[Beat], tuple[Sound, ...]]
 TEMPI = {"slow": 1.3, "medium": 1.1, "fast": 0.9}
-"""Seconds of a cycle, which fits into a clip of 0.97 s."""
+"""Seconds per cycle, for clips of 0.97 s."""
 COLOURS = ("red", "yellow", "green", "cyan", "blue", "purple")
-"""Hues, evenly spaced."""
 TIMBRES = ("pure", "soft", "bright", "sharp")
-"""From a tone almost without harmonics to one whose harmonics are almost as strong, evenly spaced."""
+"""From almost no harmonics to strong ones, evenly spaced."""
 SOUNDS = ("sync", "late", "missing", "offscreen")
 IDLE = ("drift", "circle", "wobble", "walk")
-"""How things move that do nothing."""
+"""Motions of distractors."""
 WALK = 0.5
 """Seconds between the turns of a random walk."""
 RIM = 0.75
-"""Of a thing's radius, where its marker is: without it a disc would not be seen to turn."""
+"""Distance of the marker, in radii: without one, a disc would not be seen to turn."""
 
 
 def saw(beat: Beat) -> Array:
-    """-1 to 1 along the ramp of a cycle and back in its return."""
+    """-1 to 1 along the ramp of a cycle, and back in its return."""
     part = beat.part()
     return np.where(part < RAMP, 2 * part / RAMP - 1, 1 - 2 * (part - RAMP) / (1 - RAMP))
 
@@ -69,12 +67,12 @@ def swell(beat: Beat) -> tuple[Sound, ...]:
 
 
 def turns(beat: Beat) -> Array:
-    """Whole rounds and the part of one, of a circling whose speed rises steadily from rest and drops to it at once."""
+    """Rounds of a circling whose speed rises steadily from rest and then drops to it at once."""
     return np.floor(beat.phase) + beat.part() ** 2
 
 
 def circle(beat: Beat) -> Motion:
-    # the faster, the further out and the hotter: acceleration alone is hard to see in 8 small pictures
+    # faster is further out and brighter: acceleration alone is hard to see in 8 small frames
     angle, fast = 2 * np.pi * turns(beat), 0.5 + 0.5 * saw(beat)
     radius = 0.1 + 0.4 * fast
     return Motion(x=radius * np.cos(angle), y=radius * np.sin(angle), angle=angle, glow=0.8 * fast)
@@ -119,24 +117,23 @@ def boing(beat: Beat) -> Sound:
 
 
 def backwards(beat: Beat) -> Beat:
-    """The beat whose phase runs against time."""
+    """The beat with its phase reversed."""
     return Beat(-beat.phase, beat.rate)
 
 
 def later(beat: Beat) -> Beat:
-    """The beat of what happens GAP of a cycle later."""
+    """The beat of events that come GAP of a cycle later."""
     return Beat(beat.phase - np.float32(GAP), beat.rate)
 
 
 class Action(NamedTuple):
-    """A class: the motion that it shares with its twin, and what tells it from the twin."""
+    """A class: the motion that it shares with its twin, and the direction or order that differs."""
 
     motion: str
     direction: str
-    """forwards or backwards; empty where the order of events makes the difference."""
+    """forwards or backwards; empty if the order differs."""
     order: str
-    """Which of the two events, that of the high or of the low sound, is first; empty where the direction of time makes
-    the difference."""
+    """Which event is first, the one with the high or the low sound; empty if the direction differs."""
     move: Motions
     sound: Sounds
 
@@ -160,7 +157,7 @@ def ordered(motion: str, order: str, first: Event, second: Event) -> Action:
 
 _FLASH, _HOP, _TURN, _SQUASH = (flash, click), (hop, thud), (turn, whirr), (squash, boing)
 
-# Twins stand side by side.
+# Twins are adjacent.
 ACTIONS = {
     "rise": directed("lift", "forwards", rise, glide),
     "fall": directed("lift", "backwards", rise, glide),
@@ -177,44 +174,45 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class SyntheticHard(GeneratedSet):
-    """Settings of the generated data set on which rows can differ; equal settings give equal files.
+    """Twins of actions that differ only in the direction of time or the order of events; equal settings, equal files.
 
-    Those from `distractors` on make it harder; docs/synthetic_hard.md has the record of how they were chosen.
+    docs/synthetic_hard.md says how the settings from `distractors` on, which make it harder, were chosen.
     """
 
     name: ClassVar[str] = "synthetic-hard"
     format: ClassVar[int] = 2
 
     distractors: int = 1
-    """The most other things that move, and never sound: each video has one to so many; 0 for none."""
+    """Maximum number of moving, silent distractors; each video has at least one, unless this is 0."""
     late: float = 0.05
-    """Share of videos whose sound comes 0.1 to 0.3 s after the picture."""
+    """Share of videos whose sound is 0.1 to 0.3 s late."""
     missing: float = 0.05
-    """Share of videos in which only the room is heard."""
+    """Share of videos with room noise only."""
     offscreen: float = 0.1
-    """Share of videos in which another action is heard, too: of another class, unseen, quieter or as loud."""
+    """Share of videos with the sound of a second, unseen action of another class, at most as loud."""
     noise: float = 0.01
-    """The loudest that the room is, as a deviation; the action's sound peaks at 0.35 to 0.7."""
+    """Maximum standard deviation of the room noise; actions peak at 0.35 to 0.7."""
 
     @property
     def actions(self) -> tuple[str, ...]:
         return tuple(ACTIONS)
 
-    def wrong(self) -> dict[str, bool]:
+    def checks(self) -> dict[str, bool]:
         shares = {name: getattr(self, name) for name in SOUNDS[1:]}
+        values = ", ".join(f"{name} is {share}" for name, share in shares.items())
         return {
-            "distractors must not be negative": self.distractors < 0,
-            f"noise is {self.noise}; it must be 0.002 to 1": not 0.002 <= self.noise <= 1,
-            f"{', '.join(f'{name} is {share}' for name, share in shares.items())}; they are shares of the videos, and "
-            "1 at most together": min(shares.values()) < 0 or sum(shares.values()) > 1,
+            "distractors must not be negative": self.distractors >= 0,
+            f"noise is {self.noise}; it must be 0.002 to 1": 0.002 <= self.noise <= 1,
+            f"{values}; these shares must be 0 or more, and at most 1 in total": min(shares.values()) >= 0
+            and sum(shares.values()) <= 1,
         }
 
     def render(self, split: str, action: str, n: int) -> Video:
         scene = draw_scene(self, split, action, n)
         return Video(picture(scene, self), sound(scene, self))
 
-    def beside(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """Every label of every video."""
+    def metadata(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """All labels of every video."""
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         for number, task in enumerate(tasks):
@@ -227,12 +225,12 @@ class SyntheticHard(GeneratedSet):
 
 @dataclass(frozen=True)
 class Idle:
-    """A thing that does nothing: how it looks, and how it moves all the same."""
+    """A distractor: how it looks and moves."""
 
     thing: drawing.Thing
     kind: str
     rate: float
-    """Of a circle or a wobble, in Hz: slower than any action; negative in the other sense."""
+    """Of a circle or wobble in Hz, slower than any action; negative for the other direction."""
     lead: float
     """Radians."""
     steps: Array
@@ -241,7 +239,7 @@ class Idle:
 
 @dataclass(frozen=True)
 class Voice:
-    """What is heard of an action, on screen or off."""
+    """The sound of an action, on screen or off."""
 
     action: str
     tempo: Tempo
@@ -255,47 +253,43 @@ class Voice:
     """Seconds behind the picture."""
 
     def beat(self, times: drawing.Times) -> Beat:
-        """The beat that is heard at times [N] in seconds."""
+        """The audible beat at times [N] in seconds."""
         return self.tempo.beat(times - self.delay)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """All that is drawn at random for one video, save noise."""
+    """Everything random about one video, except noise."""
 
     action: str
     tempo: Tempo
     pace: str
-    """Of TEMPI."""
     actor: drawing.Thing
     colour: str
-    """Of COLOURS."""
     timbre: str
-    """Of TIMBRES."""
     mirrored: bool
-    """Whether the action is seen the other way round, left to right."""
+    """Whether the action is flipped horizontally."""
     idle: tuple[Idle, ...]
     sound: str
-    """Of SOUNDS."""
     voices: tuple[Voice, ...]
     texture: float
     """Of the background, coarse (0) to fine (1)."""
     ground: Array
-    """Its colours, 0 to 255, [2, 3]."""
+    """Colours of the background, 0 to 255, [2, 3]."""
     pan: tuple[float, float]
-    """Speed of the camera; half the picture's side per second."""
+    """Speed of the camera, in half the frame's side per second."""
     shake: float
-    """Deviation of the camera's shaking; half the picture's side."""
+    """Standard deviation of the camera's jitter, in half the frame's side."""
     ambience: float
     """0 to 1, dark rumble to hiss."""
     noise: float
-    """Deviation of the room's sound."""
+    """Standard deviation of the room noise."""
     seeds: tuple[np.random.SeedSequence, ...]
-    """Of the streams for picture and sound."""
+    """Of the noise in video and audio."""
 
     @property
     def labels(self) -> dict[str, str]:
-        """Every label of the video by its column; an empty one where the action has none."""
+        """All labels by column; empty if the action has none."""
         action = ACTIONS[self.action]
         return {
             "action": self.action,
@@ -311,7 +305,7 @@ class Scene:
 
 
 def draw_coloured(rng: np.random.Generator, place: float) -> tuple[drawing.Thing, str]:
-    """A thing, and the name of its colour; actors and others are drawn alike but for how far out they are."""
+    """An object and the name of its colour; actors and distractors differ only in their place."""
     number = int(rng.integers(len(COLOURS)))
     hue = number / len(COLOURS) + rng.uniform(-0.03, 0.03)
     return drawing.draw_thing(rng, hue, (0.24, 0.34), place, drift=0.15), COLOURS[number]
@@ -328,9 +322,9 @@ def draw_idle(rng: np.random.Generator, seconds: float) -> Idle:
 
 
 def draw_voice(rng: np.random.Generator, action: str) -> tuple[Voice, str, str]:
-    """An action at a pace and with a timbre, and the names of these two."""
+    """The voice of an action, and the names of its pace and timbre."""
     pace, timbre = str(rng.choice(tuple(TEMPI))), int(rng.integers(len(TIMBRES)))
-    # its rate is constant: period and lead say nothing
+    # depth 0 is a constant rate: period and lead have no effect
     tempo = Tempo(rng.uniform(0, 1), rng.uniform(0.96, 1.04) / TEMPI[pace], depth=0, period=1, lead=0)
     loudness = math.exp(rng.uniform(math.log(0.35), math.log(0.7)))
     voice = Voice(action, tempo, rng.uniform(), timbre / (len(TIMBRES) - 1), loudness, delay=0)
@@ -359,7 +353,7 @@ def draw_scene(settings: SyntheticHard, split: str, action: str, n: int) -> Scen
         mirrored=bool(rng.integers(2)),
         idle=idle,
         sound=sound,
-        voices=_heard(rng, sound, voice),
+        voices=_draw_voices(rng, sound, voice),
         texture=rng.uniform(),
         ground=ground,
         pan=tuple(rng.uniform(-0.1, 0.1, 2).tolist()),
@@ -370,7 +364,7 @@ def draw_scene(settings: SyntheticHard, split: str, action: str, n: int) -> Scen
     )
 
 
-def _heard(rng: np.random.Generator, sound: str, voice: Voice) -> tuple[Voice, ...]:
+def _draw_voices(rng: np.random.Generator, sound: str, voice: Voice) -> tuple[Voice, ...]:
     if sound == "late":
         return (replace(voice, delay=rng.uniform(0.1, 0.3)),)
     if sound == "missing":
@@ -382,7 +376,7 @@ def _heard(rng: np.random.Generator, sound: str, voice: Voice) -> tuple[Voice, .
 
 
 def act(scene: Scene, times: drawing.Times) -> Motion:
-    """Where the actor is and how it looks at times [T] in seconds."""
+    """The actor's motion at times [T] in seconds."""
     motion = ACTIONS[scene.action].move(scene.tempo.beat(times))
     sense = -1 if scene.mirrored else 1
     x, y = sense * np.asarray(motion.x) + scene.actor.place[0], np.asarray(motion.y) + scene.actor.place[1]
@@ -390,7 +384,7 @@ def act(scene: Scene, times: drawing.Times) -> Motion:
 
 
 def idle(thing: Idle, times: drawing.Times) -> Motion:
-    """The same of a thing that does nothing; reversed in time, these motions are of their own kind again."""
+    """A distractor's motion; reversed in time, it is of the same kind."""
     (x, y), (drift_x, drift_y) = thing.thing.place, thing.thing.drift
     turned = 2 * np.pi * thing.rate * times + thing.lead
     if thing.kind == "drift":
@@ -405,7 +399,7 @@ def idle(thing: Idle, times: drawing.Times) -> Motion:
 
 
 def paint_marked(frames: drawing.Frames, thing: drawing.Thing, motion: Motion) -> None:
-    """Draw a thing and, on its rim, the marker that shows how far it has turned, into `frames` in place."""
+    """Draw an object, and the marker near its rim that shows its angle, into `frames` in place."""
     drawing.paint(frames, thing, motion)
     at = np.asarray(motion.angle) + thing.angle
     rim = RIM * thing.radius
@@ -423,14 +417,14 @@ def picture(scene: Scene, settings: SyntheticHard) -> drawing.Frames:
     shake_x, shake_y = rng.normal(scale=scene.shake, size=(2, len(times))).astype(np.float32)
     pan_x, pan_y = (times * speed for speed in scene.pan)
     frames = drawing.backdrop(scene.texture, scene.ground, pan_x + shake_x, pan_y + shake_y, settings.size, rng)
-    # the actor is in front: what it does is the one thing that is never hidden
+    # the actor is last, in front, and never hidden
     moving = [*((other.thing, idle(other, times)) for other in scene.idle), (scene.actor, act(scene, times))]
     for thing, motion in moving:
         paint_marked(frames, thing, motion._replace(x=motion.x - shake_x, y=motion.y - shake_y))
     return frames
 
 
-def heard(voice: Voice, times: drawing.Times, rng: np.random.Generator) -> Array:
+def voice_wave(voice: Voice, times: drawing.Times, rng: np.random.Generator) -> Array:
     """The waveform of a voice at times [samples] in seconds."""
     table, mixed = drawing.wavetable(voice.timbre, rng), np.zeros(len(times), np.float32)
     for part in ACTIONS[voice.action].sound(voice.beat(times)):
@@ -445,5 +439,5 @@ def sound(scene: Scene, settings: SyntheticHard) -> Array:
     times = np.arange(round(settings.seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
     mixed = scene.noise * drawing.room(scene.ambience, len(times), rng)
     for voice in scene.voices:
-        mixed += heard(voice, times, rng)
+        mixed += voice_wave(voice, times, rng)
     return np.clip(mixed, -1, 1).astype(np.float32)

@@ -1,4 +1,4 @@
-"""The data set `synthetic`: ten actions that everything in a video helps to tell apart."""
+"""The data set `synthetic`: ten actions that video, audio and captions tell apart."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def glide(beat: Beat) -> Sound:
 
 
 class Action(NamedTuple):
-    """How one class moves and sounds, and how a caption says so."""
+    """Verb, motion and sound of a class."""
 
     verb: str
     motion: Callable[[Beat], Motion]
     sound: Callable[[Beat], Sound]
 
 
-# At least one event, seen and heard, falls into every second, so that a clip of 1 s can tell the action.
+# Every second has at least one visible and audible event, so that a clip of 1 s shows the action.
 ACTIONS = {
     # A thud at each of two impacts per cycle.
     "bounce": Action("bounces", bounce, lambda b: Sound(decay(b.since(2), 0.07), decay(b.since(2), 0.03) - 0.5)),
@@ -104,42 +104,41 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class Synthetic(GeneratedSet):
-    """Settings of the generated data set; equal settings give equal files."""
+    """Ten actions that video, audio and captions tell apart; equal settings give equal files."""
 
     name: ClassVar[str] = "synthetic"
     format: ClassVar[int] = 1
 
     train: int = 250
-    """Training videos per class. With fewer than about 100, contrastive learning tells instances, not actions."""
+    """Training videos per class; with fewer than 100, contrastive learning learns instances, not actions."""
     classes: int = 10
-    """Number of classes: the first so many of `ACTIONS`."""
+    """Number of classes, 1 to 10."""
     nuisance: float = 0.3
-    """Probability, for each of size-pitch, hue-timbre and background-ambience, that the sound copies the picture's
-    nuisance. It is a shortcut across modalities; from about 0.7 on it hides the action."""
+    """Probability that pitch, timbre and ambience copy size, hue and background; above 0.7 it hides the action."""
 
     @property
     def actions(self) -> tuple[str, ...]:
         return tuple(ACTIONS)[: self.classes]
 
-    def wrong(self) -> dict[str, bool]:
+    def checks(self) -> dict[str, bool]:
         return {
-            f"classes is {self.classes}; it must be 1 to {len(ACTIONS)}": not 1 <= self.classes <= len(ACTIONS),
-            f"nuisance is {self.nuisance}; it is a probability": not 0 <= self.nuisance <= 1,
+            f"classes is {self.classes}; it must be 1 to {len(ACTIONS)}": 1 <= self.classes <= len(ACTIONS),
+            f"nuisance is {self.nuisance}; it must be 0 to 1": 0 <= self.nuisance <= 1,
         }
 
     def render(self, split: str, action: str, n: int) -> Video:
         scene = draw_scene(self, split, action, n)
         return Video(picture(scene, self), sound(scene, self))
 
-    def beside(self, tasks: Sequence[Task]) -> dict[str, str]:
-        """What happens when, as HowTo100M has it."""
-        spoken = {t.path.stem: captions(draw_scene(self, t.split, t.action, t.n), self) for t in tasks}
-        return {"captions.json": json.dumps(spoken) + "\n"}
+    def metadata(self, tasks: Sequence[Task]) -> dict[str, str]:
+        """Captions in the format of HowTo100M."""
+        by_id = {t.path.stem: captions(draw_scene(self, t.split, t.action, t.n), self) for t in tasks}
+        return {"captions.json": json.dumps(by_id) + "\n"}
 
 
 @dataclass(frozen=True)
 class Scene:
-    """All that is drawn at random for one video, save noise."""
+    """Everything random about one video, except noise."""
 
     action: str
     tempo: Tempo
@@ -147,22 +146,22 @@ class Scene:
     distractors: tuple[drawing.Thing, ...]
     hue: float
     reach: float
-    """Factor of the actor's excursions; negative values mirror them left to right."""
+    """Factor of the actor's excursions; negative values mirror them horizontally."""
     background: float
     """Coarse (0) to fine (1) texture."""
     background_colours: Array
     pitch: float
-    """0 to 1, low to high; 1 minus the size, where the sound copies it."""
+    """0 to 1, low to high; 1 minus the size if it copies it."""
     timbre: float
     """0 to 1, pure to bright."""
     ambience: float
     """0 to 1, dark rumble to hiss."""
     seeds: tuple[np.random.SeedSequence, ...]
-    """Of the streams for picture, sound and text."""
+    """Of the noise in video, audio and text."""
 
 
 def _radius(size: float) -> float:
-    """Of a thing, by its size from 0 to 1; those of others are below."""
+    """Radius of a size from 0 to 1; distractors have negative sizes."""
     return 0.3 + 0.16 * size
 
 
@@ -180,8 +179,8 @@ def draw_scene(settings: Synthetic, split: str, action: str, n: int) -> Scene:
         drawing.draw_thing(rng, hues[i], _radius(rng.uniform(-1.2, -0.4)), place=0.9, drift=rng.choice((0, 0.15)))
         for i in range(rng.integers(1, 3))
     )
-    # Panning, jitter, contrast of the background and noise are weak on purpose: where they outweigh the motion and the
-    # events, cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch).
+    # Panning, jitter, background contrast and noise are weak on purpose: if they outweigh motion and events,
+    # cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch).
     ground = drawing.draw_ground(rng, iter(hues[2:]).__next__)
     return Scene(
         action=action,
@@ -226,16 +225,17 @@ def sound(scene: Scene, settings: Synthetic) -> Array:
     """The waveform of a scene, float32 [samples] within [-1, 1] at `SAMPLE_RATE`."""
     rng = np.random.default_rng(scene.seeds[1])
     times = np.arange(round(settings.seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
-    made = ACTIONS[scene.action].sound(scene.tempo.beat(times))
-    wave = drawing.tone(made, scene.pitch, drawing.wavetable(scene.timbre, rng), times, settings.seconds + 0.001, rng)
+    action = ACTIONS[scene.action].sound(scene.tempo.beat(times))
+    wave = drawing.tone(action, scene.pitch, drawing.wavetable(scene.timbre, rng), times, settings.seconds + 0.001, rng)
     level, noise_level, hum_level = np.exp(rng.uniform(np.log((0.35, 0.002, 0.001)), np.log((0.7, 0.01, 0.01))))
     hum = np.sin((times * (2 * np.pi * rng.uniform(50, 120))).astype(np.float32))
-    mixed = level * made.loudness * wave + noise_level * drawing.room(scene.ambience, len(times), rng) + hum_level * hum
+    noise = drawing.room(scene.ambience, len(times), rng)
+    mixed = level * action.loudness * wave + noise_level * noise + hum_level * hum
     return np.clip(mixed, -1, 1).astype(np.float32)
 
 
 def captions(scene: Scene, settings: Synthetic) -> dict[str, list[float] | list[str]]:
-    """What happens when, as HowTo100M has it: `start` and `end` in seconds and `text`; a caption lasts two cycles."""
+    """Captions in the format of HowTo100M, each two cycles long: `start` and `end` in seconds, and `text`."""
     rng = np.random.default_rng(scene.seeds[2])
     turns = (t for t in scene.tempo.events(0.5, settings.seconds).tolist() if 0.5 <= t <= settings.seconds - 0.5)
     bounds = [0.0, *turns, settings.seconds]

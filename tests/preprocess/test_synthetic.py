@@ -1,4 +1,4 @@
-"""Generated data sets: reproducible files, a layout others can rely on, and sound on time with the picture."""
+"""Synthetic data sets: reproducible files, their layout, and audio in sync with video."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_layout(made: Path) -> None:
     assert json.loads((made / MARKER).read_text())["seconds"] == SMALL.seconds
 
 
-def test_captions_tell_the_action_when_it_happens(made: Path) -> None:
+def test_captions_name_the_action_over_the_whole_video(made: Path) -> None:
     captions = json.loads((made / "captions.json").read_text())
     videos = list(made.rglob("*.mp4"))
     assert set(captions) == {path.stem for path in videos} and len(captions) == len(videos)
@@ -84,13 +84,13 @@ def test_file_is_h264_and_aac(made: Path) -> None:
         assert float(stream["start_time"]) == 0 and float(stream["duration"]) == SMALL.seconds
 
 
-def test_second_call_does_nothing(made: Path) -> None:
+def test_a_complete_set_is_left_alone(made: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
     generate(made, SMALL, progress=False)
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
 
-def test_half_made_set_is_completed(made: Path, tmp_path: Path) -> None:
+def test_an_incomplete_set_is_completed(made: Path, tmp_path: Path) -> None:
     half = tmp_path / "set"
     settings = replace(SMALL, train=2)
     generate(half, settings, workers=1, progress=False)
@@ -111,10 +111,10 @@ def test_half_made_set_is_completed(made: Path, tmp_path: Path) -> None:
 
 
 def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="seed is 0 there, 1 here"):
+    with pytest.raises(UserError, match="seed was 0, now 1"):
         generate(made, replace(SMALL, seed=1), progress=False)
     (tmp_path / "train").mkdir()
-    with pytest.raises(UserError, match="not a synthetic data set"):
+    with pytest.raises(UserError, match="so it is not synthetic; set --destination"):
         generate(tmp_path, SMALL, progress=False)
 
 
@@ -125,9 +125,9 @@ def test_wrong_settings_are_refused() -> None:
         Synthetic(classes=11)
 
 
-def test_missing_ffmpeg_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ffmpeg_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="install it"):
+    with pytest.raises(UserError, match="not on PATH; install it"):
         generate(tmp_path / "set", replace(SMALL, train=1), workers=1, progress=False)
 
 
@@ -137,7 +137,7 @@ def test_failing_ffmpeg_is_quoted() -> None:
 
 
 @every_set
-def test_command_line(settings: GeneratedSet, tmp_path: Path) -> None:
+def test_the_command_makes_the_same_files(settings: GeneratedSet, tmp_path: Path) -> None:
     small = replace(settings, train=1, val=0, test=0)
     generate(tmp_path / "expected", small, workers=1, progress=False)
     options = ["--train", "1", "--val", "0", "--test", "0", "--seconds", "1", "--size", "32"]
@@ -147,7 +147,7 @@ def test_command_line(settings: GeneratedSet, tmp_path: Path) -> None:
     subprocess.run(command, check=True)
     assert contents(tmp_path / "typed") == contents(tmp_path / "expected")
     again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
-    assert again.returncode == 2 and again.stderr.startswith("error: ") and "seed is 0 there, 1 here" in again.stderr
+    assert again.returncode == 2 and again.stderr.startswith("error: ") and "seed was 0, now 1" in again.stderr
 
 
 @every_set
@@ -164,7 +164,7 @@ def test_every_video_has_its_own_stream(settings: GeneratedSet) -> None:
     assert np.array_equal(reference.frames, again.frames) and np.array_equal(reference.waveform, again.waveform)
 
 
-def test_a_class_of_few_is_that_of_all() -> None:
+def test_videos_do_not_depend_on_the_number_of_classes() -> None:
     few, every = (replace(SMALL, classes=classes).render("train", "spin", 0) for classes in (3, 10))
     assert np.array_equal(few.frames, every.frames) and np.array_equal(few.waveform, every.waveform)
 

@@ -1,4 +1,4 @@
-"""The generated data set on which rows can differ: twins, labels that say nothing about the class, its index."""
+"""The synthetic-hard data set: twins, labels that are independent of the class, its index."""
 
 from __future__ import annotations
 
@@ -222,15 +222,15 @@ def test_a_missing_sound_leaves_the_room() -> None:
     assert 0.001 < waveform.std() < 1.1 * settings.noise
 
 
-def test_mistakes_are_told_in_one_sentence(made: Path, tmp_path: Path) -> None:
+def test_invalid_settings_and_folders_are_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"size is 33; it must be even.*noise is 2.*late is 0.6, missing is 0.6"
-    ) as told:
+    ) as raised:
         SyntheticHard(size=33, noise=2, late=0.6, missing=0.6)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     with pytest.raises(UserError, match="must not be negative"):
         SyntheticHard(distractors=-1)
-    with pytest.raises(UserError, match=r"no synthetic\.json; it is not a synthetic data set"):
+    with pytest.raises(UserError, match=r"no synthetic\.json, so it is not synthetic; "):
         generate(made, Synthetic(), progress=False)
     (tmp_path / "labels.csv").touch()
     with pytest.raises(UserError, match=r"holds labels\.csv, but no synthetic-hard\.json"):
