@@ -50,9 +50,9 @@ class Workers:
     """Settings of every command with workers."""
 
     workers: int = field(default_factory=one_per_core)
-    """Worker processes of one thread each, default one per core; with --scheduler slurm, jobs."""
+    """Worker processes or SLURM jobs; default one per core."""
     scheduler: str = ""
-    """Address of a Dask scheduler (tcp://host:8786), or slurm; empty for workers on this machine."""
+    """Dask scheduler (tcp://host:8786) or slurm; empty: this machine."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "workers")

@@ -10,17 +10,18 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import ffmpeg
+import tyro
 
 from gdt.common.errors import UserError
 from gdt.preprocess.datasets.listing import Video, size_of
 from gdt.preprocess.logmel import SAMPLE_RATE
-from gdt.preprocess.process import Limits, killed_with_parent
+from gdt.preprocess.process import Limits, killed_with_parent, require_in_range
 
 _FORMATS = "asf,avi,flv,h264,hevc,ivf,m4v,matroska,mjpeg,mov,mpeg,mpegts,mpegvideo,mxf,nut,ogg,rm,webm_dash_manifest"
 _QUEUE = 1024
@@ -34,29 +35,29 @@ _MAX_STAMPS = 1 << 22
 _NEVER = 10**12
 """A time in samples that no stamp reaches: ffmpeg drops packets that are 30 hours off."""
 
+STORED_NAMES = {"silence_db": "silence", "require_audio": "need_sound"}
+"""Settings that have another name in shards."""
+
 
 @dataclass(frozen=True)
 class Extraction:
-    """How frames and sound are extracted. A changed value needs new shards."""
+    """How frames and sound are extracted. Changed values need new shards."""
 
     fps: int = 30
     """Frames per second of the stored frames."""
     short_side: int = 160
-    """Shorter side of the stored frames, pixels; smaller videos are not enlarged."""
+    """Shorter side of the stored frames, pixels; never enlarged."""
     quality: int = 3
-    """JPEG quality, from 2 (best) to 31; 3 takes about 7.6 kB for a frame of 160x213."""
+    """JPEG quality, 2 (best) to 31; 3 is 7.6 kB per 160x213 frame."""
     min_seconds: float = 1.0
     """Reject shorter videos; a clip takes 1 s."""
     max_hours: float = 4.0
-    """Cut longer videos, with a note; bounds the disk space of a worker."""
-    silence: float = -75.0
-    """Decibels of full scale. Sound that never exceeds it is no sound: the video is kept as one without."""
-    need_sound: bool = False
+    """Cut longer videos, which bounds the disk space of a worker."""
+    silence_db: float = -75.0
+    """Sound that never exceeds this, in dB of full scale, is ignored."""
+    require_audio: bool = False
     """Reject videos without sound or with silence only."""
-    patience: float = 20.0
-    """Seconds ffmpeg may take per second of video, after a first minute; slower files are rejected."""
-    memory: float = 4.0
-    """GiB of address space of one ffmpeg process; files that need more are rejected."""
+    limits: Annotated[Limits, tyro.conf.arg(name="advanced limits")] = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not 1 <= self.fps <= 100:
@@ -65,25 +66,21 @@ class Extraction:
             raise UserError(f"--short-side is {self.short_side}; it must be 16 pixels or more")
         if not 2 <= self.quality <= 31:
             raise UserError(f"--quality is {self.quality}; ffmpeg's JPEG scale is from 2 (best) to 31")
-        for name in ("min_seconds", "max_hours", "patience", "memory"):
-            if not 0 < getattr(self, name) <= 1e6:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name):g}; it must be above 0")
-        if not -200 <= self.silence <= 0:
-            raise UserError(f"--silence is {self.silence:g}; it must be between -200 and 0 decibels of full scale")
+        require_in_range("min_seconds", self.min_seconds)
+        require_in_range("max_hours", self.max_hours)
+        if not -200 <= self.silence_db <= 0:
+            raise UserError(f"--silence-db is {self.silence_db:g}; it must be between -200 and 0 dB of full scale")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that change shards: all but the limits on time and memory."""
-        return {name: value for name, value in asdict(self).items() if name not in ("patience", "memory")}
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(self.patience, self.memory)
+        """The settings that change shards, all but the limits, by the names that shards store."""
+        names = (setting.name for setting in fields(self) if setting.name != "limits")
+        return {STORED_NAMES.get(name, name): getattr(self, name) for name in names}
 
     @property
     def silence_peak(self) -> float:
         """The threshold of silence on the 16-bit integer scale."""
-        return float(10 ** (self.silence / 20) * 32768)
+        return float(10 ** (self.silence_db / 20) * 32768)
 
 
 def require_ffmpeg() -> None:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -52,12 +52,22 @@ class _Retry(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one ffmpeg process."""
+    """Limits of one ffmpeg process; files that exceed them are rejected."""
 
-    patience: float
+    timeout_factor: float = 20.0
     """Seconds per second of video, after a first minute."""
-    memory: float
+    ffmpeg_memory: float = 4.0
     """GiB of address space."""
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            require_in_range(name, value)
+
+
+def require_in_range(name: str, value: float) -> None:
+    """Raise UserError, naming the option, unless a setting is above 0."""
+    if not 0 < value <= 1e6:
+        raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0")
 
 
 @cache
@@ -110,21 +120,21 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         ) as process,  # in a session of its own: the worker handles Ctrl-C
     ):
         try:
-            memory = int(limits.memory * (1 << 30))
+            memory = int(limits.ffmpeg_memory * (1 << 30))
             resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
-            _wait(process, limits.patience)
+            _wait(process, limits.timeout_factor)
         finally:
             process.kill()  # no effect after it has ended
     lines = _read_log(log, arguments)
     if process.returncode in _NOT_STARTED:
         raise UserError(
             f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; install it on every machine, and check that "
-            f"--memory {limits.memory:g} (GiB) is enough for it"
+            f"--ffmpeg-memory {limits.ffmpeg_memory:g} (GiB) is enough for it"
         )
     if process.returncode in _STOPPED:  # its output may be truncated: make no shard of it
         raise UserError(
             f"ffmpeg was stopped from outside (by a signal or lack of memory) while writing {log.parent}; run the same "
-            "command again, with fewer --workers or a smaller --memory if memory ran out"
+            "command again, with fewer --workers or a smaller --ffmpeg-memory if memory ran out"
         )
     errors = [_strip_prefix(line) for line in lines if _ERROR.match(line)]
     says_full = any(map(_FULL.search, errors))
@@ -165,14 +175,14 @@ def _is_full(folder: Path) -> bool:
     return False
 
 
-def _wait(process: subprocess.Popen[bytes], patience: float) -> None:
+def _wait(process: subprocess.Popen[bytes], timeout_factor: float) -> None:
     """Wait for the process to end. Raises Rejected if it takes too long for the seconds of video it has written."""
     assert process.stdout is not None
     began, written = time.monotonic(), 0.0
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     while True:
-        limit = _GRACE + patience * written
+        limit = _GRACE + timeout_factor * written
         remaining = began + limit - time.monotonic()
         if remaining <= 0:
             raise _TimedOut(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")

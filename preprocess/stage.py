@@ -27,7 +27,7 @@ from gdt.preprocess.captions import readers
 from gdt.preprocess.captions.attach import attach
 from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Missing, Video
-from gdt.preprocess.ffmpeg import Extraction, require_ffmpeg
+from gdt.preprocess.ffmpeg import STORED_NAMES, Extraction, require_ffmpeg
 from gdt.preprocess.logmel import BANDS
 from gdt.preprocess.plan import PLAN, Plan, absent_videos, finished_videos, read_settings, read_shares, with_planned_ids
 from gdt.preprocess.relabel import AnnotationKeys
@@ -51,30 +51,30 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """Layout of the videos: folder (any tree) or a data set; an unknown name lists them."""
+    """Data set, or folder for any tree; an unknown name lists all."""
     source: Path | None = None
-    """Folder of the videos; default data/videos/<dataset>, where synthetic sets are generated."""
+    """Folder of the videos; default data/videos/<dataset>."""
     destination: Path | None = None
     """Folder of the shards; default data/shards/<dataset>."""
     extraction: Extraction = field(default_factory=Extraction)
     word2vec: Path | None = None
-    """File of word vectors in word2vec's format (.bin or text); enables captions, which howto100m needs."""
+    """Word vectors in word2vec's format, to read captions."""
     stop_words: Path | None = None
-    """File of words to skip, one per line; default scikit-learn's English list."""
+    """Words to skip, one per line; default scikit-learn's list."""
     videos_per_shard: int = 128
     """Maximum number of videos per shard."""
     megabytes_per_shard: float = 256.0
-    """Megabytes of video files per shard; the shard is 3 to 10 times as large, and a worker needs as much for it."""
+    """Maximum MB of videos per shard, which is 3 to 10 times as large."""
     val: float | None = None
-    """Fraction of the videos without a split that becomes val, by id; default that of the last run, else 0."""
+    """Fraction of the videos without a split for val; remembered."""
     test: float | None = None
-    """The same for test; the rest is train."""
+    """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
-    """Files with the same id: stop, or keep the first and list the others in rejected.jsonl."""
+    """Files with the same id: stop, or keep the first."""
     drop_missing: bool = False
-    """Rebuild finished shards without the videos that are no longer in SOURCE."""
+    """Rebuild finished shards without videos that are gone."""
     dry_run: bool = False
-    """Decode a few videos, estimate time and size, and write nothing."""
+    """Estimate time and size from a few videos; write nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -202,8 +202,9 @@ def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any
             pass  # is rebuilt
     if before is None or not any(destination.glob("shard-*.h5")):
         return
+    option_of = {stored: name for name, stored in STORED_NAMES.items()}
     changed = [
-        f"{name.replace('_', '-')} {before.get(name)}, now {value}"
+        f"{option_of.get(name, name).replace('_', '-')} {before.get(name)}, now {value}"
         for name, value in details.items()
         if before.get(name) != value
     ]

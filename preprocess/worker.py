@@ -186,7 +186,7 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     peaks = peak_levels(waveform)
     audible = bool((peaks > settings.silence_peak).any())
     if not audible:
-        if settings.need_sound:
+        if settings.require_audio:
             raise Rejected("its sound is silence" if len(waveform) else "it has no sound")
         if len(waveform):
             note = note or "its sound is silence"

@@ -29,7 +29,7 @@ from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.extract import Extracted, extract_group, frame_sizes, groups, pixel_sums
 from gdt.preprocess.ffmpeg import Extraction, Target, require_ffmpeg
 from gdt.preprocess.plan import ShardTask
-from gdt.preprocess.process import Rejected
+from gdt.preprocess.process import Limits, Rejected
 from gdt.preprocess.verify import check_shard
 from gdt.preprocess.worker import make_shard
 
@@ -593,7 +593,7 @@ def test_required_audio_rejects_videos_without_sound(tmp_path: Path, peak: str, 
         quiet(path, peak)
     else:
         made(path, clock(2))
-    with shard(tmp_path, [Video("quiet", path)], Extraction(need_sound=True)) as file:
+    with shard(tmp_path, [Video("quiet", path)], Extraction(require_audio=True)) as file:
         assert len(file["video/id"]) == (not why)
     expected = [{"id": "quiet", "path": "quiet.mkv", "reason": why}] if why else []
     assert shard_rejected(tmp_path / "shard-000000.h5") == expected
@@ -601,7 +601,7 @@ def test_required_audio_rejects_videos_without_sound(tmp_path: Path, peak: str, 
 
 def test_silence_threshold_is_a_setting(tmp_path: Path) -> None:
     quiet(tmp_path / "quiet.mkv", "300")  # -41 dB
-    with shard(tmp_path, [Video("quiet", tmp_path / "quiet.mkv")], Extraction(silence=-40)) as file:
+    with shard(tmp_path, [Video("quiet", tmp_path / "quiet.mkv")], Extraction(silence_db=-40)) as file:
         assert file["video/mel"][1] == 0 and file["video/note"][0] == b"its sound is silence"
 
 
@@ -678,7 +678,7 @@ def test_long_video_is_cut_with_a_note(ticking: Path, tmp_path: Path) -> None:
 
 def test_frames_too_large_for_the_memory_are_rejected(tmp_path: Path) -> None:
     path = made(tmp_path / "huge.avi", grey(128, "yuvj420p"), "", "-c:v", "mjpeg")
-    memory = Extraction(memory=0.5)
+    memory = Extraction(limits=Limits(ffmpeg_memory=0.5))
     assert len(kept(path, tmp_path, memory).sizes) == 36
     baseline = b"\xff\xc0\x00\x11\x08"
     assert path.read_bytes().count(baseline + struct.pack(">HH", 64, 64)) == 36
@@ -690,17 +690,17 @@ def test_frames_too_large_for_the_memory_are_rejected(tmp_path: Path) -> None:
 
 def test_too_little_memory_for_ffmpeg_is_an_error(ticking: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ffmpeg cannot be started"):
-        extract(ticking, tmp_path, Extraction(memory=0.05))
+        extract(ticking, tmp_path, Extraction(limits=Limits(ffmpeg_memory=0.05)))
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("fps", 0), ("fps", 101), ("short_side", 15), ("quality", 1), ("quality", 32), ("max_hours", 0), ("patience", -1),
-     ("memory", 0), ("memory", float("nan"))],
+    [("fps", 0), ("fps", 101), ("short_side", 15), ("quality", 1), ("quality", 32), ("max_hours", 0),
+     ("timeout_factor", -1), ("ffmpeg_memory", 0), ("ffmpeg_memory", float("nan"))],
 )  # fmt: skip
 def test_invalid_settings_are_refused_with_the_option(name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"--{name.replace('_', '-')} is {value}"):
-        Extraction(**{name: value})
+        (Limits if name in Limits.__dataclass_fields__ else Extraction)(**{name: value})
 
 
 @pytest.fixture
@@ -853,7 +853,10 @@ def test_stalled_ffmpeg_is_killed_and_the_video_rejected(
     fake(f"echo $$ > {tmp_path}/pid; {script}", program)
     began = time.monotonic()
     video = Video("part", ticking, segment=segment)
-    assert reason(video, tmp_path, Extraction(patience=1)) == "ffmpeg took more than 0 s for 0 s of it"
+    assert (
+        reason(video, tmp_path, Extraction(limits=Limits(timeout_factor=1)))
+        == "ffmpeg took more than 0 s for 0 s of it"
+    )
     assert time.monotonic() - began < 5
     assert_gone(tmp_path / "pid")
 
@@ -864,15 +867,20 @@ def test_time_limit_grows_with_the_output(
     monkeypatch.setattr(process, "_GRACE", 0.3)
     slow = "for k in 1 2 3 4; do sleep 0.2; echo out_time_us=${k}000000; done"
     fake(f'{slow}; exec $real "$@"')
-    assert len(kept(ticking, tmp_path, Extraction(patience=0.5)).sizes) == 120
+    assert len(kept(ticking, tmp_path, Extraction(limits=Limits(timeout_factor=0.5))).sizes) == 120
     fake(f"echo $$ > {tmp_path}/pid; {slow}; exec sleep 60")
-    assert reason(ticking, tmp_path, Extraction(patience=0.5)) == "ffmpeg took more than 2 s for 4 s of it"
+    assert (
+        reason(ticking, tmp_path, Extraction(limits=Limits(timeout_factor=0.5)))
+        == "ffmpeg took more than 2 s for 4 s of it"
+    )
     assert_gone(tmp_path / "pid")
 
 
 def test_real_file_that_takes_too_long_is_rejected(real: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "_GRACE", 0.01)
-    assert "ffmpeg took more than" in reason(real / "clips" / "nasa_13013.mp4", tmp_path, Extraction(patience=1e-3))
+    assert "ffmpeg took more than" in reason(
+        real / "clips" / "nasa_13013.mp4", tmp_path, Extraction(limits=Limits(timeout_factor=1e-3))
+    )
 
 
 def test_flood_of_errors_neither_hangs_nor_takes_memory(ticking: Path, tmp_path: Path, fake: Fake) -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
@@ -28,15 +28,17 @@ import h5py
 import numpy as np
 import pytest
 
+from gdt.common.commandline import _descriptions
 from gdt.common.errors import UserError
 from gdt.common.files import open_regular
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.pipeline.shards.reader import ShardReader
+from gdt.preprocess.command import main
 from gdt.preprocess.extract import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.plan import ShardTask
-from gdt.preprocess.process import Rejected
+from gdt.preprocess.process import Limits, Rejected
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import describe
 from gdt.preprocess.synthetic import Synthetic, generate
@@ -122,7 +124,10 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
         run(small)
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
     # limits on time and memory do not change shards
-    assert run(replace(settings, extraction=Extraction(patience=50, memory=8))).shards_made == 0
+    assert (
+        run(replace(settings, extraction=Extraction(limits=Limits(timeout_factor=50, ffmpeg_memory=8)))).shards_made
+        == 0
+    )
 
 
 def test_drop_missing_leaves_a_complete_data_set(alone: None, synthetic: Path, tmp_path: Path) -> None:
@@ -717,6 +722,28 @@ def test_mistakes_are_one_sentence_and_exit_2(command, arguments: tuple[str, ...
     done = command("preprocess", *arguments)
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_lists_common_options_first_and_rare_ones_as_advanced(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    common = ("dataset", "source", "destination", "val", "test", "workers", "dry-run")
+    assert re.findall(r"^\W --([\w-]+)", text, re.M)[: len(common)] == list(common)
+    headings = re.findall(r"^\W+([\w. ]+) options\b", text, re.M)
+    assert headings[-2:] == ["extraction.advanced limits", "advanced"]
+    assert max(map(len, _help_lines(Preprocess))) <= 70
+    for name in ("timeout-factor", "ffmpeg-memory", "require-audio", "silence-db"):
+        assert f"--{name} " in text or f"--{name}," in text
+
+
+def _help_lines(kind: type) -> list[str]:
+    nested = [f.default_factory for f in fields(kind) if isinstance(f.default_factory, type)]
+    own = [line for line in _descriptions(kind).values() if line]
+    return own + [line for part in nested for line in _help_lines(part)]
 
 
 def test_no_ffmpeg_is_one_sentence(command, synthetic: Path) -> None:
