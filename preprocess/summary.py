@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ import numpy as np
 
 from gdt.common.files import write_text
 from gdt.pipeline.shards.index import Index
-from gdt.pipeline.shards.layout import REJECTED, read_rejected
+from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
 
 SUMMARY = "summary.json"
 SLOWEST = 10
 """Number of slowest videos to record."""
 _SPLITS = ("train", "val", "test", "unused")
+_COLUMNS = 100
+_WRAP: dict[str, Any] = {"subsequent_indent": " " * 10, "break_long_words": False, "break_on_hyphens": False}
 
 
 class SlowVideo(NamedTuple):
@@ -105,38 +108,38 @@ def summarise(
 
 def _generalise(reason: str) -> str:
     """A reason without names, numbers and the decoder's own message, which differ from video to video."""
-    reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another, which is kept", reason)
+    if short := re.match(r"only [\d.]+ s of it can be decoded, ([\d.]+) s are needed", reason):
+        return f"shorter than --min-seconds {short[1]}"
+    reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another video, which is kept", reason)
     return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
 
 
 def describe(summary: Summary) -> str:
-    """The table printed at the end of a run."""
-    index, folder, numbers = summary.index, summary.index.folder, summary.numbers
+    """The table printed at the end of a run, at most 100 columns wide unless a path is longer."""
+    index, numbers = summary.index, summary.numbers
     splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
         f"{summary.kept} of {summary.videos} videos kept ({splits}; {len(index.classes)} classes), "
-        f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB in {folder}",
-        f"{summary.decoded} decoded, {summary.relabelled} relabelled; {summary.shards_made} shards made now, "
-        f"{summary.shards_kept} were there already",
+        f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB",
+        f"{summary.decoded} decoded, {summary.relabelled} relabelled; {summary.shards_made} new shards, "
+        f"{summary.shards_kept} unchanged",
     ]
     if summary.rejected:
-        lines.append(f"{summary.rejected} left out, each with its reason in {folder / REJECTED}:")
-        lines += _counts(summary.reasons)
+        lines += [f"{summary.rejected} rejected (see {REJECTED}):", *_counts(summary.reasons)]
     if summary.notes:
-        lines.append(f"{sum(summary.notes.values())} kept with a note (video/note in {index.folder.name}/index.h5):")
+        lines += [f"{sum(summary.notes.values())} kept with a note (see video/note in {INDEX}):"]
         lines += _counts(summary.notes)
     if summary.without_sound:
-        lines.append(f"{summary.without_sound} kept without sound: only presets a to d can learn from them")
-    lines.append(f"{numbers['silent_seconds']:.0f} s of the sound are silence")
+        lines.append(f"{summary.without_sound} without sound, for presets a to d only")
+    lines.append(f"{numbers['silent_seconds']:.0f} s of silence")
     if index.settings.get("vocabulary"):
         videos = int((index.text_count > 0).sum())
-        lines.append(
-            f"{numbers['words']} words in {videos} videos, beside stop words and those that the word2vec file lacks"
-        )
+        lines.append(f"{numbers['words']} words in {videos} videos, without stop words and unknown words")
     if summary.slowest:
         named = ", ".join(f"{row.id} ({row.seconds:.1f} s)" for row in summary.slowest[:3])
-        lines.append(f"slowest: {named}; all figures in {folder / SUMMARY}")
-    return "\n".join(lines)
+        lines.append(f"slowest: {named}")
+    lines.append(f"shards and {SUMMARY} in {index.folder}")
+    return "\n".join(textwrap.fill(line, _COLUMNS, **_WRAP) for line in lines)
 
 
 def _counts(counts: dict[str, int], most: int = 8) -> list[str]:

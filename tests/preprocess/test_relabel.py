@@ -350,7 +350,7 @@ def test_duplicates_first_keeps_the_first_file_of_an_id(clips: list[Path], tmp_p
     (row,) = read_rejected(settings.shard_folder)
     reason = f"it has the id of {videos}/{names[0]}.mp4, which is kept"
     assert row == {"id": "0wR5jVB-WPk_000417_000427", "path": f"{videos}/{names[1]}.mp4", "reason": reason}
-    assert summary.reasons == {"it has the id of another, which is kept": 1}
+    assert summary.reasons == {"it has the id of another video, which is kept": 1}
 
 
 DAMAGES: list[Callable[[h5py.File], object]] = [

@@ -40,7 +40,7 @@ from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Limits, Rejected
 from gdt.preprocess.stage import Preprocess, run
-from gdt.preprocess.summary import describe
+from gdt.preprocess.summary import SlowVideo, Summary, _generalise, describe
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.verify import check_shard
 from gdt.preprocess.worker import ChangedVideo, ShardResult
@@ -244,7 +244,7 @@ def test_summary_counts_everything(real: Path, tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "summary.json").read_text())
     index = Index.open(tmp_path)
     assert saved["videos"] == 21 == saved["kept"] + sum(saved["left_out"].values())
-    assert saved["left_out"]["only N s of it can be decoded, N s are needed"] == 1
+    assert saved["left_out"]["shorter than --min-seconds 1"] == 1
     assert np.isclose(saved["hours"], index.frame_count.sum() / 30 / 3600)
     assert np.isclose(saved["gigabytes"], sum(path.stat().st_size for path in tmp_path.glob("shard-*.h5")) / 1e9)
     silent = index.id.tolist().index("silent-black-10s.mp4")
@@ -253,8 +253,30 @@ def test_summary_counts_everything(real: Path, tmp_path: Path) -> None:
     assert len(saved["slowest"]) == 10 and saved["slowest"][0][0] >= saved["slowest"][-1][0] > 0
     text = describe(done)
     assert "18 of 21 videos kept" in text and "moov atom not found" in text and "its sound is silence" in text
+    assert "       1  shorter than --min-seconds 1\n" in text and "3 rejected (see rejected.jsonl):\n" in text
+    assert text.splitlines()[-1] == f"shards and summary.json in {tmp_path}"
+    assert max(map(len, text.splitlines()[:-1])) <= 100
     again = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
     assert [row.id for row in again.slowest] == [row[1] for row in saved["slowest"]]  # of the first run
+
+
+def test_summary_is_at_most_100_columns_wide(index: Index) -> None:
+    counts = {"ffmpeg cannot decode it: " + "long words " * 12: 3, "another": 1}
+    text = describe(Summary(index, 42, counts, counts, 1, 2, 3, [SlowVideo(1.0, "a name " * 20)]))
+    assert max(map(len, text.splitlines()[:-1])) <= 100 < max(map(len, counts))
+
+
+@pytest.mark.parametrize(
+    ("reason", "group"),
+    [
+        ("only 0.90 s of it can be decoded, 1 s are needed; File ended", "shorter than --min-seconds 1"),
+        ("only 1.20 s of it can be decoded, 2.5 s are needed", "shorter than --min-seconds 2.5"),
+        ("ffmpeg took more than 60 s for 0 s of it", "ffmpeg took more than N s for N s of it"),
+        ("it has the id of /a/b.mp4, which is kept", "it has the id of another video, which is kept"),
+    ],
+)
+def test_reasons_are_counted_without_names_and_numbers(reason: str, group: str) -> None:
+    assert _generalise(reason) == group
 
 
 def test_dry_run_estimates_and_writes_nothing(command, real: Path, grid_shards: Path, tmp_path: Path) -> None:
