@@ -4,31 +4,58 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
+_PREFIX = ".gdt-tables-"
 _ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
-class Tables(sqlite3.Connection):
-    """A database that raises OSError where the disk fails, as files do."""
+class _Cursor(sqlite3.Cursor):
+    """A cursor that raises OSError where the disk fails, as files do."""
 
-    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+    def execute(self, *arguments: Any) -> Self:
         with _system_errors():
             return super().execute(*arguments)
 
-    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+    def executemany(self, *arguments: Any) -> Self:
         with _system_errors():
             return super().executemany(*arguments)
 
-    def executescript(self, *arguments: Any) -> sqlite3.Cursor:
+    def executescript(self, script: str) -> sqlite3.Cursor:
         with _system_errors():
-            return super().executescript(*arguments)
+            return super().executescript(script)
+
+    def __next__(self) -> Any:
+        try:  # not the context manager, which takes as long as a row
+            return super().__next__()
+        except sqlite3.OperationalError as error:
+            raise _system_error(error) from error
+
+    def fetchone(self) -> Any:
+        return next(self, None)
+
+    def fetchall(self) -> list[Any]:
+        return list(self)
+
+
+class Tables(sqlite3.Connection):
+    """A database that raises OSError where the disk fails."""
+
+    def execute(self, *arguments: Any) -> sqlite3.Cursor:
+        return self.cursor(_Cursor).execute(*arguments)
+
+    def executemany(self, *arguments: Any) -> sqlite3.Cursor:
+        return self.cursor(_Cursor).executemany(*arguments)
+
+    def executescript(self, script: str) -> sqlite3.Cursor:
+        return self.cursor(_Cursor).executescript(script)
 
 
 def database(folder: Path | None, tables: str) -> Tables:
@@ -37,10 +64,26 @@ def database(folder: Path | None, tables: str) -> Tables:
     It has one user and does not outlast the process, so it needs no journal, and no locks, which some file systems
     lack. Raises OSError if the disk is full.
     """
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
+    folder = folder or Path(tempfile.gettempdir())
+    _remove_leftovers(folder)
+    with tempfile.NamedTemporaryFile(prefix=_PREFIX, dir=folder) as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         connection = sqlite3.connect(f"file:{quote(file.name)}?nolock=1", uri=True, factory=Tables)
         connection.executescript(f"PRAGMA journal_mode=OFF; {tables}")
     return connection
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove files of processes that were killed before they could unlink them: those that no process locks."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+            finally:
+                os.close(file)
 
 
 @contextlib.contextmanager
@@ -48,7 +91,9 @@ def _system_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        number = _ERRORS.get(error.sqlite_errorcode & 0xFF)
-        if number is None:
-            raise
-        raise OSError(number, os.strerror(number)) from error
+        raise _system_error(error) from error
+
+
+def _system_error(error: sqlite3.OperationalError) -> Exception:
+    number = _ERRORS.get(error.sqlite_errorcode & 0xFF)
+    return OSError(number, os.strerror(number)) if number else error
