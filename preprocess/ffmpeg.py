@@ -54,7 +54,7 @@ class Extraction:
     max_hours: float = 4.0
     """Cut longer videos, which bounds the disk space of a worker."""
     silence_db: float = -75.0
-    """Sound that never exceeds this, in dB of full scale, is ignored."""
+    """Sound never above this, dB of full scale, is ignored."""
     require_audio: bool = False
     """Reject videos without sound or with silence only."""
     limits: Annotated[Limits, tyro.conf.arg(name="advanced limits")] = field(default_factory=Limits)

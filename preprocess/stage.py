@@ -51,7 +51,7 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """Data set, or folder for any tree; an unknown name lists all."""
+    """folder (any tree) or a data set; unknown names list all."""
     source: Path | None = None
     """Folder of the videos; default data/videos/<dataset>."""
     destination: Path | None = None
@@ -64,7 +64,7 @@ class Preprocess(cluster.Workers):
     videos_per_shard: int = 128
     """Maximum number of videos per shard."""
     megabytes_per_shard: float = 256.0
-    """Maximum MB of videos per shard, which is 3 to 10 times as large."""
+    """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
     """Fraction of the videos without a split for val; remembered."""
     test: float | None = None

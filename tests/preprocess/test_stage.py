@@ -768,6 +768,16 @@ def _help_lines(kind: type) -> list[str]:
     return own + [line for part in nested for line in _help_lines(part)]
 
 
+def test_tilde_in_paths_is_the_home_folder(command, synthetic: Path, tmp_path: Path) -> None:
+    (tmp_path / "My videos").mkdir()
+    shutil.copy(next((synthetic / "val").rglob("*.mp4")), tmp_path / "My videos")
+    done = command(
+        "preprocess", "--source", "~/My videos", "--destination=~/shards", "--workers", 1, HOME=str(tmp_path)
+    )
+    assert done.returncode == 0 and "1 of 1 videos kept" in done.stdout, done.stderr
+    assert (tmp_path / "shards" / "index.h5").is_file()
+
+
 def test_no_ffmpeg_is_one_sentence(command, synthetic: Path) -> None:
     done = command("preprocess", "--source", synthetic, PATH="")
     assert done.returncode == 2 and "ffmpeg is not installed" in done.stderr
