@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.pipeline.composition import Composition, Table, contrast, weight
-from gdt.pipeline.factors import Factor
+from gdt.pipeline.composition import Composition, Factor, Table, contrast, weight
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree

@@ -1,8 +1,8 @@
-"""Colour jitter and normalisation as one affine map of RGB per leaf: y = A x + b, nothing clipped in between.
+"""Colour jitter and normalisation as one affine map of RGB per leaf: y = A x + b, without clipping.
 
-Hue turns and saturation scales the chroma of the YIQ space, then contrast acts about mid-grey (128), then brightness
-scales, as in DALI's color_twist; then (x - mean) / std per channel. One map costs a fraction of the separate steps
-(benchmarks/loader.py) and loses nothing to rounding.
+As in DALI's color_twist, hue rotates and saturation scales the chroma of YIQ, contrast acts about mid-grey (128), then
+brightness scales; then (x - mean) / std per channel. One map costs a fraction of the separate steps
+(benchmarks/loader.py) and avoids their rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MID_GREY = 128.0
 
 
 def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
-    """A [n, 3, 3] and b [n, 3], float32, from the draws of n leaves and the channels' mean and deviation (0-255)."""
+    """A [n, 3, 3] and b [n, 3], float32, from the draws of n leaves and each channel's mean and std (0-255)."""
     n = len(draws["hue"])
     angle = 2 * np.pi * draws["hue"].astype(np.float64)
     chroma = np.zeros((n, 3, 3))
@@ -39,7 +39,7 @@ def affine(draws: Mapping[str, np.ndarray], mean: np.ndarray, std: np.ndarray) -
 
 @dataclass(frozen=True)
 class Pixels:
-    """Crops of n leaves as bytes, and the colour map of each leaf: a quarter of what floats would take."""
+    """Crops of n leaves as bytes, a quarter of the memory of floats, and the colour map of each leaf."""
 
     crops: torch.Tensor
     """uint8 [n, frames, size, size, 3]."""
@@ -48,67 +48,64 @@ class Pixels:
     offset: torch.Tensor
     """b of every leaf: float32 [n, 3]."""
     kept: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
-    """Where floats are made on a CPU, batch after batch: to ask for new memory costs more than the product."""
+    """Output memory on a CPU, reused by all batches: allocating it costs more than the product."""
 
     def __len__(self) -> int:
         return len(self.crops)
 
     def part(self, first: int, count: int = 1) -> Pixels:
-        """Those of some leaves."""
+        """The pixels of some leaves."""
         chosen = slice(first, first + count)
         return Pixels(self.crops[chosen], self.matrix[chosen], self.offset[chosen])
 
     def floats(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normalised clips for the encoder: [n, 3, frames, size, size], channels-last in memory, on the crops' device.
 
-        Computed in float32, a part at a time, and rounded to `dtype`. On a CPU they hold until the floats of the next
-        batch of the same loader are made.
+        Computed in float32 and rounded to `dtype`. On a CPU they are valid until the next batch of the same loader is
+        converted.
         """
         out = self._memory(dtype)
-        (_on_a_processor if self.crops.device.type == "cpu" else on_any_device)(self, out)
+        (_on_cpu if self.crops.device.type == "cpu" else _on_any_device)(self, out)
         return out.permute(0, 4, 1, 2, 3)
 
     def _memory(self, dtype: torch.dtype) -> torch.Tensor:
-        if self.crops.device.type != "cpu":  # where torch keeps memory itself
+        if self.crops.device.type != "cpu":  # torch caches GPU memory
             return torch.empty(self.crops.shape, dtype=dtype, device=self.crops.device)
-        held = self.kept.get(dtype)
-        if held is None or held.shape != self.crops.shape:
-            held = self.kept[dtype] = torch.empty(self.crops.shape, dtype=dtype)
-        return held
+        memory = self.kept.get(dtype)
+        if memory is None or memory.shape != self.crops.shape:
+            memory = self.kept[dtype] = torch.empty(self.crops.shape, dtype=dtype)
+        return memory
 
 
-_AT_ONCE = 1 << 28
-"""Values of which a GPU makes floats at a time: its kernels should be long, and what lies between them fit."""
+_CHUNK = 1 << 28
+"""Values per kernel launch on a GPU: long kernels whose temporaries fit into memory."""
 
 
-def _on_a_processor(pixels: Pixels, out: torch.Tensor) -> None:
-    """Frame by frame, which a cache holds."""
+def _on_cpu(pixels: Pixels, out: torch.Tensor) -> None:
+    """Frame by frame, which fits into the cache."""
     n, frames = pixels.crops.shape[:2]
     crops, matrix, offset = pixels.crops.view(n, frames, -1).numpy(), pixels.matrix.numpy(), pixels.offset.numpy()
     to = out.view(n, frames, -1)
-    if out.dtype == torch.float32:
-        floats = to.numpy()
-        for leaf, number in itertools.product(range(n), range(frames)):
-            affine_map(crops[leaf, number], matrix[leaf], offset[leaf], floats[leaf, number])
-        return
     frame = torch.empty(to.shape[2:])
     for leaf, number in itertools.product(range(n), range(frames)):
-        affine_map(crops[leaf, number], matrix[leaf], offset[leaf], frame.numpy())
-        to[leaf, number] = frame
+        target = to[leaf, number] if out.dtype == torch.float32 else frame
+        affine_map(crops[leaf, number], matrix[leaf], offset[leaf], target.numpy())
+        if target is frame:
+            to[leaf, number] = frame
 
 
-def on_any_device(pixels: Pixels, out: torch.Tensor) -> None:
-    """With torch's operations. A product with a block-diagonal matrix of several pixels keeps matrix units busy."""
+def _on_any_device(pixels: Pixels, out: torch.Tensor) -> None:
+    """With torch. A block-diagonal matrix over several pixels keeps matrix units busy."""
     n = len(pixels)
-    every = pixels.crops.view(n, -1, 3)
-    group = next(size for size in (8, 4, 2, 1) if every.shape[1] % size == 0)
-    x = every.view(n, -1, 3 * group)
+    x = pixels.crops.view(n, -1, 3)
+    group = next(size for size in (8, 4, 2, 1) if x.shape[1] % size == 0)
+    x = x.view(n, -1, 3 * group)
     y = out.view(x.shape)
-    some, rows = max(1, _AT_ONCE // max(1, x[:1].numel())), max(1, _AT_ONCE // (3 * group))
+    step, rows = max(1, _CHUNK // max(1, x[:1].numel())), max(1, _CHUNK // (3 * group))
     with torch.autocast(x.device.type, enabled=False):
         diagonal = torch.eye(group, device=x.device)
         blocks = torch.einsum("gh,nji->ngihj", diagonal, pixels.matrix).reshape(n, 3 * group, -1)
         shift = pixels.offset.repeat(1, group)[:, None]
-        for first, row in itertools.product(range(0, n, some), range(0, x.shape[1], rows)):
-            leaves, part = slice(first, first + some), slice(row, row + rows)
+        for first, row in itertools.product(range(0, n, step), range(0, x.shape[1], rows)):
+            leaves, part = slice(first, first + step), slice(row, row + rows)
             y[leaves, part] = torch.baddbmm(shift[leaves], x[leaves, part].float(), blocks[leaves])

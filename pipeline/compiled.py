@@ -1,4 +1,4 @@
-"""The loader's inner loops on a processor, compiled when they are first run; they hold no lock of Python's."""
+"""Inner loops of the loader on a CPU, compiled on first use; they release the GIL."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numba import njit
 def _compiled(function: Callable[..., None]) -> Any:
     try:
         return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # there is no folder to keep it in: every process compiles it anew
+    except RuntimeError:  # no writable cache folder: every process compiles anew
         return njit(nogil=True)(function)
 
 
-# Indices that cannot be negative are unsigned, or each would be compared with 0; loops over whole slices become vector
-# instructions. Sums and products are not contracted: their rounding is that of every processor.
+# Unsigned indices avoid a comparison with 0 each; loops over whole slices are vectorised. Sums and products are not
+# contracted, so that rounding is the same on every processor.
 
 
 @_compiled
@@ -25,14 +25,13 @@ def resize(
     frame: np.ndarray, top: np.ndarray, bottom: np.ndarray, down: np.ndarray, left: np.ndarray, right: np.ndarray,
     across: np.ndarray, out: np.ndarray,
 ) -> None:  # fmt: skip
-    """Bilinear interpolation, rounded to bytes: uint8 [height, 3 * width] to `out`, uint8 [rows, 3 * columns].
+    """Bilinear interpolation, rounded: uint8 [height, 3 * width] to `out`, uint8 [rows, 3 * columns].
 
-    Row r lies between the rows `top` [r] and `bottom` [r] of the frame, the share `down` [r] below the first; column c
-    between the bytes `left` [c] and `right` [c] of a row and the next two, the share `across` [c] to the right of the
-    first.
+    Row r lies between the frame's rows `top` [r] and `bottom` [r], at the share `down` [r] of the way; column c between
+    the pixels that begin at the bytes `left` [c] and `right` [c], at the share `across` [c].
     """
     begin, end = min(left.min(), right.min()), max(left.max(), right.max()) + 3
-    line, made = np.empty(end - begin, np.float32), np.empty(out.shape[1], np.float32)
+    line, mixed = np.empty(end - begin, np.float32), np.empty(out.shape[1], np.float32)
     one, two, half = np.uint64(1), np.uint64(2), np.float32(0.5)
     for r in range(len(out)):
         above, below, share = frame[top[r], begin:end], frame[bottom[r], begin:end], down[r]
@@ -41,20 +40,19 @@ def resize(
             line[k] = first + (np.float32(below[k]) - first) * share
         for c in range(len(left)):
             near, far, to, part = np.uint64(left[c] - begin), np.uint64(right[c] - begin), np.uint64(3 * c), across[c]
-            made[to] = line[near] + (line[far] - line[near]) * part
-            made[to + one] = line[near + one] + (line[far + one] - line[near + one]) * part
-            made[to + two] = line[near + two] + (line[far + two] - line[near + two]) * part
+            mixed[to] = line[near] + (line[far] - line[near]) * part
+            mixed[to + one] = line[near + one] + (line[far + one] - line[near + one]) * part
+            mixed[to + two] = line[near + two] + (line[far + two] - line[near + two]) * part
         row = out[r]
-        for k in range(len(made)):
-            row[k] = np.uint8(np.int32(made[k] + half))
+        for k in range(len(mixed)):
+            row[k] = np.uint8(np.int32(mixed[k] + half))
 
 
 @_compiled
 def affine_map(values: np.ndarray, matrix: np.ndarray, offset: np.ndarray, out: np.ndarray) -> None:
     """`matrix` [3, 3] times every pixel plus `offset` [3]: uint8 [3 * n] to `out`, float32 [3 * n].
 
-    Value k is the sum of values k - 2 to k + 2, each times a factor that is 0 where it is of another pixel: so vectors
-    are multiplied as they lie, and none is rearranged.
+    Output k sums values k - 2 to k + 2 times factors that are 0 for other pixels, so vectors need no rearranging.
     """
     tile = 192
     factors = np.zeros((5, tile), np.float32)

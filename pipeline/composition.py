@@ -1,27 +1,62 @@
-"""A composition of factors, and the paper's algebra of them: contrast, weight, conditions, counts (3.1 and A.1).
+"""A composition of factors and the paper's algebra: contrast, weight, conditions and counts (sections 3.1 and A.1).
 
-`contrast` and `weight` take tables of factor values (name -> one entry per leaf) of NumPy arrays or torch tensors
-alike. The column `leaf` numbers the leaves of the batch, so that T = T' iff the numbers agree.
+`contrast` and `weight` take factor tables (name -> one value per leaf) of NumPy arrays or torch tensors. The column
+`leaf` numbers the leaves of the batch: T = T' iff the numbers are equal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 from typing import Any, NamedTuple
 
 from gdt.common.errors import UserError
-from gdt.pipeline.factors import Contrast, Factor, Weight
 from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.transformations.base import Transformation
 
 Table = Mapping[str, Any]
-_MOST_LEAVES = 1 << 24
-"""Of a batch: what would take terabytes is a slip of the keyboard."""
+_MAX_LEAVES = 1 << 24
+"""Per batch; more would take terabytes."""
+
+
+class Contrast(Enum):
+    """c(t, t') of one factor: 1 iff t = t' (distinctive), or always 1 (invariant)."""
+
+    DISTINCTIVE = "distinctive"
+    INVARIANT = "invariant"
+
+
+class Weight(Enum):
+    """w(t, t') of one factor: 1 always, or 1 iff t != t' (cross-modal learning)."""
+
+    ANY = "any"
+    DIFFERS = "differs"
+
+
+@dataclass(frozen=True)
+class Factor:
+    """One transformation t_m, its K_m, its contrast and its weight."""
+
+    transformation: Transformation
+    k: int
+    contrast: Contrast
+    weight: Weight = Weight.ANY
+
+    def __str__(self) -> str:
+        """As on the command line."""
+        weight = f":{self.weight.value}" if self.weight is not Weight.ANY else ""
+        return f"{self.transformation}:{self.contrast.value[0]}:{self.k}{weight}"
+
+    @property
+    def name(self) -> str:
+        """The transformation's name, which is also the column of the factor table."""
+        return self.transformation.name
 
 
 class Counts(NamedTuple):
-    """What a batch of a composition holds (lemmas on counts, A.1.2)."""
+    """Counts of a batch (lemmas of A.1.2)."""
 
     leaves: int
     """|T| = prod K_m."""
@@ -33,9 +68,9 @@ class Counts(NamedTuple):
 
 @dataclass(frozen=True)
 class Composition:
-    """Factors in the order in which they are sampled; what a batch of them holds follows from them alone.
+    """Factors in the order in which they are sampled.
 
-    Raises UserError, naming the factor to change, where no batch could meet the conditions of section 3.1.
+    Raises UserError, naming the factor to change, if no batch can meet the conditions of section 3.1.
     """
 
     factors: tuple[Factor, ...]
@@ -48,40 +83,40 @@ class Composition:
 
     @property
     def batch_size(self) -> int:
-        """K of the first factor, the videos."""
+        """Videos per batch, K of the first factor."""
         return self.factors[0].k
 
     @property
     def modalities(self) -> tuple[str, ...]:
-        """Those that the leaves have."""
+        """The modalities of the leaves."""
         found = {name for factor in self.factors for name in factor.transformation.modalities(factor.k)}
         return tuple(sorted(found, key=MODALITIES.index)) or MODALITIES[:1]
 
     @property
     def clips_per_video(self) -> int:
-        """Leaves of one modality that a batch holds per video: the cost of a composition, to compare at equal cost."""
+        """Leaves per video and modality; use it to compare compositions at equal cost."""
         return prod(factor.k for factor in self.factors[1:]) // len(self.modalities)
 
     @property
     def decoded_per_video(self) -> int:
-        """Most clips that are decoded per video, each shared by the leaves that hold the same frames."""
+        """Maximum decoded clips per video; leaves with the same frames share one."""
         branches = decoded = 1
         for factor in self.factors[1:]:
-            if not factor.transformation.modalities(factor.k):  # only one of the modalities is decoded
+            if not factor.transformation.modalities(factor.k):  # only the leaves of one modality, video, are decoded
                 branches *= factor.k
             if factor.transformation.selects_frames:
-                # what is drawn anew in every branch differs from branch to branch, whatever those share until then
+                # a factor that is sampled anew in every branch takes other frames in each
                 decoded = decoded * factor.k if factor.transformation.takes_all(factor.k) else branches
         return decoded
 
     @property
     def reach(self) -> float:
-        """How many times as long as the clip the stretch of video is that a leaf may take."""
+        """Longest stretch of video that a leaf may span, in clip lengths."""
         return prod(factor.transformation.reach(factor.k) for factor in self.factors)
 
     @property
     def starts_needed(self) -> int:
-        """Start frames that a video must offer."""
+        """Minimum start frames of a video."""
         return max(factor.transformation.starts_needed(factor.k) for factor in self.factors)
 
 
@@ -96,7 +131,7 @@ def contrast(factors: Sequence[Factor], rows: Table, columns: Table) -> Any:
 
 
 def weight(factors: Sequence[Factor], rows: Table, columns: Table) -> Any:
-    """w(T, T') = [T != T'] prod_m w(t_m, t'_m): bool [n, n']; cross-modal learning asks m != m'."""
+    """w(T, T') = [T != T'] prod_m w(t_m, t'_m): bool [n, n']; cross-modal learning needs m != m'."""
     result = ~_outer(rows, columns, "leaf")
     for factor in factors:
         if factor.weight is Weight.DIFFERS:
@@ -105,7 +140,7 @@ def weight(factors: Sequence[Factor], rows: Table, columns: Table) -> Any:
 
 
 def counts(factors: Sequence[Factor]) -> Counts:
-    """The lemmas' counts, from the K_m alone."""
+    """Counts of a batch from the K_m (lemmas of A.1.2)."""
     leaves = prod(factor.k for factor in factors)
     invariant = prod(factor.k for factor in factors if factor.contrast is Contrast.INVARIANT)
     return Counts(leaves, leaves * (invariant - 1), leaves - invariant)
@@ -114,13 +149,11 @@ def counts(factors: Sequence[Factor]) -> Counts:
 def check(factors: Sequence[Factor]) -> None:
     """Raise UserError, naming the factor to change, unless every batch meets conditions (i)-(iii) of section 3.1."""
     names = [factor.name for factor in factors]
+    if (leaves := prod(factor.k for factor in factors)) > _MAX_LEAVES:
+        raise UserError(f"a batch would have {leaves} leaves, more than {_MAX_LEAVES}; lower a K")
     for factor in factors:
         if names.count(factor.name) > 1:
-            raise UserError(f"factor '{factor.name}' occurs twice; each may occur once")
-        if prod(other.k for other in factors) > _MOST_LEAVES:
-            raise UserError(
-                f"a batch would have {prod(other.k for other in factors)} leaves, more than {_MOST_LEAVES}; lower a K"
-            )
+            raise UserError(f"factor '{factor.name}' occurs twice; remove one")
         if why := factor.transformation.refuses(factor.k):
             raise UserError(f"K of factor '{factor.name}' is {factor.k}; {why}")
         if factor.weight is Weight.DIFFERS and factor.contrast is Contrast.DISTINCTIVE:
@@ -133,13 +166,13 @@ def check(factors: Sequence[Factor]) -> None:
                 f"pairs must differ in factor '{factor.name}' but its K is {factor.k}, "
                 "so no positive pair is left (condition i); set its K to 2 or more"
             )
-    _need_order(factors)
-    _need_two(factors, Contrast.INVARIANT, "every positive pair is trivial, T = T' (condition ii)")
-    _need_two(factors, Contrast.DISTINCTIVE, "there is no negative T'' to tell apart (condition iii)")
+    _check_order(factors)
+    _check_variation(factors, Contrast.INVARIANT, "every positive pair is trivial, T = T' (condition ii)")
+    _check_variation(factors, Contrast.DISTINCTIVE, "there is no negative T'' to tell apart (condition iii)")
 
 
-def _need_order(factors: Sequence[Factor]) -> None:
-    """The lemmas' counts assume that branches of an invariant factor agree in the distinctive factors after it."""
+def _check_order(factors: Sequence[Factor]) -> None:
+    """The lemmas assume that branches of an invariant factor agree in the distinctive factors after it."""
     before = ""
     for factor in factors:
         if factor.contrast is Contrast.INVARIANT:
@@ -147,18 +180,17 @@ def _need_order(factors: Sequence[Factor]) -> None:
         elif before and not factor.transformation.takes_all(factor.k):
             raise UserError(
                 f"distinctive factor '{factor.name}' is sampled anew in every branch of the invariant factor "
-                f"'{before}', so the positive pairs of '{before}' would differ in it; put '{factor.name}' first, "
-                "or sample all its values"
+                f"'{before}', so the positive pairs of '{before}' would differ in it; put '{factor.name}' before "
+                f"'{before}', or set its K to the number of its values"
             )
 
 
-def _need_two(factors: Sequence[Factor], kind: Contrast, consequence: str) -> None:
+def _check_variation(factors: Sequence[Factor], kind: Contrast, consequence: str) -> None:
     candidates = [factor for factor in factors if factor.contrast is kind]
     if all(factor.k < 2 for factor in candidates):
-        named = ", ".join(f"{factor.name} (K = {factor.k})" for factor in candidates) or "there is none"
+        listed = ", ".join(f"{factor.name} (K = {factor.k})" for factor in candidates) or "there is none"
         raise UserError(
-            f"K is below 2 for every {kind.value} factor: {named}; then {consequence}. "
-            f"Set K to 2 or more for one of them"
+            f"K is below 2 for every {kind.value} factor: {listed}; then {consequence}. Set one of them to 2 or more"
         )
 
 

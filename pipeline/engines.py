@@ -1,4 +1,4 @@
-"""What makes crops out of JPEG frames: this machine's cores, or DALI. Both are told the same, and make the same."""
+"""Engines turn JPEG frames into crops, on the CPU cores or with DALI, with the same result up to rounding."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import simplejpeg
 import torch
 
 from gdt.common.errors import UserError
 from gdt.pipeline.compiled import resize
 from gdt.pipeline.device import Canvas, Device
 from gdt.pipeline.graphs import Pipeline, video_graph
-from gdt.pipeline.jpeg import decode
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 
 
 @dataclass(frozen=True)
 class Run:
-    """Some clips of a batch, each decoded once for as many leaves as there are branches."""
+    """Some clips of a batch, each decoded once for all its branches, the leaves that share it."""
 
     rows: np.ndarray
-    """The leaves: int64 [clips, branches], rows of the batch's crops."""
+    """Rows of the leaves in the batch's crops: int64 [clips, branches]."""
     leaves: int
-    """Rows that these have in all."""
+    """Rows of the batch's crops."""
     jpegs: list[list[np.ndarray]]
-    """By clip, the bytes of its frames; those that are there again are the same object."""
+    """JPEG bytes of each frame of each clip; repeated frames are the same object."""
     sizes: np.ndarray
     """Height and width of the frames of each clip: int64 [clips, 2]."""
     begin: np.ndarray
-    """Corner (y, x) of each leaf's region of a frame, pixels: float32 [clips, branches, 2]."""
+    """Corner (y, x) of each leaf's crop in the frame, pixels: float32 [clips, branches, 2]."""
     end: np.ndarray
     """The opposite corner."""
     order: np.ndarray
-    """Which of the clip's frames each frame of a leaf is, each of them once: int64 [clips, branches, frames]."""
+    """Permutation of the clip's frames for each leaf: int64 [clips, branches, frames]."""
     last: bool
-    """Of its batch."""
+    """Whether this is the last run of its batch."""
 
 
 Crops = Callable[[int], torch.Tensor]
-"""The crops of so many leaves, uint8 [leaves, frames, size, size, 3], of the batch that is being asked for."""
+"""Number of leaves -> the crops of the current batch, uint8 [leaves, frames, size, size, 3]."""
 
 
 class Engine(ABC):
@@ -57,30 +57,30 @@ class Engine(ABC):
 
     @abstractmethod
     def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
-        """One item per batch, once all its crops are there; raises RuntimeError where a frame cannot be decoded.
+        """Yield once per batch, when its crops are complete; may take runs ahead of that.
 
-        Runs may be taken ahead of what is asked for.
+        Raises RuntimeError if a frame cannot be decoded.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back threads and graphs."""
+        """Release threads and graphs."""
 
 
 class CoresEngine(Engine):
-    """A thread per core: a frame is decoded and its regions are resized while it lies in that core's cache."""
+    """A thread per core decodes a frame and resizes its regions while the frame is in that core's cache."""
 
     def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
         super().__init__(clip, device, loading)
         self._pool = ThreadPoolExecutor(loading.threads, thread_name_prefix="decoder")
-        self._own = threading.local()
+        self._local = threading.local()
 
     def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
         begun: deque[tuple[Canvas, list[Future[None]]]] = deque()
         for run in runs:
             canvas = self.device.canvas(crops(run.leaves), run.rows)
             begun.append((canvas, [self._pool.submit(self._draw, run, k, canvas) for k in range(len(run.rows))]))
-            # one more than is drawn, so that no core waits for the others at the end of a run
+            # begin the next run before this one is complete, so that no core idles at its end
             while len(begun) > (0 if run.last else self.device.CANVASES - 1):
                 canvas, clips = begun.popleft()
                 for clip in clips:
@@ -93,45 +93,67 @@ class CoresEngine(Engine):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _draw(self, run: Run, clip: int, canvas: Canvas) -> None:
-        """All leaves of one clip."""
+        """Draw all leaves of one clip."""
         height, width = run.sizes[clip].tolist()
         size, frame = self.clip.size, self._frame(height, width)
-        to = [canvas.pixels[row].reshape(-1, size, 3 * size) for row in canvas.rows[clip]]
+        leaves = [canvas.pixels[row].reshape(-1, size, 3 * size) for row in canvas.rows[clip]]
         regions = [
             (*taps(begin[0], end[0], size, height), *taps(begin[1], end[1], size, width, step=3))
             for begin, end in zip(run.begin[clip], run.end[clip], strict=True)
         ]
-        at = run.order[clip].argsort(1)  # at which frame of each leaf those of the clip are
-        before = None
+        positions = run.order[clip].argsort(1)  # of each frame of the clip, in each leaf
+        previous = None
         for number, jpeg in enumerate(run.jpegs[clip]):
-            if jpeg is not before:
+            if jpeg is not previous:
                 decode(jpeg, frame)
-                before = jpeg
-            for leaf, region, places in zip(to, regions, at, strict=True):
-                resize(frame.reshape(height, -1), *region, leaf[places[number]])
+                previous = jpeg
+            for leaf, region, position in zip(leaves, regions, positions, strict=True):
+                resize(frame.reshape(height, -1), *region, leaf[position[number]])
 
     def _frame(self, height: int, width: int) -> np.ndarray:
         """This thread's memory for one frame."""
-        held: np.ndarray | None = getattr(self._own, "frame", None)
-        if held is None or held.shape[:2] != (height, width):
-            held = self._own.frame = np.empty((height, width, 3), np.uint8)
-        return held
+        frame: np.ndarray | None = getattr(self._local, "frame", None)
+        if frame is None or frame.shape[:2] != (height, width):
+            frame = self._local.frame = np.empty((height, width, 3), np.uint8)
+        return frame
+
+
+class DecodeError(RuntimeError):
+    """A frame is no JPEG of the expected size."""
+
+
+def decode(jpeg: np.ndarray, into: np.ndarray) -> None:
+    """Decode the bytes of one frame to RGB, uint8 [height, width, 3]. Raises DecodeError."""
+    try:
+        try:
+            frame = simplejpeg.decode_jpeg(jpeg, buffer=into)
+        except ValueError as error:
+            if "Premature end" in str(error):
+                raise
+            # like DALI, accept damage in the middle of a frame, which was there when it was written
+            frame = simplejpeg.decode_jpeg(jpeg, strict=False, buffer=into)
+    except ValueError as error:
+        raise DecodeError(str(error)) from error
+    if frame.shape != into.shape:
+        raise DecodeError(f"a frame has {frame.shape[1]}x{frame.shape[0]} pixels, not {into.shape[1]}x{into.shape[0]}")
+    if not np.shares_memory(frame, into):
+        into[:] = frame
 
 
 def taps(begin: float, end: float, size: int, length: int, step: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Between which two of `length` pixels each of `size` lies, where these cover begin..end.
+    """The two neighbours among `length` pixels of each of `size` pixels that cover begin..end, for `resize`.
 
-    Returns the places of both, int64 [size] in units of 1/step, and how far on the way from the first to the second it
-    lies, float32 [size]. What is beyond an edge is as the edge.
+    Returns the indices of both times `step`, int64 [size], and the distance from the first as a share of the way to the
+    second, float32 [size]. Edge pixels extend outwards.
     """
     at = begin + (np.arange(size) + 0.5) * ((float(end) - begin) / size) - 0.5
     low = np.floor(at).astype(np.int64)
-    near, far = (np.clip(places, 0, length - 1) * step for places in (low, low + 1))
+    near, far = (np.clip(index, 0, length - 1) * step for index in (low, low + 1))
     return near, far, (at - low).astype(np.float32)
 
 
 class DaliEngine(Engine):
-    """A DALI graph; on a GPU the JPEGs are decoded there."""
+    """A DALI graph per number of branches; on a GPU it decodes there."""
 
     def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
         super().__init__(clip, device, loading)
@@ -139,13 +161,13 @@ class DaliEngine(Engine):
 
     def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
         frames, size = self.clip.frames, self.clip.size
-        for branches, some in itertools.groupby(runs, key=lambda run: run.rows.shape[1]):
-            ahead: deque[Run] = deque()
-            for outputs in self._graph(branches).run(self._feed(some, ahead)):
-                run = ahead.popleft()
-                held = crops(run.leaves)
+        for branches, group in itertools.groupby(runs, key=lambda run: run.rows.shape[1]):
+            fed: deque[Run] = deque()
+            for outputs in self._graph(branches).run(self._feed(group, fed)):
+                run = fed.popleft()
+                filled = crops(run.leaves)
                 for decoded, rows in zip(outputs, run.rows.T, strict=True):
-                    held[torch.from_numpy(rows).to(held.device)] = decoded.view(-1, frames, size, size, 3)
+                    filled[torch.from_numpy(rows).to(filled.device)] = decoded.view(-1, frames, size, size, 3)
                 if run.last:
                     yield
 
@@ -154,27 +176,27 @@ class DaliEngine(Engine):
 
     def _graph(self, branches: int) -> Pipeline:
         if branches not in self._graphs:
-            clips, hardware = self.loading.clips_at_once, float(self.loading.jpeg_hardware)
+            clips, hardware = self.loading.decode_batch_size, float(self.loading.jpeg_hardware)
             graph = video_graph, clips * self.clip.frames, self.clip.size, branches, self.device.dali.decoder, hardware
             self._graphs[branches] = Pipeline(self.device, self.loading.threads, *graph)
         return self._graphs[branches]
 
-    def _feed(self, runs: Iterable[Run], ahead: deque[Run]) -> Iterator[dict[str, Any]]:
+    def _feed(self, runs: Iterable[Run], fed: deque[Run]) -> Iterator[dict[str, Any]]:
         frames = self.clip.frames
         for run in runs:
-            ahead.append(run)
+            fed.append(run)
             first = np.arange(len(run.rows))[:, None] * frames
             inputs: dict[str, Any] = {"jpeg": [frame for clip in run.jpegs for frame in clip]}
             for branch in range(run.rows.shape[1]):
                 inputs[f"begin{branch}"] = np.repeat(run.begin[:, branch], frames, 0)
                 inputs[f"end{branch}"] = np.repeat(run.end[:, branch], frames, 0)
-                inputs[f"places{branch}"] = (first + run.order[:, branch]).reshape(-1).astype(np.int32)
+                inputs[f"order{branch}"] = (first + run.order[:, branch]).reshape(-1).astype(np.int32)
             yield inputs
 
 
 def engine(clip: Clip, device: Device, loading: Loading) -> Engine:
-    """The one that is asked for; by default DALI where it decodes on a GPU, and this machine's cores where not."""
+    """The engine of --loading.decoder; auto takes DALI on a GPU and the cores otherwise. Raises UserError."""
     if loading.decoder == "gpu" and not device.is_gpu:
-        raise UserError("--loading.decoder gpu needs --device cuda; leave it out, and the cores of this machine decode")
+        raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU cores")
     dali = loading.decoder == "gpu" or (loading.decoder == "auto" and device.is_gpu)
     return (DaliEngine if dali else CoresEngine)(clip, device, loading)

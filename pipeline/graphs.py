@@ -1,4 +1,4 @@
-"""The DALI graphs of the loader, and how they are fed. The same graph runs on the CPU and on a GPU."""
+"""The DALI graphs of the loader, which run on the CPU and on a GPU."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gdt.pipeline.shards.layout import MEL_FLOOR
 
 @pipeline_def
 def video_graph(size: int, branches: int, decoder: str, hardware: float) -> Any:
-    """JPEG frames -> per branch, uint8 crops [size, size, 3] of every frame, in the order of its permutation.
+    """JPEG frames -> uint8 crops [size, size, 3] of every frame, per branch, in the order of its permutation.
 
-    `hardware` is the share of the frames that a GPU's JPEG engine decodes: all or none, since which of its decoders a
-    frame gets decides its pixels, and would else depend on its place in the run. With chroma interpolated as it is on a
-    processor, these differ from a processor's by rounding.
+    `hardware` is the share of the frames that a GPU's JPEG engine decodes, 0 or 1: its decoders differ in rounding, so
+    with a share in between, the pixels of a frame would depend on its position. Fancy upsampling interpolates chroma
+    as a CPU does, up to rounding.
     """
     jpeg = fn.external_source(name="jpeg", batch=True)
     frames = fn.decoders.image(
@@ -30,7 +30,7 @@ def video_graph(size: int, branches: int, decoder: str, hardware: float) -> Any:
     for branch in range(branches):
         begin, end, order = (
             fn.external_source(name=f"{name}{branch}", batch=True, dtype=dtype, ndim=ndim)
-            for name, dtype, ndim in (("begin", types.FLOAT, 1), ("end", types.FLOAT, 1), ("places", types.INT32, 0))
+            for name, dtype, ndim in (("begin", types.FLOAT, 1), ("end", types.FLOAT, 1), ("order", types.INT32, 0))
         )
         crop = fn.resize(
             frames, size=(size, size), roi_start=begin, roi_end=end, interp_type=types.INTERP_LINEAR, antialias=False
@@ -41,15 +41,15 @@ def video_graph(size: int, branches: int, decoder: str, hardware: float) -> Any:
 
 @pipeline_def
 def audio_graph(device: DaliDevice, mean: float, scale: float) -> Any:
-    """Log-mel rows [frames, bands] -> made louder, normalised, masked: float32 [bands, frames]."""
+    """Log-mel rows [frames, bands] -> amplified, normalised, masked: float32 [bands, frames]."""
     rows, gain = (
         fn.external_source(name=name, batch=True, dtype=types.FLOAT, ndim=ndim)
         for name, ndim in (("rows", 2), ("gain", 0))
     )
     if device.operators == "gpu":
         rows, gain = rows.gpu(), gain.gpu()
-    louder = rows + gain * (rows > MEL_FLOOR)  # silence stays silent: a gain on zero energy changes nothing
-    bank = fn.transpose((louder - mean) * scale, perm=[1, 0])
+    amplified = rows + gain * (rows > MEL_FLOOR)  # silence stays silent
+    bank = fn.transpose((amplified - mean) * scale, perm=[1, 0])
     for axis, name in enumerate(("frequency", "time")):
         start = fn.external_source(name=f"{name}_start", batch=True, dtype=types.FLOAT, ndim=1)
         width = fn.external_source(name=f"{name}_width", batch=True, dtype=types.FLOAT, ndim=1)
@@ -61,14 +61,13 @@ AUDIO_CLIPS = 1024
 
 
 class Pipeline:
-    """A built DALI graph that is fed by name, a few runs ahead of its outputs."""
+    """A built DALI graph, fed by name, a few runs ahead of its outputs."""
 
     AHEAD = 2
 
     def __init__(
         self, device: Device, threads: int, graph: Callable[..., Any], batch_size: int, *arguments: Any
     ) -> None:
-        """One of the graphs above, with its arguments, where the device's operators are."""
         self._device = device
         self._graph = graph(
             *arguments, batch_size=batch_size, num_threads=threads, device_id=device.dali.number,
@@ -78,7 +77,7 @@ class Pipeline:
         self._started = False
 
     def run(self, feed: Iterable[dict[str, Any]]) -> Iterator[list[torch.Tensor]]:
-        """Outputs of every run, as tensors of this thread's stream that hold until the next one is asked for."""
+        """Outputs of every run as tensors of the current stream, valid until the next run."""
         scheduled = 0
         for inputs in feed:
             self._schedule(inputs)
@@ -90,7 +89,7 @@ class Pipeline:
             yield from self._outputs()
 
     def _schedule(self, inputs: dict[str, Any]) -> None:
-        # DALI's first schedule_run starts as many runs as its queue is deep; the surplus is thrown away
+        # DALI's first schedule_run starts as many runs as its queue is deep; discard the surplus
         runs = 1 if self._started else self.AHEAD
         for _ in range(runs):
             for name, values in inputs.items():
@@ -107,7 +106,7 @@ class Pipeline:
 
 
 def dali_message(error: RuntimeError) -> str:
-    """What went wrong, of the many lines that DALI says."""
+    """The line of DALI's message that names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     after = lines.index("encountered:") + 1 if "encountered:" in lines[:-1] else 0
     return lines[after] if lines else type(error).__name__

@@ -1,7 +1,4 @@
-"""Named compositions: the rows of the paper's tables 1 and 2, its hypotheses, and what it calls special cases.
-
-A new one is a new entry here, not a branch elsewhere.
-"""
+"""Named compositions: the rows of the paper's tables 1 and 2, the published release's hypotheses, special cases."""
 
 from __future__ import annotations
 
@@ -17,35 +14,28 @@ Role = Literal["d", "i", "."]
 
 
 class Preset(NamedTuple):
-    """A composition with a name."""
+    """A named composition."""
 
     label: str
-    """In few words, for tables and plots."""
+    """For tables and plots."""
     source: str
-    """Where it comes from."""
+    """The paper's table and row, or another origin."""
     factors: str
-    """As pipeline/notation.py reads it."""
+    """In the notation of pipeline/notation.py."""
 
 
 def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
-    """A row by the roles of time reversal and time shift (distinctive, invariant, not varied) and its modalities.
+    """A row from the roles of time reversal and time shift (distinctive, invariant, not varied) and the modalities.
 
-    Rows of video alone draw K_g = 2 augmentations, the others pair the modalities.
+    Rows of video alone take K_g = 2 augmentations; the others pair the modalities.
     """
     reversal, shift, modalities = role
     names = ",".join(_MODALITIES[letter] for letter in modalities)
-    written = "modality" if modalities in ("V", "VA") else f"modality({names})"
-    paired = f"{written}:i:{len(modalities)}:differs" if len(modalities) > 1 else f"{written}:i:1"
-    factors = [
-        "video:d", _varied("time_shift", shift), paired, _varied("time_reversal", reversal),
-        f"augmentation:i:{1 if len(modalities) > 1 else 2}",
-    ]  # fmt: skip
-    label = {"VA": "AV"}.get(modalities, modalities)
-    return Preset(f"{label}, TR {reversal}, TS {shift}", table, " ".join(factors))
-
-
-def _varied(name: str, role: Role) -> str:
-    return f"{name}:i:1" if role == "." else f"{name}:{role}:2"
+    name = "modality" if modalities in ("V", "VA") else f"modality({names})"
+    modality, views = (f"{name}:i:{len(modalities)}:differs", 1) if len(modalities) > 1 else (f"{name}:i:1", 2)
+    ts, tr = ("i:1" if role == "." else f"{role}:2" for role in (shift, reversal))
+    factors = f"video:d time_shift:{ts} {modality} time_reversal:{tr} augmentation:i:{views}"
+    return Preset(f"{'AV' if modalities == 'VA' else modalities}, TR {reversal}, TS {shift}", table, factors)
 
 
 _MODALITIES = {"V": "video", "A": "audio", "T": "text"}
@@ -67,54 +57,52 @@ PRESETS = {
     **TABLE_1,
     **TABLE_2,
     **{
-        number: TABLE_1[row]._replace(source=f"the published release's hypothesis {number}, row {row}")
+        number: TABLE_1[row]._replace(source=f"hypothesis {number} of the published release, row {row}")
         for number, row in HYPOTHESES.items()
     },
-    "within-modal": TABLE_1["d"]._replace(source="appendix, within-modal, whose figures are those of table 1, row d"),
-    "cross-modal": TABLE_1["e"]._replace(source="appendix, cross-modal, whose figures are those of table 1, row e"),
-    "three": _row("picture, sound and words in one tree, every pair of two modalities", ("i", "d", "VAT")),
+    "within-modal": TABLE_1["d"]._replace(source="appendix, within-modal: table 1, row d"),
+    "cross-modal": TABLE_1["e"]._replace(source="appendix, cross-modal: table 1, row e"),
+    "three": _row("all pairs of video, audio and text", ("i", "d", "VAT")),
     "simclr": Preset(
-        "V, two augmentations of one clip", "SimCLR, the paper's section 3.1", "video:d time_shift:i:1 augmentation:i:2"
+        "V, two augmentations of one clip", "SimCLR, section 3.1", "video:d time_shift:i:1 augmentation:i:2"
     ),
     "avid": Preset(
         "AV, instance discrimination",
-        "cross-modal AVID, with the batch in place of a memory bank",
+        "cross-modal AVID without its memory bank",
         "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1",
     ),
     "mil-nce": Preset(
         "VT, several moments match",
-        "like MIL-NCE: words and pictures of several moments of a video are positives",
+        "like MIL-NCE: two moments of a video are positives",
         "video:d time_shift:i:2 modality(video,text):i:2:differs augmentation:i:1",
     ),
     "arrow": Preset(
         "V, TR d",
-        "arrow of time: reversal is told apart, and videos",
+        "arrow of time: reversed clips are negatives",
         "video:d time_shift:i:1 time_reversal:d:2 augmentation:i:2",
     ),
 }  # fmt: skip
 
 
 def preset(name: str) -> Preset:
-    """A preset by its name. Raises UserError for another name."""
+    """A preset by name. Raises UserError for an unknown one."""
     if name not in PRESETS:
-        raise UserError(
-            f"there is no preset '{name}'; choose one of {', '.join(PRESETS)} (--preset help tells of them)"
-        )
+        raise UserError(f"unknown preset '{name}'; available: {', '.join(PRESETS)}; --preset help describes them")
     return PRESETS[name]
 
 
 def composition(name: str, batch_size: int, augmentation: Augmentation = Augmentation()) -> Composition:
-    """The composition of a preset. Raises UserError for another name."""
+    """The composition of a preset. Raises UserError for an unknown one."""
     return parse(preset(name).factors, batch_size, augmentation)
 
 
 def modalities(name: str) -> Sequence[str]:
-    """What a preset learns from. Raises UserError for another name."""
+    """The modalities of a preset. Raises UserError for an unknown one."""
     return composition(name, batch_size=2).modalities
 
 
 def listing() -> str:
-    """Every preset with its factors and its source."""
-    rows = [(name, entry.label, entry.factors, entry.source) for name, entry in PRESETS.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    return "\n".join("  ".join([*map(str.ljust, row[:3], widths), row[3]]) for row in rows)
+    """Every preset with its label, its source and its factors."""
+    legend = "V video, A audio, T text; TR time reversal, TS time shift; d distinctive, i invariant, . not varied"
+    rows = [f"{name:13}{p.label} ({p.source})\n  {p.factors}" for name, p in PRESETS.items()]
+    return "\n".join([legend, "", *rows])

@@ -1,7 +1,7 @@
-"""Hierarchical sampling: composition -> BatchPlan, the table of everything that a batch contains (sections 3.1, A.1.2).
+"""Hierarchical sampling: composition -> BatchPlan, a table of all that a batch contains (sections 3.1, A.1.2).
 
-A plan is a pure function of (composition, source, seed, epoch, batch): no I/O, no state, no matter how many ranks
-share it. Loaders execute it, the loss compares its columns.
+A plan is a pure function of (composition, source, seed, epoch, batch): no I/O, no state, the same for any number of
+ranks. Loaders execute it; the loss compares its columns.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gdt.common.errors import UserError
-from gdt.pipeline.composition import Composition
-from gdt.pipeline.factors import Factor
+from gdt.pipeline.composition import Composition, Factor
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.notation import report_custom_errors
 from gdt.pipeline.shards.index import Index
@@ -22,23 +21,22 @@ from gdt.pipeline.transformations.base import Branches, Draw, Source
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """One row per leaf T = (i, tau, m, r, g): factor values and the drawn augmentation parameters."""
+    """One row per leaf T = (i, tau, m, r, g): its factor values and what to load."""
 
     epoch: int
     batch: int
     columns: dict[str, np.ndarray]
-    """Factor name -> int64 [n_leaves], which the loss compares; `leaf` is the leaf's number in the whole batch."""
+    """Factor table for the loss: name -> int64 [n_leaves]; `leaf` numbers the leaves of the whole batch."""
     leaves: Leaves
-    """What the loader does for each of them."""
     seed: int = 0
     joined: dict[str, np.ndarray] | None = None
-    """The columns of the leaves of all ranks, where several share the batch: int64 [n_all] each, rank after rank."""
+    """Columns of the leaves of all ranks, if there are several: int64 [n_all] each, rank after rank."""
 
     def __len__(self) -> int:
         return len(self.leaves)
 
     def take(self, chosen: np.ndarray | slice) -> BatchPlan:
-        """The plan of some leaves, given by their places, a mask or a slice."""
+        """The plan of some leaves, selected by index, mask or slice."""
         columns = {name: values[chosen] for name, values in self.columns.items()}
         return replace(self, columns=columns, leaves=self.leaves.take(chosen))
 
@@ -57,17 +55,17 @@ class Tree:
     def __post_init__(self) -> None:
         if len(self.source.videos) < self.composition.batch_size:
             raise UserError(
-                f"a batch takes {self.composition.batch_size} videos but only {len(self.source.videos)} can be "
-                "used; set --batch-size to no more than that"
+                f"a batch takes {self.composition.batch_size} videos but only {len(self.source.videos)} can be used; "
+                f"set --batch-size to {len(self.source.videos)} or less"
             )
 
     @property
     def batches_per_epoch(self) -> int:
-        """Whole batches; the videos left over are other ones in every epoch."""
+        """Number of full batches; every epoch leaves out other videos."""
         return len(self.source.videos) // self.composition.batch_size
 
     def plan(self, epoch: int, batch: int) -> BatchPlan:
-        """The batch `batch` of epoch `epoch`, the same whenever and wherever it is asked for."""
+        """The plan of batch `batch` of epoch `epoch`."""
         draw = Draw(self.seed, epoch, batch)
         rng = draw.generator()
         columns = sample(self.composition.factors, self.source, rng, draw)
@@ -75,18 +73,18 @@ class Tree:
         plain = leaves.arrays()
         for factor in self.composition.factors:
             with report_custom_errors(factor.transformation):
-                factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # which it may write into
-            _require_whole(leaves, plain, factor.name)
+                factor.transformation.act(leaves, columns[factor.name].copy(), rng)  # it may write into the copy
+            _check_arrays(leaves, plain, factor.name)
         return BatchPlan(epoch, batch, columns, leaves, self.seed)
 
     def plans(self, first: int, last: int) -> Iterator[BatchPlan]:
-        """Plans of the steps first..last-1, counted from the start of training over all epochs."""
+        """Plans of the steps first..last-1 of the whole training."""
         for step in range(first, last):
             yield self.plan(*divmod(step, self.batches_per_epoch))
 
 
 def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, draw: Draw) -> dict[str, np.ndarray]:
-    """Extend every branch by K_m values of each factor in turn: the leaves' factor values, each int64 [prod K]."""
+    """Factor table of the leaves: extend every branch by K_m values of each factor in turn; int64 [prod K] each."""
     columns: dict[str, np.ndarray] = {}
     n = 1
     for factor in factors:
@@ -94,8 +92,8 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
             values = factor.transformation.sample(rng, factor.k, Branches(n, columns, source, draw))
         if getattr(values, "shape", None) != (n, factor.k) or not np.issubdtype(values.dtype, np.integer):
             raise UserError(
-                f"factor '{factor.name}' draws {_told(values)}; its sample must give integers [branches, k], "
-                f"here [{n}, {factor.k}]"
+                f"sample() of factor '{factor.name}' returned {_describe(values)}; it must return integers "
+                f"[branches, k], here [{n}, {factor.k}]"
             )
         columns = {name: np.repeat(column, factor.k) for name, column in columns.items()}
         columns[factor.name] = values.reshape(-1)
@@ -103,19 +101,19 @@ def sample(factors: Sequence[Factor], source: Source, rng: np.random.Generator, 
     return columns | {"leaf": np.arange(n, dtype=np.int64)}
 
 
-def _require_whole(leaves: Leaves, plain: dict[str, np.ndarray], name: str) -> None:
-    """Raise UserError, naming the factor, where a transformation has left arrays of another shape or kind."""
+def _check_arrays(leaves: Leaves, plain: dict[str, np.ndarray], name: str) -> None:
+    """Raise UserError, naming the factor, if a transformation changed the shape or kind of an array."""
     for field, before in plain.items():
         values = getattr(leaves, field)
-        whole = np.issubdtype(before.dtype, np.integer)
-        if getattr(values, "shape", None) != before.shape or (whole and not np.issubdtype(values.dtype, np.integer)):
+        integer = np.issubdtype(before.dtype, np.integer)
+        if getattr(values, "shape", None) != before.shape or (integer and not np.issubdtype(values.dtype, np.integer)):
             raise UserError(
-                f"factor '{name}' makes leaves.{field} {_told(values)}; it must be "
-                f"{'integers' if whole else 'numbers'} {list(before.shape)}"
+                f"act() of factor '{name}' set leaves.{field} to {_describe(values)}; it must be "
+                f"{'integers' if integer else 'numbers'} {list(before.shape)}"
             )
 
 
-def _told(values: object) -> str:
+def _describe(values: object) -> str:
     if isinstance(values, np.ndarray):
         return f"{values.dtype} {list(values.shape)}"
     return f"a {type(values).__name__}"
@@ -130,47 +128,48 @@ def sampling_tree(
     say: Callable[[str], None] = lambda _: None,
     shuffle_shards: int = 0,
 ) -> Tree:
-    """The tree over the videos of a split that are long enough; how many those are is said. UserError if too few.
+    """The tree over the usable videos of a split; passes their number to `say`. Raises UserError if too few.
 
-    With `shuffle_shards`, the videos of so many shards at a time are shuffled with each other.
+    With `shuffle_shards` > 0, videos are shuffled only within groups of that many shards.
     """
-    sound, text = (name in composition.modalities for name in ("audio", "text"))
+    audio, text = (name in composition.modalities for name in ("audio", "text"))
     frames = _stretch((clip.frames - 1) * clip.stride, composition.reach)
-    starts = index.start_counts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if sound else 0)
+    starts = index.start_counts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if audio else 0)
     inside = index.split == split
     if not inside.any():
-        there = ", ".join(sorted(set(index.split.tolist())))
-        raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to one of {there}")
-    enough, left_out = inside, []
+        splits = ", ".join(sorted(set(index.split.tolist())))
+        raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to one of {splits}")
     needed = composition.starts_needed
     seconds = f"{frames / index.fps:.2f} s"
     too_short = f"shorter than a clip ({seconds})" if needed == 1 else f"too short for {needed} clips of {seconds}"
-    shorter = "lower --clip.frames or --clip.stride"
-    shorter += f", or a speed below {composition.reach:g}" if composition.reach > 1 else ""
-    shorter += ", or the K of what needs so many" if needed > 2 else ""
-    for why, lacking, remedy in (
-        ("have no sound", index.mel_count == 0 if sound else None, "compose without sound, or use videos that have it"),
-        ("have no words", index.text_count == 0 if text else None, "make the shards anew with captions and WORD2VEC="),
-        (f"are {too_short}", starts < needed, f"{shorter}, or use longer videos"),
-    ):
-        if lacking is not None and (n := int((enough & lacking).sum())):
-            left_out.append(f"{n} {why}")
-            enough = enough & ~lacking
-            if not enough.any():
+    remedy = "lower --clip.frames or --clip.stride"
+    remedy += f", or a speed below {composition.reach:g}" if composition.reach > 1 else ""
+    remedy += ", or the largest K" if needed > 2 else ""
+    checks = [(f"are {too_short}", starts < needed, f"{remedy}, or use longer videos")]
+    if text:
+        advice = "rebuild the shards from videos with captions, with 'make preprocess' and WORD2VEC="
+        checks.insert(0, ("have no captions", index.text_count == 0, advice))
+    if audio:
+        checks.insert(0, ("have no sound", index.mel_count == 0, "use a composition without audio, or other videos"))
+    usable, skipped = inside, []
+    for problem, lacking, remedy in checks:
+        if n := int((usable & lacking).sum()):
+            skipped.append(f"{n} {problem}")
+            usable = usable & ~lacking
+            if not usable.any():
                 raise UserError(
                     f"none of the {int(inside.sum())} {split} videos of {index.folder} can be used: "
-                    f"{', '.join(left_out)}; {remedy}"
+                    f"{', '.join(skipped)}; {remedy}"
                 )
-    shards = len(np.unique(index.shard[enough]))
-    say(
-        f"{int(enough.sum())} of {int(inside.sum())} {split} videos of {index.folder}"
-        + (f"; {', '.join(left_out)} and are not used" if left_out else "")
-        + (f"; shuffled within {shuffle_shards} of {shards} shards at a time" if 0 < shuffle_shards < shards else "")
-    )
-    source = Source(np.flatnonzero(enough), starts, index.fps, index.shard, shuffle_shards)
+    notes = [f"{int(usable.sum())} of {int(inside.sum())} {split} videos of {index.folder}"]
+    notes += [f"{', '.join(skipped)} and are not used"] if skipped else []
+    if 0 < shuffle_shards < (shards := len(np.unique(index.shard[usable]))):
+        notes.append(f"shuffled within groups of {shuffle_shards} of the {shards} shards")
+    say("; ".join(notes))
+    source = Source(np.flatnonzero(usable), starts, index.fps, index.shard, shuffle_shards)
     return Tree(composition, source, clip, index.bands, seed)
 
 
 def _stretch(last: int, reach: float) -> int:
-    """Frames or rows from the first to the last one of a clip that takes `reach` times its own length."""
+    """Frames or rows that a clip spans at `reach` times its own length, given the index of its last one."""
     return int(np.floor(last * reach + 0.5)) + 1

@@ -1,4 +1,4 @@
-"""Files of word vectors: the words are what tokens count, the vectors what the text encoder takes."""
+"""Word2vec files: tokens index their words, the text encoder takes their vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def digest(words: Iterable[str]) -> str:
-    """16 hex digits that stand for words in their order, and so for what the tokens mean."""
+    """Hash of words in order, 16 hex digits, which identifies the meaning of tokens."""
     value = hashlib.sha256()
     for word in words:
         value.update(word.encode() + b"\n")
@@ -28,15 +28,14 @@ def digest(words: Iterable[str]) -> str:
 
 
 def load(path: Path) -> KeyedVectors:
-    """A file in word2vec's format: binary if it ends in .bin or .bin.gz, else text; vectors as float16.
+    """Load a word2vec file, binary if it ends in .bin or .bin.gz, else text; vectors as float16.
 
-    Rows are counted as gensim does: a word that comes again does not count. Raises UserError for a file that is missing
-    or of another kind.
+    Rows are numbered as by gensim, without repeated words. Raises UserError for a missing or invalid file.
     """
     from gensim.models import KeyedVectors
 
-    if what := kind(path):
-        state = "does not exist" if what == "missing" else f"is {what}"
+    if problem := kind(path):
+        state = "does not exist" if problem == "missing" else f"is {problem}"
         raise UserError(
             f"the word2vec file {path} {state}; download one, such as GoogleNews-vectors-negative300.bin.gz, "
             "and give its path"
@@ -47,11 +46,11 @@ def load(path: Path) -> KeyedVectors:
             pickled = file.read(1) == b"\x80"
         if pickled or path.suffix.lower() in {".kv", ".model", ".pkl", ".pickle"}:
             raise UserError(
-                f"{path} is a pickle, which runs what it holds when it is read, and is not accepted; save the vectors "
-                "with gensim's save_word2vec_format"
+                f"{path} is a pickle, which can run code when it is loaded, and is not accepted; save the vectors with "
+                "gensim's save_word2vec_format"
             )
         vectors = KeyedVectors.load_word2vec_format(str(path), binary=binary, datatype=np.float16)
-    # a damaged file can stop gensim at any step
+    # gensim raises any of these for a damaged file
     except (OSError, ValueError, EOFError, AssertionError, MemoryError, OverflowError, zlib.error) as error:
         raise UserError(
             f"{path} cannot be read as a {'binary' if binary else 'text'} word2vec file "
@@ -59,13 +58,13 @@ def load(path: Path) -> KeyedVectors:
             "hold the numbers of words and of dimensions"
         ) from error
     if not len(vectors):
-        raise UserError(f"the word2vec file {path} holds no words")
+        raise UserError(f"the word2vec file {path} has no words")
     return vectors
 
 
 @dataclass(frozen=True)
 class WordVectors:
-    """The vectors of the tokens of some shards."""
+    """The vectors of the tokens of a data set."""
 
     vectors: np.ndarray
     """float16 [words, dimensions]; 1.8 GB for the 3 million words of Google News."""
@@ -73,28 +72,28 @@ class WordVectors:
 
     @staticmethod
     def of(index: Index, path: Path | None) -> WordVectors:
-        """The vectors in the file with which the shards were made.
+        """Load the vectors of the file with which the shards were made.
 
-        Raises UserError where the shards hold no words, there is no file, or it is another one.
+        Raises UserError if the shards have no words, or the file is missing or another one.
         """
         if not index.text_count.any():
             raise UserError(
-                f"the shards in {index.folder} hold no words; make them anew from videos with captions, with "
+                f"the shards in {index.folder} have no words; rebuild them from videos with captions, with "
                 "'make preprocess' and WORD2VEC="
             )
         if path is None:
             raise UserError(
-                "words need their vectors: set --word2vec to the file with which the shards were made, such as "
+                "text needs word vectors: set --word2vec to the file with which the shards were made, such as "
                 "GoogleNews-vectors-negative300.bin"
             )
         loaded = load(path)
         if (found := digest(loaded.index_to_key)) != index.settings["vocabulary"]:
             raise UserError(
-                f"{path} is not the word2vec file with which the shards in {index.folder} were made: its words are "
-                f"others ({found}, not {index.settings['vocabulary']}); set --word2vec to that one"
+                f"{path} is not the word2vec file with which the shards in {index.folder} were made: its words differ "
+                f"(digest {found}, not {index.settings['vocabulary']}); set --word2vec to the original file"
             )
         if not np.isfinite(loaded.vectors).all():
-            raise UserError(f"{path} holds vectors with numbers that are none, or beyond what float16 can hold")
+            raise UserError(f"{path} contains NaN, infinity or values beyond float16; use another word2vec file")
         return WordVectors(loaded.vectors, loaded.index_to_key)
 
     @property
@@ -102,5 +101,5 @@ class WordVectors:
         return int(self.vectors.shape[1])
 
     def checksum(self) -> str:
-        """8 hex digits that stand for the vectors."""
+        """CRC-32 of the vectors, 8 hex digits."""
         return f"{zlib.crc32(np.ascontiguousarray(self.vectors).data):08x}"

@@ -58,8 +58,8 @@ def copied(part: Pixels | Words | torch.Tensor) -> Pixels | torch.Tensor:
 
 
 DECODERS = {
-    "JPEG engine": Loading(clips_at_once=4), "kernels": Loading(clips_at_once=4, jpeg_hardware=False),
-    "cores": Loading(clips_at_once=4, decoder="cpu"),
+    "JPEG engine": Loading(decode_batch_size=4), "kernels": Loading(decode_batch_size=4, jpeg_hardware=False),
+    "cores": Loading(decode_batch_size=4, decoder="cpu"),
 }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_no_batch_is_overwritten_while_the_device_still_reads_it(index: Index, d
     tree = sampling_tree(index, presets.composition("l", 4, Augmentation(scale=(36, 46))), clip, "train", 0)
     got = []
     for busy in (False, True):
-        loading = Loading(prefetch=1, clips_at_once=2, decoder=decoder if DEVICE == "cuda" else "auto")
+        loading = Loading(prefetch=1, decode_batch_size=2, decoder=decoder if DEVICE == "cuda" else "auto")
         with Loader(index, tree.plans(0, 8), clip, torch.device(DEVICE), loading) as loader:
             made = []
             for batch in loader:

@@ -292,7 +292,7 @@ def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards:
     (tmp_path / "data" / "shards").mkdir(parents=True)
     (tmp_path / "data" / "shards" / "mine").symlink_to(shards)
     said = sentence(command("pretrain", "tiny", "--dataset", "mien"))
-    assert said.startswith("there are no shards in data/shards/mien (no index.h5) (there are those of mine); make them")
+    assert said.startswith("there are no shards in data/shards/mien (no index.h5) (available: mine); make them")
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gdt.pipeline.composition import contrast, weight
-from gdt.pipeline.factors import Factor
+from gdt.pipeline.composition import Factor, contrast, weight
 from gdt.train.norm import gather
 
 

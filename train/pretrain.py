@@ -51,7 +51,7 @@ def report_shortage(settings: Pretrain) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"out of memory ({first_line(error)}); lower --loading.prefetch, --loading.clips-at-once or, with "
+            f"out of memory ({first_line(error)}); lower --loading.prefetch, --loading.decode-batch-size or, with "
             "--bn-group-size, --micro-batch-size, and resume; or start again with smaller --bn-group-size or "
             f"--batch-size (now {settings.composition.batch_size}), or with more GPUs"
         ) from error

@@ -277,7 +277,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
             optimization=Optimization(
                 optimizer="adamw", lr=3e-3, base_batch_size=0, weight_decay=1e-2, warmup_epochs=0, lr_decay=0.25
             ),
-            loading=Loading(threads=1, clips_at_once=32),
+            loading=Loading(threads=1, decode_batch_size=32),
             checkpoint_minutes=2.0,
         ),
     ),

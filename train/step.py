@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gdt.common.errors import is_out_of_memory
 from gdt.pipeline import groups as grouping
-from gdt.pipeline.factors import Factor
+from gdt.pipeline.composition import Factor
 from gdt.pipeline.loader import Batch
 from gdt.train.cost import WIDER
 from gdt.train.loss import outcome

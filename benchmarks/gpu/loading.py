@@ -28,7 +28,7 @@ most 4, on drawn and on generated frames; with chroma repeated instead of interp
 """
 CHOICES = {
     "": Loading(), ", without the JPEG engine": Loading(jpeg_hardware=False),
-    ", decoded on the cores": Loading(decoder="cpu"), ", 64 clips at once": Loading(clips_at_once=64),
+    ", decoded on the cores": Loading(decoder="cpu"), ", 64 clips at once": Loading(decode_batch_size=64),
 }  # fmt: skip
 """The loader's settings, by what differs from its own."""
 

@@ -13,8 +13,7 @@ from gdt.common.errors import UserError
 from gdt.eval.metrics import Metric, difference
 from gdt.eval.record import Promise
 from gdt.eval.show_tree import toy
-from gdt.pipeline.composition import Composition, contrast, weight
-from gdt.pipeline.factors import Contrast
+from gdt.pipeline.composition import Composition, Contrast, contrast, weight
 from gdt.pipeline.notation import TRANSFORMATIONS
 from gdt.pipeline.transformations.base import Transformation
 from gdt.train.checkpoint import Trained

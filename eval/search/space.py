@@ -13,8 +13,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from gdt.common.errors import UserError
 from gdt.eval.search.settings import Search
 from gdt.pipeline import notation, presets
-from gdt.pipeline.composition import Composition
-from gdt.pipeline.factors import Contrast, Factor, Weight
+from gdt.pipeline.composition import Composition, Contrast, Factor, Weight
 from gdt.pipeline.shards.index import Index
 from gdt.train.settings import SIZES, Pretrain
 

@@ -1,1 +1,1 @@
-"""The format of the shards: layout (the table of what is in them), writer, index, reader, and the seal of a file."""
+"""The shard format: layout (its table of datasets), writer, index, reader, and seal (checksums of a file)."""

@@ -1,4 +1,4 @@
-"""The video table of all shards, in one small file that is opened at start, and the data set's statistics."""
+"""The index of a data set: the video table of all shards and the statistics, in one small file."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from gdt.pipeline.shards.layout import COLUMNS, INDEX, LABELS, PARTS, VideoTable
 from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, open_sealed, read_seal, write_strings, writing_sealed
 
 MEL_ONE = 1 << 16
-"""1.0 in the fixed point in which log-mel values are summed."""
+"""1.0 in the fixed-point sums of log-mel values."""
 _COLUMN = "column/"
 
 Annotations = dict[str, np.ndarray]
-"""What is said about videos and decides no byte of a shard: LABELS and further columns, datasets of an index."""
+"""LABELS and further columns as datasets of an index, which can be rewritten without the shards."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and standard deviation per colour channel (0-255 scale) [3], and of the log-mel values."""
+    """Mean and standard deviation of the colour channels (0-255) [3] and of the log-mel values."""
 
     pixel_mean: np.ndarray
     pixel_std: np.ndarray
@@ -37,25 +37,24 @@ class Statistics:
     mel_std: float
 
     def to_numbers(self) -> list[float]:
-        """As plain numbers, for checkpoints: means of the colours, their deviations, mean and deviation of log-mels."""
+        """As a list for checkpoints: colour means, colour deviations, log-mel mean, log-mel deviation."""
         return [*map(float, self.pixel_mean), *map(float, self.pixel_std), float(self.mel_mean), float(self.mel_std)]
 
     @staticmethod
     def from_numbers(numbers: Sequence[float]) -> Statistics:
-        """What `to_numbers` gave."""
+        """The inverse of `to_numbers`."""
         return Statistics(np.array(numbers[:3]), np.array(numbers[3:6]), numbers[6], numbers[7])
 
     @staticmethod
     def from_sums(pixels: Sequence[Sequence[int]], mels: Sequence[int]) -> Statistics:
-        """From running sums: `pixels` per channel (n, sum x, sum x^2), `mels` the same of log-mel values.
-
-        For these, x and x^2 are taken times MEL_ONE and rounded: see `mel_sums`.
-        """
+        """From sums (n, sum x, sum x^2): `pixels` per channel, `mels` of log-mel values in fixed point (`mel_sums`)."""
 
         def moments(sums: Sequence[int], one: int) -> tuple[float, float]:
             n, total, square = map(int, sums)
             n = max(n, 1)
-            variance = (n * square * one - total**2) / (n * one) ** 2  # whole numbers up to here: nothing cancels
+            variance = (n * square * one - total**2) / (
+                n * one
+            ) ** 2  # integers until the division, without cancellation
             return total / (n * one), max(variance, 0.0) ** 0.5
 
         pixel = np.array([moments(channel, one=1) for channel in pixels])
@@ -64,7 +63,7 @@ class Statistics:
 
 
 def mel_sums(bank: np.ndarray) -> np.ndarray:
-    """(n, sum x, sum x^2) of log-mel values in fixed point: int64 [3], the same in whatever order they are added."""
+    """(n, sum x, sum x^2) of log-mel values, with x and x^2 in fixed point: int64 [3], independent of the order."""
     value = bank.astype(np.float64)
     total, square = (int(np.rint(x * MEL_ONE).astype(np.int64).sum()) for x in (value, value**2))
     return np.array([bank.size, total, square], np.int64)
@@ -74,32 +73,29 @@ def write_index(
     folder: Path,
     shards: Sequence[Path],
     attributes: Mapping[str, Any],
-    say: Callable[[np.ndarray], Annotations] | None = None,
+    annotate: Callable[[np.ndarray], Annotations] | None = None,
 ) -> None:
-    """Write what `gather` says of the shards into `index.h5`.
-
-    With `say`, what it says of the videos with these ids (bytes, [n_videos]) counts, and not what the shards do.
-    """
+    """Gather the shards into `index.h5`; `annotate(ids)`, ids as bytes [n_videos], overrides their annotations."""
     datasets, attributes = gather(shards, attributes)
-    if say is not None:
-        datasets, attributes = with_annotations(datasets, attributes, say(datasets["video/id"]))
+    if annotate is not None:
+        datasets, attributes = with_annotations(datasets, attributes, annotate(datasets["video/id"]))
     _write(folder, datasets, attributes)
 
 
-def rewrite_index(folder: Path, said: Annotations) -> None:
-    """Let the index that is there say this of its videos, in the order of its ids; the shards are not looked at."""
-    _write(folder, *with_annotations(*contents(folder), said))
+def rewrite_index(folder: Path, annotations: Annotations) -> None:
+    """Replace the annotations of an index, given in the order of its ids, without reading the shards."""
+    _write(folder, *with_annotations(*contents(folder), annotations))
 
 
 def read_annotations(folder: Path) -> tuple[np.ndarray, Annotations]:
-    """Ids of the videos in an index (bytes, [n_videos]), and what it says of them. Raises Damaged or OSError."""
+    """Ids of the videos of an index (bytes, [n_videos]) and their annotations. Raises Damaged or OSError."""
     datasets, _ = contents(folder)
     return datasets["video/id"], {name: datasets[name] for name in filter(is_annotation, datasets)}
 
 
 def _write(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> None:
     with writing_sealed(folder / INDEX) as file:
-        for name, values in sorted(datasets.items()):  # the same bytes, wherever they come from
+        for name, values in sorted(datasets.items()):  # sorted, so that equal content gives equal bytes
             if values.dtype == object:
                 write_strings(file, name, values)
             else:
@@ -108,7 +104,7 @@ def _write(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping
 
 
 def contents(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Datasets, text as bytes, and attributes of the index of a folder. Raises Damaged, OtherSchema or OSError."""
+    """Datasets, with text as bytes, and attributes of an index. Raises Damaged, OtherSchema or OSError."""
     datasets: dict[str, np.ndarray] = {}
 
     def read(name: str, item: h5py.Dataset | h5py.Group) -> None:
@@ -121,18 +117,18 @@ def contents(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
 
 
 def is_annotation(dataset: str) -> bool:
-    """Whether a dataset of an index is what is said about videos."""
+    """Whether a dataset of an index is an annotation."""
     return dataset in LABELS or dataset.startswith(_COLUMN)
 
 
 def column_dataset(name: str) -> str:
-    """Where a further column is in an index: `column/<name>`, in which %, / and a lone . are written as in a URL."""
-    written = name.replace("%", "%25").replace("/", "%2F")
-    return _COLUMN + ("%2E" if written == "." else written)
+    """The dataset of a further column: `column/<name>`, with %, / and a lone . percent-encoded."""
+    encoded = name.replace("%", "%25").replace("/", "%2F")
+    return _COLUMN + ("%2E" if encoded == "." else encoded)
 
 
 def annotations_digest(datasets: Mapping[str, np.ndarray]) -> str:
-    """Hash of what an index says about which video, by which `verify` knows that nothing else did."""
+    """Hash of the annotations of all videos, by which `verify` recognises them."""
     digest = hashlib.sha256()
     for name in ("video/id", *sorted(filter(is_annotation, datasets))):
         digest.update(b"\0\0".join([name.encode(), b"\0".join(datasets[name].tolist())]))
@@ -140,37 +136,37 @@ def annotations_digest(datasets: Mapping[str, np.ndarray]) -> str:
 
 
 def classes_of(labels: np.ndarray) -> np.ndarray:
-    """The classes among labels (bytes), in order."""
+    """The sorted classes of labels (bytes)."""
     return np.asarray(sorted({*labels} - {b""}), object)
 
 
 def with_annotations(
-    datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any], said: Annotations
+    datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any], annotations: Annotations
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Datasets and attributes of an index that says this of its videos instead of what it said before."""
-    datasets = {name: values for name, values in datasets.items() if not is_annotation(name)} | said
-    datasets["classes"] = classes_of(said["video/label"])
+    """Datasets and attributes of an index with other annotations."""
+    datasets = {name: values for name, values in datasets.items() if not is_annotation(name)} | annotations
+    datasets["classes"] = classes_of(annotations["video/label"])
     return datasets, {**attributes, "said": annotations_digest(datasets)}
 
 
 def gather(shards: Sequence[Path], attributes: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Datasets and attributes of an index: the video tables of all shards, sorted by id, and sums of their sums.
+    """Datasets and attributes of an index: the video tables of all shards, sorted by id, and the total sums.
 
-    The order, and so every plan drawn from it, does not depend on which video went into which shard.
+    The order, and so every plan, does not depend on the assignment of videos to shards.
     """
     rows: dict[str, list[np.ndarray]] = {}
     totals: list[list[int]] = []
-    pixels, mels = np.zeros((3, 3), object), np.zeros(3, object)  # of Python's integers, which do not overflow
+    pixels, mels = np.zeros((3, 3), object), np.zeros(3, object)  # Python integers do not overflow
     for number, path in enumerate(shards):
         with _open_shard(path) as file:
             n = len(file["video/id"])
             totals.append([len(file[name]) for name in PARTS.values()])
-            own = {name: file[f"video/{name}"][:] for name in COLUMNS}
+            table = {name: file[f"video/{name}"][:] for name in COLUMNS}
             for name in PARTS:
                 bounds = file[f"video/{name}"][:]
-                own |= {f"{name}_start": bounds[:-1], f"{name}_count": np.diff(bounds)}
-            own |= {"shard": np.full(n, number, np.int64), "place": np.arange(n, dtype=np.int64)}
-            for name, values in own.items():
+                table |= {f"{name}_start": bounds[:-1], f"{name}_count": np.diff(bounds)}
+            table |= {"shard": np.full(n, number, np.int64), "place": np.arange(n, dtype=np.int64)}
+            for name, values in table.items():
                 rows.setdefault(name, []).append(values)
             pixels += file.attrs["pixel_sums"].astype(object)
             mels += file.attrs["mel_sums"].astype(object)
@@ -195,13 +191,13 @@ def _open_shard(path: Path) -> h5py.File:
 
 @dataclass(kw_only=True)
 class Index(VideoTable):
-    """The video table of a preprocessed data set, in memory; every column is an array [n_videos]."""
+    """The video table of a preprocessed data set in memory; every column is an array [n_videos]."""
 
     folder: Path
     shard: np.ndarray
-    """Number of the shard that holds the video."""
+    """Index of the video's shard in `shard_names`."""
     place: np.ndarray
-    """Row in the shard's own tables."""
+    """Row of the video in its shard."""
     frame_start: np.ndarray
     frame_count: np.ndarray
     mel_start: np.ndarray
@@ -212,7 +208,7 @@ class Index(VideoTable):
     shard_names: list[str]
     shard_bytes: np.ndarray
     shard_seal: np.ndarray
-    """The checksum of each shard's seal, which tells it from any other, int64 [n_shards]."""
+    """Checksum of each shard's seal, which identifies it, int64 [n_shards]."""
     shard_totals: np.ndarray
     """Frames, log-mel rows and words of each shard, int64 [n_shards, 3]."""
     fps: int
@@ -220,16 +216,16 @@ class Index(VideoTable):
     statistics: Statistics
     settings: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, np.ndarray] = field(default_factory=dict)
-    """What else is said about every video, by the name of the column; empty where nothing is."""
+    """Further annotations by name, strings, empty where a video has none."""
 
     def __len__(self) -> int:
         return len(self.id)
 
     @staticmethod
     def open(folder: str | Path) -> Index:
-        """Read `index.h5` and check that every shard is there in full length.
+        """Read `index.h5` and check the lengths of all shards.
 
-        Raises UserError if the folder, the index or a shard is missing, cut short or of another schema.
+        Raises UserError if the folder, the index or a shard is missing, truncated or of another schema.
         """
         folder = Path(folder)
         path = folder / INDEX
@@ -239,29 +235,29 @@ class Index(VideoTable):
             index = _index(folder, *contents(folder))
         except OtherSchema as error:
             raise UserError(
-                f"{path} cannot be used: {error}; make the shards anew with 'make preprocess' into another folder, or "
-                "use the version that wrote it"
+                f"{path} cannot be used: {error}; rebuild the shards in another folder with 'make preprocess', or use "
+                "the version that wrote it"
             ) from error
         except (Damaged, OSError) as error:
             if isinstance(error, OSError):
                 require_readable(path, error)
             raise UserError(
-                f"{path} is damaged: {error}; run the same 'make preprocess' command again, which makes it again and "
+                f"{path} is damaged: {error}; run the same 'make preprocess' command again, which rebuilds it and "
                 "keeps finished shards"
             ) from error
-        index.require_inside()
+        index.check_bounds()
         for name, expected in zip(index.shard_names, index.shard_bytes, strict=True):
             shard = folder / name
-            found = shard.stat().st_size if shard.is_file() else None
-            if found != expected:
+            size = shard.stat().st_size if shard.is_file() else None
+            if size != expected:
                 state = (
-                    "is missing" if found is None else f"has {found} bytes instead of {expected}: it was cut or changed"
+                    "is missing" if size is None else f"has {size} bytes instead of {expected}: truncated or changed"
                 )
-                raise UserError(f"shard {shard} {state}; run 'make preprocess' again, it remakes only what is damaged")
+                raise UserError(f"shard {shard} {state}; run 'make preprocess' again, it rebuilds only damaged shards")
         return index
 
-    def require_inside(self) -> None:
-        """Raise UserError unless every video lies inside its shard, as far as the shards go."""
+    def check_bounds(self) -> None:
+        """Raise UserError unless the rows of every video are within its shard."""
         known = (self.shard >= 0) & (self.shard < len(self.shard_names))
         totals = self.shard_totals[np.where(known, self.shard, 0)] if len(self.shard_names) else np.zeros((0, 3))
         wrong = ~known | (self.height < 1) | (self.width < 1)
@@ -270,17 +266,17 @@ class Index(VideoTable):
             wrong |= (start < 0) | (count < 0) | (start > total) | (count > total - start)
         if wrong.any():
             raise UserError(
-                f"{self.folder / INDEX} says of '{self.id[wrong.argmax()]}' what its shard does not hold "
-                f"({int(wrong.sum())} videos in all); delete {INDEX} and run the same 'make preprocess' command again, "
-                "which keeps finished shards"
+                f"{self.folder / INDEX} does not match its shards at '{self.id[wrong.argmax()]}' ({int(wrong.sum())} "
+                f"videos in all); delete {INDEX} and run the same 'make preprocess' command again, which keeps "
+                "finished shards"
             )
 
     def shard_path(self, video: int) -> Path:
-        """The shard that holds a video."""
+        """The shard of a video."""
         return self.folder / self.shard_names[self.shard[video]]
 
     def fold(self, number: int) -> Index:
-        """The same videos with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
+        """The index with the splits of an official fold, from 1. Raises UserError if there is no such fold."""
         folds = [row.split(",") for row in self.folds]
         if number < 1 or any(len(row) < number or not row[0] for row in folds):
             known = min((len(row) if row[0] else 0 for row in folds), default=0)
@@ -288,23 +284,20 @@ class Index(VideoTable):
         return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
 
     def labelled(self, column: str) -> Index:
-        """The same videos with a further column as their labels; "label", or "", leaves them as they are.
-
-        Raises UserError if there is no such column.
-        """
+        """The index with a further column as labels; "label" and "" keep them. Raises UserError for an unknown one."""
         if column in ("", "label"):
             return self
         if column not in self.columns:
             raise UserError(
-                f"{self.folder / INDEX} has no column '{column}'; it has {', '.join(['label', *self.columns])}"
+                f"unknown column '{column}' of {self.folder / INDEX}; available: {', '.join(['label', *self.columns])}"
             )
         label = self.columns[column]
         return replace(self, label=label, classes=sorted({*label} - {""}))
 
     def start_counts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
-        """How many start frames every video offers to a clip: int64 [n_videos], 0 where none fits.
+        """Number of start frames at which a clip fits into each video: int64 [n_videos].
 
-        A clip takes `frames` frames, every `stride`-th, and with sound `mel_frames` rows from mel_position(start).
+        A clip takes `frames` frames at a step of `stride`, and `mel_frames` log-mel rows from mel_position(start).
         """
         count = self.frame_count - ((frames - 1) * stride + 1) + 1
         if mel_frames:
@@ -316,12 +309,12 @@ class Index(VideoTable):
         return np.maximum(count, 0)
 
     def mel_position(self, start: np.ndarray) -> np.ndarray:
-        """The log-mel row at which a clip that starts at frame `start` begins: round(100 tau), tau = start / fps."""
+        """First log-mel row of a clip that starts at frame `start`: round(100 tau), tau = start / fps."""
         return (200 * np.asarray(start) + self.fps) // (2 * self.fps)
 
 
 def fingerprint(index: Index) -> str:
-    """Hash of the videos, their lengths, settings and statistics: with others, a run would not go on as it began."""
+    """Hash of videos, lengths, settings and statistics, which must not change when a run resumes."""
     rows = zip(index.id, index.split, index.frame_count.tolist(), index.mel_count.tolist(), strict=True)
     statistics = [index.statistics.pixel_mean.tolist(), index.statistics.pixel_std.tolist(), index.statistics.mel_mean]
     text = json.dumps([list(rows), index.settings, index.shard_bytes.tolist(), statistics])
@@ -332,16 +325,16 @@ def _no_index(folder: Path) -> str:
     shards = sum(1 for _ in folder.glob("shard-*.h5"))
     if shards:
         return (
-            f"{folder} holds {shards} shards and no {INDEX}, so preprocessing has not come to its end; wait for it, or "
-            "run the same 'make preprocess' command again, which goes on"
+            f"{folder} has {shards} shards but no {INDEX}: preprocessing has not finished; wait for it, or run the "
+            "same 'make preprocess' command again to resume it"
         )
     others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}"))[:5] if folder.parent.name else []
-    there = f" (there are those of {', '.join(others)})" if others else ""
-    return f"there are no shards in {folder} (no {INDEX}){there}; make them with '{preprocess_command(folder)}'"
+    available = f" (available: {', '.join(others)})" if others else ""
+    return f"there are no shards in {folder} (no {INDEX}){available}; make them with '{preprocess_command(folder)}'"
 
 
 def _index(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Index:
-    decoded = lru_cache(1 << 12)(bytes.decode)  # equal labels of millions of videos are one string
+    decoded = lru_cache(1 << 12)(bytes.decode)  # millions of videos share few label strings
 
     def below(group: str) -> dict[str, np.ndarray]:
         return {name.removeprefix(group): column(name) for name in datasets if name.startswith(group)}

@@ -1,4 +1,4 @@
-"""Random access to the frames, log-mel rows and words of an index, each checked as it is read."""
+"""Random access to frames, log-mel rows and words, with their checksums verified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gdt.pipeline.shards.seal import Damaged, Seal, read_seal
 
 
 class DamagedVideo(UserError):
-    """What a shard holds of a video is not what was written there."""
+    """A checksum mismatch in the frames, the sound or the words of a video."""
 
     def __init__(self, video: int, message: str) -> None:
         super().__init__(message)
@@ -25,10 +25,10 @@ class DamagedVideo(UserError):
 
 
 class ShardReader:
-    """Random access to the frames and log-mel rows of an index, safe to share between threads.
+    """Random access to the frames, log-mel rows and words of an index, safe to share between threads.
 
-    Files are opened when first read, and the least recently used are closed. Reading
-    raises DamagedVideo where bytes are not those that were written, and UserError where a shard cannot be read.
+    Files are opened on first use; the least recently used are closed. Reading raises DamagedVideo for a checksum
+    mismatch, and UserError if a shard cannot be read.
     """
 
     def __init__(self, index: Index, open_files: int = 4096) -> None:
@@ -37,12 +37,12 @@ class ShardReader:
         wanted = open_files + 512
         allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-        # pread has no place in the file that threads or forks would share, and whoever reads keeps a file open
+        # pread shares no file position between threads or forks, and a reader keeps its file open after eviction
         self._opened = lru_cache(max(1, min(open_files, allowed - 512)))(partial(_OpenShard, index))
 
     def frames(self, video: int, positions: np.ndarray) -> list[np.ndarray]:
-        """JPEG bytes of some frames of a video, given by their places in it, int64 [n] ascending: n uint8 arrays, the
-        same one where a place is there again.
+        """JPEG bytes of the frames of a video at `positions`, int64 [n] ascending: n uint8 arrays, the same object for
+        a repeated position.
         """
         self._require_inside(video, "frames", positions[0], positions[-1], self.index.frame_count)
         shard = self._opened(int(self.index.shard[video]))
@@ -67,7 +67,7 @@ class ShardReader:
         shard = self._opened(int(self.index.shard[video]))
         bands = self.index.bands
         first = int(self.index.mel_start[video]) + start
-        # whole pieces, since they have one checksum each
+        # read whole pieces, which have one checksum each
         begin, end = first // ROWS, -(-(first + count) // ROWS)
         checksums = shard.read("audio/crc32", begin, end - begin)
         rows = min(end * ROWS, shard.size("audio/logmel") // (4 * bands)) - begin * ROWS
@@ -78,39 +78,35 @@ class ShardReader:
         return data[first - begin * ROWS :][:count]
 
     def tokens(self, video: int, start: float, words: int = 16, seconds: float = 4.0) -> np.ndarray:
-        """What is said from `start` (seconds): up to `words` consecutive tokens within `seconds` (section A.4): int32.
-
-        A word counts if it begins and ends within that time.
-        """
+        """Up to `words` consecutive tokens that begin and end within `seconds` from `start` on (section A.4): int32."""
         shard = self._opened(int(self.index.shard[video]))
         first, count = int(self.index.text_start[video]), int(self.index.text_count[video])
         token, begin, end = (shard.read(f"text/{name}", first, count) for name in WORDS)
-        place = int(self.index.place[video])
-        if words_checksum(token, begin, end) != shard.read("text/crc32", place, 1)[0]:
+        if words_checksum(token, begin, end) != shard.read("text/crc32", int(self.index.place[video]), 1)[0]:
             raise self._damaged(video, shard, "the words")
-        # in the precision of the words' times, or one on the edge would be in or out by chance
+        # compare in float32, the precision of the stored times
         first = int(np.searchsorted(begin, np.float32(start)))
         late = np.flatnonzero(end[first:] > np.float32(start + seconds))
         return token[first:][: late[0] if len(late) else None][:words]
 
     def _require_inside(self, video: int, what: str, first: int, last: int, counts: np.ndarray) -> None:
-        """Raise UserError where a clip would take what lies before or after its video: another one's."""
+        """Raise UserError if a clip would reach into the previous or next video."""
         if first < 0 or last >= counts[video]:
             raise UserError(
                 f"a clip takes {what} {first} to {last} of '{self.index.id[video]}', which has {counts[video]}; a "
-                "transformation has moved it out of its video: let its reach() or starts_needed() say how much it takes"
+                "transformation moved it out of its video: its reach() or starts_needed() must return what it takes"
             )
 
     def _damaged(self, video: int, shard: _OpenShard, what: str) -> DamagedVideo:
         return DamagedVideo(
             video,
-            f"shard {shard.path} is damaged: {what} of '{self.index.id[video]}' is not what was written; "
+            f"shard {shard.path} is damaged: checksum mismatch in {what} of '{self.index.id[video]}'; "
             + repair_hint(self.index.folder),
         )
 
 
 class _OpenShard:
-    """One shard file, whose seal says where its datasets lie; bytes are read past HDF5, which reads one at a time."""
+    """One shard file, read without HDF5, which allows only one read at a time; the seal locates its datasets."""
 
     def __init__(self, index: Index, number: int) -> None:
         self.path = index.folder / index.shard_names[number]
@@ -123,13 +119,13 @@ class _OpenShard:
             raise self._unreadable(error) from error
         if seal.own != index.shard_seal[number] or not _fits(seal, index.shard_totals[number].tolist(), index.bands):
             raise UserError(
-                f"shard {self.path} is not the one that the index was made of; run the same 'make preprocess' command "
-                "again, which makes the index anew"
+                f"shard {self.path} is not the one of the index; run the same 'make preprocess' command again to "
+                "rebuild the index"
             )
         self._spans = seal.spans
 
     def size(self, name: str) -> int:
-        """Bytes of a dataset."""
+        """Size of a dataset, bytes."""
         return self._spans[name][1]
 
     def read(self, name: str, first: int, count: int) -> np.ndarray:
@@ -138,21 +134,21 @@ class _OpenShard:
         item = _item(name)
         if first < 0 or count < 0 or (first + count) * item > size:
             raise UserError(
-                f"shard {self.path} has no values {first} to {first + count} of {name}, which the index promises; "
-                "run the same 'make preprocess' command again, which makes the index anew"
+                f"shard {self.path} has no values {first} to {first + count} of {name}, unlike the index; run the same "
+                "'make preprocess' command again to rebuild the index"
             )
         try:
             data = os.pread(self._file, count * item, begin + first * item)
         except OSError as error:
             raise self._unreadable(error) from error
         if len(data) < count * item:
-            raise UserError(f"shard {self.path} ends early; {repair_hint(self.path.parent)}")
+            raise UserError(f"shard {self.path} is truncated; {repair_hint(self.path.parent)}")
         return np.frombuffer(data, SHARD[name].dtype)
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(
-            f"shard {self.path} cannot be read: {error.strerror or error}; see whether its disk is there and in order, "
-            "then run the same command again"
+            f"shard {self.path} cannot be read: {error.strerror or error}; check its disk, then run the same command "
+            "again"
         )
 
     def __del__(self) -> None:
@@ -161,7 +157,7 @@ class _OpenShard:
 
 
 def _fits(seal: Seal, totals: list[int], bands: int) -> bool:
-    """Whether the datasets of a shard are as long as the index promises."""
+    """Whether the datasets of a shard have the lengths of the index."""
     frames, rows, words = totals
     lengths = {
         "frames/offset": frames + 1, "frames/crc32": frames, "audio/logmel": bands * rows,
@@ -171,5 +167,5 @@ def _fits(seal: Seal, totals: list[int], bands: int) -> bool:
 
 
 def _item(name: str) -> int:
-    """Bytes of one value of a dataset."""
+    """Size of one value of a dataset, bytes."""
     return np.dtype(SHARD[name].dtype).itemsize

@@ -1,10 +1,9 @@
-"""The seal of an HDF5 file: checksums that are checked before HDF5 reads anything of it.
+"""The seal of an HDF5 file: checksums that are verified before HDF5 reads the file.
 
-HDF5 follows whatever it finds in a file: a flipped bit becomes another value, an error of any kind, or an endless loop
-inside the library. So what is written here begins with one line of text, in HDF5's user block (room at the start of a
-file that HDF5 leaves to others): its own checksum, the length of the file, the checksum of all that HDF5 interprets,
-and where the large datasets lie. Those carry checksums of their own, piece by piece (see layout.py), and are read past
-HDF5. `head -1` shows the line; any HDF5 tool opens the file as if it were not there.
+HDF5 does not verify what it reads: a flipped bit becomes another value, an arbitrary error, or an endless loop in the
+library. So a sealed file begins with a line of text in HDF5's user block: the line's checksum, the length of the file,
+the checksum of all that HDF5 interprets, and the position of the large datasets, which have their own checksums per
+piece (layout.py) and are read without HDF5. `head -1` shows the line; HDF5 tools ignore it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _BLOCK = 1 << 22
 
 
 class Damaged(Exception):
-    """A file is not what was written; the message says what is wrong, and not which file."""
+    """A file differs from what was written; the message does not name the file."""
 
 
 class OtherSchema(Damaged):
@@ -39,28 +38,25 @@ class OtherSchema(Damaged):
 
 @dataclass(frozen=True)
 class Seal:
-    """What the first line of a sealed file says."""
+    """The content of a seal."""
 
     bytes: int
     """Length of the file."""
     crc32: int
-    """Of everything but the user block and the spans."""
+    """Checksum of all but the user block and the spans."""
     spans: Mapping[str, tuple[int, int]]
-    """Dataset -> (position in the file, bytes), of those that are read past HDF5."""
+    """Dataset -> (position in the file, bytes), for those that are read without HDF5."""
     notes: Mapping[str, Any]
-    """What else the writer wanted to be known without HDF5."""
+    """Further values to read without HDF5."""
     own: int
-    """The line's own checksum, which stands for the whole file."""
+    """Checksum of the line, which identifies the file."""
 
 
 @contextmanager
 def writing_sealed(
     path: Path, spans: Sequence[str] = (), scratch: Path | None = None, **notes: Any
 ) -> Iterator[h5py.File]:
-    """Write a sealed HDF5 file that appears whole or not at all, see `writing`; the seal is put on at the end.
-
-    `spans` are datasets with checksums of their own, `notes` what is to be known without HDF5.
-    """
+    """Write a sealed HDF5 file atomically, see `writing`; arguments as for `seal`."""
     with writing(path, scratch) as whole:
         with h5py.File(whole.name, "w", libver=("earliest", "v110"), userblock_size=SEAL_BYTES) as file:
             yield file
@@ -73,15 +69,15 @@ def write_strings(file: h5py.File, name: str, values: Sequence[str | bytes] | np
 
 
 def seal(path: Path, spans: Sequence[str] = (), **notes: Any) -> None:
-    """Seal a finished file, whatever seal it had before; `spans` are datasets with checksums of their own."""
+    """Seal a finished file, replacing any seal. `spans` are datasets with their own checksums, `notes` as in Seal."""
     with h5py.File(path, "r") as file:
-        places = {name: _place(file[name]) for name in spans}
+        positions = {name: _position(file[name]) for name in spans}
     size = path.stat().st_size
     with path.open("r+b") as file:
-        values = {"schema": SCHEMA, "bytes": size, "crc32": _structure(file, size, places), "spans": places}
+        values = {"schema": SCHEMA, "bytes": size, "crc32": _structure(file, size, positions), "spans": positions}
         line = _line(json.dumps(values | {"notes": notes}).encode())
         if len(line) > SEAL_BYTES:
-            raise ValueError(f"the seal of {path} takes {len(line)} bytes")
+            raise ValueError(f"the seal of {path} takes {len(line)} bytes of {SEAL_BYTES}")
         file.seek(0)
         file.write(line.ljust(SEAL_BYTES, b"\0"))
 
@@ -90,56 +86,56 @@ def _line(text: bytes) -> bytes:
     return b"gdt %08x %b\n" % (zlib.crc32(text), text)
 
 
-def _place(dataset: h5py.Dataset) -> tuple[int, int]:
+def _position(dataset: h5py.Dataset) -> tuple[int, int]:
     return (dataset.id.get_offset(), dataset.nbytes) if dataset.nbytes else (0, 0)
 
 
 def read_seal(path: Path) -> Seal:
-    """The seal of a file, of which nothing else is read. Raises Damaged, OtherSchema, or OSError."""
+    """Read the seal of a file, and nothing else. Raises Damaged, OtherSchema or OSError."""
     with _open(path) as file:
-        return _read(file)
+        return _parse(file)
 
 
 def check_seal(path: Path) -> Seal:
-    """The seal of a file whose structure is what was written. Raises Damaged, OtherSchema, or OSError."""
+    """Verify the checksum of a file and return its seal. Raises Damaged, OtherSchema or OSError."""
     with _open(path) as file:
-        found = _read(file)
-        if _structure(file, found.bytes, found.spans) != found.crc32:
-            raise Damaged("its structure is not what was written (the checksum does not match)")
-    return found
+        seal = _parse(file)
+        if _structure(file, seal.bytes, seal.spans) != seal.crc32:
+            raise Damaged("checksum mismatch")
+    return seal
 
 
 def open_sealed(path: Path) -> h5py.File:
-    """Open a file for HDF5 once its seal is checked. Raises Damaged, OtherSchema, or OSError."""
+    """Check the seal of a file and open it with HDF5. Raises Damaged, OtherSchema or OSError."""
     check_seal(path)
     return h5py.File(path, "r")
 
 
 def _open(path: Path) -> BinaryIO:
-    if (what := kind(path)) not in ("", "missing", "a broken link"):
-        raise Damaged(f"it is {what}, not a file")
+    if (found := kind(path)) not in ("", "missing", "a broken link"):
+        raise Damaged(f"it is {found}, not a file")
     return path.open("rb")
 
 
-def _read(file: BinaryIO) -> Seal:
+def _parse(file: BinaryIO) -> Seal:
     head = file.read(SEAL_BYTES)
     if head.startswith(b"\x89HDF"):
-        raise OtherSchema(f"it has schema 1 and this version reads schema {SCHEMA}")
+        raise OtherSchema(f"it has schema 1 but this version reads schema {SCHEMA}")
     text = head.partition(b"\n")[0][len(_line(b"")) - 1 :]
     if head != _line(text).ljust(SEAL_BYTES, b"\0"):
-        raise Damaged("its first line is not what was written")
+        raise Damaged("checksum mismatch in its first line")
     values = json.loads(text)
     if values["schema"] != SCHEMA:
-        raise OtherSchema(f"it has schema {values['schema']} and this version reads schema {SCHEMA}")
+        raise OtherSchema(f"it has schema {values['schema']} but this version reads schema {SCHEMA}")
     size = os.fstat(file.fileno()).st_size
     if size != values["bytes"]:
-        raise Damaged(f"it has {size} bytes instead of {values['bytes']}: it was cut or changed")
+        raise Damaged(f"it has {size} bytes instead of {values['bytes']}: truncated or changed")
     spans = {name: (begin, length) for name, (begin, length) in values["spans"].items()}
     return Seal(values["bytes"], values["crc32"], spans, values["notes"], own=zlib.crc32(text))
 
 
 def _structure(file: BinaryIO, size: int, spans: Mapping[str, tuple[int, int]]) -> int:
-    """CRC-32 of a file of that size without its user block and the spans."""
+    """CRC-32 of a file of that size without user block and spans."""
     value, position = 0, SEAL_BYTES
     for begin, length in [*sorted(span for span in spans.values() if span[1]), (size, 0)]:
         file.seek(position)
@@ -147,7 +143,7 @@ def _structure(file: BinaryIO, size: int, spans: Mapping[str, tuple[int, int]]) 
         while remaining > 0:
             block = file.read(min(remaining, _BLOCK))
             if not block:
-                raise Damaged("it ends early")
+                raise Damaged("it is truncated")
             value = zlib.crc32(block, value)
             remaining -= len(block)
         position = begin + length

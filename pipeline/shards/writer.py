@@ -21,19 +21,19 @@ _BLOCK = 1 << 24
 
 @dataclass(frozen=True)
 class VideoRecord:
-    """One video on its way into a shard; frames and log-mel rows lie in files, not in memory.
+    """One video to write into a shard; its frames and log-mel rows are in files, not in memory.
 
-    Raises TypeError where a column of the table is not known, or has no default and is lacking.
+    Raises TypeError for unknown columns, and for missing ones without a default.
     """
 
     columns: Mapping[str, Any]
-    """Its row of the video table, by name; see VideoTable."""
+    """Its row of VideoTable, by name."""
     jpeg: Path
-    """File of the JPEG frames, one after another; removed once it is in the shard."""
+    """File of the concatenated JPEG frames; deleted once it is in the shard."""
     sizes: np.ndarray
     """Bytes of each frame, int64 [n_frames]."""
     logmel: Path
-    """File of float32 [n_mel, bands]; empty where the video has no sound; removed once it is in the shard."""
+    """File of float32 [n_mel, bands], empty without sound; deleted once it is in the shard."""
     words: Sequence[Sequence[float]] = ((),) * len(WORDS)
     """The columns WORDS, [n_words] each."""
 
@@ -41,7 +41,7 @@ class VideoRecord:
         row = {name: column.default for name, column in COLUMNS.items()} | dict(self.columns)
         wrong = [name for name, value in row.items() if value is MISSING or name not in COLUMNS]
         if wrong:
-            raise TypeError(f"columns of the video table that are unknown or lacking: {', '.join(wrong)}")
+            raise TypeError(f"unknown or missing columns of the video table: {', '.join(wrong)}")
         object.__setattr__(self, "columns", row)
 
 
@@ -54,7 +54,7 @@ def write_shard(
     bands: int,
     scratch: Path,
 ) -> None:
-    """Write a shard in the folder `scratch`, and give it its name when it is complete and on disk."""
+    """Write a shard in the folder `scratch`, then move it to `path`."""
     with writing_sealed(path, PIECES, scratch, content=content) as file:
 
         def write(name: str, values: Any) -> None:
@@ -85,7 +85,7 @@ def write_shard(
 
 
 def _fill_frames(dataset: h5py.Dataset, records: Sequence[VideoRecord]) -> list[int]:
-    """Move the JPEG files of the records into a dataset, one after another; returns the checksum of every frame."""
+    """Move the JPEG files of the records into a dataset; return the checksum of every frame."""
     checksums: list[int] = []
     position = 0
     for record in records:
@@ -107,13 +107,13 @@ def _fill_frames(dataset: h5py.Dataset, records: Sequence[VideoRecord]) -> list[
 
 
 def _fill_rows(dataset: h5py.Dataset, records: Sequence[VideoRecord]) -> list[int]:
-    """Move the log-mel files of the records into a dataset; returns the checksum of every ROWS of its rows."""
+    """Move the log-mel files of the records into a dataset; return the checksum of every ROWS rows."""
     checksums: list[int] = []
     row = 4 * dataset.shape[1]
     position = value = 0
     for record in records:
         with record.logmel.open("rb") as file:
-            # a piece ends where the shard's rows reach a multiple of ROWS, whichever videos it is made of
+            # pieces end at multiples of ROWS of the shard, across videos
             while block := file.read((ROWS - position % ROWS) * row):
                 values = np.frombuffer(block, np.float32).reshape(-1, dataset.shape[1])
                 dataset[position : position + len(values)] = values
@@ -131,4 +131,4 @@ def _fill_rows(dataset: h5py.Dataset, records: Sequence[VideoRecord]) -> list[in
 
 def _require_full(dataset: h5py.Dataset, position: int) -> None:
     if position != len(dataset):
-        raise RuntimeError(f"{dataset.name}: {position} rows were written but {len(dataset)} expected")
+        raise RuntimeError(f"{dataset.name}: {position} rows written, {len(dataset)} expected")

@@ -1,1 +1,1 @@
-"""What makes the leaves of each modality out of shards, one file each; pipeline/loader.py lists and joins them."""
+"""Sources of the leaves of each modality, one file each; pipeline/loader.py lists them."""

@@ -1,4 +1,4 @@
-"""Log-mel rows -> made louder, normalised, masked."""
+"""Log-mel rows -> amplified, normalised, masked."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _Work:
     leaves: Leaves
     reading: Reading[np.ndarray]
     run: slice
-    """Where in the batch they are."""
+    """Their slice of the batch."""
     total: int
-    """Leaves of the batch."""
+    """Audio leaves of the batch."""
 
 
 class AudioSource(InputSource):
-    """float32 [n, 1, bands, mel_frames]; of a damaged clip, average sound."""
+    """float32 [n, 1, bands, mel_frames]; the stand-in for a damaged clip is the mean log-mel value."""
 
     modality = "audio"
     _graph: Pipeline | None = None

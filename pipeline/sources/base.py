@@ -1,4 +1,4 @@
-"""What a source is: it makes the leaves of one modality, batch by batch, in memory that is kept."""
+"""Base class of sources, which make the leaves of one modality, batch by batch, in reused memory."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ T = TypeVar("T")
 
 
 class Memory:
-    """Memory of one batch on the device, kept from step to step."""
+    """Memory of one batch on the device, reused from step to step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._tensors: dict[str, torch.Tensor] = {}
         self.released: Any = None
-        """The point of the training stream at which it had read the batch that lay here before."""
+        """Event of the training stream after which the previous batch in this memory is no longer read."""
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """A tensor of this name, with whatever is in it."""
-        held = self._tensors.get(name)
-        if held is None or held.shape != shape or held.dtype != dtype:
-            held = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
-        return held
+        """The tensor of this name, with undefined content."""
+        tensor = self._tensors.get(name)
+        if tensor is None or tensor.shape != shape or tensor.dtype != dtype:
+            tensor = self._tensors[name] = torch.empty(shape, dtype=dtype, device=self.device)
+        return tensor
 
-    def hold(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
-        """A copy of the values under this name."""
-        given = torch.as_tensor(values)
-        return self.get(name, tuple(given.shape), given.dtype).copy_(given)
+    def store(self, name: str, values: np.ndarray | torch.Tensor) -> torch.Tensor:
+        """Copy values into the tensor of this name."""
+        values = torch.as_tensor(values)
+        return self.get(name, tuple(values.shape), values.dtype).copy_(values)
 
 
 @dataclass
 class Part:
-    """What a source makes of the leaves of one batch that are of its modality."""
+    """The leaves of one modality of a batch."""
 
     inputs: Any
-    """What the encoder of the modality takes; in the batch's memory."""
+    """Encoder inputs, in the batch's memory."""
     usable: np.ndarray
-    """Whether each leaf counts: bool [n]; not where it could not be read, and holds a stand-in, or is empty."""
+    """Whether the loss counts each leaf: bool [n]; not if it is empty, or damaged and replaced by a stand-in."""
     damaged: list[str]
-    """The video and the shard of every piece that could not."""
+    """Video and shard of every damaged clip."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,25 @@ class Reading(Generic[T]):
 
     videos: np.ndarray
     """Rows of the index: int64 [n]."""
-    _found: list[Future[tuple[T, str]]]
-    """What was read, and the name of what is damaged, or nothing."""
+    _futures: list[Future[tuple[T, str]]]
+    """Content of each clip, and its name if it is damaged."""
 
     def result(self) -> tuple[list[T], np.ndarray, list[str]]:
-        """What was read of each, bool [n] whether it was intact, and the names of what was not. Waits for it."""
-        found = [future.result() for future in self._found]
-        intact = np.asarray([not damaged for _, damaged in found], bool)
-        return [value for value, _ in found], intact, [damaged for _, damaged in found if damaged]
+        """Wait for the contents; return them, bool [n] whether each is intact, and the names of the damaged ones."""
+        results = [future.result() for future in self._futures]
+        intact = np.asarray([not damaged for _, damaged in results], bool)
+        return [content for content, _ in results], intact, [damaged for _, damaged in results if damaged]
 
 
-def ahead(items: Iterable[T], most: int, clips: Callable[[T], int]) -> Iterator[T]:
-    """The items, taken before they are asked for: one at least, and as many as have up to `most` clips together."""
+def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator[T]:
+    """Take items in advance: at least one, and as many as have up to `clips` clips together."""
     waiting: deque[T] = deque()
-    held = 0
+    total = 0
     for item in items:
         waiting.append(item)
-        held += clips(item)
-        while len(waiting) > 1 and held > most:
-            held -= clips(waiting[0])
+        total += count(item)
+        while len(waiting) > 1 and total > clips:
+            total -= count(waiting[0])
             yield waiting.popleft()
     yield from waiting
 
@@ -89,7 +89,7 @@ class InputSource(ABC):
 
     modality: ClassVar[str]
     always_usable: ClassVar[bool] = True
-    """Whether every leaf that could be read counts."""
+    """Whether the loss counts every intact leaf."""
 
     def __init__(
         self, reader: ShardReader, clip: Clip, device: Device, loading: Loading, words: WordVectors | None
@@ -97,43 +97,43 @@ class InputSource(ABC):
         self.reader, self.index = reader, reader.index
         self.clip, self.device, self.loading, self.words = clip, device, loading, words
         self.prepare()
-        # its own: one modality does not wait for the disk's answers to another
+        # one pool per source, so that no modality waits for another's disk reads
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
 
-    def prepare(self) -> None:  # noqa: B027 - some need nothing
-        """Make what else the source needs. Raises UserError where it cannot be."""
+    def prepare(self) -> None:  # noqa: B027 - optional
+        """Set up what else the source needs. Raises UserError if it cannot."""
 
     def close(self) -> None:
-        """Drop what is still to be read."""
+        """Cancel pending reads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def begin(
-        self, videos: np.ndarray, read: Callable[..., T], instead: Callable[[int], T], *arguments: Iterable[Any]
+        self, videos: np.ndarray, read: Callable[..., T], stand_in: Callable[[int], T], *arguments: Iterable[Any]
     ) -> Reading[T]:
-        """Call `read(video, ...)` for every video [n], in other threads.
+        """Call `read(video, ...)` for every video [n] in other threads.
 
-        Where damage is skipped, what is damaged is `instead(video)`; else asking for the result raises DamagedVideo.
+        With --loading.damaged skip, `stand_in(video)` replaces damaged clips; else the result raises DamagedVideo.
         """
 
-        def one(video: int, *rest: Any) -> tuple[T, str]:
+        def read_one(video: int, *rest: Any) -> tuple[T, str]:
             try:
                 return read(video, *rest), ""
             except DamagedVideo:
                 if self.loading.damaged != "skip":
                     raise
-            return instead(video), f"'{self.index.id[video]}' in {self.index.shard_path(video)}"
+            return stand_in(video), f"'{self.index.id[video]}' in {self.index.shard_path(video)}"
 
         tasks = zip(videos.tolist(), *arguments, strict=True)
-        return Reading(videos, [self._pool.submit(one, *task) for task in tasks])
+        return Reading(videos, [self._pool.submit(read_one, *task) for task in tasks])
 
     @abstractmethod
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        """One part per batch, made of its leaves of this modality; batches are taken ahead of what is asked for.
+        """One part per batch of leaves of this modality; batches are taken ahead.
 
-        `memory()` is that of the batch whose part is being asked for.
+        `memory()` is the memory of the batch whose part is requested.
         """
 
 
 def chunks(n: int, size: int) -> Sequence[slice]:
-    """range(n) in runs of `size`."""
+    """Slices of range(n) of `size` each."""
     return [slice(first, min(first + size, n)) for first in range(0, n, size)]

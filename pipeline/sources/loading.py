@@ -1,4 +1,4 @@
-"""Settings of the loader, in a module that needs no torch: command lines read it before anything is computed."""
+"""Settings of the loader, without torch, so that command lines start fast."""
 
 from __future__ import annotations
 
@@ -10,35 +10,31 @@ from gdt.common.errors import require_positive
 
 
 def _cores() -> int:
-    """Cores of this machine per process that torchrun started on it."""
+    """Cores per process of torchrun."""
     return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Where loading is done, how it is spread over threads and buffers, and what it does about damage; of undamaged
-    shards no value changes what is loaded, but for the rounding of a GPU's decoders.
-    """
+    """Threads, buffers and devices of the loader. Only `damaged`, and the rounding of GPU decoders, change batches."""
 
     threads: int = field(default_factory=_cores)
-    """Threads that decode on this machine's cores, and those of DALI; by default this process's share of the cores."""
+    """Decoding threads; by default the cores divided by the processes on this machine."""
     decoder: Literal["auto", "cpu", "gpu"] = "auto"
-    """Where frames are decoded and cropped: on this machine's cores, from where a GPU gets bytes, or on the GPU; auto
-    takes the GPU where one trains. Cores are better where they are idle and the GPU is not."""
+    """Decode and crop on the CPU cores or on the GPU; auto takes the GPU if one trains. Choose cpu if the cores are
+    idle and the GPU is busy."""
     jpeg_hardware: bool = True
-    """Whether a GPU decodes on its JPEG engine, where it has one, and not on what trains; all frames or none, since the
-    two may differ by a grey level."""
+    """Decode on the GPU's JPEG engine, if it has one, rather than on its cores; pixels may differ by one grey level."""
     readers: int = 16
-    """Threads that read shards, for each modality; more hide the latency of slow or remote disks."""
+    """Threads per modality that read shards; more hide the latency of slow or remote disks."""
     read_ahead: int = 128
-    """Clips whose bytes are read before they are needed, in as many batches as they take."""
-    clips_at_once: int = 16
-    """Decoded clips per run of DALI, or per upload to a GPU; larger ones suit a GPU, smaller ones a small cache."""
+    """Clips to read in advance, across batches."""
+    decode_batch_size: int = 16
+    """Clips per DALI run or GPU upload; more suit a GPU, fewer a small cache."""
     prefetch: int = 2
-    """Batches made ahead of the training step."""
+    """Batches to make ahead of the training step."""
     damaged: Literal["stop", "skip"] = "stop"
-    """What a clip does that is not what was written into its shard: it ends the run with its name, or its leaves count
-    for nothing in the loss, and are counted, and named at the end."""
+    """Damaged clips stop the run, or the loss skips their leaves and the run lists them at its end."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "loading", "threads", "readers", "read_ahead", "clips_at_once", "prefetch")
+        require_positive(self, "loading", "threads", "readers", "read_ahead", "decode_batch_size", "prefetch")

@@ -1,8 +1,7 @@
-"""JPEG frames -> crops. Frames that several leaves hold are decoded once.
+"""JPEG frames -> crops. This file plans what to decode for which leaves; an engine does it.
 
-Per leaf, one resize of a region of interest is the scale jitter, the crop and the flip in one; the order of the frames
-is a permutation; colour jitter and normalisation together are one affine map of RGB, left to the encoder's device.
-Here it is decided what is decoded, for which leaves; an engine does it.
+Frames that leaves share are decoded once. Per leaf, one resize of a region does scale jitter, crop and flip, a
+permutation orders the frames, and one affine map of RGB does colour jitter and normalisation on the encoder's device.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead,
 
 @dataclass(frozen=True)
 class _Work:
-    """The video leaves of a batch, and which of them share a decoded clip."""
+    """The video leaves of a batch."""
 
     leaves: Leaves
     shared: np.ndarray
-    """Leaf rows by decoded clip, int64 [clips, branches]."""
+    """Leaves by decoded clip, which they share: int64 [clips, branches]."""
     begin: np.ndarray
     """Corner (y, x) of each leaf's crop in the stored frame, pixels: float32 [leaves, 2]."""
     end: np.ndarray
     """The opposite corner."""
     intact: np.ndarray
-    """Whether each leaf could be read, bool [leaves]; known once the whole batch is decoded."""
+    """Whether each leaf is intact, bool [leaves]; complete once the batch is decoded."""
     damaged: list[str]
 
 
 @dataclass(frozen=True)
 class _Clips:
-    """Some decoded clips of a batch, while they are read."""
+    """Some clips of a batch that are being read."""
 
     work: _Work
     rows: np.ndarray
@@ -54,7 +53,7 @@ class _Clips:
 
 
 class VideoSource(InputSource):
-    """Pixels; of a damaged clip, grey frames."""
+    """Pixels; grey frames stand in for a damaged clip."""
 
     modality = "video"
 
@@ -76,12 +75,12 @@ class VideoSource(InputSource):
             work = taken[0].work
             while taken and taken[0].work is work:
                 taken.popleft()
-            held = crops(len(work.leaves))
+            pixels = crops(len(work.leaves))
             for leaf in np.flatnonzero(work.leaves.turns):
-                held[leaf] = torch.rot90(held[leaf], int(work.leaves.turns[leaf]), (1, 2))
+                pixels[leaf] = torch.rot90(pixels[leaf], int(work.leaves.turns[leaf]), (1, 2))
             matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
-            colours = (memory().hold("matrix", matrix), memory().hold("offset", offset))
-            yield Part(Pixels(held, *colours, self._floats), work.intact, work.damaged)
+            colours = (memory().store("matrix", matrix), memory().store("offset", offset))
+            yield Part(Pixels(pixels, *colours, self._floats), work.intact, work.damaged)
 
     def close(self) -> None:
         super().close()
@@ -91,21 +90,21 @@ class VideoSource(InputSource):
         for leaves in batches:
             corners = regions(self.index, leaves, self.clip.size)
             work = _Work(leaves, share_decoding(leaves), *corners, np.ones(len(leaves), bool), [])
-            for run in chunks(len(work.shared), self.loading.clips_at_once):
+            for run in chunks(len(work.shared), self.loading.decode_batch_size):
                 rows = work.shared[run]
                 decoded = leaves.take(rows[:, 0])
                 yield _Clips(work, rows, self.begin(decoded.video, self.reader.frames, self._grey, _frames_of(decoded)))
 
     def _runs(self, clips: Iterable[_Clips], taken: deque[_Clips]) -> Iterator[Run]:
-        for some in clips:
-            work, rows = some.work, some.rows
-            jpegs, intact, damaged = some.reading.result()
+        for group in clips:
+            work, rows = group.work, group.rows
+            jpegs, intact, damaged = group.reading.result()
             work.intact[rows] = intact[:, None]
             work.damaged.extend(damaged)
-            taken.append(some)
-            videos = some.reading.videos
+            taken.append(group)
+            videos = group.reading.videos
             sizes = np.stack([self.index.height[videos], self.index.width[videos]], 1).astype(np.int64)
-            # where among the sorted frames, which are those decoded, each frame of a leaf is
+            # rank of each frame of a leaf among the decoded ones, which are sorted
             order = work.leaves.frames[rows].argsort(2, kind="stable").argsort(2)
             last = bool(rows[-1, 0] == work.shared[-1, 0])
             yield Run(rows, len(work.leaves), jpegs, sizes, work.begin[rows], work.end[rows], order, last)
@@ -117,28 +116,28 @@ class VideoSource(InputSource):
         return [np.frombuffer(grey.getvalue(), np.uint8)] * self.clip.frames
 
     def _next(self, filled: Iterator[None], taken: Iterable[_Clips]) -> bool:
-        """Whether there was another batch; what cannot be decoded is told by the name of the video and its shard."""
+        """Whether there was another batch. Raises UserError, with video and shard, if a frame cannot be decoded."""
         try:
             next(filled)
         except StopIteration:
             return False
         except RuntimeError as error:
-            what = dali_message(error)
-            if is_out_of_memory(RuntimeError(what)):
-                raise MemoryError(what) from error
-            for some in taken:
-                clips = some.work.leaves.take(some.rows[:, 0])
+            message = dali_message(error)
+            if is_out_of_memory(RuntimeError(message)):
+                raise MemoryError(message) from error
+            for group in taken:
+                clips = group.work.leaves.take(group.rows[:, 0])
                 for video, positions in zip(clips.video.tolist(), _frames_of(clips), strict=True):
-                    with contextlib.suppress(DamagedVideo):  # skipped, or it would have ended the run when it was read
+                    with contextlib.suppress(DamagedVideo):  # a skipped clip
                         self._require_decodable(video, positions)
             raise UserError(
-                f"decoding failed, and not for the frames, which are in order: {what}; where it names "
-                "CUDA or the driver, see nvidia-smi"
+                f"decoding failed although all frames are intact: {message}; if this names CUDA or the driver, check "
+                "nvidia-smi"
             ) from error
         return True
 
     def _require_decodable(self, video: int, positions: np.ndarray) -> None:
-        """Raise UserError where another library cannot decode a frame of a clip either."""
+        """Raise UserError if another library cannot decode a frame of a clip either."""
         size = (int(self.index.width[video]), int(self.index.height[video]))
         for position, jpeg in zip(positions, self.reader.frames(video, positions), strict=True):
             try:
@@ -146,21 +145,20 @@ class VideoSource(InputSource):
                     image.load()
                     reason = "" if image.size == size else f"it has {image.size} pixels, not {size}"
             except UnidentifiedImageError:
-                reason = "it is no picture"
+                reason = "it is not an image"
             except (OSError, SyntaxError, ValueError) as error:
                 reason = first_line(error)
             if reason:
                 raise UserError(
-                    f"frame {position} of '{self.index.id[video]}' cannot be decoded ({reason}), "
-                    f"though it is what was written; delete {self.index.shard_names[self.index.shard[video]]} in "
-                    f"{self.index.folder} and run 'make preprocess' again to remake it"
+                    f"frame {position} of '{self.index.id[video]}' cannot be decoded ({reason}) although its checksum "
+                    f"matches; delete {self.index.shard_path(video)} and run the same 'make preprocess' command again"
                 )
 
 
 def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x.
 
-    `size` is the side of the square that a crop is resized to.
+    Crops are resized to squares of `size` pixels.
     """
     video, draws = leaves.video, leaves.draws
     shape = np.stack([index.height[video], index.width[video]], 1).astype(np.float64)
@@ -177,12 +175,12 @@ def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.nda
 
 
 def _frames_of(leaves: Leaves) -> np.ndarray:
-    """The stored frames that each leaf needs, sorted: int64 [n, frames]."""
+    """Stored frames of each leaf, sorted: int64 [n, frames]."""
     return leaves.start[:, None] + np.sort(leaves.frames, 1)
 
 
 def share_decoding(leaves: Leaves) -> np.ndarray:
-    """Leaf rows by decoded clip, which is a video and a set of its frames: int64 [clips, branches]."""
+    """Leaves by decoded clip, a video and a set of its frames: int64 [clips, branches]."""
     frames = np.sort(leaves.frames, 1)
     pattern = np.ascontiguousarray(frames - frames[:, :1])
     pattern = pattern.view(np.dtype((np.void, pattern.itemsize * pattern.shape[1]))).reshape(-1)  # one item per leaf
@@ -190,7 +188,7 @@ def share_decoding(leaves: Leaves) -> np.ndarray:
     key = np.stack([leaves.video, leaves.start + frames[:, 0], which], 1)
     _, clip, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
     branches = int(count.min())
-    # leaves of one clip side by side, in the order of the plan; clips with more leaves than others are split up
+    # sort leaves by clip; split clips with more leaves than others, or share nothing if that is uneven
     rows = np.argsort(clip.reshape(-1), kind="stable")
     if (count % branches).any():
         return rows[:, None]

@@ -1,3 +1,3 @@
-"""What can be done to a video, one file each; a new one is a file here and its name in FILES."""
+"""The built-in transformations, one file each; add a new one to FILES."""
 
 FILES = ("video", "time_shift", "modality", "time_reversal", "augmentation", "speed", "order", "rotation")

@@ -13,13 +13,12 @@ from gdt.pipeline.transformations.base import Branches, Transformation
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Ranges from which g = (g_v, g_a) is drawn for every leaf (section 3.3, appendix)."""
+    """Ranges of g = (g_v, g_a), drawn for every leaf (section 3.3, appendix)."""
 
     scale: tuple[int, int] = (128, 160)
-    """Length in pixels, both ends included, to which the shorter side is resized before the crop."""
+    """Range of the shorter side after resizing, before the crop, pixels, both ends included."""
     center_crop: bool = False
-    """Crop the centre (evaluation) instead of a random place (pretraining). Section 3.3 says
-    random, the appendix centre."""
+    """Crop the centre (evaluation), not at random (pretraining). Section 3.3 says random, the appendix centre."""
     flip: float = 0.5
     """Probability of a horizontal flip."""
     brightness: float = 0.4
@@ -29,17 +28,17 @@ class Augmentation:
     saturation: float = 0.4
     """Saturation is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
     hue: float = 0.0
-    """Hue is turned by -x to x of a full turn; neither the paper nor the published release turns it."""
+    """Hue is rotated by -x to x of a full turn; neither the paper nor the published release does."""
     volume: float = 0.1
     """The waveform is multiplied by 1 - x to 1 + x."""
     frequency_mask: int = 3
-    """Largest width of the one SpecAugment frequency mask, in mel bands."""
+    """Maximum width of the SpecAugment frequency mask, mel bands."""
     time_mask: int = 6
-    """Largest width of the one SpecAugment time mask, in frames of 10 ms."""
+    """Maximum width of the SpecAugment time mask, frames of 10 ms."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise UserError(f"augmentation scale {self.scale} must be two lengths in pixels, the smaller first")
+            raise UserError(f"augmentation scale is {self.scale}; it must be two lengths in pixels, the smaller first")
         for name in ("frequency_mask", "time_mask"):
             if getattr(self, name) < 0:
                 raise UserError(f"augmentation {name} is {getattr(self, name)}; it must be 0 or more")
@@ -48,7 +47,7 @@ class Augmentation:
                 raise UserError(f"augmentation {name} is {getattr(self, name)}; it must lie between 0 and 1")
 
     def draw(self, rng: np.random.Generator, n: int, mel: tuple[int, int]) -> dict[str, np.ndarray]:
-        """Parameters of n leaves, each an array [n]; `mel` is (frames, bands) of the log-mel clip.
+        """Draw the parameters of n leaves, float32 [n] each; `mel` is (frames, bands) of the log-mel clip.
 
         scale [px], top and left (share of the free margin, 0 to 1), flip (0/1), brightness, contrast, saturation
         (factors), hue [turns], volume (factor), and the two masks as (start, width) in bands and frames.
@@ -83,17 +82,17 @@ EVALUATION = Augmentation(
     scale=(128, 128), center_crop=True, flip=0.0, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0, volume=0.0,
     frequency_mask=0, time_mask=0,
 )  # fmt: skip
-"""Nothing is random: centre crop at the smaller training scale."""
+"""No randomness: centre crop at the smaller training scale."""
 
 
 def centred(scale: int) -> Augmentation:
-    """Evaluation's, of frames whose shorter side is resized to so many pixels."""
+    """The evaluation augmentation with the shorter side resized to `scale` pixels."""
     return replace(EVALUATION, scale=(scale, scale))
 
 
 @dataclass(frozen=True)
 class Augment(Transformation):
-    """A continuous set, where no two draws agree: each is named by a running number."""
+    """Crop, flip, colour, loudness and masks, drawn anew for every leaf and numbered."""
 
     name = "augmentation"
     ranges: Augmentation = Augmentation()

@@ -1,4 +1,4 @@
-"""m: picture, sound or words."""
+"""m: video, audio or text."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ from gdt.pipeline.transformations.base import Choice
 
 @dataclass(frozen=True)
 class Modality(Choice):
-    """The modality of the leaf, one of those named; the first of them where it is not varied."""
+    """Modality of the leaf, one of those in brackets: modality(video,text)."""
 
     name = "modality"
     of: tuple[str, ...] = ("video", "audio")
-    """Which there are to choose from."""
+    """The first is the modality if it is not varied."""
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.of if name not in MODALITIES]:
-            raise UserError(f"there is no modality '{unknown[0]}'; there are {', '.join(MODALITIES)}")
-        if not self.of or len(set(self.of)) < len(self.of):
-            raise UserError(f"the modalities are {', '.join(self.of) or 'none'}; they must be different ones")
+            raise UserError(f"unknown modality '{unknown[0]}'; available: {', '.join(MODALITIES)}")
+        if len(set(self.of)) < len(self.of):
+            raise UserError(f"the modalities are {', '.join(self.of)}; name each once")
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.of
 
     def refuses(self, k: int) -> str:
-        if why := super().refuses(k):
-            return why
-        if not self.takes_all(k):  # encoders and buffers count on as many leaves of each in every batch
-            return f"it has {len(self.of)} values, of which a batch holds 1 or all; set it to {len(self.of)}"
-        return ""
+        if not (why := super().refuses(k)) and not self.takes_all(k):  # every batch has the same number of each
+            return f"it has {len(self.of)} values, of which a batch takes 1 or all; set it to {len(self.of)}"
+        return why
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         leaves.modality = np.asarray([MODALITIES.index(name) for name in self.of])[values]

@@ -1,4 +1,4 @@
-"""In which order the parts of a clip come."""
+"""Order of the segments of a clip."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from gdt.pipeline.transformations.base import Choice
 
 @dataclass(frozen=True)
 class Order(Choice):
-    """Segments of a clip, cut at the same times in frames, sound and words: in their own order, then in others."""
+    """Order of the segments of a clip, cut at the same times in frames, sound and words."""
 
     name = "order"
     segments: int = 3
-    """How many, 2 to 5; their number of orders is its factorial."""
+    """2 to 5; there are segments! orders, of which the first is the original."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.segments <= 5:
-            raise UserError(f"order permutes {self.segments} segments; it must be 2 to 5 of them")
+            raise UserError(f"order has {self.segments} segments; it must be 2 to 5")
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -34,15 +34,15 @@ class Order(Choice):
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         frames = leaves.frames.shape[1]
         if self.segments > frames:
-            raise UserError(f"order permutes {self.segments} segments, and a clip has {frames} frames; set fewer")
-        # sound and words are cut where the frames are, or they would come apart where lengths do not divide evenly
+            raise UserError(f"order has {self.segments} segments and a clip {frames} frames; set fewer segments")
+        # sound and words are cut where the frames are, also where lengths do not divide evenly
         cuts = np.floor(np.arange(self.segments + 1) * frames / self.segments + 0.5) / frames
         leaves.frames = self._permuted(leaves.frames, values, cuts)
         leaves.mel_frames = self._permuted(leaves.mel_frames, values, cuts)
         leaves.words = self._permuted(leaves.words, values, cuts)
 
     def _permuted(self, positions: np.ndarray, values: np.ndarray, cuts: np.ndarray) -> np.ndarray:
-        """Positions [n, length] with their segments, which end at these shares of the length, in other orders."""
+        """Reorder the segments of positions [n, length]; `cuts` are their borders as shares of the length."""
         length = positions.shape[1]
         parts = np.split(np.arange(length), np.floor(cuts[1:-1] * length + 0.5).astype(int))
         orders = np.stack([np.concatenate([parts[part] for part in order]) for order in self._orders()])

@@ -1,4 +1,4 @@
-"""Which side of the picture is up."""
+"""Rotation of the frames."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from gdt.pipeline.transformations.base import Choice
 
 
 class Rotation(Choice):
-    """Quarter turns of the crop, counter-clockwise; sound has no side that is up, and stays as it is."""
+    """Quarter turns of the crop, counter-clockwise; audio and text do not change."""
 
     name = "rotation"
-    values = ("upright", "turned by 90", "turned by 180", "turned by 270")
+    values = ("upright", "rotated by 90", "rotated by 180", "rotated by 270")
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         leaves.turns = values

@@ -1,4 +1,4 @@
-"""How fast time runs."""
+"""Playback rate."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ from gdt.pipeline.transformations.base import Choice
 
 @dataclass(frozen=True)
 class Speed(Choice):
-    """Playback rate, of frames and sound alike: a clip at twice the speed holds every second frame and log-mel row.
+    """Playback rate of frames and sound: speed(1,2) takes every frame or every second one.
 
-    Its words are those of a stretch twice as long, as many of them as a clip may hold.
+    The text clip spans a time that is longer by the same rate, with the same maximum of words.
     """
 
     name = "speed"
     selects_frames = True
     rates: tuple[float, ...] = (1.0, 2.0)
-    """The rates, of which the first is taken where speed is not varied."""
+    """The first is the rate if speed is not varied."""
 
     def __post_init__(self) -> None:
-        if (
-            not self.rates
-            or not all(0 < rate < np.inf for rate in self.rates)
-            or len(set(self.rates)) < len(self.rates)
-        ):
-            raise UserError(f"the rates of speed are {self.rates}; they must be different ones above 0")
+        if not all(0 < rate < np.inf for rate in self.rates) or len(set(self.rates)) != (len(self.rates) or 1):
+            raise UserError(f"the rates of speed are {self.rates}; they must be different numbers above 0")
 
     @property
     def values(self) -> tuple[str, ...]:  # type: ignore[override]

@@ -9,7 +9,7 @@ from gdt.pipeline.transformations.base import Choice
 
 
 class TimeReversal(Choice):
-    """The time axis of frames, spectrogram and words, as it is or flipped."""
+    """Direction of time of frames, spectrogram and words: forward or reversed."""
 
     name = "time_reversal"
     values = ("forward", "reversed")

@@ -11,20 +11,20 @@ from gdt.pipeline.transformations.base import Branches, Source, Transformation
 
 
 class Video(Transformation):
-    """All videos, each once per epoch: batch b takes the b-th run of k videos of the epoch's order."""
+    """Every video once per epoch: batch b takes the b-th k videos of the epoch's order."""
 
     name = "video"
 
     def sample(self, rng: np.random.Generator, k: int, branches: Branches) -> np.ndarray:
         if branches.count != 1:
-            raise ValueError("videos are the first factor of the tree")
+            raise ValueError("video must be the first factor of the tree")
         videos, draw = branches.source.videos, branches.draw
-        places = _order(branches.source, draw.seed, draw.epoch)[draw.batch * k : (draw.batch + 1) * k]
-        if len(places) < k:
+        chosen = _order(branches.source, draw.seed, draw.epoch)[draw.batch * k : (draw.batch + 1) * k]
+        if len(chosen) < k:
             raise IndexError(
                 f"an epoch of {len(videos)} videos has {len(videos) // k} batches of {k}, not {draw.batch + 1}"
             )
-        return videos[places].astype(np.int64)[None]
+        return videos[chosen].astype(np.int64)[None]
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:
         leaves.video = values
@@ -32,15 +32,15 @@ class Video(Transformation):
 
 @lru_cache(maxsize=1)
 def _order(source: Source, seed: int, epoch: int) -> np.ndarray:
-    """The places of all videos in the order in which an epoch takes them: int64 [n].
+    """The order of the videos in an epoch, as indices into source.videos: int64 [n].
 
-    A permutation. With a window, the shards are permuted first and cut into as few runs of at most so many as there
-    can be, all of one length or one less; then come the videos of the first run, permuted, those of the second, and so
-    on. So all of a shard's videos are taken while those of its run are.
+    A random permutation. With a window, the shards are permuted and cut into as few, equal windows as possible; the
+    videos of the first window follow each other in random order, then those of the second, and so on, so that a shard
+    is read only while its window is.
 
-    With n videos in S shards of one size, and windows of N shards or M = nN/S >= k videos, two of one shard meet in
-    about (k - 1) / (M - 1) of the epochs and not in (k - 1) / (n - 1), which is S/N times as often, and two of
-    different shards 1 - 1/N times as often. 1/N of the others in its batch, not 1/S, are of a video's own shard.
+    With n videos in S equal shards and windows of N shards, or M = nN/S >= k videos, two videos of one shard share a
+    batch in about (k - 1) / (M - 1) of the epochs instead of (k - 1) / (n - 1), S/N times as often; two of different
+    shards do so 1 - 1/N times as often. 1/N instead of 1/S of a video's batch comes from its own shard.
     """
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
     n, size = len(source.videos), source.window

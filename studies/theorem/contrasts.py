@@ -9,8 +9,7 @@ from itertools import chain, combinations
 import numpy as np
 
 from gdt.eval.show_tree import toy
-from gdt.pipeline.composition import Composition
-from gdt.pipeline.factors import Weight
+from gdt.pipeline.composition import Composition, Weight
 from gdt.pipeline.transformations.base import Draw
 from gdt.pipeline.tree import sample
 

@@ -149,10 +149,10 @@ def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_a
 
 def test_mistakes_in_the_settings(tmp_path: Path, shards: Path) -> None:
     for wrong, message in (
-        ({"rows": ("z",)}, "there is no preset 'z'"),
+        ({"rows": ("z",)}, "unknown preset 'z'"),
         ({"factors_from": tmp_path}, "--factors-from has no effect"),
         ({"labels": ("recall", "label")}, "--labels recall stands alone"),
-        ({"labels": ("colour",)}, "has no column 'colour'"),
+        ({"labels": ("colour",)}, "unknown column 'colour'"),
     ):
         with pytest.raises(UserError, match=message):
             ablation(settings(shards, tmp_path, **wrong))

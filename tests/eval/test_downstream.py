@@ -261,7 +261,7 @@ def test_short_videos_take_part(
         ("--train-samples 25 --protocols linear", "--train-samples is 25, and there are 24 training videos"),
         ("--threads -1", "--threads is -1; it must be 0 or more"),
         ("--query-split holdout --protocols retrieval", "no labelled videos in the split 'holdout'"),
-        ("--label colour", "has no column 'colour'"),
+        ("--label colour", "unknown column 'colour'"),
         ("--dataset hmdb51", "were made of the data set 'ucf101', not 'hmdb51'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* 'make preprocess DATASET=folder SOURCE="),
         ("--lr -1", "--lr must be 0 or more"),

@@ -71,7 +71,7 @@ def test_factors_of_ones_own_are_drawn_from_the_command_line(command: Run, tmp_p
     assert "moving" in done.stdout and "frozen" in done.stdout and "video 2" in done.stdout
     assert done.stdout.endswith("\n\nthe picture is tree.svg\n") and "<svg" in (tmp_path / "tree.svg").read_text()
     for arguments, message in (
-        (("--preset", "z"), "there is no preset 'z'; choose one of a, b"),
+        (("--preset", "z"), "unknown preset 'z'; available: a, b"),
         (("--preset", "l", "--factors", "video:d"), "--preset and --factors are two names of one thing"),
         (("--out", "tree.gif"), "must end in .png, .svg or .pdf"),
         (("--videos", 1), "--videos is 1; it must be 2 or more"),

@@ -1,4 +1,4 @@
-"""Plans without contrast: which clips are taken, and what the loader makes of them."""
+"""Plans of clips for finetuning and evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRAINING = ClipSampling(clips=3, batch=4, augmentation=Augmentation(scale=(44, 6
 VIDEOS, TARGETS = np.array([3, 8, 20, 21, 30]), np.array([0, 1, 1, 0, 2])
 
 
-def test_uniform_clips_reach_from_the_first_start_to_the_last(index: Index) -> None:
+def test_uniform_clips_span_all_starts(index: Index) -> None:
     lengths = replace(index, frame_count=np.where(np.arange(len(index)) == 3, 120, 31))
     leaves = uniform_clips(lengths, np.array([3, 8]), 10, Clip(), EVALUATION).leaves
     assert leaves.start.reshape(2, 10)[0].tolist() == [0, 10, 20, 30, 40, 50, 60, 70, 80, 90]
@@ -33,7 +33,7 @@ def test_uniform_clips_reach_from_the_first_start_to_the_last(index: Index) -> N
     assert uniform_clips(lengths, np.array([3]), 1, Clip(), EVALUATION).leaves.start.tolist() == [45]
 
 
-def test_leaves_come_by_video_modality_clip_and_crop(index: Index) -> None:
+def test_leaves_are_sorted_by_video_modality_clip_and_crop(index: Index) -> None:
     plan = uniform_clips(index, np.array([3, 8]), 2, CLIP, EVALUATION, 3, modalities=("video", "audio")).leaves
     assert plan.video.tolist() == [3] * 12 + [8] * 12
     assert plan.modality.tolist() == ([MODALITIES.index("video")] * 6 + [MODALITIES.index("audio")] * 6) * 2
@@ -41,7 +41,7 @@ def test_leaves_come_by_video_modality_clip_and_crop(index: Index) -> None:
     assert plan.draws["left"][:6].tolist() == [0, 0.5, 1] * 2 and (plan.draws["top"] == 0.5).all()
 
 
-def test_three_crops_lie_side_by_side_along_the_longer_side(index: Index) -> None:
+def test_three_crops_span_the_longer_side(index: Index) -> None:
     side = int(index.height[0])
     for longer, expected in (
         ("width", [[0, 0], [0, side / 2], [0, side]]),
@@ -53,7 +53,7 @@ def test_three_crops_lie_side_by_side_along_the_longer_side(index: Index) -> Non
         assert begin.tolist() == expected and (end - begin == side).all()
 
 
-def test_a_clip_longer_than_its_video_holds_the_last_frame(index: Index) -> None:
+def test_a_clip_longer_than_its_video_repeats_the_last_frame(index: Index) -> None:
     video = 5
     short = replace(index, frame_count=np.where(np.arange(len(index)) == video, 10, index.frame_count))
     fixed = replace(NO_COLOUR, scale=(44, 44), flip=0.0, center_crop=True)
@@ -66,7 +66,7 @@ def test_a_clip_longer_than_its_video_holds_the_last_frame(index: Index) -> None
     assert len(ShardReader(index).frames(video, np.array([9, 9, 9]))) == 3
 
 
-def test_an_epoch_takes_every_video_as_often_and_in_another_order_each_time(index: Index) -> None:
+def test_an_epoch_takes_every_video_equally_often_in_a_new_order(index: Index) -> None:
     epochs = [
         list(random_clips(index, VIDEOS, TARGETS, CLIP, replace(TRAINING, batch=5), (0, 1, epoch)))
         for epoch in (0, 1, 0)
@@ -85,12 +85,12 @@ def test_an_epoch_takes_every_video_as_often_and_in_another_order_each_time(inde
         assert (plan.leaves.start >= 0).all() and (last < index.frame_count[plan.leaves.video]).all()
 
 
-def test_clips_left_over_at_the_end_of_an_epoch_are_left_out(index: Index) -> None:
+def test_an_epoch_drops_its_partial_batch(index: Index) -> None:
     plans = list(random_clips(index, VIDEOS, TARGETS, CLIP, TRAINING, (0, 0, 0)))
     assert [len(plan) for plan in plans] == [4, 4, 4] and TRAINING.batches(5) == 3  # of 15 clips
 
 
-def test_starts_are_uniform_over_those_there_are(index: Index) -> None:
+def test_random_starts_are_uniform(index: Index) -> None:
     short = replace(index, frame_count=np.full(len(index), 20))  # 5 starts for a clip of 16 frames
     many = replace(TRAINING, clips=600, batch=3000)
     (plan,) = random_clips(short, VIDEOS, TARGETS, CLIP, many, (0, 0, 0))
@@ -98,36 +98,35 @@ def test_starts_are_uniform_over_those_there_are(index: Index) -> None:
     assert len(counts) == 5 and np.abs(counts - 600).max() < 4 * np.sqrt(3000 * 0.2 * 0.8)
 
 
-def test_colours_are_jittered_for_the_share_that_was_asked(index: Index) -> None:
+def test_share_of_clips_with_colour_jitter(index: Index) -> None:
     some = replace(TRAINING, clips=600, batch=3000, jittered=0.8)
     (plan,) = random_clips(index, VIDEOS, TARGETS, CLIP, some, (0, 0, 0))
     plain = np.all([plan.leaves.draws[name] == 1 for name in ("brightness", "contrast", "saturation")], axis=0)
     assert abs(plain.mean() - 0.2) < 4 * np.sqrt(0.2 * 0.8 / 3000)
 
 
-def test_resized_crops_have_the_area_and_the_shape_that_was_asked() -> None:
+def test_areas_and_ratios_of_resized_crops() -> None:
     n = 20_000
     height, width = np.full(n, 240), np.full(n, 320)
-    found = ResizedCrop().draw(np.random.default_rng(0), height, width)
-    area, ratio = found["height"] * found["width"], found["width"] / found["height"] * 320 / 240
-    assert area.min() > 0.139 and area.max() <= 1 and (found["height"] <= 1).all() and (found["width"] <= 1).all()
+    crop = ResizedCrop().draw(np.random.default_rng(0), height, width)
+    area, ratio = crop["height"] * crop["width"], crop["width"] / crop["height"] * 320 / 240
+    assert area.min() > 0.139 and area.max() <= 1 and (crop["height"] <= 1).all() and (crop["width"] <= 1).all()
     assert ratio.min() > 0.749 and ratio.max() < 1.334
-    # what is small enough to fit in any shape is drawn uniformly
+    # small areas fit at any ratio, so they are uniform
     small = area[area < 0.5]
     assert abs(small.mean() - 0.32) < 0.01 and abs(np.log(ratio[area < 0.5]).mean()) < 0.01
 
 
 @pytest.mark.parametrize(("height", "width", "expected"), [(10, 1000, (1.0, 1 / 75)), (1000, 10, (1 / 75, 1.0))])
-def test_a_crop_that_never_fits_is_the_largest_of_an_allowed_shape(
+def test_a_crop_that_never_fits_becomes_the_largest_allowed_one(
     height: int, width: int, expected: tuple[float, float]
 ) -> None:
-    found = ResizedCrop(area=(0.9, 1.0)).draw(np.random.default_rng(0), np.array([height]), np.array([width]))
-    assert (found["height"][0], found["width"][0]) == pytest.approx(expected, rel=1e-5)
-    assert found["top"][0] == found["left"][0] == 0.5
+    crop = ResizedCrop(area=(0.9, 1.0)).draw(np.random.default_rng(0), np.array([height]), np.array([width]))
+    assert (crop["height"][0], crop["width"][0]) == pytest.approx(expected, rel=1e-5)
+    assert crop["top"][0] == crop["left"][0] == 0.5
 
 
-def test_a_crop_that_is_not_square_is_resized_to_the_clip(index: Index) -> None:
-    """Against a resize of the same region by another library."""
+def test_a_resized_crop_equals_pillow(index: Index) -> None:
     plan = uniform_clips(index, np.array([0]), 1, CLIP, replace(NO_COLOUR, scale=(44, 44), flip=0.0, center_crop=True))
     plan.leaves.draws |= {"height": np.array([0.5], np.float32), "width": np.array([0.9], np.float32)}
     plan.leaves.draws |= {"top": np.array([1.0], np.float32), "left": np.array([0.0], np.float32)}

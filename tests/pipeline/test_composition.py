@@ -1,4 +1,4 @@
-"""The paper's tables and conditions; tests of any composition are in test_random_compositions.py."""
+"""The paper's tables and conditions; test_random_compositions.py tests arbitrary compositions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
-from gdt.pipeline.composition import check, contrast, counts, weight
-from gdt.pipeline.factors import Contrast, Factor, Weight
+from gdt.pipeline.composition import Contrast, Factor, Weight, check, contrast, counts, weight
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Draw, Source
 from gdt.pipeline.transformations.modality import Modality
@@ -80,6 +79,6 @@ def test_simclr_is_a_special_case() -> None:
         ),
     ],
 )
-def test_a_degenerate_batch_is_refused_by_the_name_of_the_factor(factors: tuple[Factor, ...], message: str) -> None:
+def test_degenerate_batches_are_refused_by_factor(factors: tuple[Factor, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check(factors)

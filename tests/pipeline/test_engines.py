@@ -1,4 +1,4 @@
-"""What decodes and crops: this machine's cores against DALI, and what differs on a GPU, with its parts replaced."""
+"""The decoding engines: CPU cores against DALI, and the GPU path with a stand-in for torch.cuda."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline import engines, jpeg, presets
+from gdt.pipeline import engines, presets
 from gdt.pipeline.clips import ClipSampling, ResizedCrop, random_clips, uniform_clips
-from gdt.pipeline.colour import Pixels, on_any_device
+from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.device import DaliDevice, Gpu
-from gdt.pipeline.engines import DaliEngine, taps
+from gdt.pipeline.engines import DaliEngine, DecodeError, decode, taps
 from gdt.pipeline.graphs import video_graph
-from gdt.pipeline.jpeg import DecodeError
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader, tee
 from gdt.pipeline.notation import parse
@@ -36,10 +35,10 @@ MORE = "video:d time_shift:d:2 speed(1,2,0.5):d:2 order:i:2 time_reversal:i:2 ro
 
 
 def compositions(index: Index) -> dict[str, list[BatchPlan]]:
-    """Plans of everything that makes engines do something else."""
+    """Plans of all kinds that engines distinguish."""
     shapes = ClipSampling(clips=2, batch=6, augmentation=Augmentation(scale=(44, 60)), resized=ResizedCrop())
     videos = np.array([3, 8, 20])
-    short = replace(index, frame_count=np.minimum(index.frame_count, 10))  # their last frame is held
+    short = replace(index, frame_count=np.minimum(index.frame_count, 10))  # they repeat their last frame
     whole = replace(NO_COLOUR, scale=(CLIP.size,) * 2, center_crop=True)
     more = sampling_tree(index, parse(MORE, 2, AUGMENTATION), CLIP, "train", 0)
     return {
@@ -59,11 +58,11 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(
     crops = []
     for engine in (engines.engine, DaliEngine):
         monkeypatch.setattr(video_source, "engine", engine)
-        with Loader(index, plans, CLIP, CPU, Loading(clips_at_once=4)) as loader:
+        with Loader(index, plans, CLIP, CPU, Loading(decode_batch_size=4)) as loader:
             crops.append([batch.inputs["video"].crops.numpy().astype(int) for batch in loader])
     for cores, dali in zip(*crops, strict=True):
         difference = np.abs(cores - dali)
-        # where a value lies on the edge of rounding, as many do where whole frames are resized
+        # ties of rounding, which are frequent if whole frames are resized
         assert difference.max() <= 1 and difference.mean() < (0.02 if name == "whole frames" else 1e-3)
 
 
@@ -79,16 +78,16 @@ def test_resizing_equals_interpolation_in_float64(begin: float, end: float) -> N
     assert np.abs(out.reshape(5, 5, 3) - expected).max() <= 0.5 + 1e-3
 
 
-def test_what_is_no_frame_of_its_size_is_refused(index: Index) -> None:
+def test_invalid_frames_raise_decode_errors(index: Index) -> None:
     frame = ShardReader(index).frames(0, np.arange(1))[0]
     size = (int(index.height[0]), int(index.width[0]), 3)
-    jpeg.decode(frame, np.empty(size, np.uint8))
+    decode(frame, np.empty(size, np.uint8))
     for bad in (frame[:0], frame[: len(frame) // 2], np.zeros_like(frame)):
         with pytest.raises(DecodeError):
-            jpeg.decode(bad, np.empty(size, np.uint8))
+            decode(bad, np.empty(size, np.uint8))
     for other in ((size[0] + 1, *size[1:]), (size[0] - 1, *size[1:])):
         with pytest.raises(DecodeError):
-            jpeg.decode(frame, np.empty(other, np.uint8))
+            decode(frame, np.empty(other, np.uint8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -97,43 +96,43 @@ def test_floats_are_the_same_on_any_device(dtype: torch.dtype) -> None:
     crops = torch.randint(0, 256, (5, 3, 9, 9, 3), dtype=torch.uint8, generator=generator)
     pixels = Pixels(crops, *(torch.randn(5, *shape, generator=generator) for shape in ((3, 3), (3,))))
     out = torch.empty(crops.shape, dtype=dtype)
-    on_any_device(pixels, out)
+    _on_any_device(pixels, out)
     assert torch.allclose(out.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
 
 
 class Stream:
-    """A stream of the double below; what is done on it is done at once."""
+    """A stream of the stand-in below."""
 
-    def __init__(self, said: list[str], name: str) -> None:
-        self.said, self.name = said, name
+    def __init__(self, calls: list[str], name: str) -> None:
+        self.calls, self.name = calls, name
 
     def __cuda_stream__(self) -> tuple[int, None]:
-        return 0, None  # none, says DALI where it has no GPU
+        return 0, None  # DALI without a GPU accepts no other
 
     def record_event(self) -> Stream:
-        self.said.append(f"{self.name}: mark")
-        return Stream(self.said, f"mark of {self.name}")
+        self.calls.append(f"{self.name}: mark")
+        return Stream(self.calls, f"mark of {self.name}")
 
     def wait_event(self, event: Stream) -> None:
-        self.said.append(f"{self.name}: wait for {event.name}")
+        self.calls.append(f"{self.name}: wait for {event.name}")
 
     def synchronize(self) -> None:
-        self.said.append(f"host: wait for {self.name}")
+        self.calls.append(f"host: wait for {self.name}")
 
 
 class Cuda:
-    """What the loader uses of torch.cuda, on a processor: it writes down what it is told."""
+    """A stand-in for torch.cuda that records the calls."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
         self._current = threading.local()
 
     def Stream(self, device: torch.device, priority: int) -> Stream:  # noqa: N802
-        assert priority < 0  # which is a high one
-        return Stream(self.said, "loader")
+        assert priority < 0
+        return Stream(self.calls, "loader")
 
     def current_stream(self, device: torch.device) -> Stream:
-        return getattr(self._current, "stream", None) or Stream(self.said, "training")
+        return getattr(self._current, "stream", None) or Stream(self.calls, "training")
 
     @contextlib.contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
@@ -148,56 +147,54 @@ def gpu() -> tuple[Gpu, Cuda]:
 
 
 @pytest.mark.parametrize("decoder", ["auto", "gpu", "cpu"])
-def test_the_gpus_path_makes_the_same_batches_with_its_parts_replaced(index: Index, decoder: Any) -> None:
+def test_the_gpu_path_makes_the_same_batches(index: Index, decoder: Any) -> None:
     plans = list(tree(index, "l").plans(0, 6))
     expected = load(index, plans)
     device, cuda = gpu()
-    loading = Loading(decoder=decoder, clips_at_once=3, prefetch=1)
+    loading = Loading(decoder=decoder, decode_batch_size=3, prefetch=1)
     got: list[Batch] = []
     with Loader(index, plans, CLIP, device, loading) as loader:
         for batch in loader:
-            # the last thing this thread asked for is that the training stream waits for the batch
-            assert [said for said in cuda.said if said.startswith("training")][
+            # the training stream waits for the batch
+            assert [call for call in cuda.calls if call.startswith("training")][
                 -1
             ] == "training: wait for mark of loader"
             got.append(copied(batch))
     for one, other in zip(expected, got, strict=True):
         assert torch.equal(one.inputs["audio"], other.inputs["audio"])
         levels = (one.inputs["video"] - other.inputs["video"]).abs().max() * index.statistics.pixel_std.max()
-        assert levels < (1e-3 if decoder == "cpu" else 3)  # one level of a crop, enlarged by the colour jitter
-    assert cuda.said.count("training: mark") == cuda.said.count("training: wait for mark of loader") == 6
-    # of the three memories each is written again only after the training stream has read it
-    assert cuda.said.count("loader: wait for mark of training") == 3
+        assert levels < (1e-3 if decoder == "cpu" else 3)  # one level of a crop, amplified by the colour jitter
+    assert cuda.calls.count("training: mark") == cuda.calls.count("training: wait for mark of loader") == 6
+    # each of the three memories is reused only after the training stream has read it
+    assert cuda.calls.count("loader: wait for mark of training") == 3
     uploads = 4 * 6 if decoder == "cpu" else 0  # ten clips in runs of three
-    assert cuda.said.count("loader: mark") == 6 + uploads
-    assert cuda.said.count("host: wait for mark of loader") == max(0, uploads - device.CANVASES)
+    assert cuda.calls.count("loader: mark") == 6 + uploads
+    assert cuda.calls.count("host: wait for mark of loader") == max(0, uploads - device.CANVASES)
 
 
 @pytest.mark.parametrize("hardware", [True, False])
-def test_all_frames_or_none_are_decoded_on_the_jpeg_engine(
+def test_the_jpeg_engine_decodes_all_frames_or_none(
     index: Index, monkeypatch: pytest.MonkeyPatch, hardware: bool
 ) -> None:
     shares = []
 
-    def told(size: int, branches: int, decoder: str, share: float, **others: Any) -> Any:
+    def graph(size: int, branches: int, decoder: str, share: float, **others: Any) -> Any:
         shares.append(share)
         return video_graph(size, branches, decoder, share, **others)
 
-    monkeypatch.setattr(engines, "video_graph", told)
+    monkeypatch.setattr(engines, "video_graph", graph)
     with Loader(index, [tree(index, "e").plan(0, 0)], CLIP, gpu()[0], Loading(jpeg_hardware=hardware)) as loader:
         next(iter(loader))
     assert shares == [1.0 if hardware else 0.0]
 
 
-def test_decoding_on_a_gpu_that_is_not_there_is_refused(index: Index) -> None:
+def test_gpu_decoding_without_a_gpu_is_refused(index: Index) -> None:
     with pytest.raises(UserError, match="--loading.decoder gpu needs --device cuda"):
         Loader(index, [tree(index, "e").plan(0, 0)], CLIP, CPU, Loading(decoder="gpu"))
 
 
-def test_reading_runs_ahead_of_decoding_across_batches_and_no_further_than_asked(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first reads are answered only after those of three batches have begun."""
+def test_reading_ahead_spans_batches_up_to_its_limit(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first reads wait until those of three batches have begun."""
     began, enough, read = [], threading.Event(), ShardReader.frames
 
     def slow(self: ShardReader, video: int, positions: np.ndarray) -> list[np.ndarray]:
@@ -214,11 +211,11 @@ def test_reading_runs_ahead_of_decoding_across_batches_and_no_further_than_asked
         next(batches)
         for taken in range(2, 12):
             next(batches)
-            # batches of five: those that were taken, wait, are made, and what is read ahead with the run it begins in
+            # batches of five: taken, waiting and in preparation, and the clips read ahead with their run
             assert len(began) <= 5 * (taken + 3) + 12 + 5
 
 
-def test_sound_does_not_wait_for_the_picture(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audio_does_not_wait_for_video(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     heard, frames, logmel = threading.Event(), ShardReader.frames, ShardReader.logmel
 
     def waiting(self: ShardReader, *arguments: Any) -> Any:
@@ -234,7 +231,7 @@ def test_sound_does_not_wait_for_the_picture(index: Index, monkeypatch: pytest.M
     assert len(load(index, [tree(index, "e").plan(0, 0)], readers=1)) == 1
 
 
-def test_what_is_wrong_with_a_plan_reaches_every_reader_of_the_plans() -> None:
+def test_tee_passes_errors_to_every_reader() -> None:
     def plans() -> Iterator[int]:
         yield 1
         raise ValueError("no plan")
@@ -247,12 +244,12 @@ def test_what_is_wrong_with_a_plan_reaches_every_reader_of_the_plans() -> None:
 
 
 def test_memory_is_flat_over_a_thousand_batches(index: Index) -> None:
-    clip, own = Clip(frames=2, size=16, mel_frames=9), psutil.Process()
+    clip, process = Clip(frames=2, size=16, mel_frames=9), psutil.Process()
     composition = presets.composition("e", 2, Augmentation(scale=(44, 60)))
-    planned, held = sampling_tree(index, composition, clip, "train", 0), []
+    planned, memory = sampling_tree(index, composition, clip, "train", 0), []
     with Loader(index, planned.plans(0, 1201), clip, CPU) as loader:
         for number, batch in enumerate(loader):
             batch.inputs["video"].floats()
             if number in (200, 1200):
-                held.append(own.memory_info().rss)
-    assert held[1] - held[0] < 8 << 20
+                memory.append(process.memory_info().rss)
+    assert memory[1] - memory[0] < 8 << 20

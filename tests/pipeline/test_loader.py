@@ -1,4 +1,4 @@
-"""The loader against a slow NumPy oracle that is given the same plan."""
+"""The loader against a slow NumPy oracle of the same plan."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def decoding():
 
 
 def decode(jpegs: list[np.ndarray]) -> np.ndarray:
-    """Frames [n, height, width, 3], decoded by DALI alone: the tests below are about what comes after."""
+    """Frames [n, height, width, 3], decoded by DALI alone."""
     graph = decoding()
     graph.build()
     graph.feed_input("jpeg", jpegs)
@@ -99,7 +99,7 @@ def crop_oracle(frame: np.ndarray, scale: float, top: float, left: float, size: 
 
 
 def colour_oracle(rgb: np.ndarray, hue: float, saturation: float, contrast: float, brightness: float) -> np.ndarray:
-    """Hue and saturation in YIQ, contrast about 128, brightness: one step after the other, float64."""
+    """Hue and saturation in YIQ, contrast about 128, brightness: in separate steps, float64."""
     to_yiq = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
     y, i, q = to_yiq @ rgb.reshape(-1, 3).T
     angle = 2 * np.pi * hue
@@ -109,7 +109,7 @@ def colour_oracle(rgb: np.ndarray, hue: float, saturation: float, contrast: floa
 
 
 def timeline(plan: BatchPlan, leaf: int, positions: np.ndarray) -> list[int]:
-    """What of the stored frames (or rows) after the start is played, one after the other; factors in their order."""
+    """The stored frames (or rows) from the start on, in the order of play; factors act in their order."""
     played = [float(k) for k in positions]
     for name, values in plan.columns.items():
         value = int(values[leaf])
@@ -120,7 +120,7 @@ def timeline(plan: BatchPlan, leaf: int, positions: np.ndarray) -> list[int]:
         elif name == "order":
             order = list(itertools.permutations(range(3)))[value]
             n, parts = len(played), []
-            for part in range(3):  # parts of n // 3, the first ones a frame longer where that leaves some
+            for part in range(3):  # parts of n // 3; the first ones take the remainder
                 begin = part * (n // 3) + min(part, n % 3)
                 parts.append(played[begin : begin + n // 3 + (part < n % 3)])
             played = [k for part in order for k in parts[part]]
@@ -158,8 +158,8 @@ def audio_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) 
     return bank
 
 
-def off(index: Index, batch: Batch, leaf: int) -> np.ndarray:
-    """By how many grey levels each colour of a video leaf is not what the oracle makes."""
+def difference(index: Index, batch: Batch, leaf: int) -> np.ndarray:
+    """Differences of a video leaf from the oracle, grey levels."""
     expected = leaf_oracle(index, ShardReader(index), batch.plan, leaf)
     got = batch.inputs["video"][leaf].permute(1, 2, 3, 0).numpy()
     return np.abs((got - expected) * index.statistics.pixel_std)
@@ -175,21 +175,21 @@ def off(index: Index, batch: Batch, leaf: int) -> np.ndarray:
         pytest.param(
             "time_shift:d:2 speed(1,2,0.5):d:3 modality:i:2:differs order:i:2 time_reversal:i:2 rotation:i:2 "
             "augmentation:i:1",
-            marks=pytest.mark.slow,  # every transformation at once, which random compositions are in another test
+            marks=pytest.mark.slow,  # every transformation; test_random_compositions.py is the fast test
         ),
         "time_shift:i:2 modality:i:2:differs time_reversal:i:2 order(3):i:6 speed(1,2,0.5):i:2 augmentation:i:1",
     ],
 )
-def test_leaves_equal_the_oracle_within_one_grey_level_and_sound_exactly(index: Index, factors: str) -> None:
+def test_leaves_equal_the_oracle_within_one_grey_level_and_audio_exactly(index: Index, factors: str) -> None:
     composition = parse(f"video:d {factors}", 3, NO_COLOUR)
     (batch,) = load(index, [sampling_tree(index, composition, CLIP, "train", 0).plan(0, 1)])
     n = len(batch.inputs["video"])
     assert len(batch.plan) == composition.clips_per_video * 3 * len(composition.modalities)
     assert (batch.plan.leaves.modality == np.where(np.arange(len(batch.plan)) < n, VIDEO, AUDIO)).all()
     for leaf in range(n):
-        levels = off(index, batch, leaf)
+        levels = difference(index, batch, leaf)
         assert levels.max() < 1 + 1e-3
-        assert levels.mean() < 0.02  # a whole level only where a value lies on the edge of rounding
+        assert levels.mean() < 0.02  # a whole level only for ties of rounding
     for leaf in range(n, len(batch.plan)):
         expected = audio_oracle(index, ShardReader(index), batch.plan, leaf)
         assert np.array_equal(batch.inputs["audio"][leaf - n, 0].numpy(), expected)
@@ -198,12 +198,12 @@ def test_leaves_equal_the_oracle_within_one_grey_level_and_sound_exactly(index: 
 def test_colour_equals_the_oracle_within_rounding(index: Index) -> None:
     (batch,) = load(index, [tree(index, "a").plan(0, 0)])
     for leaf in range(len(batch.inputs["video"])):
-        levels = off(index, batch, leaf)
-        assert levels.max() < 3  # one of the crop, enlarged by the jitter (1.4 x 1.4 x 1.4) at most
+        levels = difference(index, batch, leaf)
+        assert levels.max() < 3  # one level of the crop, amplified by at most 1.4 x 1.4 x 1.4
         assert levels.mean() < 0.05
 
 
-def test_volume_jitter_is_what_a_louder_waveform_gives() -> None:
+def test_volume_jitter_equals_a_louder_waveform() -> None:
     from gdt.preprocess.logmel import logmel
 
     waveform = (3000 * np.sin(np.arange(24_000) / 7) + np.arange(24_000) % 97).astype(np.int16)
@@ -215,14 +215,14 @@ def test_volume_jitter_is_what_a_louder_waveform_gives() -> None:
 
 def test_batches_do_not_depend_on_threads_chunks_or_prefetching(index: Index) -> None:
     plans = [tree(index, "l").plan(0, batch) for batch in range(3)]
-    one = load(index, plans, threads=1, readers=1, clips_at_once=3, prefetch=1, read_ahead=1)
-    other = load(index, plans, threads=2, readers=4, clips_at_once=16, prefetch=3, read_ahead=50)
+    one = load(index, plans, threads=1, readers=1, decode_batch_size=3, prefetch=1, read_ahead=1)
+    other = load(index, plans, threads=2, readers=4, decode_batch_size=16, prefetch=3, read_ahead=50)
     for a, b in zip(one, other, strict=True):
         assert torch.equal(a.inputs["video"], b.inputs["video"]) and torch.equal(a.inputs["audio"], b.inputs["audio"])
         assert all(torch.equal(a.table[name], b.table[name]) for name in a.table)
 
 
-def test_ranks_load_the_parts_of_the_whole_batch(index: Index) -> None:
+def test_ranks_load_parts_of_the_whole_batch(index: Index) -> None:
     plan = tree(index, "l", videos=4).plan(0, 1)
     (whole,) = load(index, [plan])
     parts = [load(index, [take_rank(plan, rank, 2)])[0] for rank in range(2)]
@@ -234,10 +234,10 @@ def test_evaluation_clips_of_short_and_long_videos_load_in_one_stream(index: Ind
     fixed = replace(NO_COLOUR, scale=(44, 44), flip=0.0, center_crop=True)
     short = replace(index, frame_count=np.minimum(index.frame_count, 17))
     plans = [uniform_clips(which, np.array([0, 1]), 4, CLIP, fixed) for which in (short, index, short)]
-    assert all(off(index, batch, leaf).max() < 1 + 1e-3 for batch in load(index, plans) for leaf in range(8))
+    assert all(difference(index, batch, leaf).max() < 1 + 1e-3 for batch in load(index, plans) for leaf in range(8))
 
 
-def test_dali_decodes_like_another_library(index: Index) -> None:
+def test_dali_decodes_like_pillow(index: Index) -> None:
     jpegs = ShardReader(index).frames(0, np.arange(5))
     other = np.stack([np.asarray(Image.open(io.BytesIO(jpeg.tobytes()))) for jpeg in jpegs])
     assert np.abs(decode(jpegs).astype(int) - other).mean() < 1
@@ -269,18 +269,18 @@ def test_the_affine_colour_map_equals_dalis_colour_jitter() -> None:
     assert np.abs(out[:, :, 0].permute(0, 2, 3, 1).numpy() - expected).max() < 1  # DALI rounds to three digits
 
 
-def test_a_batch_that_is_held_is_not_written_over(index: Index) -> None:
+def test_the_current_batch_is_not_overwritten(index: Index) -> None:
     planned = tree(index, "l")
     with Loader(index, planned.plans(0, 12), CLIP, CPU, Loading(prefetch=2)) as loader:
         for k, batch in enumerate(loader):
             before = copied(batch)
-            time.sleep(0.3 if k < 3 else 0)  # the loader fills all the memory that it has
+            time.sleep(0.3 if k < 3 else 0)  # the loader fills its other memories
             after = copied(batch)
             assert all(torch.equal(before.inputs[name], after.inputs[name]) for name in before.inputs)
             assert all(torch.equal(before.table[name], after.table[name]) for name in before.table)
 
 
-def test_a_batch_holds_a_byte_per_colour_of_a_pixel(index: Index) -> None:
+def test_a_batch_holds_one_byte_per_value(index: Index) -> None:
     planned = tree(index, "l")
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
         pixels = next(iter(loader)).inputs["video"]
@@ -300,7 +300,7 @@ def test_pixels_are_the_colour_map_of_their_crops(size: int) -> None:
     assert torch.equal(pixels.floats(torch.bfloat16), pixels.floats().bfloat16())
 
 
-def test_closing_early_leaves_no_thread_behind(index: Index) -> None:
+def test_closing_early_stops_all_threads(index: Index) -> None:
     t = tree(index, "e")
     before = set(threading.enumerate())
     with Loader(index, (t.plan(0, 0) for _ in range(10_000)), CLIP, CPU) as loader:
@@ -323,11 +323,11 @@ def test_an_error_while_loading_reaches_the_consumer(copy: Path) -> None:
     index = Index.open(copy)
     for name in index.shard_names:
         os.truncate(copy / name, (copy / name).stat().st_size // 2)
-    with pytest.raises(UserError, match="damaged|ends early"):
+    with pytest.raises(UserError, match="damaged|truncated"):
         load(index, [tree(index, "e").plan(0, 0)])
 
 
-def test_a_frame_that_was_written_undecodable_is_told_by_its_name(copy: Path, index: Index) -> None:
+def test_an_undecodable_frame_is_reported_with_its_video(copy: Path, index: Index) -> None:
     video = 0
     with changed(copy / index.shard_names[index.shard[video]], hidden=True) as file:
         offset = file["frames/offset"][:]
@@ -337,24 +337,24 @@ def test_a_frame_that_was_written_undecodable_is_told_by_its_name(copy: Path, in
     short = replace(index, frame_count=np.full(len(index), 16))
     plan = uniform_clips(short, np.array([5, video]), 1, CLIP, AUGMENTATION)
     name = index.shard_names[index.shard[video]]
-    with pytest.raises(UserError, match=rf"frame 3 of '{index.id[video]}' cannot be decoded \(.*delete {name} in"):
+    with pytest.raises(UserError, match=rf"frame 3 of '{index.id[video]}' cannot be decoded \(.*delete .*{name} and"):
         load(Index.open(copy), [plan])
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "message"),
+    ("cause", "kind", "message"),
     [
-        ("CUDA error 999", UserError, "decoding failed, and not for the frames, which are in order: CUDA error 999"),
+        ("CUDA error 999", UserError, "decoding failed although all frames are intact: CUDA error 999"),
         ("std::bad_alloc", MemoryError, "std::bad_alloc"),
     ],
 )
-def test_only_what_cannot_be_decoded_is_called_so(
-    index: Index, monkeypatch: pytest.MonkeyPatch, said: str, kind: type[Exception], message: str
+def test_other_decoding_errors_do_not_blame_the_frames(
+    index: Index, monkeypatch: pytest.MonkeyPatch, cause: str, kind: type[Exception], message: str
 ) -> None:
     def failing(self: CoresEngine, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
         next(iter(runs))
         raise RuntimeError(
-            f"Critical error in pipeline:\nError in CPU operator `x`\n\nencountered:\n\n{said}\nno longer valid"
+            f"Critical error in pipeline:\nError in CPU operator `x`\n\nencountered:\n\n{cause}\nno longer valid"
         )
         yield
 
@@ -378,25 +378,25 @@ def damage(copy: Path, index: Index, video: int, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["frames/jpeg", "audio/logmel"])
-def test_damage_ends_the_run_with_its_name(copy: Path, index: Index, what: str) -> None:
+def test_damage_stops_the_run(copy: Path, index: Index, what: str) -> None:
     plan = tree(index, "e").plan(0, 0)
     video = int(plan.columns["video"][0])
     damage(copy, index, video, what)
     name = index.shard_names[index.shard[video]]
-    told = rf"shard .*{name} is damaged: .* of '{index.id[video]}' is not what was written; `gdt verify"
-    plans = [tree(index, "e").plan(0, k) for k in range(4)]  # somewhere in them the damaged part is taken
+    message = rf"shard .*{name} is damaged: checksum mismatch in .* of '{index.id[video]}'; remove it with `gdt verify"
+    plans = [tree(index, "e").plan(0, k) for k in range(4)]  # some of them read the damaged part
     whole = [uniform_clips(index, np.array([video]), 20, CLIP, AUGMENTATION)]
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         load(Index.open(copy), whole if what == "frames/jpeg" else plans * 3)
 
 
-def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: Index) -> None:
+def test_damaged_clips_can_be_skipped(copy: Path, index: Index) -> None:
     plans = [tree(index, "l").plan(0, k) for k in range(3)]
     intact = load(index, plans)
     bad = int(plans[0].columns["video"][0])
     damage(copy, index, bad, "frames/jpeg")
     damage(copy, index, bad, "audio/logmel")
-    batches = load(Index.open(copy), plans, damaged="skip", clips_at_once=3)
+    batches = load(Index.open(copy), plans, damaged="skip", decode_batch_size=3)
     reader = ShardReader(Index.open(copy))
     total, skipped = 0, Counter[str]()
     for batch, expected in zip(batches, intact, strict=True):
@@ -415,7 +415,7 @@ def test_damaged_clips_are_skipped_where_that_is_asked_for(copy: Path, index: In
             got, wanted = ([one for part in b.inputs.values() for one in part][leaf] for b in (batch, expected))
             assert torch.equal(got, wanted) == whole and torch.isfinite(got).all()
         skipped.update(batch.damaged)
-    # frames that both directions share are one clip, their sounds are two
+    # both directions share the frames of one clip, but not its sound
     assert skipped.keys() == {f"'{index.id[bad]}' in {copy / index.shard_names[index.shard[bad]]}"}
     assert 0 < skipped.total() <= total
     with Loader(index, plans, CLIP, CPU, Loading(damaged="skip")) as loader:

@@ -1,4 +1,4 @@
-"""Compositions as text, from the command line and from a file of the user's."""
+"""Compositions as text, and custom transformations from a file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
-from gdt.pipeline.composition import contrast
-from gdt.pipeline.factors import Contrast, Weight
+from gdt.pipeline.composition import Contrast, Weight, contrast
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, listing, load_factors, parse
 from gdt.pipeline.transformations.base import Source
@@ -22,15 +21,15 @@ from tests.conftest import ROOT
 (FREEZE,) = re.findall(
     r"```python\n([^`]*class Freeze.*?)```", (ROOT / "docs" / "compositions.md").read_text(), re.DOTALL
 )
-"""The docs' recipe for a transformation of one's own."""
+"""The docs' example of a custom transformation."""
 
 
-def test_every_file_of_transformations_is_a_factor() -> None:
+def test_every_transformation_file_is_registered() -> None:
     files = {path.stem for path in (ROOT / "pipeline" / "transformations").glob("*.py")} - {"__init__", "base"}
     assert files == set(TRANSFORMATIONS)
 
 
-def test_a_composition_is_read() -> None:
+def test_parse() -> None:
     text = "video:d:4 time_shift:d:3 speed(0.5,1,2):d:2 modality:i:2:differs augmentation:i:1"
     video, shift, speed, modality, augmentation = parse(text, 4).factors
     assert [f.k for f in (video, shift, speed, modality, augmentation)] == [4, 3, 2, 2, 1]
@@ -49,7 +48,7 @@ def test_a_composition_is_read() -> None:
         "video:d modality(video,audio,text):i:3:differs rotation:i:4 augmentation:i:1",
     ],
 )
-def test_what_is_read_is_printed_and_read_again(text: str) -> None:
+def test_parsing_and_printing_are_inverse(text: str) -> None:
     printed = str(parse(text, 4))
     assert printed == text.replace("video:d", "video:d:4", 1) and str(parse(printed, 4)) == printed
 
@@ -57,44 +56,50 @@ def test_what_is_read_is_printed_and_read_again(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("video:d nonsense:i:2", "there is no factor 'nonsense'; there are video, time_shift, modality"),
-        ("video:d augmentation:x:2", "'augmentation:x:2' is neither distinctive"),
-        ("video:d augmentation", "'augmentation' cannot be read; a factor is name:contrast:K"),
+        (
+            "video:d nonsense:i:2",
+            "unknown factor 'nonsense'; available: video, time_shift, modality, .*; add your own with --factors-from",
+        ),
+        (
+            "video:d augmentation:x:2",
+            r"unknown contrast 'x' of factor 'augmentation:x:2'; available: d \(distinctive\), i \(inv",
+        ),
+        ("video:d augmentation", "cannot parse factor 'augmentation'; a factor is name:contrast:K"),
         ("video:d augmentation:i", "'augmentation:i' has no K"),
         ("video:d augmentation:i:0", "K of factor 'augmentation' is 0; it must be 1 or more"),
-        ("video:d augmentation:i:2:twice", "has the weight 'twice'"),
+        ("video:d augmentation:i:2:twice", "unknown weight 'twice'"),
         ("video:d:9 augmentation:i:2", "takes 9 videos and --batch-size is 4; set --batch-size 9"),
-        ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3; it has 2 values"),
+        ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3; it has 2 values; set it to 2 or less"),
         ("video:d augmentation:i:2 augmentation:i:2", "'augmentation' occurs twice"),
         ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and its weight"),
         ("video:d augmentation:i:2 time_shift:d:2", "'time_shift' is sampled anew in every branch .* 'augmentation'"),
         ("video:d augmentation:i:1", "K is below 2 for every invariant factor"),
-        ("video:d speed(1,x):i:2", r"in the brackets of factor 'speed\(1,x\):i:2' cannot be read"),
-        ("video:d order(2,3):i:2", r"cannot be read \(it takes one\)"),
+        ("video:d speed(1,x):i:2", r"cannot parse the settings in brackets of factor 'speed\(1,x\):i:2'"),
+        ("video:d order(2,3):i:2", "order has one setting"),
         ("video:d time_reversal:i:2", "has no 'augmentation', which crops and normalises; add augmentation:i:1"),
         ("augmentation:i:2 video:d", "begins with its videos, as in 'video:d'"),
         ("", "begins with its videos"),
-        ("video:d augmentation(7):i:2", r"cannot be read \(it takes none\)"),
-        ("video:d speed():i:2", "cannot be read"),
-        ("video:d speed(nan,1):i:2 augmentation:i:1", "rates of speed are .* they must be different ones above 0"),
+        ("video:d augmentation(7):i:2", "augmentation has no settings"),
+        ("video:d speed():i:2", "cannot parse the settings"),
+        ("video:d speed(nan,1):i:2 augmentation:i:1", "rates of speed are .* they must be different numbers above 0"),
         ("video:d time_shift:i:99999999999999999999 augmentation:i:1", "more than 16777216; lower a K"),
-        ("video:d rotation(3):i:2", r"cannot be read \(it takes none\)"),
+        ("video:d rotation(3):i:2", "rotation has no settings"),
         (
             "video:d modality(video,smell):i:2 augmentation:i:1",
-            "there is no modality 'smell'; there are video, a",
+            "unknown modality 'smell'; available: video, audio, text",
         ),
-        ("video:d modality(text,text):i:2 augmentation:i:1", "modalities are text, text; they must be different"),
-        ("video:d modality(video,audio,text):i:2 augmentation:i:1", "it has 3 values, of which a batch holds 1 or all"),
-        ("video:d speed(0):i:2", r"rates of speed are \(0.0,\); they must be different ones above 0"),
-        ("video:d order(9):i:2", "order permutes 9 segments"),
+        ("video:d modality(text,text):i:2 augmentation:i:1", "modalities are text, text; name each once"),
+        ("video:d modality(video,audio,text):i:2 augmentation:i:1", "it has 3 values, of which a batch takes 1 or all"),
+        ("video:d speed(0):i:2", r"rates of speed are \(0.0,\); they must be different numbers above 0"),
+        ("video:d order(9):i:2", "order has 9 segments; it must be 2 to 5"),
     ],
 )
-def test_what_is_wrong_is_said_with_the_factor(text: str, message: str) -> None:
+def test_invalid_compositions(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         parse(text, 4)
 
 
-def test_a_transformation_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> None:
+def test_the_custom_transformation_of_the_docs(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(FREEZE)
     known = load_factors(path)
@@ -107,7 +112,7 @@ def test_a_transformation_of_ones_own_is_a_class_in_a_file(tmp_path: Path) -> No
     assert (plan.leaves.frames[~frozen] == [0, 3, 6, 9, 12]).all()
 
 
-OWN = """
+CUSTOM = """
 from __future__ import annotations
 from dataclasses import dataclass
 import numpy as np
@@ -125,15 +130,15 @@ class Later(Choice):
 
 
 @pytest.mark.parametrize("future", [True, False])
-def test_a_dataclass_in_a_file_may_write_where_it_likes_and_have_settings(tmp_path: Path, future: bool) -> None:
+def test_a_custom_transformation_may_have_settings_and_write_any_field(tmp_path: Path, future: bool) -> None:
     path = tmp_path / f"later{future}.py"
-    code = OWN.format(act="leaves.start[values == 1] += self.frames")
+    code = CUSTOM.format(act="leaves.start[values == 1] += self.frames")
     path.write_text(code if future else code.replace("from __future__ import annotations\n", ""))
     composition = parse("video:d time_shift:d:2 later(5):i:2 augmentation:i:2", 3, known=load_factors(path))
     assert str(composition).split()[2] == "later(5):i:2"
     plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
     later = plan.columns["later"] == 1
-    # the factor table is what was drawn, whatever has been written into the leaves
+    # the factor table keeps the sampled values
     assert (plan.leaves.start[later] == plan.columns["time_shift"][later] + 5).all()
     assert (plan.leaves.start[~later] == plan.columns["time_shift"][~later]).all()
     c = contrast(composition.factors, plan.columns, plan.columns)
@@ -143,24 +148,29 @@ def test_a_dataclass_in_a_file_may_write_where_it_likes_and_have_settings(tmp_pa
 @pytest.mark.parametrize(
     ("act", "message"),
     [
-        ("leaves.frames = leaves.frames * 0.5", r"'later' makes leaves.frames float64 \[12, 5\]; it must be integers"),
+        (
+            "leaves.frames = leaves.frames * 0.5",
+            r"act\(\) of factor 'later' set leaves.frames to float64 \[12, 5\]; it must be integers",
+        ),
         ("leaves.frames = valuez", r"spoils.py, line 14: NameError: name 'valuez' is not defined"),
-        ("leaves.frames = leaves.frames[:, :3]; leaves.start = 3", r"'later' makes leaves.start a int; it must be"),
+        ("leaves.frames = leaves.frames[:, :3]; leaves.start = 3", r"'later' set leaves.start to a int; it must be"),
     ],
 )
-def test_what_a_transformation_spoils_is_said_with_its_name(tmp_path: Path, act: str, message: str) -> None:
+def test_invalid_fields_name_the_custom_transformation(tmp_path: Path, act: str, message: str) -> None:
     path = tmp_path / "spoils.py"
-    path.write_text(OWN.format(act=act))
+    path.write_text(CUSTOM.format(act=act))
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
     with pytest.raises(UserError, match=message):
         Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
 
 
-def test_what_is_drawn_must_be_integers_for_every_branch(tmp_path: Path) -> None:
+def test_custom_samples_must_be_integers_for_every_branch(tmp_path: Path) -> None:
     path = tmp_path / "draws.py"
-    path.write_text(OWN.format(act="pass") + "\n    def sample(self, rng, k, branches):\n        return np.arange(k)\n")
+    path.write_text(
+        CUSTOM.format(act="pass") + "\n    def sample(self, rng, k, branches):\n        return np.arange(k)\n"
+    )
     composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
-    with pytest.raises(UserError, match=r"factor 'later' draws int64 \[2\]; its sample must give .* here \[3, 2\]"):
+    with pytest.raises(UserError, match=r"sample\(\) of factor 'later' returned int64 \[2\]; it must .* \[3, 2\]"):
         Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0)
 
 
@@ -170,19 +180,16 @@ def test_what_is_drawn_must_be_integers_for_every_branch(tmp_path: Path) -> None
         ("x = 1\ny = x +\n", r"mine.py, line 2: SyntaxError"),
         ("import math\n\nmath.sqrt(-1)\n", r"mine.py, line 3: ValueError"),
         ("x = 1\n", "defines no transformation"),
-        (FREEZE.replace('"freeze"', '"speed"'), "defines 'speed', which there is already"),
-        (FREEZE.replace('"freeze"', '"usable"'), "defines 'usable', which there is already"),
+        (FREEZE.replace('"freeze"', '"speed"'), "defines 'speed', which exists already"),
+        (FREEZE.replace('"freeze"', '"usable"'), "defines 'usable', which exists already"),
         (FREEZE.replace('"freeze"', '"a b"'), "class Freeze needs a name, one word"),
         (FREEZE.replace('    name = "freeze"\n', ""), "class Freeze needs a name, one word"),
-        (
-            FREEZE.replace("    values =", "    x ="),
-            "class Freeze cannot be made .* or lacks the values",
-        ),
-        (FREEZE + "\n    def __init__(self, x): pass\n", "class Freeze cannot be made without arguments"),
+        (FREEZE.replace("    values =", "    x ="), "class Freeze cannot be created .*, or a Choice lacks its values"),
+        (FREEZE + "\n    def __init__(self, x): pass\n", "class Freeze cannot be created without arguments"),
         ("import sys\nsys.exit(3)\n", r"mine.py, line 2: SystemExit"),
     ],
 )
-def test_a_broken_file_of_factors_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_broken_file_of_factors_is_reported_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "mine.py").write_text(text)
     with pytest.raises(UserError, match=message):
         load_factors(tmp_path / "mine.py")

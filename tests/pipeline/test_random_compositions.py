@@ -1,4 +1,4 @@
-"""Any composition of all the factors there are: what it promises is what its batches hold, or it is refused by name."""
+"""Random compositions of all factors: batches match the composition, or it is refused by factor."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from gdt.common.errors import UserError
-from gdt.pipeline.composition import Composition, contrast, counts, weight
-from gdt.pipeline.factors import Contrast, Factor, Weight
+from gdt.pipeline.composition import Composition, Contrast, Factor, Weight, contrast, counts, weight
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.notation import parse
@@ -47,7 +46,7 @@ contrasts, weights = st.sampled_from(Contrast), st.sampled_from([Weight.ANY, Wei
 
 @st.composite
 def factor_lists(draw: st.DrawFn) -> tuple[Factor, ...]:
-    """Videos, then some of the other factors in some order, each with its contrast and weight; sensible or not."""
+    """Video, then some other factors in any order, with any contrast and weight, valid or not."""
     chosen = draw(st.lists(st.sampled_from(range(len(optional))), max_size=4, unique=True))
     factors = [Factor(Video(), draw(st.integers(1, 4)), draw(contrasts))]
     for transformation in [*(draw(optional[number]) for number in chosen), Augment()]:
@@ -74,11 +73,11 @@ def plan_of(composition: Composition, batch: int = 0) -> BatchPlan:
 
 
 def degenerate(factors: tuple[Factor, ...]) -> set[str]:
-    """Names of the factors of which any is to blame that no batch could meet the conditions; slow and by the book."""
+    """Names of the factors that violate a condition of section 3.1, by the book."""
     blamed = {f.name for f in factors if f.weight is Weight.DIFFERS and (f.contrast is Contrast.DISTINCTIVE or f.k < 2)}
     blamed |= {f.name for f in factors if f.transformation.refuses(f.k)}
-    for place, factor in enumerate(factors):
-        varied = [f.name for f in factors[:place] if f.contrast is Contrast.INVARIANT and f.k > 1]
+    for position, factor in enumerate(factors):
+        varied = [f.name for f in factors[:position] if f.contrast is Contrast.INVARIANT and f.k > 1]
         if factor.contrast is Contrast.DISTINCTIVE and varied and not factor.transformation.takes_all(factor.k):
             blamed.add(factor.name)
     for kind in Contrast:
@@ -89,7 +88,7 @@ def degenerate(factors: tuple[Factor, ...]) -> set[str]:
 
 @ours
 @given(factor_lists())
-def test_what_no_batch_could_meet_is_refused_by_the_name_of_a_factor(factors: tuple[Factor, ...]) -> None:
+def test_degenerate_compositions_are_refused_by_factor(factors: tuple[Factor, ...]) -> None:
     blamed = degenerate(factors)
     try:
         Composition(factors)
@@ -101,7 +100,7 @@ def test_what_no_batch_could_meet_is_refused_by_the_name_of_a_factor(factors: tu
 
 @ours
 @given(compositions)
-def test_batches_hold_what_the_composition_says(composition: Composition) -> None:
+def test_batches_match_the_composition(composition: Composition) -> None:
     plan = plan_of(composition)
     c, w = (f(composition.factors, plan.columns, plan.columns) for f in (contrast, weight))
     expected = counts(composition.factors)
@@ -120,7 +119,7 @@ def test_batches_hold_what_the_composition_says(composition: Composition) -> Non
         )
         if modality == leaves.modality[0]
     }
-    # where two shifts are the same by chance, fewer
+    # fewer if two shifts coincide
     assert len(decoded) <= composition.batch_size * composition.decoded_per_video
     for positions, length in ((leaves.frames, CLIP.frames), (leaves.mel_frames, CLIP.mel_frames)):
         assert positions.min() >= 0 and positions.max() <= math.floor((length - 1) * composition.reach + 0.5)
@@ -129,7 +128,7 @@ def test_batches_hold_what_the_composition_says(composition: Composition) -> Non
 @ours
 @given(compositions)
 def test_contrast_and_weight_are_products_of_the_factors(composition: Composition) -> None:
-    """Entry by entry, as section 3.1 has them."""
+    """Entry by entry (section 3.1)."""
     table = plan_of(composition).columns
     c, w = (f(composition.factors, table, table) for f in (contrast, weight))
     for a, b in np.random.default_rng(0).integers(0, len(c), (500, 2)):
@@ -137,7 +136,7 @@ def test_contrast_and_weight_are_products_of_the_factors(composition: Compositio
         assert c[a, b] == all(same or f.contrast is Contrast.INVARIANT for f, same in equal.items())
         assert w[a, b] == (a != b and not any(same and f.weight is Weight.DIFFERS for f, same in equal.items()))
     assert (c == c.T).all() and c.diagonal().all()
-    assert (((c.astype(int) @ c.astype(int)) > 0) == c).all()  # transitive: what two steps reach, one step reaches
+    assert (((c.astype(int) @ c.astype(int)) > 0) == c).all()  # transitive
 
 
 @ours
@@ -155,7 +154,7 @@ def test_the_loss_does_not_depend_on_the_order_of_the_leaves(composition: Compos
 
 @ours
 @given(compositions, st.integers(1, 4), st.integers(0, 3))
-def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: int) -> None:
+def test_ranks_split_the_plan(composition: Composition, world: int, batch: int) -> None:
     plan = plan_of(composition, batch)
     if composition.batch_size % world:
         assume(False)
@@ -170,7 +169,7 @@ def test_ranks_share_the_same_plan(composition: Composition, world: int, batch: 
 
 @ours
 @given(compositions)
-def test_what_is_printed_is_read_again(composition: Composition) -> None:
+def test_printing_and_parsing_are_inverse(composition: Composition) -> None:
     again = parse(str(composition), composition.batch_size)
     assert str(again) == str(composition)
     assert all(np.array_equal(a, b) for a, b in zip(

@@ -1,4 +1,4 @@
-"""Shards: what is written is what is read, and damage is named."""
+"""Shards: reading returns what was written, and damage is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copy(shards: Path, tmp_path: Path) -> Path:
     return tmp_path / "synthetic"
 
 
-def test_a_shard_is_contiguous_documented_and_readable_with_h5py_alone(shards: Path) -> None:
+def test_a_shard_is_contiguous_and_readable_with_h5py(shards: Path) -> None:
     with h5py.File(shards / "shard-000000.h5") as file:
         names: list[str] = []
         file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
@@ -61,7 +61,7 @@ def test_the_reader_returns_the_slices_of_the_shard(index: Index) -> None:
             assert np.array_equal(reader.logmel(video, 11, 50), file["audio/logmel"][first : first + 50])
 
 
-def test_nothing_is_read_beyond_a_video(index: Index) -> None:
+def test_reading_beyond_a_video_is_refused(index: Index) -> None:
     reader = ShardReader(index)
     frames, rows = int(index.frame_count[1]), int(index.mel_count[1])
     for first, count in ((-1, 2), (frames - 1, 2)):
@@ -75,7 +75,7 @@ def test_nothing_is_read_beyond_a_video(index: Index) -> None:
     assert len(reader.frames(1, np.array([0, frames - 1]))) == 2 and len(reader.logmel(1, 0, rows)) == rows
 
 
-def test_start_frames_are_those_whose_frames_and_sound_fit(index: Index) -> None:
+def test_start_counts(index: Index) -> None:
     for mel_frames, frames, stride in [(99, 30, 1), (99, 8, 4), (0, 30, 1), (50, 5, 2)]:
         starts = index.start_counts(frames, stride, mel_frames)
         for video in range(len(index)):
@@ -88,7 +88,7 @@ def test_start_frames_are_those_whose_frames_and_sound_fit(index: Index) -> None
             assert starts[video] == len(fitting) and fitting == list(range(len(fitting)))
 
 
-def test_statistics_are_those_of_the_stored_data(index: Index) -> None:
+def test_statistics_of_the_stored_data(index: Index) -> None:
     mels = []
     for name in index.shard_names:
         with h5py.File(index.folder / name) as file:
@@ -107,13 +107,13 @@ def test_statistics_from_sums() -> None:
     assert abs(got.mel_mean - mel.mean(dtype=float)) < 1e-6 and abs(got.mel_std - mel.std(dtype=float)) < 1e-6
 
 
-def test_sums_do_not_depend_on_the_order_or_on_how_much_there_is() -> None:
+def test_sums_are_exact_in_any_order_and_at_any_size() -> None:
     rng = np.random.default_rng(2)
     banks = [rng.normal(-3, 9, (int(n), 40)).astype(np.float32) for n in rng.integers(1, 2000, 50)]
     forward, backward = sum(map(mel_sums, banks)), sum(map(mel_sums, reversed(banks)))
     assert np.array_equal(forward, backward) and np.array_equal(forward, mel_sums(np.concatenate(banks)))
     once = Statistics.from_sums([[5, 600, 80_000]] * 3, forward.tolist())
-    million = [int(value) * 10**9 for value in forward]  # beyond 64 bits, where floating point would lose digits
+    million = [int(value) * 10**9 for value in forward]  # beyond 64 bits
     often = Statistics.from_sums([[5 * 10**18, 600 * 10**18, 80_000 * 10**18]] * 3, million)
     assert np.allclose(often.pixel_std, once.pixel_std, rtol=1e-14) and np.isclose(
         often.mel_std, once.mel_std, rtol=1e-14
@@ -121,7 +121,7 @@ def test_sums_do_not_depend_on_the_order_or_on_how_much_there_is() -> None:
 
 
 def written(folder: Path, records: list[VideoRecord]) -> Index:
-    """The index of a shard of these videos."""
+    """Write a shard of these videos; return its index."""
     sums = {"pixel_sums": np.zeros((3, 3), np.int64), "mel_sums": np.zeros(3, np.int64)}
     (folder / "scratch").mkdir()
     write_shard(folder / "shard-000000.h5", records, [], sums, "content", 40, folder / "scratch")
@@ -129,7 +129,7 @@ def written(folder: Path, records: list[VideoRecord]) -> Index:
     return Index.open(folder)
 
 
-def test_tokens_are_consecutive_words_within_a_time(tmp_path: Path) -> None:
+def test_tokens_are_consecutive_words_within_the_clip(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     start = np.sort(rng.uniform(0, 30, 80)).astype(np.float32)
     end = (start + rng.uniform(0.1, 1.0, 80)).astype(np.float32)
@@ -144,12 +144,10 @@ def test_tokens_are_consecutive_words_within_a_time(tmp_path: Path) -> None:
     assert index.text_count.tolist() == [20, 0, 60]
     reader = ShardReader(index)
     assert len(reader.tokens(1, 0.0)) == 0
-    for place in (20, 33, 79):  # a word that begins or ends just where the clip does is in it
-        assert reader.tokens(2, float(start[place]))[0] == place
-        (inside,) = np.flatnonzero(
-            reader.tokens(2, float(start[place]), words=99, seconds=float(end[place]) - float(start[place])) == place
-        )
-        assert inside == 0
+    for word in (20, 33, 79):  # words at the borders of the clip are in it
+        begin = float(start[word])
+        assert reader.tokens(2, begin)[0] == word
+        assert reader.tokens(2, begin, words=99, seconds=float(end[word]) - begin)[0] == word
     for tau in rng.uniform(0, 30, 50):
         expected: list[int] = []
         for k in range(20, 80):
@@ -160,8 +158,8 @@ def test_tokens_are_consecutive_words_within_a_time(tmp_path: Path) -> None:
         assert reader.tokens(2, tau).tolist() == expected
 
 
-def test_a_new_column_is_a_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rate = Stored(np.float32, "frames per second of the file, say", 25.0)  # a line of VideoTable would do all of this
+def test_a_new_column_takes_one_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rate = Stored(np.float32, "frames per second of the file", 25.0)  # like a line of VideoTable
     monkeypatch.setitem(COLUMNS, "rate", rate)
     monkeypatch.setitem(SHARD, "video/rate", rate)
     table = make_dataclass("Index", ["rate"], bases=(Index,), kw_only=True)
@@ -173,7 +171,7 @@ def test_a_new_column_is_a_line_of_the_table(tmp_path: Path, monkeypatch: pytest
         files = tmp_path / f"{name}.jpeg", np.full(1, 4), tmp_path / f"{name}.rows"
         records.append(VideoRecord({"id": name, "height": 2, "width": 2, **filled}, *files))
     assert written(tmp_path, records).rate.tolist() == [25.0, 24.0]
-    with pytest.raises(TypeError, match="unknown or lacking: height, pace"):
+    with pytest.raises(TypeError, match="unknown or missing columns of the video table: height, pace"):
         VideoRecord({"id": "c", "width": 2, "pace": 2}, *files)
 
 
@@ -187,31 +185,33 @@ def test_folds_replace_the_split(tmp_path: Path, index: Index) -> None:
         three.fold(4)
 
 
-def say(**columns: list[str]) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
-    """What a list of videos says: label, split, no folds, and further columns, given in the order of the ids."""
+def annotations(**columns: list[str]) -> Callable[[np.ndarray], dict[str, np.ndarray]]:
+    """Annotations: label, split, no folds, and further columns, in the order of the ids."""
 
-    def said(ids: np.ndarray) -> dict[str, np.ndarray]:
+    def annotate(ids: np.ndarray) -> dict[str, np.ndarray]:
         names = {"label": "video/label", "split": "video/split"}
         table = {names.get(name) or column_dataset(name): np.asarray([x.encode() for x in values], object)
                  for name, values in columns.items()}  # fmt: skip
         return {"video/folds": np.full(len(ids), b"", object)} | table
 
-    return said
+    return annotate
 
 
 NAMES = ["colour", "a/b", ".", "..", "100%", "%2F", "/", "é ü", "label/x", " "]
 
 
-def test_an_index_says_what_the_list_says_and_any_column_may_be_the_labels(copy: Path, index: Index) -> None:
+def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: Path, index: Index) -> None:
     assert index.columns == {} and index.labelled("label") is index
-    with pytest.raises(UserError, match=r"index.h5 has no column 'colour'; it has label$"):
+    with pytest.raises(UserError, match=r"index.h5 unknown column 'colour'; it has label$"):
         index.labelled("colour")
     n, draw = len(index), random.Random(0)
     values = {name: [draw.choice(["", "blue", "réd", "a/b"]) for _ in range(n)] for name in NAMES}
     labels, splits = [f"class {k % 4}" if k % 5 else "" for k in range(n)], ["test"] * n
     paths = [copy / name for name in index.shard_names]
     shards = {path: path.read_bytes() for path in paths}
-    write_index(copy, paths, {"settings": json.dumps(index.settings)}, say(label=labels, split=splits, **values))
+    write_index(
+        copy, paths, {"settings": json.dumps(index.settings)}, annotations(label=labels, split=splits, **values)
+    )
     written = (copy / "index.h5").read_bytes()
     found = Index.open(copy)
     assert (found.id.tolist(), found.label.tolist(), found.split.tolist()) == (index.id.tolist(), labels, splits)
@@ -222,24 +222,28 @@ def test_an_index_says_what_the_list_says_and_any_column_may_be_the_labels(copy:
     coloured = found.labelled("colour")
     assert coloured.label.tolist() == values["colour"] and coloured.classes == ["a/b", "blue", "réd"]
     assert coloured.split.tolist() == splits and found.label.tolist() == labels
-    with pytest.raises(UserError, match=r"index.h5 has no column 'color'; it has label, .*, colour, .*") as told:
+    with pytest.raises(
+        UserError, match=r"unknown column 'color' of .*index.h5; available: label, .*, colour, .*"
+    ) as error:
         found.labelled("color")
-    assert all(name in str(told.value) for name in NAMES)
-    # said anew, without the shards
-    rewrite_index(copy, say(label=["x"] * n, split=splits)(found.id))
+    assert all(name in str(error.value) for name in NAMES)
+    # rewritten without the shards
+    rewrite_index(copy, annotations(label=["x"] * n, split=splits)(found.id))
     assert (Index.open(copy).classes, Index.open(copy).columns) == (["x"], {})
-    rewrite_index(copy, say(label=labels, split=splits, **values)(found.id))
+    rewrite_index(copy, annotations(label=labels, split=splits, **values)(found.id))
     assert (copy / "index.h5").read_bytes() == written
     assert {path: path.read_bytes() for path in paths} == shards
 
 
 def test_another_schema_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gdt.pipeline.shards.seal.SCHEMA", SCHEMA + 1)
-    with pytest.raises(UserError, match=f"it has schema {SCHEMA} and this version reads schema {SCHEMA + 1}; make the"):
+    with pytest.raises(
+        UserError, match=f"it has schema {SCHEMA} but this version reads schema {SCHEMA + 1}; rebuild the"
+    ):
         Index.open(copy)
 
 
-def test_a_shard_cut_in_half_is_named(copy: Path) -> None:
+def test_a_truncated_shard_is_reported(copy: Path) -> None:
     shard = copy / "shard-000001.h5"
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
     with pytest.raises(UserError, match=r"shard-000001.h5 has \d+ bytes instead of \d+.*make preprocess"):
@@ -250,7 +254,7 @@ def test_a_shard_cut_in_half_is_named(copy: Path) -> None:
         Index.open(copy)
 
 
-def test_no_bit_of_an_index_can_flip_unseen(copy: Path) -> None:
+def test_every_bit_flip_of_an_index_is_detected(copy: Path) -> None:
     path = copy / "index.h5"
     whole = path.read_bytes()
     draw = random.Random(0)
@@ -259,7 +263,10 @@ def test_no_bit_of_an_index_can_flip_unseen(copy: Path) -> None:
         with pytest.raises(UserError, match="index.h5 is damaged: .* run the same 'make preprocess' command again"):
             Index.open(copy)
         path.write_bytes(whole)
-    for other, why in ((whole + b"x", r"it has \d+ bytes instead of"), (b"nonsense", "its first line is not")):
+    for other, why in (
+        (whole + b"x", r"it has \d+ bytes instead of"),
+        (b"nonsense", "checksum mismatch in its first line"),
+    ):
         path.write_bytes(other)
         with pytest.raises(UserError, match=f"index.h5 is damaged: {why}"):
             Index.open(copy)
@@ -272,35 +279,35 @@ def test_no_bit_of_an_index_can_flip_unseen(copy: Path) -> None:
         ("mel_start", 10_000), ("text_count", 1), ("text_start", -5), ("shard", 3), ("shard", -1), ("height", 0),
     ],
 )  # fmt: skip
-def test_what_an_index_promises_is_held_against_the_shards(copy: Path, column: str, value: int) -> None:
+def test_an_index_beyond_its_shards_is_refused(copy: Path, column: str, value: int) -> None:
     with changed(copy / "index.h5", hidden=True) as file:
         name = file["video/id"][7].decode()
         file[f"video/{column}"][7] = value
-    with pytest.raises(UserError, match=f"index.h5 says of '{name}' what its shard does not hold"):
+    with pytest.raises(UserError, match=f"index.h5 does not match its shards at '{name}'"):
         Index.open(copy)
 
 
-def test_a_shard_that_is_not_the_one_of_the_index_is_refused(copy: Path, shards: Path) -> None:
+def test_a_shard_of_another_index_is_refused(copy: Path, shards: Path) -> None:
     index = Index.open(copy)
     one, other = copy / "shard-000000.h5", copy / "shard-000001.h5"
     data = one.read_bytes()
     one.write_bytes(other.read_bytes())
     video = int(np.flatnonzero(index.shard == 0)[0])
-    with pytest.raises(UserError, match="shard-000000.h5 is not the one that the index was made of"):
+    with pytest.raises(UserError, match="shard-000000.h5 is not the one of the index"):
         ShardReader(index).frames(video, np.arange(5))
     one.write_bytes(data)
     assert len(ShardReader(index).frames(video, np.arange(5))) == 5
 
 
-def test_an_empty_folder_names_the_command_and_an_unfinished_one_is_not_called_so(copy: Path, tmp_path: Path) -> None:
+def test_empty_and_unfinished_folders_name_the_command(copy: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="make preprocess DATASET=kinetics"):
         Index.open(tmp_path / "kinetics")
     (copy / "index.h5").unlink()
-    with pytest.raises(UserError, match=r"holds 3 shards and no index.h5, so preprocessing has not come to its end"):
+    with pytest.raises(UserError, match="has 3 shards but no index.h5: preprocessing has not finished"):
         Index.open(copy)
 
 
-def test_what_is_read_is_what_was_written_or_damage_with_a_name(copy: Path) -> None:
+def test_reading_returns_what_was_written_or_reports_the_damaged_video(copy: Path) -> None:
     index = Index.open(copy)
     whole = ShardReader(index)
     draw = random.Random(1)
@@ -311,10 +318,10 @@ def test_what_is_read_is_what_was_written_or_damage_with_a_name(copy: Path) -> N
         for k in range(40):
             damage = bytearray(data)
             if k % 2:
-                damage[(place := draw.randrange(5000, len(data)))] ^= 1 << draw.randrange(8)
+                damage[(position := draw.randrange(5000, len(data)))] ^= 1 << draw.randrange(8)
             else:
-                place = draw.randrange(5000, len(data) - 4096)
-                damage[place : place + 4096] = bytes(4096)  # a block that the disk lost
+                position = draw.randrange(5000, len(data) - 4096)
+                damage[position : position + 4096] = bytes(4096)  # a lost block of the disk
             expected = [(whole.frames(v, np.arange(90)), whole.logmel(v, 0, int(index.mel_count[v]))) for v in videos]
             path.write_bytes(damage)
             reader, found = ShardReader(index), 0
@@ -323,19 +330,17 @@ def test_what_is_read_is_what_was_written_or_damage_with_a_name(copy: Path) -> N
                     assert all(map(np.array_equal, reader.frames(video, np.arange(90)), frames))
                     assert np.array_equal(reader.logmel(video, 0, int(index.mel_count[video])), bank)
                 except DamagedVideo as error:
-                    assert error.video == video and f"of '{index.id[video]}' is not what was written" in str(error)
+                    assert error.video == video and f"of '{index.id[video]}'" in str(error)
                     found += 1
             path.write_bytes(data)
             assert 0 <= found <= len(videos)
-            if place < len(data) * 0.9:  # in the frames and the sound, which lie before all else
+            if position < len(data) * 0.9:  # in the frames and the sound, which come first
                 assert found
         whole = ShardReader(index)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
-def test_a_disk_that_cannot_be_read_is_told_by_the_shard(
-    index: Index, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_disk_error_names_the_shard(index: Index, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     reader = ShardReader(index)
     reader.frames(0, np.arange(5))
 
@@ -344,11 +349,11 @@ def test_a_disk_that_cannot_be_read_is_told_by_the_shard(
 
     monkeypatch.setattr("os.pread", broken)
     name = index.shard_names[index.shard[0]]
-    with pytest.raises(UserError, match=f"{name} cannot be read: {os.strerror(number)}; see whether its disk is there"):
+    with pytest.raises(UserError, match=f"{name} cannot be read: {os.strerror(number)}; check its disk"):
         reader.logmel(0, 0, 10)
 
 
-def test_the_seal_is_a_line_that_people_can_read(shards: Path) -> None:
+def test_the_seal_is_a_readable_line(shards: Path) -> None:
     line = (shards / "shard-000000.h5").read_bytes().split(b"\n")[0]
     assert line.startswith(b"gdt ")
     assert json.loads(line[13:])["spans"].keys() == set(PIECES)

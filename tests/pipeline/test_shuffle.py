@@ -1,4 +1,4 @@
-"""Which videos meet: all shuffled, or those of a window of shards, and what that does to randomness and to reading."""
+"""Shuffling all videos, or windows of shards: randomness of the batches and reading of the shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def source(shards: np.ndarray, window: int, usable: np.ndarray | None = None) ->
 
 
 def batches(where: Source, k: int, epoch: int = 0, seed: int = 0) -> list[np.ndarray]:
-    """The videos of every batch of an epoch, by the transformation alone."""
+    """The videos of every batch of an epoch."""
     drawn = []
     for batch in range(len(where.videos) // k):
         draw = Draw(seed, epoch, batch)
@@ -30,13 +30,13 @@ def batches(where: Source, k: int, epoch: int = 0, seed: int = 0) -> list[np.nda
     return drawn
 
 
-def test_without_a_window_an_epoch_is_the_permutation_that_it_was() -> None:
+def test_without_a_window_an_epoch_is_a_permutation_of_its_seed() -> None:
     for seed, epoch in ((0, 0), (3, 7)):
         order = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch]))).permutation(13)
         usable = np.arange(13) * 2 + 1
         for where in (source(np.zeros(26, int), 0, usable), Source(usable, np.full(26, 50), 30)):
             assert np.concatenate(batches(where, 1, epoch, seed)).tolist() == usable[order].tolist()
-    # recorded when there was no window
+    # recorded before windows were added
     recorded = [8, 11, 6, 3, 0, 7, 10, 12, 4, 1, 5, 2]
     assert np.concatenate(batches(Source(np.arange(13), np.full(13, 50), 30), 4)).tolist() == recorded
 
@@ -46,8 +46,8 @@ UNEVEN = np.repeat(np.arange(11), [3, 9, 1, 6, 6, 2, 8, 5, 7, 4, 6])
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 10, 11, 99])
 @pytest.mark.parametrize("k", [2, 5, 8])
-def test_an_epoch_reads_each_shard_in_one_stretch_beside_few_others(window: int, k: int) -> None:
-    usable = np.flatnonzero(np.arange(len(UNEVEN)) % 7 != 2)  # some are too short; the third shard has none left
+def test_an_epoch_reads_at_most_a_window_of_shards_at_any_time(window: int, k: int) -> None:
+    usable = np.flatnonzero(np.arange(len(UNEVEN)) % 7 != 2)  # the third shard has no usable video
     where = source(UNEVEN, window, usable)
     orders = []
     for epoch in range(4):
@@ -55,17 +55,17 @@ def test_an_epoch_reads_each_shard_in_one_stretch_beside_few_others(window: int,
         assert sorted(order) == usable.tolist()  # each once
         assert np.concatenate(batches(where, k, epoch)).tolist() == order[: len(order) // k * k].tolist()
         shard = UNEVEN[order]
-        for place in range(len(order)):  # begun, and not yet read to their ends
-            assert len(set(shard[: place + 1]) & set(shard[place:])) <= window
+        for position in range(len(order)):  # shards begun but not finished
+            assert len(set(shard[: position + 1]) & set(shard[position:])) <= window
         orders.append(order.tolist())
     assert len({tuple(order) for order in orders}) == 4
-    assert np.concatenate(batches(where, 1, 2)).tolist() == orders[2]  # whatever was asked before
+    assert np.concatenate(batches(where, 1, 2)).tolist() == orders[2]
     assert np.concatenate(batches(where, 1, 2, seed=1)).tolist() != orders[2]
 
 
 @pytest.mark.parametrize(("window", "k"), [(0, 6), (3, 6), (3, 7), (4, 20), (1, 5)])
-def test_how_often_two_videos_meet_is_what_is_said(window: int, k: int) -> None:
-    """Against counting, over 600 epochs, in how many of them each of the 7,140 pairs meets."""
+def test_how_often_two_videos_share_a_batch(window: int, k: int) -> None:
+    """The formulas of the docstring against counts of all 7,140 pairs over 600 epochs."""
     count, per_shard, epochs = 12, 10, 600
     shards = np.repeat(np.arange(count), per_shard)
     n = len(shards)
@@ -79,58 +79,58 @@ def test_how_often_two_videos_meet_is_what_is_said(window: int, k: int) -> None:
     same, different = met[pairs & own].mean() / epochs, met[pairs & ~own].mean() / epochs
     size = window or count  # N
     videos = size * per_shard  # M
-    exactly = 0.03 if videos % k == 0 else 0.2  # else some batches lie across two windows, and some videos are left out
+    exactly = 0.03 if videos % k == 0 else 0.2  # else some batches span two windows, and some videos are left out
     assert same == pytest.approx((k - 1) / (videos - 1), rel=exactly)
-    meeting = (size - 1) / (count - 1) * (k - 1) / (videos - 1)  # if their shards do
+    meeting = (size - 1) / (count - 1) * (k - 1) / (videos - 1)
     assert different == pytest.approx(meeting, rel=exactly, abs=0.01)
-    together = (k - 1) / (n - 1)  # of two videos where all are shuffled
-    assert same / together == pytest.approx(count / size, rel=0.25)  # of the docstring, for many videos
+    together = (k - 1) / (n - 1)  # without windows
+    assert same / together == pytest.approx(count / size, rel=0.25)  # asymptotically
     assert different / together == pytest.approx(1 - 1 / size, rel=0.25, abs=0.15)
 
 
 def loads(order: np.ndarray, cached: int) -> int:
-    """How many shards are fetched where the last `cached` that were read are at hand."""
-    held: OrderedDict[int, None] = OrderedDict()
+    """Number of shard reads with an LRU cache of `cached` shards."""
+    cache: OrderedDict[int, None] = OrderedDict()
     fetched = 0
     for shard in order.tolist():
-        fetched += shard not in held
-        held[shard] = None
-        held.move_to_end(shard)
-        if len(held) > cached:
-            held.popitem(last=False)
+        fetched += shard not in cache
+        cache[shard] = None
+        cache.move_to_end(shard)
+        if len(cache) > cached:
+            cache.popitem(last=False)
     return fetched
 
 
 @pytest.mark.parametrize(
-    ("window", "at_a_time", "met", "own", "fetched"),
+    ("window", "per_batch", "met", "own", "fetched"),
     [(0, 449, 0.0021, 0.0005, 237_545), (16, 19, 0.2496, 0.058, 1875), (64, 65, 0.0624, 0.0155, 1875)],
 )
-def test_the_figures_of_the_readme(window: int, at_a_time: int, met: float, own: float, fetched: int) -> None:
+def test_the_numbers_of_the_readme(window: int, per_batch: int, met: float, own: float, fetched: int) -> None:
     """240,000 videos in shards of 128, in batches of 512."""
     shards, k = np.repeat(np.arange(1875), 128), 512
     drawn = batches(source(shards, window), k)
-    assert np.mean([len(np.unique(shards[batch])) for batch in drawn]) == pytest.approx(at_a_time, abs=0.5)
+    assert np.mean([len(np.unique(shards[batch])) for batch in drawn]) == pytest.approx(per_batch, abs=0.5)
     assert (k - 1) / ((window or 1875) * 128 - 1) == pytest.approx(met, abs=5e-5)
     counted = [((shards[batch][:, None] == shards[batch]).sum() - k) / (k * (k - 1)) for batch in drawn]
     assert np.mean(counted) == pytest.approx(own, abs=5e-4)
     assert loads(shards[np.concatenate(drawn)], window or 16) == fetched
 
 
-def test_the_shards_are_those_of_the_index(index: Index) -> None:
-    told: list[str] = []
+def test_windows_use_the_shards_of_the_index(index: Index) -> None:
+    messages: list[str] = []
     composition = presets.composition("e", 4)
     clip = Clip(8, 4, 32)
-    trees = {n: sampling_tree(index, composition, clip, "train", 0, told.append, n) for n in (0, 1, 2, 99)}
+    trees = {n: sampling_tree(index, composition, clip, "train", 0, messages.append, n) for n in (0, 1, 2, 99)}
     shards = np.unique(index.shard[index.split == "train"])
-    assert ["; shuffled within" in line for line in told] == [False, True, len(shards) > 2, False]
-    assert f"shuffled within 1 of {len(shards)} shards at a time" in told[1]
+    assert ["; shuffled within groups" in line for line in messages] == [False, True, len(shards) > 2, False]
+    assert f"shuffled within groups of 1 of the {len(shards)} shards" in messages[1]
     tree = trees[1]
     read = [index.shard[tree.plan(0, batch).columns["video"]] for batch in range(tree.batches_per_epoch)]
     order = np.concatenate([shard[::2] for shard in read])
-    assert len(np.flatnonzero(np.diff(order))) == len(set(order.tolist())) - 1  # one after the other
+    assert len(np.flatnonzero(np.diff(order))) == len(set(order.tolist())) - 1
 
 
-def test_a_window_needs_to_know_the_shards() -> None:
+def test_a_window_needs_the_shards() -> None:
     tree = Tree(presets.composition("e", 4), Source(np.arange(20), np.full(20, 50), 30, window=2), Clip(), 40)
     with pytest.raises(ValueError, match="needs the shard of every video"):
         tree.plan(0, 0)

@@ -1,4 +1,4 @@
-"""Words as a modality, from the plan to the loss, against hand-made cases and a slow oracle."""
+"""Text as a modality, from the plan to the loss, against examples and a slow oracle."""
 
 from __future__ import annotations
 
@@ -63,24 +63,26 @@ def loaded(index: Index, plan: BatchPlan, vectors: WordVectors, damaged: str = "
 
 
 class Spoken:
-    """Videos in which words are said at these times; a token is its place in the list."""
+    """A reader of videos with words at these times; the tokens are their indices."""
 
     def __init__(self, *times: float) -> None:
         self.times = times
 
     def tokens(self, video: int, start: float, words: int, seconds: float) -> np.ndarray:
-        said = [k for k, t in enumerate(self.times) if start <= t and t + 0.1 <= start + seconds]
-        return np.asarray(said[:words], np.int32)
+        spoken = [k for k, t in enumerate(self.times) if start <= t and t + 0.1 <= start + seconds]
+        return np.asarray(spoken[:words], np.int32)
 
 
-def of(index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves) -> tuple[list[list[int]], torch.Tensor]:
-    """Tokens of each leaf, without what is behind the last, and whether the leaf is usable."""
+def tokens_of(
+    index: Index, vectors: WordVectors, reader: Spoken, leaves: Leaves
+) -> tuple[list[list[int]], torch.Tensor]:
+    """Tokens of each leaf without padding, and whether it is usable."""
     source = TextSource(ShardReader(index), CLIP, Device(CPU), Loading(), vectors)
     source.reader = reader  # type: ignore[assignment]
     (part,) = source.parts(iter([leaves]), lambda: Memory(CPU))
     words: Words = part.inputs
     assert np.array_equal(words.mask.numpy(), words.tokens != NOTHING)
-    for row in words.tokens.tolist():  # nothing comes before a word
+    for row in words.tokens.tolist():  # padding comes last
         assert row == [token for token in row if token != NOTHING] + [NOTHING] * row.count(NOTHING)
     return [[token for token in row if token != NOTHING] for row in words.tokens.tolist()], part.usable
 
@@ -91,15 +93,15 @@ def plain(n: int) -> Leaves:
     return leaves
 
 
-def test_words_are_those_that_end_in_time_up_to_so_many(index: Index, vectors: WordVectors) -> None:
+def test_words_end_within_the_clip_up_to_the_maximum(index: Index, vectors: WordVectors) -> None:
     leaves = plain(3)
     leaves.start[:] = [0, index.fps, 10 * index.fps]
-    said, usable = of(index, vectors, Spoken(0.0, 0.3, 0.5, 0.9, 1.0, 1.2, 1.95, 2.5), leaves)
-    assert said == [[0, 1, 2, 3, 4], [4, 5, 6, 7], []]  # five at most; the one at 1.95 s ends too late for the first
+    tokens, usable = tokens_of(index, vectors, Spoken(0.0, 0.3, 0.5, 0.9, 1.0, 1.2, 1.95, 2.5), leaves)
+    assert tokens == [[0, 1, 2, 3, 4], [4, 5, 6, 7], []]  # at most five; the word at 1.95 s ends too late for the first
     assert usable.tolist() == [True, True, False]
 
 
-def test_what_is_done_to_the_clip_is_done_to_its_words(index: Index, vectors: WordVectors) -> None:
+def test_transformations_act_on_words(index: Index, vectors: WordVectors) -> None:
     rng = np.random.default_rng(0)
     known = {f.name: f.transformation for f in parse(
         "video:d time_reversal:i:2 order(2):i:2 speed(1,2):i:2 augmentation:i:1", 2).factors}  # fmt: skip
@@ -108,18 +110,18 @@ def test_what_is_done_to_the_clip_is_done_to_its_words(index: Index, vectors: Wo
         leaves = plain(1)
         for name, value in values.items():
             known[name].act(leaves, np.array([value]), rng)
-        return of(index, vectors, reader, leaves)[0][0]
+        return tokens_of(index, vectors, reader, leaves)[0][0]
 
     few, many = Spoken(0.1, 0.5, 0.9, 2.4), Spoken(*(0.3 * k for k in range(9)))
     assert after(few) == [0, 1, 2]
-    assert after(few, time_reversal=1) == [2, 1, 0]  # of the words there are
+    assert after(few, time_reversal=1) == [2, 1, 0]
     assert after(many, time_reversal=1) == [4, 3, 2, 1, 0]
     assert after(many, order=1) == [3, 4, 0, 1, 2]
     assert after(many, order=1, time_reversal=1) == [2, 1, 0, 4, 3]
     assert after(few, speed=1) == [0, 1, 2, 3]  # twice the time
 
 
-def test_the_text_network_takes_the_maximum_over_the_words_there_are() -> None:
+def test_the_text_network_ignores_padding() -> None:
     torch.manual_seed(0)
     network = TextNetwork(7, 9)
     vectors, said = torch.randn(3, 5, 7).half(), torch.zeros(3, 5, dtype=torch.bool)
@@ -129,14 +131,12 @@ def test_the_text_network_takes_the_maximum_over_the_words_there_are() -> None:
         expected = torch.stack([functional.relu(network.fc1(vectors[row, k].float())) for k in range(n)]).amax(0)
         assert torch.allclose(out[row], expected)
     assert not out[2].any()
-    vectors[0, 2:] = 100  # padding, whatever it holds, takes no part
+    vectors[0, 2:] = 100
     assert torch.equal(network(Words(vectors, said, np.zeros((3, 5), np.int64)))[0], out[0])
     assert set(network.state_dict()) == {"fc1.weight", "fc1.bias"}
 
 
-def test_a_batch_of_three_modalities_holds_what_its_plan_says(
-    index: Index, vectors: WordVectors, word2vec: Path
-) -> None:
+def test_a_batch_of_three_modalities_matches_its_plan(index: Index, vectors: WordVectors, word2vec: Path) -> None:
     tree, plan = planned(
         index, "time_shift:d:2 modality(video,audio,text):i:3:differs time_reversal:i:2 augmentation:i:1"
     )
@@ -179,38 +179,36 @@ def test_the_loss_of_any_modalities_equals_the_triple_loop(modalities: str, unsa
     assert (c * w * both).sum() > 0 and not (w * (plan.leaves.modality[:, None] == plan.leaves.modality)).any()
 
 
-def test_damaged_words_count_for_nothing_where_that_is_asked_for(
-    captioned: Path, vectors: WordVectors, tmp_path: Path
-) -> None:
+def test_damaged_words_stop_the_run_or_are_skipped(captioned: Path, vectors: WordVectors, tmp_path: Path) -> None:
     shutil.copytree(captioned, tmp_path, dirs_exist_ok=True)
     index = Index.open(tmp_path)
     _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1", 8)
     bad = int(plan.columns["video"][0])
     with changed(tmp_path / index.shard_names[index.shard[bad]]) as file:
         file["text/token"][index.text_start[bad]] += 1
-    with pytest.raises(UserError, match=f"the words of '{index.id[bad]}' is not what was written"):
+    with pytest.raises(UserError, match=f"checksum mismatch in the words of '{index.id[bad]}'"):
         loaded(index, plan, vectors)
     batch = loaded(index, plan, vectors, "skip")
     (leaf,) = np.flatnonzero((batch.plan.leaves.video == bad) & (batch.plan.leaves.modality == TEXT))
     assert not batch.table["usable"][leaf] and len(batch.damaged) == 1 and index.id[bad] in batch.damaged[0]
 
 
-def test_what_lacks_is_said(index: Index, shards: Path, word2vec: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="hold no words; make them anew from videos with captions"):
+def test_missing_words_and_vectors_are_reported(index: Index, shards: Path, word2vec: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="have no words; rebuild them from videos with captions"):
         WordVectors.of(Index.open(shards), word2vec)
-    with pytest.raises(UserError, match="words need their vectors: set --word2vec to the file"):
+    with pytest.raises(UserError, match="text needs word vectors: set --word2vec to the file"):
         WordVectors.of(index, None)
     write_word2vec(tmp_path / "other.txt", ["nobody says this"], 12)
     with pytest.raises(UserError, match="other.txt is not the word2vec file with which the shards in .* were made"):
         WordVectors.of(index, tmp_path / "other.txt")
     _, plan = planned(index, "time_shift:i:1 modality(video,text):i:2:differs augmentation:i:1")
-    with pytest.raises(UserError, match="words need their vectors"):
+    with pytest.raises(UserError, match="text needs word vectors"):
         Loader(index, [plan], CLIP, CPU)  # before anything is read
     silent = replace(index, text_count=np.where(np.arange(len(index)) % 2, 0, index.text_count))
-    told: list[str] = []
+    messages: list[str] = []
     composition = presets.composition("text-f", 2, AUGMENTATION)
-    tree = sampling_tree(silent, composition, CLIP, "train", 0, told.append)
-    assert "12 have no words" in told[0] and (silent.text_count[tree.source.videos] > 0).all()
+    tree = sampling_tree(silent, composition, CLIP, "train", 0, messages.append)
+    assert "12 have no captions" in messages[0] and (silent.text_count[tree.source.videos] > 0).all()
 
 
 def test_text_is_pretrained_from_the_command_line(
@@ -224,17 +222,20 @@ def test_text_is_pretrained_from_the_command_line(
     assert {name.split(".")[0] for name in state} == {"video_network", "text_network", "mlp_v", "mlp_t"}
     assert state["text_network.fc1.weight"].shape == (256, 12)
     again = command(*train, "--shards", captioned, "--word2vec", word2vec)
-    assert again.returncode == 0, again.stderr  # there is nothing left to do
+    assert again.returncode == 0, again.stderr
     lines = word2vec.read_text().splitlines()
     (tmp_path / "moved.txt").write_text("\n".join([*lines[:-1], lines[-1].split()[0] + " 9" * 12]) + "\n")
     done = command(*train, "--shards", captioned, "--word2vec", "moved.txt")
     assert done.returncode == 2 and "holds a run with other words: the vectors" in done.stderr
     (tmp_path / "bad.txt").write_text("\n".join([*lines[:-1], lines[-1].split()[0] + " nan" * 12]) + "\n")
     done = command(*train, "--shards", captioned, "--word2vec", "bad.txt")
-    assert done.returncode == 2 and "bad.txt holds vectors with numbers that are none" in done.stderr
+    assert done.returncode == 2 and "bad.txt contains NaN, infinity or values beyond float16" in done.stderr
     for arguments, message in (
         ((*train, "--shards", captioned), "set --word2vec to the file with which the shards were made"),
-        ((*train, "--shards", shards, "--word2vec", word2vec), "24 have no words; make the shards anew with captions"),
+        (
+            (*train, "--shards", shards, "--word2vec", word2vec),
+            "24 have no captions; rebuild the shards from videos with captions",
+        ),
         (
             (*train, "--shards", captioned, "--word2vec", word2vec, "--network.word-dimensions", 300),
             "vectors.txt have 12 dimensions, and --network.word-dimensions is 300; leave that out",
@@ -245,7 +246,7 @@ def test_text_is_pretrained_from_the_command_line(
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_captions_of_real_speech_are_read_beside_their_clips(real: Path, tmp_path: Path) -> None:
+def test_captions_of_real_speech(real: Path, tmp_path: Path) -> None:
     said = json.loads((real / "captions" / "grid_captions.json").read_text())
     (tmp_path / "videos").mkdir()
     for name in list(said)[:12]:

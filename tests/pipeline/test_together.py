@@ -1,4 +1,4 @@
-"""Whatever is done to a clip, picture and sound of it stay together: what flashes clicks at the same time."""
+"""Transformations keep video and audio in sync: flashes and clicks coincide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FRAMES, ROWS = 30, 100  # per second
 
 @pytest.fixture(scope="module")
 def flashing(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    """Videos that are white, and sound, for 0.2 s in every 0.7, 0.9 or 1.1 s."""
+    """Videos that flash and beep for 0.2 s every 0.7, 0.9 or 1.1 s."""
     folder = tmp_path_factory.mktemp("flashing")
     (folder / "videos").mkdir()
     for frames in (21, 27, 33):
@@ -47,12 +47,12 @@ def test_sound_is_cut_where_the_frames_are(clip: Clip) -> None:
         order.act(leaves, values, np.random.default_rng(0))
         assert (np.sort(leaves.frames, 1) == np.arange(clip.frames) * clip.stride).all()
         assert (np.sort(leaves.mel_frames, 1) == np.arange(clip.mel_frames)).all()
-        played = leaves.frames / clip.stride / clip.frames  # where in the clip what is shown comes from, as a share
+        played = leaves.frames / clip.stride / clip.frames  # source of each frame, as a share of the clip
         middles = np.floor((np.arange(clip.frames) + 0.5) * clip.mel_frames / clip.frames).astype(int)
         heard = leaves.mel_frames[:, middles] / clip.mel_frames
         assert np.abs(heard - played - 0.5 / clip.frames).max() < 1 / clip.frames, segments
         assert len(np.unique(leaves.frames, axis=0)) == len(values)
-    with pytest.raises(UserError, match="order permutes 5 segments, and a clip has 4 frames"):
+    with pytest.raises(UserError, match="order has 5 segments and a clip 4 frames"):
         Order(5).act(Leaves.plain(1, Clip(frames=4), 40), np.zeros(1, np.int64), np.random.default_rng(0))
 
 
@@ -68,7 +68,7 @@ def test_sound_is_cut_where_the_frames_are(clip: Clip) -> None:
         "speed(2,1):i:2 order(3):i:3 rotation:i:2 time_reversal:i:2",
     ],
 )
-def test_what_flashes_clicks(flashing: Index, factors: str) -> None:
+def test_flashes_and_clicks_coincide(flashing: Index, factors: str) -> None:
     composition = parse(f"video:d time_shift:i:2 {factors} modality:i:2:differs augmentation:i:1", 3, PLAIN)
     tree = sampling_tree(flashing, composition, CLIP, "train", 0)
     with Loader(flashing, tree.plans(0, 4), CLIP, torch.device("cpu")) as loader:
@@ -76,7 +76,7 @@ def test_what_flashes_clicks(flashing: Index, factors: str) -> None:
             columns = batch.plan.columns
             clips = batch.inputs["video"].floats().mean((1, 3, 4)).numpy()
             banks = batch.inputs["audio"][:, 0].mean(1).numpy()
-            # modality is the last factor but one: leaf 2 k is the picture of what leaf 2 k + 1 is the sound of
+            # modality is the last factor but one: leaf 2 k + 1 is the sound of leaf 2 k
             sound_of = {leaf - 1: bank for leaf, bank in zip(leaves_of(columns, AUDIO), banks, strict=True)}
             both = 0
             for leaf, clip in zip(leaves_of(columns, VIDEO), clips, strict=True):
@@ -85,8 +85,7 @@ def test_what_flashes_clicks(flashing: Index, factors: str) -> None:
                 steps = np.abs(np.diff(stored))
                 for frame in range(2, CLIP.frames - 2):
                     near = slice(frame - 2, frame + 3)
-                    # not where an edge is near: at half the speed the 20 ms windows of sound reach over a frame; nor
-                    # at a cut, where they reach over what has been cut off
+                    # skip frames near an edge or a cut, which the 20 ms windows of sound overlap
                     if len(set(white[near].tolist())) == 1 and steps[near].max() <= 2:
                         rows = loud[round(frame * ROWS / FRAMES) : round((frame + 1) * ROWS / FRAMES)]
                         assert (rows.mean() > 0.5) == white[frame]
@@ -95,5 +94,5 @@ def test_what_flashes_clicks(flashing: Index, factors: str) -> None:
 
 
 def leaves_of(columns: dict[str, np.ndarray], modality: int) -> list[int]:
-    """Numbers of the leaves of a modality, in the order of the batch."""
+    """Leaf numbers of a modality, in the order of the batch."""
     return columns["leaf"][columns["modality"] == modality].tolist()

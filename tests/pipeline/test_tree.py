@@ -1,4 +1,4 @@
-"""Hierarchical sampling: a pure, balanced function of (seed, epoch, batch)."""
+"""Hierarchical sampling is a pure, balanced function of (seed, epoch, batch)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def same(one: BatchPlan, other: BatchPlan) -> bool:
 
 
 @pytest.mark.parametrize("preset", presets.TABLE_1)
-def test_a_plan_depends_on_nothing_but_seed_epoch_and_batch(preset: str) -> None:
+def test_a_plan_depends_only_on_seed_epoch_and_batch(preset: str) -> None:
     forwards = [tree(preset).plan(epoch, batch) for epoch in range(3) for batch in range(3)]
     one = tree(preset)
     backwards = [one.plan(epoch, batch) for epoch in (2, 1, 0) for batch in (2, 1, 0)]
@@ -40,7 +40,7 @@ def test_a_plan_depends_on_nothing_but_seed_epoch_and_batch(preset: str) -> None
 
 
 def same_leaves(shares: list[BatchPlan], whole: BatchPlan) -> np.ndarray:
-    """Numbers of the leaves of the ranks' shares, one after another, which hold what those of the whole batch do."""
+    """Assert that the ranks' shares together equal the whole batch; return their leaf numbers."""
     leaf = np.concatenate([share.columns["leaf"] for share in shares])
     assert np.array_equal(np.sort(leaf), np.arange(len(whole)))  # each is on one rank
     for share in shares:
@@ -62,26 +62,26 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
     one = Tree(composition, source, Clip(), 40, seed=3)
     whole = one.plan(1, 1)
 
-    def members(world: int) -> list[tuple[int, ...]]:
+    def grouped(world: int) -> list[tuple[int, ...]]:
         shares = [take_rank(whole, rank, world, bn_group_size=4) for rank in range(world)]
         same_leaves(shares, whole)
-        found = []
+        members = []
         for share in shares:
             for modality in np.unique(share.leaves.modality):
-                own = np.flatnonzero(share.leaves.modality == modality)
-                for places in groups(len(own), 4):
-                    group = share.take(own[places])
+                rows = np.flatnonzero(share.leaves.modality == modality)
+                for chosen in groups(len(rows), 4):
+                    group = share.take(rows[chosen])
                     assert len(np.unique(group.leaves.video)) == len(group) == 4
-                    found.append((int(modality), *group.columns["leaf"].tolist()))
-        return sorted(found)
+                    members.append((int(modality), *group.columns["leaf"].tolist()))
+        return sorted(members)
 
-    assert members(1) == members(2) == members(4)
-    # of each modality in an order of its own, and another in every batch
-    by_modality = [[group for group in members(1) if group[0] == number] for number in np.unique(whole.leaves.modality)]
+    assert grouped(1) == grouped(2) == grouped(4)
+    # each modality has its own order
+    by_modality = [[group for group in grouped(1) if group[0] == number] for number in np.unique(whole.leaves.modality)]
     videos = [[frozenset(whole.leaves.video[list(group[1:])]) for group in of] for of in by_modality]
     assert all(set(one) != set(other) for one, other in itertools.combinations(videos, 2))
-    for several in videos:  # of each view, too
-        assert len(set(several)) > 0.8 * len(several)
+    for in_modality in videos:  # and each view
+        assert len(set(in_modality)) > 0.8 * len(in_modality)
     tree_order = [frozenset(np.unique(whole.leaves.video)[:4])]
     assert not set(tree_order) & set(videos[0])
     with pytest.raises(
@@ -92,8 +92,8 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
         take_rank(whole, 0, 1, bn_group_size=5)
 
 
-def test_a_batch_that_ranks_cannot_share_is_refused() -> None:
-    with pytest.raises(UserError, match="4 videos per batch cannot be shared by 3 GPUs"):
+def test_uneven_ranks_are_refused() -> None:
+    with pytest.raises(UserError, match="4 videos per batch cannot be split over 3 GPUs"):
         take_rank(tree().plan(0, 0), 0, 3)
 
 
@@ -138,8 +138,8 @@ def test_distinct_draws_are_uniform_over_ordered_tuples(k: int) -> None:
     assert np.abs(count - expected).max() < 5 * np.sqrt(expected)
 
 
-def test_distinct_refuses_too_small_a_set() -> None:
-    with pytest.raises(ValueError, match="3 different values asked of a set of 2"):
+def test_distinct_refuses_a_set_that_is_too_small() -> None:
+    with pytest.raises(ValueError, match="cannot draw 3 different values from a set of 2"):
         distinct(np.random.default_rng(0), np.array([5, 2]), 3)
 
 
@@ -161,6 +161,6 @@ def test_draws_stay_in_their_ranges() -> None:
         Augmentation(hue=1.5)
 
 
-def test_too_few_videos_for_a_batch_is_one_sentence() -> None:
-    with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --batch-size"):
+def test_too_few_videos_for_a_batch() -> None:
+    with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --batch-size to 13 or less"):
         tree(k=14)

@@ -206,7 +206,7 @@ def test_index_remains_usable_until_its_shards_change(
         shutil.copy(every[11], videos / every[0].name)  # another video with this name
         with pytest.raises(KeyboardInterrupt):
             run(settings)
-        with pytest.raises(UserError, match="holds 2 shards and no index.h5, so preprocessing has not come to its end"):
+        with pytest.raises(UserError, match="has 2 shards but no index.h5: preprocessing has not finished"):
             Index.open(tmp_path / "shards")
     assert run(settings).kept == 5
 

@@ -260,7 +260,7 @@ def test_data_set_without_audio_and_labels(synthetic: Path, weights: Callable[[s
         ("e trunk", "--kind embeddings", "trunk.pt has no head, so it has no embeddings; set --kind features"),
         ("damaged", "--videos 8 --clips 3 --shown 4", "damaged.pt: features are not finite: the weights are damaged"),
         ("e", "--split nowhere", "has no held-out videos (split 'nowhere')"),
-        ("e", "--label weather", "has no column 'weather'"),
+        ("e", "--label weather", "unknown column 'weather'"),
         ("e", "--clips 1000", "0 of the 12 videos of the split 'test' are long enough for 1000 clips"),
         ("e", "--of-class cats", "class 'cats' has 0 of the 12 videos"),
         ("e", "--clips 1", "--clips is 1; it must be 2 or more, or there is no distance between clips"),

@@ -62,7 +62,7 @@ def test_children_ignore_a_gdt_py_in_the_current_folder(
 ) -> None:
     (tmp_path / "gdt.py").write_text("raise SystemExit('the wrong gdt')")
     ranks = command(*launch(shards, tmp_path / "run", "--batch-size", 5))  # which only the ranks refuse
-    assert "cannot be shared by 2 GPUs" in ranks.stderr and "the wrong gdt" not in ranks.stderr
+    assert "cannot be split over 2 GPUs" in ranks.stderr and "the wrong gdt" not in ranks.stderr
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert processes.start(["--help"], tmp_path / "log.txt", "").wait() == 0
@@ -71,8 +71,8 @@ def test_children_ignore_a_gdt_py_in_the_current_folder(
 
 def test_what_is_wrong_with_several_ranks_is_said_once(command: Run, shards: Path, tmp_path: Path) -> None:
     for more, message in (
-        (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),  # before they start
-        (("--batch-size", 5), "5 videos per batch cannot be shared by 2 GPUs"),  # all of them find it
+        (("--preset", "z"), "unknown preset 'z'; available: a, b, c"),  # before they start
+        (("--batch-size", 5), "5 videos per batch cannot be split over 2 GPUs"),  # all of them find it
     ):
         assert message in sentence(command(*launch(shards, tmp_path / "run", *more)))
 

@@ -15,8 +15,7 @@ import torch.multiprocessing as mp
 from torch.nn import functional
 
 from gdt.pipeline import presets
-from gdt.pipeline.composition import contrast, weight
-from gdt.pipeline.factors import Contrast, Factor
+from gdt.pipeline.composition import Contrast, Factor, contrast, weight
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.base import Source

@@ -55,7 +55,7 @@ def test_a_run_writes_down_how_it_was_started(shards: Path, undisturbed: Path) -
 
 def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tmp_path: Path) -> None:
     again, other = tmp_path / "again", tmp_path / "other"
-    done = command(*arguments(shards, again, *DROPOUT, "--loading.clips-at-once", 3))
+    done = command(*arguments(shards, again, *DROPOUT, "--loading.decode-batch-size", 3))
     assert done.returncode == 0, done.stderr
     assert losses(again) == losses(undisturbed)
     assert command(*arguments(shards, other, *DROPOUT, "--steps", 3, "--seed", 1)).returncode == 0
@@ -205,7 +205,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--preset", "z"), "there is no preset 'z'; choose one of a, b, c"),
+        (("--preset", "z"), "unknown preset 'z'; available: a, b, c"),
         (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--batch-size", "25"), "a batch takes 25 videos but only 24 can be used"),
         (("--clip.frames", "200"), "none of the 24 train videos of .* can be used: 24 are too short for 2 clips of"),
@@ -246,7 +246,7 @@ def test_damage_ends_a_run_with_its_name_and_nothing_learned_is_lost(
     copy, run = tmp_path / "shards", tmp_path / "run"
     shutil.copytree(shards, copy)
     ruin(copy, 1)
-    done = command(*arguments(copy, run, "--steps", STEPS, "--loading.prefetch", 1, "--loading.clips-at-once", 2))
+    done = command(*arguments(copy, run, "--steps", STEPS, "--loading.prefetch", 1, "--loading.decode-batch-size", 2))
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and "shard-000001.h5 is damaged: frame" in said
     assert said.endswith("; --loading.damaged skip ignores such clips")

@@ -219,7 +219,7 @@ def test_mistakes_are_said_before_anything_is_submitted(
     )
     assert said(*job, "--sbatch=--comment='a").startswith('SBATCH is "--comment=\'a", which are no words for a shell')
     assert said(*submit(tmp_path / "nowhere", run)).startswith("there are no shards in")
-    assert "there is no preset 'z'" in said(*submit(shards, run, "--preset", "z"))
+    assert "unknown preset 'z'" in said(*submit(shards, run, "--preset", "z"))
     assert "takes 99 videos but only 24 can be used" in said(*submit(shards, run, "--batch-size", 99))
     assert said("pretrain", "--nodes", 0, "tiny") == "--nodes is 0; it must be 1 or more"
     assert said("pretrain", "--scheduler", "pbs", "tiny").startswith("SCHEDULER is 'pbs'; pretraining is submitted to")
