@@ -202,7 +202,7 @@ NAMES = ["colour", "a/b", ".", "..", "100%", "%2F", "/", "é ü", "label/x", " "
 
 def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: Path, index: Index) -> None:
     assert index.columns == {} and index.labelled("label") is index
-    with pytest.raises(UserError, match=r"index.h5 unknown column 'colour'; it has label$"):
+    with pytest.raises(UserError, match=r"unknown column 'colour' of .*index.h5; available: label$"):
         index.labelled("colour")
     n, draw = len(index), random.Random(0)
     values = {name: [draw.choice(["", "blue", "réd", "a/b"]) for _ in range(n)] for name in NAMES}
