@@ -94,7 +94,7 @@ theorem: $(STAMP) ## simulate the paper's theorem and compare it with the formul
 figures: $(STAMP) ## draw the paper's figures of features | CKPT="a.pt ..." [DATASET=]
 	$(call gdt,PRESET FACTORS) study figures --ckpt $(checkpoint)
 
-bench: $(STAMP) ## measure the speeds that the README reports | [SOURCE=/videos]
+bench: $(STAMP) ## measure the speeds of docs/benchmarks.md | [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(source)
 	@$(PYTHON) -m benchmarks.loader $(source)
 	@$(PYTHON) -m benchmarks.memory

@@ -1,1 +1,1 @@
-"""Measurements a person can repeat; every figure is a ratio within one run, or a rate beside the machine's name."""
+"""Measurements anyone can repeat: ratios within one run, and rates with the name of the machine."""

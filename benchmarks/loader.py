@@ -1,4 +1,4 @@
-"""Loading at the paper's clip size, beside a peer: processor time per clip, and clips/s."""
+"""Loading at the paper's clip size against a peer: processor time per clip, and clips/s."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ PER_CLIP, RATE = "processor time per clip", "speed"
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Metric the loader on the shards of some videos."""
+    """Measure the loader against a peer."""
 
     source: Path | None = None
-    """Folder of videos; by default some are made."""
+    """Folder of videos; by default some are generated."""
     made: int = 64
-    """How many are made."""
+    """Number of generated videos."""
     shards: Path | None = None
     """Folder of shards, instead of videos."""
-    rows: tuple[str, ...] = ("e", "l")
-    """Rows of table 1."""
+    rows: tuple[str, ...] = ()
+    """Rows of table 1; default e and l, or a where no video has audio."""
     clips: int = 16
     """Decoded clips per batch."""
     rounds: int = 7
-    """Of all measurements, in turns."""
+    """Rounds of all measurements."""
     decoded: int = 480
-    """Clips per measurement, after a tenth as many to warm up."""
+    """Clips per measurement, after a tenth as many for warm-up."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Which decodes and crops."""
+    """Device that decodes and crops."""
     loading: Loading = field(default_factory=Loading)
     """Threads and buffers."""
 
@@ -57,9 +57,9 @@ class Benchmark:
 def measure(name: str, clips: Iterator[int], wanted: int) -> dict[str, float]:
     """Milliseconds of processor time per decoded clip, of this process and its children, and clips/s."""
 
-    def take(wanted: int) -> int:
+    def take(least: int) -> int:
         count = 0
-        while count < wanted:
+        while count < least:
             count += next(clips)
         return count
 
@@ -71,14 +71,14 @@ def measure(name: str, clips: Iterator[int], wanted: int) -> dict[str, float]:
 
 
 def processor_seconds() -> float:
-    """Processor time that this process and its children have taken, all threads together."""
+    """Processor time of this process and its children, all threads together."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(taken.user + taken.system for taken in times)
+    return sum(time.user + time.system for time in times)
 
 
 def tree(index: Index, row: str, clips: int) -> Tree:
-    """The paper's tree over the videos that are long enough, with a batch of so many decoded clips."""
+    """The paper's tree over the usable videos, with this many decoded clips per batch."""
     per_video = presets.composition(row, 2).decoded_per_video
     usable = sampling_tree(index, presets.composition(row, 2), Clip(), "train", 0).source.videos
     return sampling_tree(index, presets.composition(row, min(clips // per_video, len(usable))), Clip(), "train", 0)
@@ -89,23 +89,23 @@ def loader(index: Index, plans: Tree, settings: Benchmark) -> Iterator[int]:
     endless = (plans.plan(*divmod(step, plans.batches_per_epoch)) for step in itertools.count())
     with Loader(index, endless, Clip(), torch.device(settings.device), settings.loading) as batches:
         for batch in batches:
-            if batch.inputs["video"].floats().is_cuda:  # what the encoder does first is part of the work
+            if batch.inputs["video"].floats().is_cuda:  # the conversion to floats is part of the work
                 torch.cuda.synchronize()
             yield plans.composition.batch_size * plans.composition.decoded_per_video
 
 
 def peers(index: Index, plans: Tree) -> Iterator[int]:
-    """The same batches from the peer."""
+    """Decoded clips of the same batches from the peer."""
     for _ in peer.batches(index, lambda step: plans.plan(*divmod(step, plans.batches_per_epoch)), Clip()):
         yield plans.composition.batch_size * plans.composition.decoded_per_video
 
 
 def checking(index: Index, repeats: int = 200) -> dict[str, float]:
-    """Milliseconds that the checksums of one clip's frames and sound take, on one core."""
+    """Milliseconds for the checksums of one clip's frames and audio, on one core."""
     clip, reader = Clip(), ShardReader(index)
     video = int(np.flatnonzero(index.start_counts(clip.frames, clip.stride) >= 2)[0])
     pieces = [frame.tobytes() for frame in reader.frames(video, np.arange(clip.frames) * clip.stride)]
-    pieces += [bytes(4 * ROWS * index.bands)] * 2  # 99 rows lie in one or two pieces
+    pieces += [bytes(4 * ROWS * index.bands)] * 2  # 99 rows are in one or two pieces
     clock = Clock()
     for _ in range(repeats):
         for piece in pieces:
@@ -113,10 +113,14 @@ def checking(index: Index, repeats: int = 200) -> dict[str, float]:
     return {"checksums": 1000 * clock.lap() / repeats}
 
 
-def of_row(index: Index, row: str, settings: Benchmark) -> None:
-    """The loader beside its peer, in turns, and what checksums are of it."""
+def default_rows(index: Index) -> tuple[str, ...]:
+    return ("e", "l") if index.mel_count.any() else ("a",)
+
+
+def measure_row(index: Index, row: str, settings: Benchmark) -> None:
+    """Measure the loader, its peer and the share of checksums, in turns."""
     plans = tree(index, row, settings.clips)
-    figures = in_turns(
+    measured = in_turns(
         settings.rounds,
         lambda: measure("loader", loader(index, plans, settings), settings.decoded),
         lambda: measure("peer", peers(index, plans), settings.decoded),
@@ -124,11 +128,11 @@ def of_row(index: Index, row: str, settings: Benchmark) -> None:
     )
     print(f"\nrow {row}")
     for what, unit in ((PER_CLIP, "ms"), (RATE, "clips/s")):
-        figures.show(f"peer, {what}", unit)
-        figures.show(f"loader, {what}", unit, f"peer, {what}")
-    rates = figures[f"loader, {RATE}"]
-    figures["checksums"] = [ms / 10 * rate for ms, rate in zip(figures["checksums"], rates, strict=True)]
-    figures.show("checksums", "% of one core")
+        measured.show(f"peer, {what}", unit)
+        measured.show(f"loader, {what}", unit, f"peer, {what}")
+    rates = measured[f"loader, {RATE}"]
+    measured["checksums"] = [ms / 10 * rate for ms, rate in zip(measured["checksums"], rates, strict=True)]
+    measured.show("checksums", "% of one core")
 
 
 def main() -> None:
@@ -142,8 +146,8 @@ def main() -> None:
             run(Preprocess("folder", source, folder / "shards", videos_per_shard=16))
         index = Index.open(settings.shards or folder / "shards")
         print(f"{machine()}, {settings.device}; {len(index)} videos, 30 frames of 112x112 per clip")
-        for row in settings.rows:
-            of_row(index, row, settings)
+        for row in settings.rows or default_rows(index):
+            measure_row(index, row, settings)
 
 
 if __name__ == "__main__":

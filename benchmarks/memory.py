@@ -1,4 +1,4 @@
-"""Memory of preprocessing a long video: the most that the worker and its ffmpeg hold at any moment."""
+"""Peak memory of preprocessing a long video: of the worker and of its ffmpeg."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdt.preprocess.worker import make_shard
 
 
 def long_video(folder: Path, hours: float) -> Path:
-    """The benchmark's 10 s video, over and over."""
+    """The generated 10 s video, repeated."""
     (short,) = videos(None, folder, count=1)
     path = folder / "long.mp4"
     subprocess.run(
@@ -29,7 +29,7 @@ def long_video(folder: Path, hours: float) -> Path:
 
 
 def measure(path: Path, shard: Path) -> dict[str, float]:
-    """One video made into a shard, in this process, as a worker does it."""
+    """Preprocess one video into a shard in this process, as a worker does."""
     clock = Clock()
     make_shard(ShardTask(shard, [Video(path.name, path)], Extraction(), path.parent, content=""))
     if rejected := shard_rejected(shard):
@@ -38,18 +38,23 @@ def measure(path: Path, shard: Path) -> dict[str, float]:
 
 
 def main(video: Path | None = None, hours: float = 2.0) -> None:
-    """Metric the memory that a video takes; by default one of so many hours is made."""
+    """Measure the memory of preprocessing a long video.
+
+    Args:
+        video: The video; by default one is generated.
+        hours: Length of the generated video.
+
+    """
     with scratch() as name:
         folder = Path(name)
         path = video.absolute() if video else long_video(folder, hours)
         shard = folder / "shard-000000.h5"
-        figures = in_turns(1, lambda: measure(path, shard))
-        print(
-            f"{machine()}; {path.stat().st_size / 1e6:.0f} MB of video to {shard.stat().st_size / 1e6:.0f} MB of shard"
-        )
-    figures.show("seconds", "s")
+        measured = in_turns(1, lambda: measure(path, shard))
+        sizes = [f"{file.stat().st_size / 1e6:.0f} MB" for file in (path, shard)]
+        print(f"{machine()}; {sizes[0]} of video to {sizes[1]} of shard")
+    measured.show("seconds", "s")
     for name in ("worker", "its ffmpeg"):
-        figures.show(name, "MiB")
+        measured.show(name, "MiB")
 
 
 if __name__ == "__main__":

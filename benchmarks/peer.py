@@ -1,8 +1,8 @@
-"""The loader that one would write in an afternoon, and well: torch's DataLoader, simplejpeg and OpenCV.
+"""The peer that the loader is compared with: torch's DataLoader, simplejpeg and OpenCV, written well in an afternoon.
 
-It reads the same shards, checks the same checksums, decodes each clip once and makes of it the video leaves of the same
-plans: the region, at whole pixels, by one `cv2.resize` per frame, the colours by one `cv2.transform`, written where
-they belong. Nothing but that: no sound, no damage that is skipped, no bytes in place of floats.
+It reads the same shards, checks the same checksums, decodes each clip once and makes the same video leaves with one
+`cv2.resize` per frame for the region, at whole pixels, and one `cv2.transform` for the colours. No audio, no
+skipping of damaged clips, floats instead of bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Batches(Dataset[torch.Tensor]):
     def __getitem__(self, step: int) -> torch.Tensor:
         leaves, size = self.plan(step).leaves.of("video"), self.clip.size
         shape = (len(leaves), self.clip.frames, size, size, 3)
-        # memory that the training process sees, as torch's own collation takes it: batches are not copied
+        # in shared memory, as torch's own collation does, so batches are not copied
         storage = torch.UntypedStorage._new_shared(4 * int(np.prod(shape)))
         batch = torch.empty(0).set_(storage).view(shape)
         pixels, statistics = batch.numpy(), self.index.statistics
@@ -42,10 +42,10 @@ class Batches(Dataset[torch.Tensor]):
         begin, end = (np.rint(corners).astype(int) for corners in regions(self.index, leaves, size))
         for rows in share_decoding(leaves):
             stored = leaves.start[rows[0]] + np.sort(leaves.frames[rows[0]])
-            place = leaves.frames[rows].argsort(1)  # at which frame of each leaf the decoded ones are
+            position = leaves.frames[rows].argsort(1)  # of the decoded frames in each leaf
             for k, jpeg in enumerate(self.reader.frames(int(leaves.video[rows[0]]), stored)):
                 frame = simplejpeg.decode_jpeg(jpeg)
-                for leaf, where in zip(rows, place[:, k], strict=True):
+                for leaf, where in zip(rows, position[:, k], strict=True):
                     (top, left), (bottom, right) = begin[leaf], end[leaf]
                     crop = frame[top:bottom, left:right] if left < right else frame[top:bottom, right:left][:, ::-1]
                     small = cv2.resize(crop, (size, size))
@@ -54,7 +54,7 @@ class Batches(Dataset[torch.Tensor]):
 
 
 def batches(index: Index, plan: Callable[[int], BatchPlan], clip: Clip, workers: int = 2) -> Iterator[torch.Tensor]:
-    """What the encoder takes, step after step without an end: [n, 3, frames, size, size], channels-last in memory."""
+    """Endless batches for the encoder: [n, 3, frames, size, size], channels-last in memory."""
     loader = DataLoader(
         Batches(index, plan, clip), batch_size=None, sampler=range(1_000_000_000), num_workers=workers,
         worker_init_fn=lambda _: cv2.setNumThreads(0),

@@ -1,4 +1,4 @@
-"""A list of a million videos: planned and scheduled as tasks that do nothing, in bounded memory; batches of them."""
+"""A million videos: listing, planning, scheduling tasks that do nothing, and planning batches."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from gdt.preprocess.videos import VideoList
 
 
 def entries(count: int, source: Path) -> Iterator[Video]:
-    """Videos with names like those of Kinetics; there are no such files."""
+    """Videos with names as in Kinetics; the files do not exist."""
     for k in range(count):
         name = f"{k:011x}_{k % 300:06d}_{k % 300 + 10:06d}"
         yield Video(name, source / f"class {k % 400}" / f"{name}.mp4", f"class {k % 400}")
 
 
-def simulated(task: ShardTask) -> int:
-    """What a worker gets, without the work."""
+def skip_work(task: ShardTask) -> int:
+    """A worker's task without its work."""
     return len(task.videos)
 
 
 def scheduling(count: int, videos_per_shard: int) -> dict[str, float]:
-    """Seconds and memory of this process, which holds the list, the client and the scheduler."""
+    """Seconds, and memory of this process, which holds list, client and scheduler."""
     language = {"vocabulary": "", "stop_words": ""}
     before, clock = peak(), Clock()
     with scratch() as name, VideoList(entries(count, Path(name)), Path(name), Path(name)) as videos:
-        figures = {"listed": clock.lap()}
+        measured = {"listed": clock.lap()}
         plan = Plan(videos, Path(name), videos_per_shard, megabytes_per_shard=256)
         plan.write(language)
         pending = plan.pending(Extraction(), language)
-        figures["planned"] = clock.lap()
+        measured["planned"] = clock.lap()
         with cluster.connect("", len(os.sched_getaffinity(0))) as client:
             tasks = (plan.task(shard, Extraction(), language) for shard in pending)
-            total = sum(cluster.unordered(client, simulated, tasks, 1))
-        figures["scheduled"] = clock.lap()
+            total = sum(cluster.unordered(client, skip_work, tasks, 1))
+        measured["scheduled"] = clock.lap()
     if total != count:
         raise RuntimeError(f"{total} of {count} videos came back")
-    return figures | {"memory": peak(), "memory before": before}
+    return measured | {"memory": peak(), "memory before": before}
 
 
 def batches(count: int, ranks: int = 8, steps: int = 20) -> dict[str, float]:
-    """Milliseconds that the plan of a batch of row l takes, with a rank's share of it."""
+    """Milliseconds to plan a batch of row l and take a rank's share of it."""
     source = Source(np.arange(count), np.full(count, 250), 30)
     tree = Tree(presets.composition("l", min(512, count // 2)), source, Clip(), bands=40)
     taken, clock = [], Clock()
@@ -68,14 +68,21 @@ def batches(count: int, ranks: int = 8, steps: int = 20) -> dict[str, float]:
 
 
 def main(videos: tuple[int, ...] = (10_000, 100_000, 1_000_000), videos_per_shard: int = 128, rounds: int = 1) -> None:
-    """Metric lists of so many videos."""
+    """Measure the planning of lists of videos.
+
+    Args:
+        videos: Lengths of the lists.
+        videos_per_shard: Videos per task.
+        rounds: Rounds of all measurements.
+
+    """
     print(machine(), flush=True)
     for count in videos:
         measures = partial(scheduling, count, videos_per_shard), partial(batches, count)
-        figures = in_turns(rounds, *measures)
-        print(f"\n{count} videos, {videos_per_shard} in a task")
-        for name in figures:
-            figures.show(name, "ms" if "batch" in name else "MiB" if "memory" in name else "s")
+        measured = in_turns(rounds, *measures)
+        print(f"\n{count} videos, {videos_per_shard} per task")
+        for name in measured:
+            measured.show(name, "ms" if "batch" in name else "MiB" if "memory" in name else "s")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Preprocessing: videos/s of the whole stage, beside other ways to decode the same files.
+"""Preprocessing: videos/s of the whole stage against other ways to decode the same files.
 
-Bare ffmpeg has the same filters, encoders and number of processes, one video each, but no Python, no log-mel, no
-shards. The usual way pipes raw frames into Python, shrinks them and makes the JPEGs there, and takes the sound with a
-second process; the same with ffmpeg shrinking the frames is the best that can be said for it.
+Bare ffmpeg has the same filters, encoders and number of processes, one video each, but no Python, log-mel or shards.
+The usual way pipes raw frames into Python, shrinks them and encodes JPEGs there, and takes the audio with a second
+process; with frames shrunk in ffmpeg it is at its best.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import ffmpeg
 import tyro
 from PIL import Image
 
-from benchmarks.timing import Clock, Figures, in_turns, machine, scratch, videos
+from benchmarks.timing import Clock, Measurements, in_turns, machine, scratch, videos
 from gdt.common.errors import UserError, exit_with_message
 from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.ffmpeg import Extraction, Target, command
@@ -29,26 +29,34 @@ BARE, USUAL, SMALL = "bare ffmpeg", "usual way, frames shrunk in Python", "usual
 STAGE, START, ONE, START_OF_ONE = "stage", "start of the stage", "stage, one worker", "start of one worker"
 
 
-def bare(paths: Sequence[Path], workers: int, folder: Path) -> None:
-    """`workers` bare ffmpeg processes at a time, one video each."""
+def has_audio(path: Path) -> bool:
+    try:
+        return bool(ffmpeg.probe(str(path), select_streams="a")["streams"])
+    except ffmpeg.Error as error:
+        reason = error.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        raise UserError(f"{path} cannot be read: {''.join(reason)}; remove it from the source") from None
 
-    def one(number: int) -> None:
+
+def bare(paths: Sequence[Path], audio: Sequence[bool], workers: int, folder: Path) -> None:
+    """`workers` ffmpeg processes in parallel, one video each."""
+
+    def run_one(number: int) -> None:
         target = Target(Video(paths[number].name, paths[number]), folder / f"{number}.mjpeg", folder / f"{number}.pcm")
-        arguments = command([target], Extraction(), sound=True)
+        arguments = command([target], Extraction(), sound=audio[number])
         subprocess.run(arguments, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, range(len(paths))))
+        list(pool.map(run_one, range(len(paths))))
 
 
-def usual(paths: Sequence[Path], workers: int, shrink_in_ffmpeg: bool, folder: Path) -> None:
-    """`workers` Python processes, one video each, through raw frames."""
+def usual(paths: Sequence[Path], audio: Sequence[bool], workers: int, shrink_in_ffmpeg: bool, folder: Path) -> None:
+    """`workers` Python processes in parallel, one video each, through raw frames."""
     outs = [folder / str(k) for k in range(len(paths))]
     with ProcessPoolExecutor(workers) as pool:
-        list(pool.map(partial(_usual, shrink_in_ffmpeg=shrink_in_ffmpeg), paths, outs))
+        list(pool.map(partial(_usual, shrink_in_ffmpeg), paths, audio, outs))
 
 
-def _usual(path: Path, out: Path, shrink_in_ffmpeg: bool) -> None:
+def _usual(shrink_in_ffmpeg: bool, path: Path, audio: bool, out: Path) -> None:
     settings = Extraction()
     shown = ffmpeg.probe(str(path), select_streams="V:0")["streams"][0]
     whole = (shown["width"], shown["height"])
@@ -67,17 +75,18 @@ def _usual(path: Path, out: Path, shrink_in_ffmpeg: bool) -> None:
                 image = image.resize(small, Image.Resampling.BICUBIC)
             image.save(file, "JPEG", quality=90)  # about as large as ffmpeg's -q:v 3
         process.wait()
-    sound = ffmpeg.output(ffmpeg.input(str(path))["a:0?"], str(out.with_suffix(".wav")), ar=24_000, ac=1)
-    sound.global_args("-loglevel", "quiet").run(quiet=True)
+    if audio:
+        sound = ffmpeg.output(ffmpeg.input(str(path))["a:0"], str(out.with_suffix(".wav")), ar=24_000, ac=1)
+        sound.global_args("-loglevel", "quiet").run(quiet=True)
 
 
 def stage(source: Path, workers: int, videos_per_shard: int, folder: Path) -> None:
-    """The whole stage, the start of its workers included."""
+    """The whole stage, including the start of its workers."""
     run(Preprocess("folder", source, folder, videos_per_shard=videos_per_shard, workers=workers))
 
 
 def seconds(name: str, measured: Callable[[Path], None], scratch: Path) -> dict[str, float]:
-    """That it takes, into a folder that is removed."""
+    """Seconds of a measurement that writes to a temporary folder."""
     folder = scratch / "out"
     folder.mkdir()
     clock = Clock()
@@ -91,24 +100,24 @@ def main(
     source: Path | None = None, made: int = 64, copies: int = 3, rounds: int = 3,
     workers: int = len(os.sched_getaffinity(0)),
 ) -> None:  # fmt: skip
-    """Metric preprocessing.
+    """Measure preprocessing.
 
     Args:
-        source: Folder of videos; by default some are made.
-        made: How many.
-        copies: How often each is taken, so that a run is long beside its last shards, when some workers have no more.
-        rounds: Runs of each kind, in turns.
-        workers: Processes of each kind.
+        source: Folder of videos; by default some are generated.
+        made: Number of generated videos.
+        copies: Times that each video is used, so that the idle workers at the end of a run weigh little.
+        rounds: Rounds of all measurements.
+        workers: Processes of each way.
 
     """
     with scratch() as name:
         folder = Path(name)
         found = videos(source, folder / "videos", made)
         if len(found) <= workers:
-            raise UserError(f"{len(found)} videos are too few to measure with")
+            raise UserError(f"{len(found)} videos are too few to measure {workers} processes; set --workers lower")
 
         def linked(name: str, count: int) -> Path:
-            """A folder of so many videos."""
+            """A folder of links to `count` videos."""
             (folder / name).mkdir()
             for number, path in enumerate((found * copies)[:count]):
                 (folder / name / f"{number:06d}{path.suffix}").symlink_to(path.absolute())
@@ -117,25 +126,25 @@ def main(
         n = len(found) * copies
         all_of_them = linked("all", n)
         paths = sorted(all_of_them.iterdir())
+        of_file = {path.resolve(): has_audio(path) for path in found}
+        audio = [of_file[path.resolve()] for path in paths]
         kinds: dict[str, Callable[[Path], None]] = {
-            BARE: partial(bare, paths, workers),
+            BARE: partial(bare, paths, audio, workers),
             STAGE: partial(stage, all_of_them, workers, 8),
-            START: partial(
-                stage, linked("first", workers), workers, 1
-            ),  # one video for each, so that all of them start
+            START: partial(stage, linked("first", workers), workers, 1),  # one video per worker, so that all start
             ONE: partial(stage, all_of_them, 1, 8),
             START_OF_ONE: partial(stage, linked("first of one", 1), 1, 8),
-            USUAL: partial(usual, paths, workers, False),
-            SMALL: partial(usual, paths, workers, True),
+            USUAL: partial(usual, paths, audio, workers, False),
+            SMALL: partial(usual, paths, audio, workers, True),
         }
         measures = [partial(seconds, name, measured, folder) for name, measured in kinds.items()]
         taken = in_turns(rounds, *measures)
-    rates = Figures({name: [n / one for one in taken[name]] for name in (BARE, USUAL, SMALL)})
+    rates = Measurements({name: [n / one for one in taken[name]] for name in (BARE, USUAL, SMALL)})
     rates[f"{STAGE}, start included"] = [n / one for one in taken[STAGE]]
     for whole, start, decoded in ((STAGE, START, workers), (ONE, START_OF_ONE, 1)):
         steady = [a - b for a, b in zip(taken[whole], taken[start], strict=True)]
         rates[f"{whole}, without start"] = [(n - decoded) / one for one in steady]
-    print(f"{machine()}; {n} videos, {workers} processes, {rounds} rounds")
+    print(f"{machine()}; {n} videos ({sum(audio)} with audio), {workers} processes, {rounds} rounds")
     for name in (BARE, USUAL, SMALL):
         rates.show(name, "videos/s")
     for name in list(rates)[3:]:

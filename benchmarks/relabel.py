@@ -1,4 +1,4 @@
-"""Another split for a quarter of many videos: a whole run, which decodes nothing, and what it is made of."""
+"""A new split for a quarter of many videos: a whole run that decodes nothing, and its parts."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.videos import VideoList
 
 NAME = "benchmark"
-"""What the generated data set is called."""
+"""Of the generated data set."""
 
 
 def relabelled(count: int, source: Path) -> Iterator[Video]:
-    """The videos of `entries`, every fourth of which is one of the test split now; all with two further columns."""
+    """The videos of `entries` with two more columns; every fourth is now in the test split."""
     for k, video in enumerate(entries(count, source)):
-        columns = (("colour", f"colour {k % 8}"), ("caption", f"this is what video {k} shows"))
+        columns = (("colour", f"colour {k % 8}"), ("caption", f"the caption of video {k}"))
         yield replace(video, split="" if k % 4 else "test", columns=columns)
 
 
-def write_hollow(task: ShardTask, scratch: Path) -> None:
-    """A shard as it is wanted, of videos that have a frame of four bytes each and no sound."""
+def write_dummy_shard(task: ShardTask, scratch: Path) -> None:
+    """Write a shard whose videos have one frame of four bytes and no audio."""
     records = []
     for k, video in enumerate(task.videos):
         frame, sound = scratch / f"{k}.jpeg", scratch / f"{k}.mel"
         frame.write_bytes(b"\xff\xd8\xff\xd9")
         sound.touch()
-        said = {"id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds)}
-        records.append(VideoRecord({**said, "height": 2, "width": 2}, frame, np.full(1, 4), sound))
+        columns = {"id": video.id, "label": video.label, "split": video.split, "folds": ",".join(video.folds)}
+        records.append(VideoRecord({**columns, "height": 2, "width": 2}, frame, np.full(1, 4), sound))
     sums = {"pixel_sums": np.ones((3, 3), int), "mel_sums": np.ones(3, int)}
     write_shard(
         task.path, records, [], {"settings": json.dumps(dict(task.details))} | sums, task.content, BANDS, scratch
@@ -59,26 +59,26 @@ def measure(count: int, videos_per_shard: int) -> dict[str, float]:
         with VideoList(entries(count, source), source, folder) as videos:
             plan = Plan(videos, folder, videos_per_shard, settings.megabytes_per_shard)
             for shard in range(len(plan)):
-                write_hollow(plan.task(shard, settings.extraction, details), folder / "scratch")
+                write_dummy_shard(plan.task(shard, settings.extraction, details), folder / "scratch")
         datasets.DATASETS[NAME] = datasets.DataSet(lambda source: entries(count, source), "")
-        figures = {"index from the shards": seconds_of(settings, 0)}
+        measured = {"index from the shards": seconds_of(settings, 0)}
         datasets.DATASETS[NAME] = datasets.DataSet(lambda source: relabelled(count, source), "")
         before = peak()
-        figures |= {"relabelled": seconds_of(settings, count), "memory": peak(), "memory before": before}
-        figures["nothing changed"] = seconds_of(settings, 0)
+        measured |= {"relabelled": seconds_of(settings, count), "memory": peak(), "memory before": before}
+        measured["nothing changed"] = seconds_of(settings, 0)
         clock = Clock()
         with VideoList(relabelled(count, source), source, folder) as videos:
-            figures["relabelled: listing"] = clock.lap()
-            said = videos.annotations(read_annotations(folder)[0])
-            figures["relabelled: labels looked up"] = clock.lap()
-            rewrite_index(folder, said)
-            figures["relabelled: index rewritten"] = clock.lap()
+            measured["relabelled: listing"] = clock.lap()
+            annotations = videos.annotations(read_annotations(folder)[0])
+            measured["relabelled: labels looked up"] = clock.lap()
+            rewrite_index(folder, annotations)
+            measured["relabelled: index rewritten"] = clock.lap()
             Index.open(folder)
-        return figures
+        return measured
 
 
 def seconds_of(settings: Preprocess, relabelled: int) -> float:
-    """How long a run takes that decodes nothing and relabels so many videos."""
+    """Seconds of a run that decodes nothing and relabels this many videos."""
     clock = Clock()
     summary = run(settings)
     taken = clock.lap()
@@ -88,13 +88,20 @@ def seconds_of(settings: Preprocess, relabelled: int) -> float:
 
 
 def main(videos: tuple[int, ...] = (10_000, 100_000), videos_per_shard: int = 128, rounds: int = 1) -> None:
-    """Metric lists of so many videos."""
+    """Measure relabelling.
+
+    Args:
+        videos: Lengths of the lists.
+        videos_per_shard: Videos per shard.
+        rounds: Rounds of all measurements.
+
+    """
     print(machine(), flush=True)
     for count in videos:
-        figures = in_turns(rounds, partial(measure, count, videos_per_shard))
+        measured = in_turns(rounds, partial(measure, count, videos_per_shard))
         print(f"\n{count} videos")
-        for name in figures:
-            figures.show(name, "MiB" if "memory" in name else "s")
+        for name in measured:
+            measured.show(name, "MiB" if "memory" in name else "s")
 
 
 if __name__ == "__main__":

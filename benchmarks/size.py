@@ -1,10 +1,8 @@
-"""What a training step of the paper's networks needs, counted without a GPU, and how a run would go about it.
+"""Memory and hours of pretraining the paper's networks, counted without a GPU.
 
-    python -m benchmarks.size
-
-Tensors on torch's meta device have shapes and no content, so what autograd keeps for the backward pass and what is
-multiplied can be counted for any size; `train.memory` then chooses as it does where a run begins. Time is the
-arithmetic at a stated share of the GPU's peak: an estimate, not a measurement.
+Tensors on torch's meta device have shapes and no content, so activations and arithmetic can be counted for any size;
+`train.memory` then chooses as it does when a run starts. Hours are the arithmetic at a share of the GPU's peak: an
+estimate, not a measurement.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _GIB = 2**30
 _BANDS = 40
 _MODALITIES = ("video", "audio")
 _GPUS = {"4090": (24, 165.0), "A100": (80, 312.0), "H100": (80, 989.0), "H200": (141, 989.0)}
-"""GiB, and TFLOP/s in bfloat16 that the maker states."""
+"""GiB, and the stated peak in bfloat16 TFLOP/s."""
 
 
 def main(
@@ -35,16 +33,16 @@ def main(
     kinds: tuple[Literal["4090", "A100", "H100", "H200"], ...] = ("4090", "H100", "H200"), batch_size: int = 512,
     videos: int = 240_000, epochs: int = 100, share: float = 0.22,
 ) -> None:  # fmt: skip
-    """Memory and arithmetic of pretraining, a row per preset and GPUs.
+    """Count memory and hours of pretraining.
 
     Args:
-        presets: Rows of the paper's table 1, or other names of --preset help.
+        presets: Rows of the paper's table 1, or other presets.
         gpus: Numbers of GPUs.
-        kinds: Which; a tenth of their memory is taken as not free.
-        batch_size: K_i, over all GPUs.
-        videos: Videos of the data set (Kinetics-400 has about so many).
+        kinds: Kinds of GPU; a tenth of their memory counts as not free.
+        batch_size: Videos per batch, over all GPUs.
+        videos: Videos of the data set; default about Kinetics-400.
         epochs: Passes over them.
-        share: Share of the maker's TFLOP/s that is reached; what `benchmarks.gpu` predicts of an H100.
+        share: Share of the stated peak that is reached; default what benchmarks.gpu predicts of an H100.
 
     """
     paper = replace(SIZES["paper"][1], batch_size=batch_size)
@@ -68,22 +66,21 @@ def main(
                 hours = total / (peak * 1e12 * share) / count / 3600
                 rows.append([
                     name, clips * batch_size, f"{count} x {kind}",
-                    one.bn_group_size or "the whole batch", one.micro_batch_size or "all",
+                    one.bn_group_size or "whole batch", one.micro_batch_size or "all",
                     {0: "", WIDE: 1, WIDER: 2}[one.recomputed],
                     f"{one.needed / _GIB:.0f}", f"{hours:.1f}",
                 ])  # fmt: skip
-    heads = ["preset", "clips per step", "GPUs", "batch norm over", "leaves at a time", "stages recomputed",
-             "GiB on each", "hours"]  # fmt: skip
+    heads = ["preset", "clips/step", "GPUs", "batch norm over", "leaves/pass", "recomputed", "GiB/GPU", "hours"]
     each = ", ".join(f"{m} {kept[0][m] / 2**20:.0f} MiB and {f / 1e9:.0f} GFLOPs" for m, f in flops[0].items())
     again = " or ".join(f"{kept[r]['video'] / 2**20:.0f} MiB and {flops[r]['video'] / 1e9:.0f}" for r in stages[1:])
     print(
-        f"per leaf, forward and backward: {each}; video {again} GFLOPs where one or two stages are recomputed\n\n"
+        f"per leaf, forward and backward: {each}\nvideo with one or two stages recomputed: {again} GFLOPs\n\n"
         f"{tabulate(rows, heads, disable_numparse=True)}"
     )
 
 
 def _flops(one: Fit, flops: Mapping[int, Mapping[str, float]], modality: str) -> float:
-    """Of a leaf, forward and backward, with the forward pass, a third, done once more where chunks are."""
+    """Of a leaf, forward and backward; gradient caching adds another forward pass, a third."""
     again = flops[0][modality] / 3 if one.micro_batch_size else 0.0
     return flops[one.recomputed][modality] + again
 

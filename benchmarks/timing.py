@@ -1,4 +1,4 @@
-"""The one timing helper: measurements in turns, each in a process of its own; medians, ranges and ratios of one run."""
+"""Timing for all benchmarks: measurements in turns, each in its own process; medians, ranges and ratios of one run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,45 +20,46 @@ from gdt.preprocess.datasets.listing import video_files
 
 
 class Clock:
-    """Seconds since it was made, or since it was last asked."""
+    """Seconds since its creation, or since its last lap."""
 
     def __init__(self) -> None:
-        self._began = time.perf_counter()
+        self._start = time.perf_counter()
 
     def lap(self) -> float:
-        before, self._began = self._began, time.perf_counter()
-        return self._began - before
+        before, self._start = self._start, time.perf_counter()
+        return self._start - before
 
 
 def peak(who: int = resource.RUSAGE_SELF) -> float:
-    """MiB that this process, or the largest of its children, has held at most."""
+    """Peak memory of this process, or of the largest of its children, in MiB."""
     return resource.getrusage(who).ru_maxrss / 1024
 
 
-class Figures(dict[str, list[float]]):
-    """By name, what every round has found."""
+class Measurements(dict[str, list[float]]):
+    """A value per round, by name."""
 
     def show(self, name: str, unit: str, *others: str) -> None:
-        """Print `name: value unit (low–high), ratio (low–high) of other`: medians, and of the ratios within a round."""
+        """Print `name: value unit (low–high), ratio (low–high) of other`: medians, ratios taken within a round."""
         ratios = {other: [a / b for a, b in zip(self[name], self[other], strict=True)] for other in others}
-        told = [f"{_spread(self[name], f' {unit}')}", *(f"{_spread(ratio)} of {of}" for of, ratio in ratios.items())]
-        print(f"{name}: {', '.join(told)}", flush=True)
+        parts = [_spread(self[name], f" {unit}"), *(f"{_spread(ratio)} of {of}" for of, ratio in ratios.items())]
+        line = f"{name}: {', '.join(parts)}"
+        print(textwrap.fill(line, 100, subsequent_indent="    "), flush=True)
 
 
-def in_turns(rounds: int, *measures: Callable[[], Mapping[str, float]]) -> Figures:
-    """Take all measurements, round after round, so that what slows the machine slows all of them.
+def in_turns(rounds: int, *measures: Callable[[], Mapping[str, float]]) -> Measurements:
+    """Take all measurements, round after round, so that whatever slows the machine slows all of them.
 
-    Each is taken in a fork of this process, which has no threads and no memory of the others. Exits where one fails.
+    Each runs in a fork of this process, without threads or memory of the others. Exits when one fails.
     """
-    found = Figures()
+    found = Measurements()
     for _ in range(rounds):
         for measure in measures:
-            for name, value in _apart(measure).items():
+            for name, value in _in_fork(measure).items():
                 found.setdefault(name, []).append(value)
     return found
 
 
-def _apart(measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
+def _in_fork(measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
     read, write = os.pipe()
     if not (child := os.fork()):
         with os.fdopen(write, "wb") as pipe:
@@ -65,11 +67,11 @@ def _apart(measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
         os._exit(0)
     os.close(write)
     with os.fdopen(read, "rb") as pipe:
-        told = pipe.read()
+        pickled = pipe.read()
     if os.waitpid(child, 0)[1]:
         sys.exit(1)
-    found: dict[str, float] = pickle.loads(told)
-    return found
+    values: dict[str, float] = pickle.loads(pickled)
+    return values
 
 
 def _spread(values: Sequence[float], unit: str = "") -> str:
@@ -81,7 +83,7 @@ def _spread(values: Sequence[float], unit: str = "") -> str:
 
 
 def machine() -> str:
-    """Processor and the number of cores this process may use."""
+    """Processor, and number of cores of this process."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
@@ -89,19 +91,19 @@ def machine() -> str:
 
 
 def scratch() -> tempfile.TemporaryDirectory[str]:
-    """A folder for what a benchmark writes, removed at its end."""
+    """A temporary folder."""
     return tempfile.TemporaryDirectory(prefix="gdt-benchmark-")
 
 
 def videos(source: Path | None, folder: Path, count: int = 64) -> list[Path]:
-    """Videos of `source`, or without one `count` made in `folder`: 10 s, 426x320, 25 fps, H.264 and AAC.
+    """Videos of `source`, or `count` generated in `folder`: 10 s, 426x320, 25 fps, H.264 and AAC.
 
-    The made ones hold moving noise and texture, so that their decoding and JPEGs cost about what real ones do.
+    Generated ones show moving noise and texture, so decoding and JPEGs cost about as much as for real ones.
     """
     if source is not None:
         found = [path for path in video_files(source.resolve()) if isinstance(path, Path)]
         if not found:
-            raise UserError(f"there are no videos in {source}; set SOURCE to a folder of videos")
+            raise UserError(f"there are no videos in {source}; set --source to a folder of videos")
         return found
     folder.mkdir(exist_ok=True)
     for number in range(count):

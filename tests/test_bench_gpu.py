@@ -1,4 +1,4 @@
-"""The benchmark of GPUs, on a processor: all of it runs to its end, and what breaks leaves the rest alone."""
+"""The GPU benchmark on a CPU: every section runs, and a failure does not affect the others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as bench
-from benchmarks.gpu import absent, device, section
-from benchmarks.gpu.settings import IDEAS, SECTIONS, Settings, Way, parsed
+from benchmarks.gpu import device, section, stubs
+from benchmarks.gpu.settings import IDEAS, SECTIONS, Settings, Way, parse_arguments
 from benchmarks.gpu.step import Step, batch_of, model_of, run_settings, tree_of
 from benchmarks.gpu.table import Row, Rows, read, text
 from gdt.common.errors import UserError
@@ -22,17 +22,17 @@ from gdt.pipeline.groups import take_rank
 from tests.conftest import ROOT
 
 TINY = ["--device", "cpu", "--size", "tiny"]
-RUN = run_settings(parsed(TINY), "l", 8)
+RUN = run_settings(parse_arguments(TINY), "l", 8)
 CPU = torch.device("cpu")
 EAGER = Way(bfloat16=False, compiled=False)
 
 
 def tiny(out: Path) -> tuple[Settings, Path]:
-    return parsed([*TINY, "--out", str(out)]), out / "rows.jsonl"
+    return parse_arguments([*TINY, "--out", str(out)]), out / "rows.jsonl"
 
 
-def test_every_section_runs_to_its_end(tmp_path: Path) -> None:
-    """In this process, but for the one that starts others."""
+def test_every_section_runs(tmp_path: Path) -> None:
+    """All in this process, except `ranks`, which starts others."""
     settings, path = tiny(tmp_path)
     for name in SECTIONS:
         if name != "ranks":
@@ -42,7 +42,7 @@ def test_every_section_runs_to_its_end(tmp_path: Path) -> None:
     assert not [row for row in rows if row.failed]
     found = {row.what: row.values for row in rows}
     assert set(IDEAS) < set(found)
-    # what computes the same has the same losses
+    # equivalent ways have equal losses
     for name in IDEAS:
         if IDEAS[name].same and "loss" in found[name]:
             assert found[name]["last loss"] == pytest.approx(found["best way, 8 clips"]["last loss"], rel=1e-3), name
@@ -53,77 +53,77 @@ def test_every_section_runs_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_command_leaves_a_table(tmp_path: Path) -> None:
-    """As a user types it, with the section that starts processes of its own."""
+def test_command_writes_a_table(tmp_path: Path) -> None:
+    """With the section `ranks`, which starts processes."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu", *TINY, "--sections", "ranks", "--out", str(tmp_path)], cwd=ROOT,
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     table = (tmp_path / "table.txt").read_text()
-    assert done.stdout.endswith(f"{table}\nthe table is in {tmp_path}\n")
+    assert done.stdout.endswith(f"{table}\ntable.txt is in {tmp_path}\n")
     machine, ranks = read(tmp_path / "rows.jsonl")
     assert (machine.section, ranks.section) == ("machine", "ranks")
     assert max(ranks.values[f"off, {norm}"] for norm in ("groups", "the whole batch")) < 1e-4
     assert "gloo, both on one device" in table
 
 
-def bad(error: Exception) -> Any:
+def throw(error: Exception) -> Any:
     raise error
 
 
-def test_a_row_that_raises_is_a_row_with_its_reason_and_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_row_has_its_reason_and_others_continue(tmp_path: Path) -> None:
     cleaned, path = [], tmp_path / "rows.jsonl"
     rows = Rows(path, "s", time.time() + 100, lambda: cleaned.append(1))
     for error in (UserError("no shards"), RuntimeError("CUDA out of memory")):
-        assert rows(str(error), lambda error=error: bad(error)) is None
+        assert rows(str(error), lambda error=error: throw(error)) is None
     assert rows("good", lambda: {"clips/s": 2.0}) == {"clips/s": 2.0}
     assert len(cleaned) == 3
-    with pytest.raises(SystemExit):  # an error of the device asks for another process,
-        rows("device", lambda: bad(RuntimeError("illegal access\nmore")))
-    told = ["no shards", "out of memory: RuntimeError: CUDA out of memory", "", "RuntimeError: illegal access"]
-    assert [row.failed for row in read(path)] == told
-    again = Rows(path, "s", time.time() + 100)  # which measures nothing twice
-    assert again("good", lambda: bad(ValueError())) == {"clips/s": 2.0}
-    assert again("no shards", lambda: bad(ValueError())) is None
+    with pytest.raises(SystemExit):  # after a device error another process continues
+        rows("device", lambda: throw(RuntimeError("illegal access\nmore")))
+    expected = ["no shards", "out of memory: RuntimeError: CUDA out of memory", "", "RuntimeError: illegal access"]
+    assert [row.failed for row in read(path)] == expected
+    again = Rows(path, "s", time.time() + 100)  # it measures nothing twice
+    assert again("good", lambda: throw(ValueError())) == {"clips/s": 2.0}
+    assert again("no shards", lambda: throw(ValueError())) is None
     assert len(read(path)) == 4
 
 
 HEAD = """
 import os, sys, time
-from benchmarks.gpu.settings import parsed
+from benchmarks.gpu.settings import parse_arguments
 from benchmarks.gpu.table import Rows
 name, deadline, *arguments = sys.argv[1:]
-rows = Rows(parsed(arguments).out / "rows.jsonl", name, float(deadline))
-def bad(): raise RuntimeError("an error of the device")
+rows = Rows(parse_arguments(arguments).out / "rows.jsonl", name, float(deadline))
+def fail(): raise RuntimeError("an error of the device")
 if name == "ideas": rows("fine", dict)
 if name != "step": sys.exit()
 """
 CRASHES = """
 rows("first", lambda: {"a": 1.0})
 rows("dies", lambda: os.kill(os.getpid(), 9))
-rows("breaks", bad)
+rows("breaks", fail)
 rows("last", lambda: {"a": 2.0})
 """
 HANGS = "rows('hangs', lambda: time.sleep(600))"
 FINE = ("ideas", "fine", "")
 BROKEN: dict[str, tuple[str, dict[str, float], list[tuple[str, str, str]]]] = {
-    "rows, in which a process dies, or the device": (CRASHES, {}, [
+    "a process dies, and a device fails": (CRASHES, {}, [
         ("step", "first", ""), ("step", "dies", "ended with status -9; see {log}"),
         ("step", "breaks", "RuntimeError: an error of the device"), ("step", "last", ""), FINE,
     ]),
-    "a section that cannot begin": ("sys.exit(3)", {}, [("step", "step", "ended with status 3; see {log}"), FINE]),
-    "a row that hangs": (HANGS, {"PATIENCE": 4.0}, [
-        ("step", "hangs", "ended, as it took more than 4 s; see {log}"), FINE,
+    "a section cannot start": ("sys.exit(3)", {}, [("step", "step", "ended with status 3; see {log}"), FINE]),
+    "a row hangs": (HANGS, {"ROW_SECONDS": 4.0}, [
+        ("step", "hangs", "stopped: took more than 4 s; see {log}"), FINE,
     ]),
-    "the time that was given": (HANGS, {"GRACE": 0.5, "minutes": 0.1}, [
-        ("step", "hangs", "ended, as its time was up; see {log}"), ("ideas", "ideas", "skipped: no time is left"),
+    "time runs out": (HANGS, {"GRACE": 0.5, "minutes": 0.1}, [
+        ("step", "hangs", "stopped: out of time; see {log}"), ("ideas", "ideas", "skipped: no time left"),
     ]),
 }  # fmt: skip
-"""What breaks: what the section `step` does, the limits, and the rows that are left."""
+"""Failures: code of the section `step`, limits, and expected rows."""
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_breaks_fails_its_row_and_the_next_one_goes_on(
+def test_a_failure_fails_its_row_and_the_next_one_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     code, limits, expected = BROKEN[what]
@@ -131,21 +131,21 @@ def test_what_breaks_fails_its_row_and_the_next_one_goes_on(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in limits.keys() - {"minutes"}:
         monkeypatch.setattr(bench, name, limits[name])
-    said: list[str] = []
+    printed: list[str] = []
     arguments = ["--out", str(tmp_path), "--sections", "step", "ideas", "--minutes", str(limits.get("minutes", 5))]
-    table = bench.run([*TINY, *arguments], said.append)
+    table = bench.run([*TINY, *arguments], printed.append)
     rows = read(tmp_path / "rows.jsonl")
-    told = [(section, name, why.format(log=tmp_path / f"{section}.log")) for section, name, why in expected]
-    assert [(row.section, row.what, row.failed) for row in rows] == told
-    assert all(str(row) in said and row.failed in table for row in rows)
+    expected = [(section, name, why.format(log=tmp_path / f"{section}.log")) for section, name, why in expected]
+    assert [(row.section, row.what, row.failed) for row in rows] == expected
+    assert all(str(row) in printed and row.failed in table for row in rows)
 
 
-def test_a_row_without_time_is_told(tmp_path: Path) -> None:
+def test_a_row_without_time_is_skipped(tmp_path: Path) -> None:
     assert Rows(tmp_path / "rows.jsonl", "s", time.time() - 1)("late", lambda: {"a": 1.0}) is None
-    assert [row.failed for row in read(tmp_path / "rows.jsonl")] == ["skipped: no time is left"]
+    assert [row.failed for row in read(tmp_path / "rows.jsonl")] == ["skipped: no time left"]
 
 
-def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
+def test_a_machine_without_a_gpu_is_refused(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     done = subprocess.run(
@@ -155,13 +155,16 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path: Path) -> None:
     assert done.stderr.startswith("error: torch finds no GPU") and "Traceback" not in done.stderr
 
 
-def test_a_command_line_is_refused_or_brings_the_sections_that_are_needed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_are_checked_and_bring_the_sections_they_need(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["--sections", "steps"], ["--ideas", "magic"], ["--device", "tpu"], ["--size", "huge"]):
         with pytest.raises(SystemExit):
-            parsed(wrong)
+            parse_arguments(wrong)
         assert f"argument {wrong[0]}: invalid choice" in capsys.readouterr().err
-    assert parsed(["--sections", "training", "step"]).sections == ("machine", "shards", "step", "training")
-    assert parsed(["--minutes", "3", "--out", "x", "--ideas"]) == Settings(Path("x"), 3.0, ideas=())
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+    assert parse_arguments(["--sections", "training", "step"]).sections == ("machine", "shards", "step", "training")
+    assert parse_arguments(["--minutes", "3", "--out", "x", "--ideas"]) == Settings(Path("x"), 3.0, ideas=())
 
 
 @pytest.mark.parametrize("change", [{"padded": True}, {"folded": True}, {"padded": True, "folded": True}])
@@ -170,68 +173,68 @@ def test_padded_and_folded_convolutions_compute_the_same(change: dict[str, bool]
     way = replace(EAGER, **change)
     plain, other = (model_of(one, RUN, CPU).train().video_network(clips) for one in (EAGER, way))
     assert (plain - other).norm() < 1e-5 * plain.norm()
-    # also after a few updates: what was added has no gradient
+    # also after a few updates: added channels have no gradient
     steps = [Step(one, RUN, CPU) for one in (EAGER, way)]
     losses = [[float(step().loss) for _ in range(4)] for step in steps]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 class Cuda:
-    """What of torch.cuda is used, on a processor; it writes down what it is told."""
+    """A torch.cuda that records its calls, on a CPU."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        def told(*arguments: Any) -> Cuda:
-            self.said.append(name)
+        def call(*arguments: Any) -> Cuda:
+            self.calls.append(name)
             return self
 
-        return told
+        return call
 
     def __enter__(self) -> Cuda:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.said.append("end")
+        self.calls.append("end")
 
 
-def test_streams_and_graphs_of_a_gpu_with_its_parts_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_and_graphs_call_cuda_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = float(Step(EAGER, RUN, CPU)().loss)
     recorded, cuda = [], Cuda()
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append(stream))
     monkeypatch.setattr(device, "cuda", cuda)
     monkeypatch.setattr(device, "on_gpu", lambda device: True)
     assert float(Step(replace(EAGER, side_stream=True), RUN, CPU)().loss) == plain
-    # begun before the pictures, on a stream of its own, and waited for
-    told = [said for said in cuda.said if said != "Stream"]
-    assert told == ["current_stream", "record_event", "current_stream", "wait_event", "stream", "end", "wait_stream"]
+    # audio starts after the event of the video, on its own stream, and is waited for
+    calls = [call for call in cuda.calls if call != "Stream"]
+    assert calls == ["current_stream", "record_event", "current_stream", "wait_event", "stream", "end", "wait_stream"]
     assert len(recorded) == 1
     step = Step(replace(EAGER, graph=True), RUN, CPU)
-    step.settle(1)
-    cuda.said.clear()
+    step.warm_up(1)
+    cuda.calls.clear()
     step()
-    assert cuda.said == ["replay"]
+    assert cuda.calls == ["replay"]
 
 
-def test_where_dali_is_absent_training_goes_on_without_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(absent, "MISSING", {"nvidia.dali"})
+def test_training_without_dali_skips_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stubs, "MISSING", {"nvidia.dali"})
     settings, path = tiny(tmp_path)
     for name in ("shards", "training"):
         section.measure(name, replace(settings, size=replace(settings.size, rows=("l",))), time.time() + 300)
     row = read(path)[-2]
-    assert not row.failed and "nothing was loaded, as DALI is not installed" in str(row.values["is"])
+    assert not row.failed and "DALI is not installed, so batches were ready" in str(row.values["is"])
 
 
 BARE = """
-from benchmarks.gpu import absent
-absent.SILENT = ("not_looked_at",)
-absent.stand_in(("tqdm", "json.dali", "json.dali.fn", "not_there", "not_there.too", "not_looked_at", "numba"))
-assert absent.MISSING == {"json.dali", "json.dali.fn", "not_there", "not_there.too", "not_looked_at"}
+from benchmarks.gpu import stubs
+stubs.SILENT = ("display_only",)
+stubs.install_stubs(("tqdm", "json.dali", "json.dali.fn", "not_there", "not_there.too", "display_only", "numba"))
+assert stubs.MISSING == {"json.dali", "json.dali.fn", "not_there", "not_there.too", "display_only"}
 import json.dali.fn as fn
 import not_there.too
 from json.dali import pipeline_def
-from not_looked_at import bar
+from display_only import bar
 
 @pipeline_def
 def graph(size):
@@ -250,7 +253,7 @@ for what in (lambda: graph(3), lambda: fn.decode(3), lambda: not_there.too.thing
 """
 
 
-def test_a_package_that_is_not_there_can_be_imported_and_says_so_when_it_is_used() -> None:
+def test_a_missing_package_can_be_imported_and_fails_when_used() -> None:
     done = subprocess.run([sys.executable, "-c", BARE], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "json.dali is not installed, and graph needs it",
@@ -259,7 +262,7 @@ def test_a_package_that_is_not_there_can_be_imported_and_says_so_when_it_is_used
     ]
 
 
-def test_a_table_has_a_column_for_every_figure_and_reasons_at_the_end() -> None:
+def test_table_has_a_column_per_number_and_failures_last() -> None:
     rows = [Row("s", "a", {"x": 1.0, "is": "so"}), Row("s", "b", {"y": 1234.5}), Row("s", "c", failed="no")]
     head, _, *lines = text(rows).splitlines()
     assert head.split() == ["s", "x", "y"]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.gpu.device import numbers
+from benchmarks.gpu.device import cudnn_settings
 from benchmarks.gpu.loading import MEAN, NEARLY_ALL, levels
 from benchmarks.gpu.settings import IDEAS, Settings, Way
 from benchmarks.gpu.settings import SIZES as BENCH_SIZES
@@ -187,7 +187,7 @@ def test_another_way_to_compute_a_step_has_the_same_losses(name: str) -> None:
     other = IDEAS[name].of(Way(bfloat16=False, compiled=False))
     plain = Way(bfloat16=False, compiled=False, one_forward=other.one_forward)
     losses = []
-    with numbers(benchmark=False, exact=True):
+    with cudnn_settings(benchmark=False, exact=True):
         for way in (plain, other):
             step = Step(way, run, torch.device(DEVICE))
             losses.append([step.settle(2), *(float(step().loss) for _ in range(4))])

@@ -1,1 +1,1 @@
-"""What a GPU makes of loading and training, each figure beside what was predicted of it: python -m benchmarks.gpu."""
+"""Speed of loading and training on a GPU, against predictions: python -m benchmarks.gpu."""

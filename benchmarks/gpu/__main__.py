@@ -1,7 +1,7 @@
-"""python -m benchmarks.gpu: every section in turn, each in a process of its own, within the minutes that were given.
+"""python -m benchmarks.gpu: run every section in its own process, within --minutes.
 
-This process imports nothing heavy. What crashes or hangs in the middle of a row has failed that row, which is written
-down, and another process goes on with the next one.
+This process imports nothing heavy. A crash or hang fails the current row, which is recorded, and another process
+continues with the next one.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu.settings import parsed
-from benchmarks.gpu.table import BEGUN, Row, append, read, text
+from benchmarks.gpu.settings import parse_arguments
+from benchmarks.gpu.table import STARTED, Row, append, read, text
 from gdt.common.errors import UserError, exit_with_message
 
 GRACE = 20.0
-"""Seconds after its time in which a section may finish what it has begun."""
-PATIENCE = 600.0
-"""Seconds that a row may take."""
+"""Seconds after the deadline for a section to finish its row."""
+ROW_SECONDS = 600.0
+"""Time limit of a row."""
 COMMAND = [sys.executable, "-m", "benchmarks.gpu.section"]
-"""What a section's name, its deadline and the arguments of the command line are given to."""
+"""Followed by the section, its deadline and the arguments of the command line."""
 
 
 def run(arguments: Sequence[str], say: Callable[[str], None] = print) -> str:
-    """Metric all; the table, which is in the folder, too. Raises UserError where there is nothing to measure on."""
-    settings = parsed(arguments)
+    """Run all sections; return the table, which is also in the folder. Raises UserError without a device."""
+    settings = parse_arguments(arguments)
     settings.out.mkdir(parents=True, exist_ok=True)
     rows, table = settings.out / "rows.jsonl", settings.out / "table.txt"
     rows.unlink(missing_ok=True)
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
 
-    def tell() -> None:
-        """Say, and put into the table, what has been measured since."""
+    def report() -> None:
+        """Print new rows and add them to the table."""
         for row in read(rows):
-            if row.failed != BEGUN and (row.section, row.what) not in told:
-                told.add((row.section, row.what))
+            if row.failed != STARTED and (row.section, row.what) not in reported:
+                reported.add((row.section, row.what))
                 say(str(row))
                 table.write_text(text(read(rows)) + "\n")
 
@@ -49,58 +49,58 @@ def run(arguments: Sequence[str], say: Callable[[str], None] = print) -> str:
         say(f"-- {section}, {max(0.0, deadline - time.time()) / 60:.1f} minutes left")
         log = settings.out / f"{section}.log"
         log.unlink(missing_ok=True)
-        while _goes_on([*COMMAND, section, str(deadline), *arguments], section, rows, log, deadline, tell):
+        while _run_section([*COMMAND, section, str(deadline), *arguments], section, rows, log, deadline, report):
             pass
-        tell()
+        report()
         if section == "machine" and (failed := [row.failed for row in read(rows) if row.failed]):
             raise UserError(failed[0])
     return text(read(rows))
 
 
-def _goes_on(
-    command: list[str], section: str, rows: Path, log: Path, deadline: float, tell: Callable[[], None]
+def _run_section(
+    command: list[str], section: str, rows: Path, log: Path, deadline: float, report: Callable[[], None]
 ) -> bool:
-    """Run a section in a process; whether another one should go on where it ended."""
+    """Run a section in a process; return whether another process should continue it."""
     if time.time() > deadline:
-        append(rows, Row(section, section, failed="skipped: no time is left"))
+        append(rows, Row(section, section, failed="skipped: no time left"))
         return False
     before = len(read(rows))
     with log.open("ab") as file:
-        # in a session of its own, so that what it starts ends with it
+        # in its own session, so that its children end with it
         child = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        how = _end(child, rows, deadline, tell)
+        failure = _wait(child, rows, deadline, report)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    found = read(rows)
-    for row in found:
-        if row.failed == BEGUN:
-            append(rows, replace(row, failed=f"{how}; see {log}"))
-    if how and len(found) == before:  # it failed outside of any row
-        append(rows, Row(section, section, failed=f"{how}; see {log}"))
-    return bool(how) and len(found) > before and time.time() < deadline
+    after = read(rows)
+    for row in after:
+        if row.failed == STARTED:
+            append(rows, replace(row, failed=f"{failure}; see {log}"))
+    if failure and len(after) == before:  # it failed outside of any row
+        append(rows, Row(section, section, failed=f"{failure}; see {log}"))
+    return bool(failure) and len(after) > before and time.time() < deadline
 
 
-def _end(child: subprocess.Popen[bytes], rows: Path, deadline: float, tell: Callable[[], None]) -> str:
-    """How a process ends, if not well; "" where it does."""
-    began = time.time()
+def _wait(child: subprocess.Popen[bytes], rows: Path, deadline: float, report: Callable[[], None]) -> str:
+    """Wait for a process; return how it failed, or ""."""
+    start = time.time()
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             status = child.wait(0.2)
             return f"ended with status {status}" if status else ""
-        tell()
+        report()
         if time.time() > deadline + GRACE:
-            return "ended, as its time was up"
-        if time.time() > max(began, rows.stat().st_mtime if rows.is_file() else 0.0) + PATIENCE:
-            return f"ended, as it took more than {PATIENCE:.0f} s"
+            return "stopped: out of time"
+        if time.time() > max(start, rows.stat().st_mtime if rows.is_file() else 0.0) + ROW_SECONDS:
+            return f"stopped: took more than {ROW_SECONDS:.0f} s"
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     table = run(sys.argv[1:], lambda text: print(text, flush=True))
-    print(f"\n{table}\n\nthe table is in {parsed(sys.argv[1:]).out}")
+    print(f"\n{table}\n\ntable.txt is in {parse_arguments(sys.argv[1:]).out}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Convolutions that training does not have, as functions on its model that leave what it computes as it is."""
+"""Other ways to compute the convolutions of a model, with the same results."""
 
 from __future__ import annotations
 
@@ -10,52 +10,51 @@ from torch.nn import functional
 from gdt.train.models.gdt import GDT
 
 
-def padded(model: GDT, multiple: int = 8) -> None:
-    """Give factorised convolutions inner widths that are a multiple of some number.
+def pad_widths(model: GDT, multiple: int = 8) -> None:
+    """Pad the inner widths of factorised convolutions to a multiple of some number.
 
-    The channels that come on top are zero, and stay so: zero weights make them, batch norm leaves them zero without an
-    offset, zero weights take them in, and so nothing has a gradient.
+    The added channels are zero and stay zero: their weights are zero on both sides, batch norm without offset keeps
+    them zero, and so they have no gradient.
     """
     for sequence in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
         match list(sequence):
             case [nn.Conv3d() as space, nn.BatchNorm3d() as norm, nn.ReLU(), nn.Conv3d() as time, *_]:
                 width = -(-space.out_channels // multiple) * multiple
-                sequence[0] = _grown(space, nn.Conv3d(space.in_channels, width, **_how(space)))
-                sequence[1] = _grown(norm, nn.BatchNorm3d(width, norm.eps, norm.momentum))
-                sequence[3] = _grown(time, nn.Conv3d(width, time.out_channels, **_how(time)))
+                sequence[0] = _grow(space, nn.Conv3d(space.in_channels, width, **_options(space)))
+                sequence[1] = _grow(norm, nn.BatchNorm3d(width, norm.eps, norm.momentum))
+                sequence[3] = _grow(time, nn.Conv3d(width, time.out_channels, **_options(time)))
 
 
-def _how(conv: nn.Conv3d) -> dict[str, Any]:
+def _options(conv: nn.Conv3d) -> dict[str, Any]:
     return {"kernel_size": conv.kernel_size, "stride": conv.stride, "padding": conv.padding, "bias": False}
 
 
-def _grown(module: nn.Module, made: nn.Module) -> nn.Module:
-    """A larger layer, with what a smaller one has; the weights of a convolution that come on top are zero."""
-    state = made.state_dict()
+def _grow(module: nn.Module, larger: nn.Module) -> nn.Module:
+    """Copy a layer into a larger one; added weights of convolutions are zero."""
+    state = larger.state_dict()
     for name, value in module.state_dict().items():
-        if isinstance(made, nn.Conv3d):
+        if isinstance(larger, nn.Conv3d):
             state[name].zero_()
         state[name][tuple(map(slice, value.shape))] = value
-    return made.to(value.device)
+    return larger.to(value.device)
 
 
-def folded(model: GDT) -> None:
-    """Compute convolutions over space as images of n·t frames, and those over time as images of t rows and h·w columns.
+def fold_convolutions(model: GDT) -> None:
+    """Compute convolutions over space on n·t images, and those over time on images of t rows and h·w columns.
 
-    Where the channels of a pixel lie side by side, neither moves anything in memory. Values stay as they are. Those of
-    one pixel alone, in shortcuts, are left: they are no part of a factorised one, and as two-dimensional ones with a
-    stride they have torch 2.13 write past its memory on a processor.
+    With channels last neither moves anything in memory. Pointwise convolutions of shortcuts are left alone: they are
+    not factorised, and as strided 2-D convolutions they make torch 2.13 write out of bounds on a CPU.
     """
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Conv3d and (child.kernel_size[0] > 1) != (child.kernel_size[1] > 1):
-                made = _Folded(child.in_channels, child.out_channels, **_how(child), device="meta")
-                made.weight = child.weight
-                setattr(parent, name, made)
+                folded = _Folded(child.in_channels, child.out_channels, **_options(child), device="meta")
+                folded.weight = child.weight
+                setattr(parent, name, folded)
 
 
 class _Folded(nn.Conv3d):
-    """Over space alone or time alone."""
+    """A convolution over space alone or time alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         (by_t, *by), (pad_t, *pad) = self.stride, map(int, self.padding)

@@ -1,4 +1,4 @@
-"""Where it is measured: a processor, or a GPU. Time, memory, streams and graphs."""
+"""The device: time, memory, streams and graphs of a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, cuda
 
-from benchmarks.gpu import absent
+from benchmarks.gpu import stubs
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.table import Rows, Values
 from gdt.common.errors import UserError
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def machine(settings: Settings, rows: Rows) -> None:
-    """What figures depend on."""
+    """Device and versions."""
 
     def versions() -> Values:
         device = device_of(settings.device)
@@ -36,7 +36,7 @@ def machine(settings: Settings, rows: Rows) -> None:
             "python": platform.python_version(), "torch": str(torch.__version__), "DALI": "".join(dali) or "none",
             "CUDA": torch.version.cuda or "none", "cuDNN": str(torch.backends.cudnn.version() or "none"),
             "threads": torch.get_num_threads(),
-            "is": f"stood in for: {', '.join(sorted(absent.MISSING)) or 'nothing'}",
+            "is": f"not installed: {', '.join(sorted(stubs.MISSING)) or 'nothing'}",
         }  # fmt: skip
         if on_gpu(device):
             found |= {"GPUs": cuda.device_count(), "GiB": cuda.get_device_properties(device).total_memory / 2**30}
@@ -46,10 +46,10 @@ def machine(settings: Settings, rows: Rows) -> None:
 
 
 def device_of(name: str) -> torch.device:
-    """Raises UserError where it is not there."""
+    """The torch device. Raises UserError where there is none."""
     if name == "cuda" and not cuda.is_available():
         raise UserError(
-            "torch finds no GPU; see nvidia-smi, or pass --device cpu --size tiny, which shows that everything runs"
+            "torch finds no GPU; see nvidia-smi, or set --device cpu --size tiny to try the benchmark without one"
         )
     return torch.device("cuda", 0) if name == "cuda" else torch.device("cpu")
 
@@ -59,14 +59,13 @@ def on_gpu(device: torch.device) -> bool:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until all is done."""
     if on_gpu(device):
         cuda.synchronize(device)
 
 
-def fresh(device: torch.device) -> None:
-    """Give memory back, forget what was compiled, and count the most that is held from now on."""
-    if "torch._dynamo" in sys.modules:  # else nothing was compiled, and to reset it would import it
+def reset(device: torch.device) -> None:
+    """Free memory, forget compiled code and reset the peak of memory."""
+    if "torch._dynamo" in sys.modules:  # resetting would import it
         torch.compiler.reset()
     gc.collect()
     if on_gpu(device):
@@ -74,26 +73,26 @@ def fresh(device: torch.device) -> None:
         cuda.reset_peak_memory_stats(device)
 
 
-def most_held(device: torch.device) -> float:
-    """GiB, at any time since `fresh`; of a processor, since the process began."""
+def peak_memory(device: torch.device) -> float:
+    """GiB since `reset`; on a CPU since the process started."""
     if on_gpu(device):
         return float(cuda.max_memory_allocated(device)) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def seconds(step: Callable[[], Any], steps: int, device: torch.device) -> float:
-    """Of one step, over some."""
+    """Seconds per step, over some steps."""
     synchronize(device)
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(steps):
         step()
     synchronize(device)
-    return (time.perf_counter() - began) / steps
+    return (time.perf_counter() - start) / steps
 
 
 @contextlib.contextmanager
-def numbers(benchmark: bool, exact: bool = False) -> Iterator[None]:
-    """How cuDNN chooses its kernels, and whether float32 is computed in full."""
+def cudnn_settings(benchmark: bool, exact: bool = False) -> Iterator[None]:
+    """Whether cuDNN benchmarks its kernels; `exact` turns TF32 off."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     cudnn.benchmark = benchmark
@@ -106,44 +105,44 @@ def numbers(benchmark: bool, exact: bool = False) -> Iterator[None]:
 
 
 def as_graph(compute: Callable[[], T], device: torch.device) -> Callable[[], T]:
-    """The same as one CUDA graph, with what it was given when it was made; on a processor, as it is."""
+    """Capture a function as a CUDA graph with its current inputs; on a CPU return it."""
     if not on_gpu(device):
         return compute
     aside, own = cuda.Stream(device), cuda.current_stream(device)
     aside.wait_stream(own)
-    with cuda.stream(aside):  # what is made once must not be made while it is captured
+    with cuda.stream(aside):  # lazy initialisation must not be captured
         for _ in range(3):
             compute()
     own.wait_stream(aside)
     graph = cuda.CUDAGraph()
     with cuda.graph(graph):
-        made = compute()
+        output = compute()
 
     def replay() -> T:
         graph.replay()
-        return made
+        return output
 
     return replay
 
 
-def side_stream(model: GDT, device: torch.device) -> None:
-    """Let sound be embedded on a stream of its own, beside the pictures that were begun before it."""
+def use_side_stream(model: GDT, device: torch.device) -> None:
+    """Embed audio on its own stream, in parallel with the video embedding that started before it."""
     if not on_gpu(device):
         return
     own, embed = cuda.Stream(device), model.embed
-    begun: list[Any] = []
+    started: list[Any] = []
 
     def aside(modality: str, inputs: Any, keys: Tensor | None = None) -> Tensor:
         first = cuda.current_stream(device)
         if modality != "audio":
-            begun[:] = [first.record_event()]
+            started[:] = [first.record_event()]
             return embed(modality, inputs, keys)
-        for event in begun:
+        for event in started:
             own.wait_event(event)
         with cuda.stream(own):
-            made = embed(modality, inputs, keys)
+            output = embed(modality, inputs, keys)
         first.wait_stream(own)
-        made.record_stream(first)
-        return made
+        output.record_stream(first)
+        return output
 
     model.embed = aside  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""One process and two: whether they compute the same losses."""
+"""Whether one rank and two compute the same losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.gpu.device import fresh, numbers
+from benchmarks.gpu.device import cudnn_settings, reset
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.step import batch_of, run_settings, tree_of
 from benchmarks.gpu.table import Rows, Values
@@ -25,32 +25,35 @@ from gdt.train.kernels import Kernels
 from gdt.train.learner import Learner
 
 TOLERANCE = 1e-3
-"""Of a loss, relative; float32 without TF32, sums in another order."""
+"""Relative difference of losses; float32 without TF32, sums in another order."""
 STEPS = 4
 
 
 def ranks(settings: Settings, rows: Rows, device: torch.device) -> None:
-    rows("one rank and two", partial(together, settings, device))
+    rows("one rank and two", partial(compare, settings, device))
 
 
-def together(settings: Settings, device: torch.device) -> Values:
-    """Losses of a few steps of row l by one and by two ranks, with batch norm over groups and over the whole batch.
+def compare(settings: Settings, device: torch.device) -> Values:
+    """Losses of a few steps of row l on one and two ranks, with batch norm over groups and over the whole batch.
 
-    Raises UserError where they are not the same.
+    Raises UserError where they differ.
     """
     several = device.type == "cuda" and torch.cuda.device_count() > 1
     one = _losses(settings, 0, 1, device)
-    fresh(device)
+    reset(device)
     with tempfile.TemporaryDirectory(prefix="gdt-ranks-") as name:
         mp.spawn(_rank, (name, settings, several), nprocs=2)
         two: dict[str, list[float]] = json.loads(Path(name, "losses.json").read_text())
     pairs = {norm: list(zip(one[norm], two[norm], strict=True)) for norm in one}
     off = {norm: max(abs(a - b) / abs(a) for a, b in steps) for norm, steps in pairs.items()}
-    told = "; ".join(f"{norm}: {', '.join(f'{a:.6f} {b:.6f}' for a, b in steps)}" for norm, steps in pairs.items())
+    report = "; ".join(f"{norm}: {', '.join(f'{a:.6f} {b:.6f}' for a, b in steps)}" for norm, steps in pairs.items())
     if not max(off.values()) < TOLERANCE:
-        raise UserError(f"losses of one rank and of two differ by {off}, more than {TOLERANCE}; {told}")
-    by = "NCCL, a GPU each" if several else "gloo, both on one device"
-    return {f"off, {norm}": value for norm, value in off.items()} | {"tolerance": TOLERANCE, "is": f"{by}; {told}"}
+        raise UserError(f"losses of one rank and two differ by {off}, more than {TOLERANCE}; {report}")
+    backend = "NCCL, a GPU each" if several else "gloo, both on one device"
+    return {f"off, {norm}": value for norm, value in off.items()} | {
+        "tolerance": TOLERANCE,
+        "is": f"{backend}; {report}",
+    }
 
 
 def _rank(rank: int, folder: str, settings: Settings, several: bool) -> None:
@@ -67,7 +70,7 @@ def _rank(rank: int, folder: str, settings: Settings, several: bool) -> None:
 
 
 def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> dict[str, list[float]]:
-    """By what batch norm is over."""
+    """Losses per step, with batch norm over groups and over the whole batch."""
     data = Data("drawn", Statistics.from_numbers([110.0] * 3 + [60.0] * 3 + [0.0, 1.0]))
     found: dict[str, list[float]] = {}
     videos = settings.size.ranks_videos
@@ -79,11 +82,10 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
             steps=STEPS,
         )  # fmt: skip
         tree = tree_of(run)
-        with numbers(benchmark=False, exact=True):
+        with cudnn_settings(benchmark=False, exact=True):
             trainer = Learner(run, tree, data, device, world, Kernels(torch.float32))
-            plans = [
-                take_rank(tree.plan(step, 0), rank, world, bn_group_size) for step in range(STEPS)
-            ]  # of an epoch each
+            # a new epoch per step
+            plans = [take_rank(tree.plan(step, 0), rank, world, bn_group_size) for step in range(STEPS)]
             batches = (batch_of(plan, run, device) for plan in plans)
             found[norm] = [float(trainer.step(step, batch).loss) for step, batch in enumerate(batches)]
     return found

@@ -1,9 +1,9 @@
-"""What is measured: sizes, ways to compute a step, and what was predicted of them; a module that needs no torch.
+"""Sizes, ways to compute a step, and predictions. This module does not need torch.
 
-The predictions were written before anything was measured, for an H100 at the paper's size. They start from the
-arithmetic of a clip (460 GFLOPs forward and backward, 76 % of it in the stem and the first two stages) at about 40 % of
-the maker's peak where matrix units are fed (1.2 ms), and from its 450 MiB of activations, which element-wise layers and
-batch norm pass over about six times (0.9 ms at 3 TB/s): about 2.1 ms a clip, near 480 clips/s, 22 % MFU.
+The predictions were written before anything was measured, for an H100 at the paper's size. A clip takes 460 GFLOPs
+forward and backward, 76 % of them in the stem and the first two stages, which at about 40 % of the stated peak is
+1.2 ms; element-wise layers and batch norm read or write its 450 MiB of activations about six times, 0.9 ms at 3 TB/s:
+about 2.1 ms per clip, near 480 clips/s, 22 % MFU.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,10 +20,10 @@ from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train.models.network import Network
 
 SECTIONS = {
-    "machine": "device", "shards": "drawn", "kernels": "step", "step": "step", "training": "training",
+    "machine": "device", "shards": "shards", "kernels": "step", "step": "step", "training": "training",
     "loading": "loading", "ranks": "ranks", "ideas": "step",
 }  # fmt: skip
-"""What is measured, each by the function of that name in a module; what matters most first, since time may end it."""
+"""Sections by module, each the function of its name; most important first, since time may run out."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +35,23 @@ class Way:
     compiled: bool = True
     cudnn_benchmark: bool = True
     fused: bool = True
-    """Whether the optimiser is one kernel, or goes from parameter to parameter."""
+    """Whether the optimiser is one fused kernel."""
     recomputed: int = 0
-    """Parts of the video trunk whose activations are made again for the gradient; see R2Plus1D."""
+    """Parts of the video trunk whose activations are recomputed; see R2Plus1D."""
     side_stream: bool = False
-    """Whether the sound network runs beside the video network."""
+    """Whether the audio network runs on its own stream."""
     one_forward: bool = True
-    """Whether all leaves of a modality pass at once, or those of each branch, a group of batch norm, on their own."""
+    """Whether all leaves of a modality are one forward pass, or each branch, a batch-norm group, is its own."""
     cached: bool = False
-    """Whether leaves are embedded twice, the second time a group at a time (gradient caching)."""
+    """Whether gradient caching embeds leaves twice, the second time group by group."""
     padded: bool = False
-    """Whether the widths inside factorised convolutions are multiples of 8, with channels that are always zero."""
+    """Whether inner widths of factorised convolutions are padded to multiples of 8 with zero channels."""
     folded: bool = False
-    """Whether the parts of factorised convolutions are convolutions of two dimensions over folded axes."""
+    """Whether factorised convolutions are computed as 2-D convolutions over folded axes."""
     graph: bool = False
     """Whether forward, loss and backward are replayed as one CUDA graph."""
     bytes: bool = True
-    """Whether clips are bytes that become floats in the step, or contiguous floats on the device already."""
+    """Whether clips are bytes, converted in the step, or contiguous floats."""
     waits: bool = False
     """Whether the host waits for the loss of every step."""
 
@@ -58,19 +59,19 @@ class Way:
 PLAIN = Way(
     bfloat16=False, channels_last=False, compiled=False, fused=False, one_forward=False, bytes=False, waits=True
 )
-"""The published code's way, with what torch gives everyone: TF32 and cuDNN's benchmark."""
+"""The way of the published code, with TF32 and cuDNN's benchmark."""
 
 
 @dataclass(frozen=True)
 class Idea:
-    """One thing that is done in another way."""
+    """One change of the best way."""
 
     change: dict[str, Any]
     predicted: float
-    """Clips/s with the change over those without it."""
+    """Clips/s with the change over clips/s without it."""
     why: str
     same: bool = True
-    """Whether the function that is computed is the same one."""
+    """Whether the change computes the same function."""
 
     def of(self, best: Way) -> Way:
         return replace(best, **self.change)
@@ -79,55 +80,55 @@ class Idea:
 IDEAS = {
     "float32": Idea({"bfloat16": False}, 0.45, "TF32 at half the rate, twice the bytes"),
     "channels-first": Idea({"channels_last": False}, 0.55, "cuDNN transposes for matrix units"),
-    "eager": Idea({"compiled": False}, 0.85, "batch norm, ReLU and sums pass over memory one by one"),
-    "no-cudnn-benchmark": Idea({"cudnn_benchmark": False}, 0.85, "heuristics are weak for (1,3,3) and (3,1,1)"),
+    "eager": Idea({"compiled": False}, 0.85, "batch norm, ReLU and sums each pass over memory"),
+    "no-cudnn-benchmark": Idea({"cudnn_benchmark": False}, 0.85, "cuDNN's heuristics are weak for (1,3,3) and (3,1,1)"),
     "optimiser-not-fused": Idea({"fused": False}, 0.995, "under 1 ms of a step of 130 ms"),
-    "recompute-2": Idea({"recomputed": 2}, 0.85, "stem and first stage twice: half of a forward pass; frees memory"),
-    "recompute-3": Idea({"recomputed": 3}, 0.80, "and the second stage: three quarters of it; frees more"),
-    "side-stream": Idea({"side_stream": True}, 1.01, "sound has 0.2 % of the arithmetic; its launches hide"),
+    "recompute-2": Idea({"recomputed": 2}, 0.85, "stem and first stage twice: half a forward pass; frees memory"),
+    "recompute-3": Idea({"recomputed": 3}, 0.80, "also the second stage: three quarters of it; frees more"),
+    "side-stream": Idea({"side_stream": True}, 1.01, "audio has 0.2 % of the arithmetic; its launches overlap"),
     "forward-per-branch": Idea({"one_forward": False}, 0.97, "a quarter of the clips per kernel, four times the "
                                "launches; batch norm over each branch", same=False),
-    "gradient-caching": Idea({"one_forward": False, "cached": True}, 0.73, "and one forward pass more, 3 of 4",
+    "gradient-caching": Idea({"one_forward": False, "cached": True}, 0.73, "also another forward pass: 3/4 the speed",
                              same=False),
-    "padded": Idea({"padded": True}, 1.10, "45, 230, 460 and 921 channels are no multiples of 8; 4 of 20 "
-                   "convolutions, the stem among them"),
-    "folded": Idea({"folded": True}, 1.15, "cuDNN's kernels of two dimensions are better than those of three"),
+    "padded": Idea({"padded": True}, 1.10, "45, 230, 460 and 921 channels are not multiples of 8; 4 of 20 "
+                   "convolutions, including the stem"),
+    "folded": Idea({"folded": True}, 1.15, "cuDNN's 2-D kernels are better than its 3-D kernels"),
     "padded-folded": Idea({"padded": True, "folded": True}, 1.25, "both"),
-    "graph": Idea({"graph": True}, 1.01, "a step is longer than its launches"),
+    "graph": Idea({"graph": True}, 1.01, "a step takes longer than its launches"),
 }  # fmt: skip
 PREDICTED: dict[str, Any] = {
-    "step": "480 clips/s predicted of an H100; the goals were 250 clips/s on an H100 and 350 clips/s on an H200",
+    "step": "predicted 480 clips/s on an H100; goals: 250 clips/s on an H100, 350 clips/s on an H200",
     "plain": 4.0,
 }  # fmt: skip
-"""Of the best way, and of it over the plain one."""
+"""Of the best way, and of its gain over the plain one."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What is computed, and how much of it; by default the paper's."""
+    """Sizes of the measurements; by default the paper's."""
 
     videos: int = 512
-    """That are drawn, and of a batch in whole training."""
+    """Drawn videos, and videos per batch in whole training."""
     frames: int = 48
-    """Of each of them."""
+    """Frames per drawn video."""
     shorter_side: int = 160
-    """Of these, pixels."""
+    """Pixels."""
     leaves: tuple[int, ...] = (16, 32, 64, 128, 256)
-    """Video clips per step, in turn until memory ends; multiples of 4, as row l takes four of a video."""
+    """Video clips per step, multiples of 4, as row l has four per video."""
     leaves_of_ideas: int = 64
     """Video clips per step of each idea and of the plain way; a multiple of 4."""
     warm: int = 3
-    """Steps in which kernels are chosen and compiled."""
+    """Warm-up steps, in which kernels are chosen and compiled."""
     steps: int = 10
-    """Steps after those, over which a measurement goes."""
+    """Measured steps."""
     rows: tuple[str, ...] = ("l", "e", "a")
-    """Rows of table 1 of which whole training is measured."""
+    """Rows of table 1 in whole training."""
     training_steps: int = 24
-    """Steps of whole training; the first third does not count."""
+    """Steps of whole training; the first third is warm-up."""
     loading_seconds: float = 12.0
-    """Length of each measurement of loading."""
+    """Seconds per measurement of loading."""
     ranks_videos: int = 8
-    """Videos of a batch that one and two processes share; a multiple of 4."""
+    """Videos per batch of one rank or two; a multiple of 4."""
     network: Network = field(default_factory=Network)
     clip: Clip = field(default_factory=Clip)
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -148,7 +149,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Metric loading, training steps and whole training on a GPU, beside predictions and the plain way."""
+    """Measure loading, training steps and whole training on a GPU, against predictions and the plain way."""
 
     out: Path = Path("runs/bench-gpu")
     minutes: float = 40.0
@@ -159,22 +160,31 @@ class Settings:
 
     @property
     def shards(self) -> Path:
-        """Where the drawn videos are."""
+        """Folder of the drawn videos."""
         return self.out / f"shards-{self.size.videos}x{self.size.frames}x{self.size.shorter_side}"
 
 
-def parsed(arguments: Sequence[str]) -> Settings:
-    """The settings of a command line; exits where they cannot be."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=Settings.__doc__)
-    say = parser.add_argument
-    say("--out", type=Path, default=Settings.out, help="folder of the table, the logs and the shards that are made")
-    say("--minutes", type=float, default=Settings.minutes, help="for all of it; what has no time left is skipped")
-    say("--device", choices=("cuda", "cpu"), default="cuda", help="a CPU gives no figures of use; see --size")
-    say("--size", choices=tuple(SIZES), default="paper", help="the paper's, or one that shows that everything runs")
-    say(
-        "--sections", nargs="+", choices=tuple(SECTIONS), default=SECTIONS, help="which; what they need comes with them"
+def parse_arguments(arguments: Sequence[str]) -> Settings:
+    """Settings from the command line, with the sections that others need. Exits on invalid ones."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu", usage="%(prog)s [options]", description=Settings.__doc__,
+        formatter_class=partial(argparse.HelpFormatter, width=100),
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--minutes", type=float, default=Settings.minutes, help="time limit; what has no time left is skipped (40)")
+    add("--out", type=Path, default=Settings.out, help="folder of table, logs and drawn shards (runs/bench-gpu)")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="speeds on a CPU mean nothing; use with --size tiny")
+    add("--size", choices=tuple(SIZES), default="paper", help="the paper's, or a tiny one that only shows that it runs")
+    add(
+        "--sections",
+        nargs="+",
+        choices=tuple(SECTIONS),
+        default=SECTIONS,
+        metavar="SECTION",
+        help=f"sections to run, with those they need: {', '.join(SECTIONS)}",
     )
-    say("--ideas", nargs="*", choices=tuple(IDEAS), default=IDEAS, help="which to switch over, one at a time")
+    add("--ideas", nargs="*", choices=tuple(IDEAS), default=IDEAS, metavar="IDEA",
+        help=f"ideas to measure, one at a time: {', '.join(IDEAS)}")  # fmt: skip
     values = vars(parser.parse_args(arguments))
     needed = {"machine"} | ({"shards"} if {"loading", "training"} & set(values["sections"]) else set())
     values["sections"] = tuple(name for name in SECTIONS if name in needed.union(values["sections"]))

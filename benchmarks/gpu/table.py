@@ -1,4 +1,4 @@
-"""What was measured: rows that are kept as soon as they are there, and the table of them."""
+"""Rows of measurements, written as soon as they are known, and their table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tabulate import tabulate
 from gdt.common.errors import UserError, first_line, is_out_of_memory
 
 Values = Mapping[str, float | str]
-BEGUN = "it has begun"
-"""Why a row has no values that is being measured, or whose process has died."""
+STARTED = "started"
+"""`failed` of a row that is being measured, or whose process has died."""
 _LONG = ("why", "is")
-"""Values that are sentences; they come last, without a column."""
+"""Values that are sentences, shown last without a column."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Row:
     what: str
     values: Values = field(default_factory=dict)
     failed: str = ""
-    """Why there are no values."""
+    """Why there are no values; empty if there are."""
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} {_shown(value)}" for name, value in self.values.items())
@@ -37,54 +37,54 @@ class Row:
 
 
 class Rows:
-    """Measurements of one section: each is written down when it begins and when it is done, failed or skipped.
+    """Measurements of one section, recorded when they start and when they are done, failed or skipped.
 
-    What is written down already, by a process that came to its end in between, is not measured again.
+    Rows recorded by an earlier process are not measured again.
     """
 
     def __init__(self, path: Path, section: str, deadline: float, clean: Callable[[], None] = lambda: None) -> None:
-        """`deadline` as of time.time(); `clean` gives memory back after a measurement."""
+        """`deadline` as of time.time(); `clean` frees memory after a measurement."""
         self.path, self._section, self._deadline, self._clean = path, section, deadline, clean
 
     def __call__(self, what: str, measure: Callable[[], Values]) -> Values | None:
-        """What `measure` returns; None where it fails. Exits where the device may be in no state to go on with."""
+        """The values of `measure`; None where it fails. Exits where the device may be unusable afterwards."""
         for row in read(self.path):
             if (row.section, row.what) == (self._section, what):
                 return row.values or None
         if time.time() > self._deadline:
-            append(self.path, Row(self._section, what, failed="skipped: no time is left"))
+            append(self.path, Row(self._section, what, failed="skipped: no time left"))
             return None
-        append(self.path, Row(self._section, what, failed=BEGUN))
+        append(self.path, Row(self._section, what, failed=STARTED))
         values: Values | None = None
-        why, shaken = "", False
+        why, device_failed = "", False
         try:
             values = measure()
-        except Exception as error:  # whatever compilers, drivers and libraries raise
+        except Exception as error:  # of compilers, drivers or libraries
             traceback.print_exc()
             memory = is_out_of_memory(error)
-            why = "out of memory: " * memory + _named(error)
-            shaken = isinstance(error, RuntimeError) and not memory
+            why = "out of memory: " * memory + _describe(error)
+            device_failed = isinstance(error, RuntimeError) and not memory
         append(self.path, Row(self._section, what, values or {}, why))
-        if shaken:
+        if device_failed:
             sys.exit(1)
         self._clean()
         return values
 
 
-def _named(error: Exception) -> str:
-    """What an error says; of one in another process, its last line, which tells what it was."""
-    said = str(error).strip().splitlines()[-1:] if "Traceback" in str(error) else [first_line(error)]
-    return ("" if isinstance(error, UserError) else f"{type(error).__name__}: ") + said[0][:300]
+def _describe(error: Exception) -> str:
+    """Type and message of an error; the last line of one from another process."""
+    lines = str(error).strip().splitlines()[-1:] if "Traceback" in str(error) else [first_line(error)]
+    return ("" if isinstance(error, UserError) else f"{type(error).__name__}: ") + lines[0][:300]
 
 
 def append(path: Path, row: Row) -> None:
-    """Write a row down; it takes the place of what was said of it before."""
+    """Record a row, replacing an earlier record of it."""
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(row)) + "\n")
 
 
 def read(path: Path) -> list[Row]:
-    """The rows that were written down; what is not whole is left out."""
+    """The recorded rows; incomplete lines are skipped."""
     rows: dict[tuple[str, str], Row] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
@@ -96,7 +96,7 @@ def read(path: Path) -> list[Row]:
 
 
 def text(rows: Iterable[Row]) -> str:
-    """A table per section: a column for every figure, sentences and reasons at the end."""
+    """A table per section: a column per number, sentences and failures at the end."""
     sections: dict[str, list[Row]] = {}
     for row in rows:
         sections.setdefault(row.section, []).append(row)

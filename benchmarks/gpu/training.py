@@ -1,4 +1,4 @@
-"""Whole training, through the function that trains; and what it comes to on a real data set."""
+"""Whole training with `pretrain`, and the hours that it predicts for Kinetics-400."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from benchmarks.gpu import absent
+from benchmarks.gpu import stubs
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.step import batch_of, run_settings
 from benchmarks.gpu.table import Rows, Values
@@ -25,8 +25,8 @@ from gdt.train.pretrain import pretrain
 from gdt.train.settings import METRICS, Pretrain
 
 EPOCHS, VIDEOS, GPUS = 100, 240_000, 8
-"""Of the paper's training on Kinetics-400, with as many GPUs as are asked about."""
-_NO_LOADING = "; nothing was loaded, as DALI is not installed: batches were ready, and waiting says nothing"
+"""Of the predicted training on Kinetics-400."""
+_NO_LOADING = "; DALI is not installed, so batches were ready and waiting means nothing"
 
 
 def training(settings: Settings, rows: Rows, device: torch.device) -> None:
@@ -37,24 +37,24 @@ def training(settings: Settings, rows: Rows, device: torch.device) -> None:
 
 
 def whole(settings: Settings, row: str, videos: int) -> Values:
-    """Some steps of pretraining on the drawn videos, the first third of which do not count.
+    """Some steps of pretraining on the drawn videos; the first third is warm-up.
 
-    Without DALI the cores decode, and where there is sound, too, nothing is loaded.
+    Without DALI the cores decode; rows with audio then get ready batches instead.
     """
     base = run_settings(settings, row, 4 * videos)
     out = settings.out / f"run-{row}-{videos}"
     shutil.rmtree(out, ignore_errors=True)
-    bare = "nvidia.dali" in absent.MISSING
+    bare = "nvidia.dali" in stubs.MISSING
     run = replace(
         base, batch_size=videos, shards=settings.shards, out=out, steps=settings.size.training_steps,
         checkpoint_minutes=1e6, loading=Loading(decoder="cpu") if bare else Loading(),
     )  # fmt: skip
     ready = bare and "audio" in base.composition.modalities
 
-    def made(index: Any, plans: Iterable[BatchPlan], clip: Any, device: torch.device, *others: Any) -> Any:
+    def ready_batches(index: Any, plans: Iterable[BatchPlan], clip: Any, device: torch.device, *others: Any) -> Any:
         return nullcontext(_ready(run, plans, device))
 
-    with mock.patch("gdt.train.trainer.Loader", made) if ready else nullcontext():
+    with mock.patch("gdt.train.trainer.Loader", ready_batches) if ready else nullcontext():
         pretrain(run).unlink()
     lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     counted = lines[len(lines) // 3 :]
@@ -64,25 +64,25 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     }
     values |= {"GiB": max(line["memory_gib"] for line in lines), "steps": len(lines), "loss": lines[-1]["loss"]}
     kept = json.loads((out / "settings.json").read_text())
-    told = f"norm leaves {kept['bn_group_size']}, chunk leaves {kept['micro_batch_size']}, {kept['precision']}"
+    how = f"bn_group_size {kept['bn_group_size']}, micro_batch_size {kept['micro_batch_size']}, {kept['precision']}"
     hours = arithmetic(row, base.composition.clips_per_video, float(values["clips/s"]))
-    return values | {"is": f"{told}{_NO_LOADING * ready}; {hours}"}
+    return values | {"is": f"{how}{_NO_LOADING * ready}; {hours}"}
 
 
 def _ready(run: Pretrain, plans: Iterable[BatchPlan], device: torch.device) -> Iterator[Batch]:
-    """In the place of the loader: the batches of plans, all with the bytes that were made for the first of them."""
-    made: Batch | None = None
+    """Instead of the loader: batches of the plans, all with the bytes of the first."""
+    first: Batch | None = None
     for plan in plans:
-        made = made or batch_of(plan, run, device)
+        first = first or batch_of(plan, run, device)
         table = {name: torch.from_numpy(values).to(device) for name, values in plan.columns.items()}
-        yield replace(made, table=table, joined=table, plan=plan)
+        yield replace(first, table=table, joined=table, plan=plan)
 
 
 def arithmetic(row: str, clips_per_video: int, clips_per_second: float) -> str:
-    """How long the paper's training takes at such a rate of each GPU."""
+    """Hours of the paper's training at this rate per GPU."""
     clips = EPOCHS * VIDEOS * clips_per_video
     hours = clips / (GPUS * clips_per_second) / 3600
     return (
         f"{EPOCHS} epochs x {VIDEOS} videos x {clips_per_video} clips of row {row} / ({GPUS} GPUs x "
-        f"{clips_per_second:.0f} clips/s) = {hours:.1f} h, without what ranks wait for each other"
+        f"{clips_per_second:.0f} clips/s) = {hours:.1f} h, without communication"
     )
