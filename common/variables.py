@@ -14,7 +14,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -46,10 +46,11 @@ def options_of(kind: Any, prefix: str = "", prefixed: bool = True) -> dict[str, 
     types = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         hint, name = types[field.name], prefix + field.name.replace("_", "-")
-        if is_dataclass(hint):
-            options |= options_of(hint, f"{name}." if prefixed else prefix, prefixed)
+        bare = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+        if is_dataclass(bare):
+            options |= options_of(bare, f"{name}." if prefixed else prefix, prefixed)
         elif tyro.conf.Suppress not in getattr(hint, "__metadata__", ()):
-            options[name.replace("-", "_").replace(".", "_").upper()] = Option(f"--{name}", hint)
+            options[name.replace("-", "_").replace(".", "_").upper()] = Option(f"--{name}", bare)
     return options
 
 

@@ -172,6 +172,7 @@ def test_targets_without_variables_refuse_them(tmp_path: Path) -> None:
         ("report RUNS=x", "gdt eval report --runs=x"),
         ("pretrain SIZE=tiny CLIP_SIZE=24", "gdt pretrain tiny --dataset synthetic --clip.size=24"),
         ("preprocess SHORT_SIDE=96 DRY_RUN=0", "gdt preprocess --dataset synthetic --short-side=96 --no-dry-run"),
+        ("preprocess TIMEOUT_FACTOR=30", "gdt preprocess --dataset synthetic --timeout-factor=30"),
         ("eval SIZE=tiny CKPT=\"'a b.pt' c.pt\" TABLES=no",
          "gdt eval downstream --ckpt 'a b.pt' c.pt --size=tiny --no-tables"),
         ("ablation SIZE=tiny ROWS=\"e 'video:d modality:i:2:differs'\"",
