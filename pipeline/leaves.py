@@ -37,7 +37,7 @@ class Clip:
             raise UserError(f"--clip.words-seconds is {self.words_seconds}; it must be above 0")
 
 
-INPUT_FIELDS = {"video": ("start", "frames", "turns"), "audio": ("start", "mel_frames")}
+INPUT_FIELDS = {"video": ("start", "frames", "turns", "crop_scale"), "audio": ("start", "mel_frames")}
 """Fields of `Leaves`, besides the draws, that change the input of each network; `gdt eval factors` compares them."""
 
 
@@ -64,6 +64,8 @@ class Leaves:
     """Length of the text clip from `start`, seconds: float64 [n]."""
     turns: np.ndarray
     """Quarter turns of the crop, counter-clockwise: int64 [n]."""
+    crop_scale: np.ndarray
+    """Side of the crop relative to the augmentation's: float64 [n]; below 1 zooms in, above 1 out up to the frame."""
     bands: int
     """Mel bands."""
     draws: dict[str, np.ndarray]
@@ -81,7 +83,8 @@ class Leaves:
         return cls(
             video=zeros, modality=zeros.copy(), start=zeros.copy(), turns=zeros.copy(),
             frames=positions(clip.frames) * clip.stride, mel_frames=positions(clip.mel_frames),
-            words=positions(clip.words), words_seconds=np.full(n, clip.words_seconds), bands=bands, draws={},
+            words=positions(clip.words), words_seconds=np.full(n, clip.words_seconds), crop_scale=np.ones(n),
+            bands=bands, draws={},
         )  # fmt: skip
 
     def __len__(self) -> int:

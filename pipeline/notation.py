@@ -120,6 +120,9 @@ def read_factors(path: Path) -> bytes:
 @lru_cache(maxsize=4)
 def compile_factors(path: Path, code: bytes) -> Transformations:
     """Like `load_factors`, from the source of the file."""
+    if match := _WRONG_IMPORT.search(code):  # it fails, or imports other classes of the same names
+        line = code[: match.start()].count(b"\n") + 1
+        raise UserError(f"{path}, line {line}: import gdt.pipeline…, not pipeline…")
     module = types.ModuleType(_CUSTOM + path.stem)
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # dataclasses look up annotations there
@@ -159,6 +162,7 @@ def report_custom_errors(transformation: Transformation) -> Iterator[None]:
         raise _located(Path(str(module.__file__)), error) from error
 
 
+_WRONG_IMPORT = re.compile(rb"^[ \t]*(from|import)[ \t]+pipeline\b", re.MULTILINE)
 _CUSTOM = "_factors_of_"
 """Prefix of the modules of --factors-from."""
 _COLUMNS = {"leaf", "usable"}

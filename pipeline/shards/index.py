@@ -284,15 +284,20 @@ class Index(VideoTable):
         return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
 
     def labelled(self, column: str) -> Index:
-        """The index with a further column as labels; "label" and "" keep them. Raises UserError for an unknown one."""
+        """The index with another column as labels, a further one or a numeric one of VideoTable.
+
+        "label" and "" keep the labels. Raises UserError for an unknown column.
+        """
         if column in ("", "label"):
             return self
-        if column not in self.columns:
-            raise UserError(
-                f"unknown column '{column}' of {self.folder / INDEX}; available: {', '.join(['label', *self.columns])}"
-            )
-        label = self.columns[column]
-        return replace(self, label=label, classes=sorted({*label} - {""}))
+        numeric = {name: getattr(self, name) for name, stored in COLUMNS.items() if stored.dtype is not str}
+        columns = numeric | self.columns
+        if column not in columns:
+            available = ", ".join(["label", *self.columns, *(name for name in numeric if name not in self.columns)])
+            raise UserError(f"unknown column '{column}' of {self.folder / INDEX}; available: {available}")
+        values = columns[column].tolist()
+        classes = [str(value) for value in sorted(set(values)) if value != ""]
+        return replace(self, label=np.asarray(list(map(str, values)), object), classes=classes)
 
     def start_counts(self, frames: int, stride: int, mel_frames: int = 0) -> np.ndarray:
         """Number of start frames at which a clip fits into each video: int64 [n_videos].

@@ -163,9 +163,9 @@ def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.nda
     video, draws = leaves.video, leaves.draws
     shape = np.stack([index.height[video], index.width[video]], 1).astype(np.float64)
     if "height" in draws:
-        extent = np.stack([draws["height"], draws["width"]], 1) * shape
+        extent = np.minimum(np.stack([draws["height"], draws["width"]], 1) * leaves.crop_scale[:, None], 1) * shape
     else:
-        side = size * shape.min(1) / draws["scale"]
+        side = size * shape.min(1) / draws["scale"] * leaves.crop_scale
         extent = np.minimum(side, shape.min(1))[:, None]
     begin = np.stack([draws["top"], draws["left"]], 1) * (shape - extent)
     end = begin + extent

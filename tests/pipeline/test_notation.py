@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from gdt.pipeline import presets
 from gdt.pipeline.composition import Contrast, Weight, contrast
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.notation import TRANSFORMATIONS, listing, load_factors, parse
+from gdt.pipeline.sources.video import regions
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.transformations.speed import Speed
 from gdt.pipeline.tree import Tree
@@ -27,6 +30,11 @@ from tests.conftest import ROOT
 def test_every_transformation_file_is_registered() -> None:
     files = {path.stem for path in (ROOT / "pipeline" / "transformations").glob("*.py")} - {"__init__", "base"}
     assert files == set(TRANSFORMATIONS)
+
+
+def test_listings_fit_100_columns() -> None:
+    lines = [*presets.listing().splitlines(), *listing().splitlines()]
+    assert max(map(len, lines)) <= 100 and all(any(name in line for line in lines) for name in presets.PRESETS)
 
 
 def test_parse() -> None:
@@ -129,6 +137,22 @@ class Later(Choice):
 """
 
 
+def test_a_custom_transformation_may_scale_the_crop(tmp_path: Path) -> None:
+    path = tmp_path / "zoom.py"
+    path.write_text(CUSTOM.format(act="leaves.crop_scale = np.where(values == 1, 0.5, 1.0)"))
+    composition = parse("video:d later:i:2 augmentation:i:2", 3, known=load_factors(path))
+    leaves = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(), 40).plan(0, 0).leaves
+    frames = SimpleNamespace(height=np.full(5, 240), width=np.full(5, 320))
+    for draws in (leaves.draws, leaves.draws | {"height": np.full(12, 0.5), "width": np.full(12, 0.9)}):
+        drawn = replace(leaves, draws=draws)
+        begin, end = regions(frames, drawn, 112)
+        plain = np.subtract(*regions(frames, replace(drawn, crop_scale=np.ones(12)), 112))
+        np.testing.assert_allclose(begin - end, plain * leaves.crop_scale[:, None], rtol=1e-5)
+        assert (np.minimum(begin, end) >= 0).all() and (np.maximum(begin, end) <= [240, 320]).all()
+    wide = replace(leaves, crop_scale=np.full(12, 9.0))  # no crop exceeds the frame
+    np.testing.assert_allclose(np.abs(np.subtract(*regions(frames, wide, 112))), 240, rtol=1e-5)
+
+
 @pytest.mark.parametrize("future", [True, False])
 def test_a_custom_transformation_may_have_settings_and_write_any_field(tmp_path: Path, future: bool) -> None:
     path = tmp_path / f"later{future}.py"
@@ -178,6 +202,11 @@ def test_custom_samples_must_be_integers_for_every_branch(tmp_path: Path) -> Non
     ("text", "message"),
     [
         ("x = 1\ny = x +\n", r"mine.py, line 2: SyntaxError"),
+        (
+            FREEZE.replace("from gdt.pipeline", "from pipeline"),
+            r"mine.py, line 1: import gdt.pipeline…, not pipeline…$",
+        ),
+        ("import math\nimport pipeline.leaves\n", r"mine.py, line 2: import gdt.pipeline…, not pipeline…$"),
         ("import math\n\nmath.sqrt(-1)\n", r"mine.py, line 3: ValueError"),
         ("x = 1\n", "defines no transformation"),
         (FREEZE.replace('"freeze"', '"speed"'), "defines 'speed', which exists already"),

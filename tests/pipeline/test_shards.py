@@ -202,7 +202,7 @@ NAMES = ["colour", "a/b", ".", "..", "100%", "%2F", "/", "é ü", "label/x", " "
 
 def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: Path, index: Index) -> None:
     assert index.columns == {} and index.labelled("label") is index
-    with pytest.raises(UserError, match=r"unknown column 'colour' of .*index.h5; available: label$"):
+    with pytest.raises(UserError, match=r"unknown column 'colour' of .*; available: label, height, width, silence$"):
         index.labelled("colour")
     n, draw = len(index), random.Random(0)
     values = {name: [draw.choice(["", "blue", "réd", "a/b"]) for _ in range(n)] for name in NAMES}
@@ -227,6 +227,8 @@ def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: 
     ) as error:
         found.labelled("color")
     assert all(name in str(error.value) for name in NAMES)
+    resolutions = replace(found, height=np.where(np.arange(n) % 2, 1080, 720)).labelled("height")  # a numeric column
+    assert resolutions.classes == ["720", "1080"] and resolutions.label.tolist()[:2] == ["720", "1080"]
     # rewritten without the shards
     rewrite_index(copy, annotations(label=["x"] * n, split=splits)(found.id))
     assert (Index.open(copy).classes, Index.open(copy).columns) == (["x"], {})
