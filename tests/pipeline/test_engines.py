@@ -156,9 +156,8 @@ def test_the_gpu_path_makes_the_same_batches(index: Index, decoder: Any) -> None
     with Loader(index, plans, CLIP, device, loading) as loader:
         for batch in loader:
             # the training stream waits for the batch
-            assert [call for call in cuda.calls if call.startswith("training")][
-                -1
-            ] == "training: wait for mark of loader"
+            training = [call for call in cuda.calls if call.startswith("training")]
+            assert training[-1] == "training: wait for mark of loader"
             got.append(copied(batch))
     for one, other in zip(expected, got, strict=True):
         assert torch.equal(one.inputs["audio"], other.inputs["audio"])

@@ -65,9 +65,7 @@ def test_reading_beyond_a_video_is_refused(index: Index) -> None:
     reader = ShardReader(index)
     frames, rows = int(index.frame_count[1]), int(index.mel_count[1])
     for first, count in ((-1, 2), (frames - 1, 2)):
-        with pytest.raises(
-            UserError, match=rf"takes frames {first} to {first + 1} of '{index.id[1]}', which has {frames}"
-        ):
+        with pytest.raises(UserError, match=f"frames {first} to {first + 1} of '{index.id[1]}', which has {frames}"):
             reader.frames(1, first + np.arange(count))
     for first in (-1, rows - 4):
         with pytest.raises(UserError, match=rf"log-mel frames {first} to {first + 4} of .* which has {rows}"):
@@ -115,9 +113,7 @@ def test_sums_are_exact_in_any_order_and_at_any_size() -> None:
     once = Statistics.from_sums([[5, 600, 80_000]] * 3, forward.tolist())
     million = [int(value) * 10**9 for value in forward]  # beyond 64 bits
     often = Statistics.from_sums([[5 * 10**18, 600 * 10**18, 80_000 * 10**18]] * 3, million)
-    assert np.allclose(often.pixel_std, once.pixel_std, rtol=1e-14) and np.isclose(
-        often.mel_std, once.mel_std, rtol=1e-14
-    )
+    assert np.allclose([*often.pixel_std, often.mel_std], [*once.pixel_std, once.mel_std], rtol=1e-14)
 
 
 def written(folder: Path, records: list[VideoRecord]) -> Index:
@@ -222,12 +218,10 @@ def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: 
     coloured = found.labelled("colour")
     assert coloured.label.tolist() == values["colour"] and coloured.classes == ["a/b", "blue", "réd"]
     assert coloured.split.tolist() == splits and found.label.tolist() == labels
-    with pytest.raises(
-        UserError, match=r"unknown column 'color' of .*index.h5; available: label, .*, colour, .*"
-    ) as error:
+    with pytest.raises(UserError, match="unknown column 'color' of .*; available: label, .*, colour, ") as error:
         found.labelled("color")
     assert all(name in str(error.value) for name in NAMES)
-    resolutions = replace(found, height=np.where(np.arange(n) % 2, 1080, 720)).labelled("height")  # a numeric column
+    resolutions = replace(found, height=np.where(np.arange(n) % 2, 1080, 720)).labelled("height")
     assert resolutions.classes == ["720", "1080"] and resolutions.label.tolist()[:2] == ["720", "1080"]
     # rewritten without the shards
     rewrite_index(copy, annotations(label=["x"] * n, split=splits)(found.id))

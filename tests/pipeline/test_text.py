@@ -124,15 +124,15 @@ def test_transformations_act_on_words(index: Index, vectors: WordVectors) -> Non
 def test_the_text_network_ignores_padding() -> None:
     torch.manual_seed(0)
     network = TextNetwork(7, 9)
-    vectors, said = torch.randn(3, 5, 7).half(), torch.zeros(3, 5, dtype=torch.bool)
-    said[0, :2], said[1] = True, True
-    out = network(Words(vectors, said, np.zeros((3, 5), np.int64)))
+    vectors, mask = torch.randn(3, 5, 7).half(), torch.zeros(3, 5, dtype=torch.bool)
+    mask[0, :2], mask[1] = True, True
+    out = network(Words(vectors, mask, np.zeros((3, 5), np.int64)))
     for row, n in ((0, 2), (1, 5)):
         expected = torch.stack([functional.relu(network.fc1(vectors[row, k].float())) for k in range(n)]).amax(0)
         assert torch.allclose(out[row], expected)
     assert not out[2].any()
     vectors[0, 2:] = 100
-    assert torch.equal(network(Words(vectors, said, np.zeros((3, 5), np.int64)))[0], out[0])
+    assert torch.equal(network(Words(vectors, mask, np.zeros((3, 5), np.int64)))[0], out[0])
     assert set(network.state_dict()) == {"fc1.weight", "fc1.bias"}
 
 
@@ -147,12 +147,12 @@ def test_a_batch_of_three_modalities_matches_its_plan(index: Index, vectors: Wor
     words: Words = batch.inputs["text"]
     for row, leaf in enumerate(np.flatnonzero(leaves.modality == TEXT)):
         tau = batch.plan.columns["time_shift"][leaf] / index.fps
-        said = reader.tokens(int(leaves.video[leaf]), tau, 5, 2.0)
-        said = said[::-1] if batch.plan.columns["time_reversal"][leaf] else said
-        assert words.tokens[row].tolist() == said.tolist() + [NOTHING] * (5 - len(said))
-        assert np.array_equal(words.vectors[row, : len(said)].numpy(), table[said])
-        assert not words.vectors[row, len(said) :].any()
-        assert batch.table["usable"][leaf] == (len(said) > 0)
+        tokens = reader.tokens(int(leaves.video[leaf]), tau, 5, 2.0)
+        tokens = tokens[::-1] if batch.plan.columns["time_reversal"][leaf] else tokens
+        assert words.tokens[row].tolist() == tokens.tolist() + [NOTHING] * (5 - len(tokens))
+        assert np.array_equal(words.vectors[row, : len(tokens)].numpy(), table[tokens])
+        assert not words.vectors[row, len(tokens) :].any()
+        assert batch.table["usable"][leaf] == (len(tokens) > 0)
     assert batch.table["usable"][leaves.modality != TEXT].all()
 
 
@@ -247,13 +247,13 @@ def test_text_is_pretrained_from_the_command_line(
 
 
 def test_captions_of_real_speech(real: Path, tmp_path: Path) -> None:
-    said = json.loads((real / "captions" / "grid_captions.json").read_text())
+    captions = json.loads((real / "captions" / "grid_captions.json").read_text())
     (tmp_path / "videos").mkdir()
-    for name in list(said)[:12]:
+    for name in list(captions)[:12]:
         (tmp_path / "videos" / f"{name}.mpg").symlink_to(real / "grid" / f"{name}.mpg")
-    (tmp_path / "videos" / "captions.json").write_text(json.dumps(said))
+    (tmp_path / "videos" / "captions.json").write_text(json.dumps(captions))
     words = tmp_path / "vectors.txt"
-    write_word2vec(words, (text for captions in said.values() for text in captions["text"]), 12)
+    write_word2vec(words, (text for spoken in captions.values() for text in spoken["text"]), 12)
     shards = tmp_path / "shards"
     preprocess(Preprocess("folder", tmp_path / "videos", shards, word2vec=words, videos_per_shard=6, workers=2))
     index = Index.open(shards)
