@@ -44,10 +44,7 @@ _SYNTAX = "a factor is name:contrast:K, as in time_reversal:i:2, or name:contras
 
 
 def parse(
-    text: str,
-    batch_size: int,
-    augmentation: Augmentation = Augmentation(),
-    known: Transformations = TRANSFORMATIONS,
+    text: str, batch_size: int, augmentation: Augmentation = Augmentation(), known: Transformations = TRANSFORMATIONS
 ) -> Composition:
     """Parse a composition; `video:d` without a K takes `batch_size`.
 

@@ -120,14 +120,9 @@ def _describe(values: object) -> str:
 
 
 def sampling_tree(
-    index: Index,
-    composition: Composition,
-    clip: Clip,
-    split: str,
-    seed: int,
-    say: Callable[[str], None] = lambda _: None,
-    shuffle_shards: int = 0,
-) -> Tree:
+    index: Index, composition: Composition, clip: Clip, split: str, seed: int,
+    say: Callable[[str], None] = lambda _: None, shuffle_shards: int = 0,
+) -> Tree:  # fmt: skip
     """The tree over the usable videos of a split; passes their number to `say`. Raises UserError if too few.
 
     With `shuffle_shards` > 0, videos are shuffled only within groups of that many shards.

@@ -70,11 +70,9 @@ def mel_sums(bank: np.ndarray) -> np.ndarray:
 
 
 def write_index(
-    folder: Path,
-    shards: Sequence[Path],
-    attributes: Mapping[str, Any],
+    folder: Path, shards: Sequence[Path], attributes: Mapping[str, Any],
     annotate: Callable[[np.ndarray], Annotations] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Gather the shards into `index.h5`; `annotate(ids)`, ids as bytes [n_videos], overrides their annotations."""
     datasets, attributes = gather(shards, attributes)
     if annotate is not None:

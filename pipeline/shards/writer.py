@@ -46,14 +46,9 @@ class VideoRecord:
 
 
 def write_shard(
-    path: Path,
-    records: Sequence[VideoRecord],
-    rejected: Sequence[Mapping[str, str]],
-    attributes: Mapping[str, Any],
-    content: str,
-    bands: int,
-    scratch: Path,
-) -> None:
+    path: Path, records: Sequence[VideoRecord], rejected: Sequence[Mapping[str, str]], attributes: Mapping[str, Any],
+    content: str, bands: int, scratch: Path,
+) -> None:  # fmt: skip
     """Write a shard in the folder `scratch`, then move it to `path`."""
     with writing_sealed(path, PIECES, scratch, content=content) as file:
 
