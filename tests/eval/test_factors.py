@@ -340,7 +340,7 @@ def test_what_has_no_trial_says_why(planner: Planner, index: Index) -> None:
     silent = replace(planner, index=replace(index, mel_count=np.zeros_like(index.mel_count)))
     assert "0 of the 12 videos are long enough for it, and 0 have sound; it needs 5" in why(silent, Modality())
     few = replace(planner, clip=replace(TINY.clip, frames=2))
-    assert "order permutes 3 segments, and a clip has 2 frames" in why(few, TRANSFORMATIONS["order"]())
+    assert "order has 3 segments and a clip 2 frames" in why(few, TRANSFORMATIONS["order"]())
     assert "no Choice of two or more" in why(planner, TRANSFORMATIONS["speed"]((1.0,)))
 
 

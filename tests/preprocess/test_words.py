@@ -130,7 +130,7 @@ def test_words_of_real_captions(word2vec: Path, real: Path, tmp_path: Path) -> N
         ("a.txt", b"1 3\na 1 2 x\n", "cannot be read as a text"),
         ("a.txt", b"1 3\n\xe9 1 2 3\n", "cannot be read as a text .*utf-8"),
         ("a.txt", b"999999999999 999999\na 1\n", "cannot be read as a text"),
-        ("a.txt", b"-1 3\n", "cannot be read as a text|holds no words"),
+        ("a.txt", b"-1 3\n", "cannot be read as a text|has no words"),
         ("a.txt", b"0 3\n", "the word2vec file .*a.txt has no words"),
         ("a.bin", b"2 3\nabc", "a.bin cannot be read as a binary word2vec file .*unexpected end of input"),
         ("a.bin", b"1 3\na 1 2 3\n", "cannot be read as a binary"),

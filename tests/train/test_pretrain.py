@@ -248,7 +248,7 @@ def test_damage_ends_a_run_with_its_name_and_nothing_learned_is_lost(
     ruin(copy, 1)
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.prefetch", 1, "--loading.decode-batch-size", 2))
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert done.returncode == 2 and "shard-000001.h5 is damaged: frame" in said
+    assert done.returncode == 2 and "shard-000001.h5 is damaged: checksum mismatch in frame" in said
     assert said.endswith("; --loading.damaged skip ignores such clips")
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     assert 0 < state["step"] == len(losses(run)) < STEPS
