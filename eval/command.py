@@ -1,4 +1,4 @@
-"""The command line of evaluation."""
+"""The commands of `gdt eval`."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from gdt.train.settings import require_one_name
 
 
 class Command(NamedTuple):
-    """What a name on the command line stands for."""
+    """A subcommand."""
 
     settings: type
     run: str
-    """module:function of the settings, which returns what is to be said. It is imported late: torch and DALI take
-    seconds, which --help need not."""
-    said: str = "{0}"
-    """How what it returns is said."""
+    """module:function that takes the settings and returns what to print. It is imported late, since torch and DALI take
+    seconds, which --help should not."""
+    message: str = "{0}"
+    """Format of what it returns."""
     cleans_up: bool = False
-    """Whether SIGTERM lets it end what it has started and remove what is half done; the others are ended at once."""
+    """Whether it stops its subprocesses and removes temporary files on SIGTERM; others end immediately."""
 
 
 COMMANDS = {
@@ -47,9 +47,9 @@ COMMANDS = {
     "nearest": Command(Nearest, "gdt.eval.nearest:nearest"),
     "export": Command(Export, "gdt.eval.export:export"),
     "factors": Command(Factors, "gdt.eval.factors.evaluate:factors"),
-    "report": Command(Report, "gdt.eval.page.page:report", "the page is {0}"),
-    "show-batch": Command(ShowBatch, "gdt.eval.show_batch:show_batch", "the picture is {0}"),
-    "show-tree": Command(ShowTree, "gdt.eval.show_tree:show_tree", "{0[0]}\n\nthe picture is {0[1]}"),
+    "report": Command(Report, "gdt.eval.page.page:report", "report: {0}"),
+    "show-batch": Command(ShowBatch, "gdt.eval.show_batch:show_batch", "image: {0}"),
+    "show-tree": Command(ShowTree, "gdt.eval.show_tree:show_tree", "{0[0]}\n\nimage: {0[1]}"),
 }
 
 
@@ -61,17 +61,17 @@ def main(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, p
     if chosen.cleans_up:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     module, _, function = chosen.run.partition(":")
-    print(chosen.said.format(getattr(importlib.import_module(module), function)(command)))
+    print(chosen.message.format(getattr(importlib.import_module(module), function)(command)))
 
 
 def options(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS) -> Variables:
-    """Of the command that the arguments begin with, or of all."""
+    """Make's variables of the command that the arguments begin with, or of all commands."""
     chosen = [commands[name] for name in arguments[:1] if name in commands] or commands.values()
     return {name: option for one in chosen for name, option in options_of(one.settings).items()}
 
 
 def settings_of(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, prog: str = "gdt eval") -> Any:
-    """The settings of the command that a command line names; None where it asks for a list, which is printed."""
+    """Parse the settings of a command. Prints a list and returns None for --preset help and --factors help."""
     require_one_name(arguments)
     parsers: dict[str, Options[Any]] = {name: Options(one.settings) for name, one in commands.items()}
     subcommands = [Annotated[one.type, tyro.conf.subcommand(name, prefix_name=False)] for name, one in parsers.items()]

@@ -1,6 +1,6 @@
-"""Features of videos in a file: of folders and files as they are, or of shards.
+"""Features of videos, from files, folders or shards, written to a file.
 
-torch and DALI are imported once there is something to compute: the command line reads the settings below.
+torch and DALI are imported inside the functions: the command line reads the settings below.
 """
 
 from __future__ import annotations
@@ -45,46 +45,44 @@ FORMAT = "gdt-features-1"
 
 @dataclass(frozen=True)
 class Embed:
-    """Write features of videos, of one's own or of a preprocessed data set, to a file."""
+    """Write features of your videos, or of a preprocessed data set, to a file."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "model": ("ckpt",),
-        "videos": ("source", "dataset", "shards", "workers"),
-        "features": ("of", "kind", "per", "clips"),
-        "file": ("out", "overwrite"),
+        "main": ("ckpt", "source", "dataset", "out"),
+        "features": ("modalities", "kind", "per", "clips"),
+        "advanced": ("shards", "workers", "overwrite"),
     }
-    """Of `--help`, and the settings below them."""
+    """Groups of options in `--help`."""
 
     ckpt: Path
-    """Checkpoint of a pretrained model, or weights from elsewhere."""
+    """Checkpoint of a pretrained model, or other weights."""
     source: tuple[Path, ...] = ()
-    """Folders of videos, and video files; they are preprocessed into a folder that is removed at the end."""
+    """Video files and folders of videos; preprocessed into a temporary folder next to --out."""
     dataset: str = ""
-    """Preprocessed data set, in place of --source."""
+    """Preprocessed data set, instead of --source."""
     shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
+    """Folder of shards; default: data/shards/<dataset>."""
     out: Path = Path("features.h5")
-    """The file to write: .h5, .npz or, with pyarrow installed, .parquet."""
-    of: tuple[Modality, ...] = ()
-    """What features are of; default picture and sound, as far as the model has networks for them."""
+    """File to write: .h5, .npz, or .parquet (needs pyarrow)."""
+    modalities: tuple[Modality, ...] = ()
+    """Default: all that the model has networks for."""
     kind: Kind = "embeddings"
-    """Embeddings of length 1, in which picture and sound can be compared, or average-pooled features of the trunks,
-    which are better for classifiers."""
+    """Unit-length embeddings, comparable across modalities, or features of the trunks, better for classifiers."""
     per: Per = "video"
-    """A row per video, the mean over its clips, or a row per clip with the second at which it starts."""
+    """One row per video, the mean over its clips, or one per clip, with its start in seconds."""
     clips: int = 10
     """Uniform clips per video."""
     workers: int = 0
-    """Worker processes that decode videos; 0 takes one per core."""
+    """Decoding processes; 0: one per core."""
     overwrite: bool = False
-    """Replace the file where there is one."""
+    """Replace an existing file."""
 
     def __post_init__(self) -> None:
         if bool(self.source) == bool(self.dataset or self.shards):
-            raise UserError("set --source to videos, or --dataset to preprocessed ones")
+            raise UserError("set --source to videos, or --dataset to a preprocessed data set, but not both")
         for name, given, known in (
             ("kind", (self.kind,), get_args(Kind)), ("per", (self.per,), get_args(Per)),
-            ("of", self.of, get_args(Modality)),
+            ("modalities", self.modalities, get_args(Modality)),
         ):  # fmt: skip
             if unknown := [value for value in given if value not in known]:
                 raise UserError(f"--{name} is '{unknown[0]}'; it must be {' or '.join(known)}")
@@ -100,79 +98,75 @@ class Features:
     """Features, one row per video or per clip."""
 
     id: np.ndarray
-    """Of the video, str [n]."""
+    """Id of the video, str [n]."""
     path: np.ndarray
-    """Of its file, str [n]; empty where they come from shards, which do not know it."""
+    """Path of its file, str [n]; empty for features of shards."""
     start: np.ndarray
-    """Second at which the clip starts, float32 [n]; of a video 0."""
+    """Start of the clip in seconds, float32 [n]; 0 for rows per video."""
     features: dict[str, np.ndarray]
-    """By modality, float32 [n, d]; rows of NaN where a video does not have it for the length of a clip."""
+    """By modality, float32 [n, d]; NaN for videos that do not have it for the length of a clip."""
     metadata: dict[str, str]
-    """How: checkpoint, kind, clips and provenance."""
+    """Checkpoint, kind, clips and provenance."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """Files that could not be used, each with its reason; they are not stored."""
+    """Files that could not be used, with reasons; not stored."""
 
 
 def embed(settings: Embed) -> str:
-    """Write the file; returns what is in it and what was left out, in words.
+    """Write the file; returns a summary of what is in it and what was skipped.
 
-    Raises UserError where the checkpoint, the videos or the file cannot be used.
+    Raises UserError if the checkpoint, the videos or the file cannot be used.
     """
     try:
         rows = features(settings)
     except KeyboardInterrupt:
-        print("\ninterrupted; nothing was written, and the same command begins anew", file=sys.stderr)
+        print("\ninterrupted; nothing was written", file=sys.stderr)
         sys.exit(130)
     try:
         with writing(settings.out) as file:
             _WRITERS[settings.out.suffix](file, rows)
     except OSError as error:
-        raise UserError(f"{settings.out} cannot be written ({error.strerror}); see that there is room") from error
+        raise UserError(f"{settings.out} cannot be written ({error.strerror}); check the free disk space") from error
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
     videos = len(np.unique(rows.id.astype(str)))
-    lines = [f"{settings.out} holds {settings.kind} of {videos} videos, a row per {settings.per}: {sizes}"]
+    lines = [f"{settings.out}: {settings.kind} of {videos} videos, one row per {settings.per}: {sizes}"]
     for name, values in rows.features.items():
         if len(lacking := rows.id[np.isnan(values[:, 0])]):
-            lines.append(
-                f"{len(lacking)} rows are without {name} for the length of a clip, and hold NaN (first: {lacking[0]})"
-            )
-    lines += [f"{len(rows.skipped)} videos could not be used:"] if rows.skipped else []
+            lines.append(f"{len(lacking)} rows are NaN: no {name} for the length of a clip (first: {lacking[0]})")
+    lines += [f"{len(rows.skipped)} videos skipped:"] if rows.skipped else []
     lines += [f"  {path}: {reason}" for path, reason in rows.skipped]
     return "\n".join(lines)
 
 
 def features(settings: Embed, trained: Trained | None = None) -> Features:
-    """Features, by a model that was read already where there is one.
+    """Compute features, with `trained` if the checkpoint was read already.
 
-    Raises UserError where the checkpoint or the videos cannot be used.
+    Raises UserError if the checkpoint or the videos cannot be used.
     """
     from gdt.train.checkpoint import load_model
 
     trained = trained or load_model(settings.ckpt)
     modalities = _modalities(settings, trained)
     with contextlib.ExitStack() as stack:
-        index, paths, left_out = _opened(settings, stack)
+        index, paths, skipped = _open_videos(settings, stack)
         rows = features_of(trained, index, modalities, settings.clips, settings.kind, settings.per)
     rows.metadata["checkpoint"] = str(settings.ckpt)
     path = np.asarray([paths.get(name, "") for name in rows.id], object)
-    return replace(rows, path=path, skipped=tuple(left_out))
+    return replace(rows, path=path, skipped=tuple(skipped))
 
 
 def _modalities(settings: Embed, trained: Trained) -> list[str]:
-    there = [name for name in trained.model.modalities if name in get_args(Modality)]
+    available = [name for name in trained.model.modalities if name in get_args(Modality)]
     fresh = trained.foreign.fresh if trained.foreign else ()
-    for name in settings.of:
-        if name not in there:
-            raise UserError(f"{settings.ckpt} has no network for {name}; it has those for {' and '.join(there)}")
+    for name in settings.modalities:
+        if name not in available:
+            raise UserError(f"{settings.ckpt} has no network for {name}; available: {', '.join(available)}")
     if settings.kind == "embeddings" and any(part.startswith("mlp_") for part in fresh):
-        raise UserError(
-            f"{settings.ckpt} holds a trunk alone, and embeddings need a head; --kind features takes the trunk's"
-        )
-    return [name for name in MODALITIES if name in (settings.of or there)]
+        raise UserError(f"{settings.ckpt} has only a trunk, and embeddings need a head; set --kind features")
+    return [name for name in MODALITIES if name in (settings.modalities or available)]
 
 
-def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[str, str], list[tuple[str, str]]]:
-    """Shards of the videos, their files by id, and what was left out with its reason."""
+def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[str, str], list[tuple[str, str]]]:
+    """Shards of the videos, their files by id, and the skipped files with reasons."""
     if not settings.source:
         return Index.open(shard_folder(settings.dataset, settings.shards)), {}, []
     from gdt.preprocess.cluster import one_per_core
@@ -180,49 +174,49 @@ def _opened(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[s
     from gdt.preprocess.datasets.listing import SUFFIXES, Missing
     from gdt.preprocess.stage import Preprocess, run
 
-    beside = settings.out.absolute().parent
-    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".embed-", dir=beside)))
+    parent = settings.out.absolute().parent
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".embed-", dir=parent)))
     links, shards = scratch / "videos", scratch / "shards"
     links.mkdir()
     for number, source in enumerate(settings.source):
         if not source.is_dir() and not source.is_file():
-            raise UserError(f"there is no file or folder {source}; set --source to videos")
+            raise UserError(f"no file or folder {source}; set --source to videos")
         if source.is_file() and source.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{source} is not named like a video; names end in {', '.join(sorted(SUFFIXES))}")
+            raise UserError(f"{source} does not end like a video file; known: {', '.join(sorted(SUFFIXES))}")
         (links / f"{number}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
     single = len(settings.source) == 1 and settings.source[0].is_dir()
     root = settings.source[0] if single else links
 
-    def told(path: str) -> str:
-        """A path as the user knows it, who does not know of the links."""
+    def user_path(path: str) -> str:
+        """The path below --source of a path below the links."""
         if single:
             return path
         first, _, rest = os.path.relpath(path, links).partition(os.sep)
         return str(settings.source[int(Path(first).stem)] / rest)
 
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # what it says at its end is of the folder that is removed
+        with contextlib.redirect_stdout(io.StringIO()):  # its summary names the temporary folder
             index = run(Preprocess("folder", root, shards, workers=settings.workers or one_per_core())).index
     except UserError as error:
         rejected = list(read_rejected(shards)) if shards.is_dir() else []
         if not rejected:
             raise
-        path, reason = told(rejected[0]["path"]), rejected[0]["reason"]
+        path, reason = user_path(rejected[0]["path"]), rejected[0]["reason"]
         more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
-        raise UserError(f"no video can be used: {path}: {reason}{more}") from error
-    paths = {item.id: told(str(item.path)) for item in folder.listing(root) if not isinstance(item, Missing)}
-    left_out = [(told(row["path"]), row["reason"]) for row in read_rejected(shards)]
+        raise UserError(f"no usable video: {path}: {reason}{more}") from error
+    paths = {item.id: user_path(str(item.path)) for item in folder.listing(root) if not isinstance(item, Missing)}
+    skipped = [(user_path(row["path"]), row["reason"]) for row in read_rejected(shards)]
     if single:
-        return index, paths, left_out
+        return index, paths, skipped
     names = np.asarray([paths[name] for name in index.id], object)
-    return replace(index, id=names), dict(zip(names, names, strict=True)), left_out
+    return replace(index, id=names), dict(zip(names, names, strict=True)), skipped
 
 
 def features_of(
     trained: Trained, index: Index, modalities: Sequence[str], clips: int, kind: Kind, per: Per,
     device: torch.device | None = None,
 ) -> Features:  # fmt: skip
-    """Features of all videos of an index, in its order; of sound, of those that have it for the length of a clip."""
+    """Features of all videos of an index, in its order; NaN where the audio is shorter than a clip."""
     import torch
 
     from gdt.pipeline.loader import Loader
@@ -231,10 +225,11 @@ def features_of(
     device = device or any_device()
     index, model, clip = trained.normalise(index), trained.model, trained.settings.clip
     crop = centred(trained.settings.augmentation.scale[0])
-    heard = np.ones(len(index), bool)
+    audible = np.ones(len(index), bool)
     if "audio" in modalities:
-        heard = index.start_counts(clip.frames, clip.stride, clip.mel_frames) > 0
-    groups = [(np.flatnonzero(heard), modalities), (np.flatnonzero(~heard), [m for m in modalities if m != "audio"])]
+        audible = index.start_counts(clip.frames, clip.stride, clip.mel_frames) > 0
+    without_audio = [name for name in modalities if name != "audio"]
+    groups = [(np.flatnonzero(audible), modalities), (np.flatnonzero(~audible), without_audio)]
     found: dict[str, np.ndarray] = {}
     starts = np.zeros((len(index), clips), np.float32)
     with (
@@ -258,41 +253,41 @@ def features_of(
                     bar.update(len(part))
     if not found:
         raise UserError(f"none of the {len(index)} videos has {' or '.join(modalities)} for the length of a clip")
-    made = {
+    metadata = {
         "format": FORMAT, "kind": kind, "per": per, "clips": str(clips),
         "provenance": serialization.to_json(Provenance.of(device)),
     }  # fmt: skip
     if per == "video":
-        return Features(index.id, np.full(len(index), "", object), np.zeros(len(index), np.float32), found, made)
+        return Features(index.id, np.full(len(index), "", object), np.zeros(len(index), np.float32), found, metadata)
     flat = {name: values.reshape(-1, values.shape[2]) for name, values in found.items()}
-    return Features(np.repeat(index.id, clips), np.full(starts.size, "", object), starts.reshape(-1), flat, made)
+    return Features(np.repeat(index.id, clips), np.full(starts.size, "", object), starts.reshape(-1), flat, metadata)
 
 
 @contextlib.contextmanager
 def _for_evaluation(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Put a model on a device, and leave it where and as it was: it may be one that somebody trains."""
-    place, training = next(model.parameters()).device, model.training
+    """Move a model to a device in evaluation mode, and restore it afterwards: it may be in training."""
+    original, training = next(model.parameters()).device, model.training
     try:
         model.to(device).eval()
         yield
     finally:
-        model.to(place).train(training)
+        model.to(original).train(training)
 
 
 def _mean(values: np.ndarray, kind: Kind) -> np.ndarray:
-    """Over clips, [n, clips, d] to [n, d]; of embeddings again at length 1."""
+    """Mean over clips, [n, clips, d] to [n, d]; embeddings are normalised again."""
     mean: np.ndarray = values.mean(1)
     return mean / np.linalg.norm(mean, axis=1, keepdims=True) if kind == "embeddings" else mean
 
 
 def _write_h5(file: BinaryIO, rows: Features) -> None:
-    with h5py.File(file.name, "w") as made:
+    with h5py.File(file.name, "w") as h5:
         for name in ("id", "path"):
-            made.create_dataset(name, data=getattr(rows, name).astype(object), dtype=h5py.string_dtype())
-        made["start"] = rows.start
+            h5.create_dataset(name, data=getattr(rows, name).astype(object), dtype=h5py.string_dtype())
+        h5["start"] = rows.start
         for name, values in rows.features.items():
-            made[name] = values
-        made.attrs.update(rows.metadata)
+            h5[name] = values
+        h5.attrs.update(rows.metadata)
 
 
 def _write_npz(file: BinaryIO, rows: Features) -> None:
@@ -306,7 +301,7 @@ def _write_parquet(file: BinaryIO, rows: Features) -> None:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
-        raise UserError("files of .parquet need pyarrow: 'pip install pyarrow', or set --out to .h5 or .npz") from error
+        raise UserError("writing .parquet needs pyarrow: 'pip install pyarrow', or set --out to .h5 or .npz") from error
     columns = {"id": rows.id.tolist(), "path": rows.path.tolist(), "start": rows.start}
     for name, values in rows.features.items():
         columns[name] = pyarrow.FixedSizeListArray.from_arrays(values.reshape(-1), values.shape[1])
@@ -321,20 +316,21 @@ _WRITERS: dict[str, Callable[[BinaryIO, Features], None]] = {
 
 
 def read(path: Path) -> Features:
-    """The features in a file of .h5 or .npz. Raises UserError where it is no such one."""
+    """Read features from .h5 or .npz. Raises UserError if the file holds anything else."""
     if not path.is_file():
-        raise UserError(f"there is no file {path} of features; make one with 'make embed'")
+        raise UserError(f"no file of features {path}; make one with 'gdt eval embed'")
     try:
         if path.suffix == ".npz":
             with np.load(path) as file:
-                arrays, made = {name: file[name] for name in file.files}, json.loads(str(file["made"]))
+                arrays, metadata = {name: file[name] for name in file.files}, json.loads(str(file["made"]))
         else:
             with h5py.File(path) as file:
                 arrays = {name: file[name].asstr()[:] if name in ("id", "path") else file[name][:] for name in file}
-                made = {name: str(value) for name, value in file.attrs.items()}
-        if made.get("format") != FORMAT:
-            raise ValueError(f"its format is {made.get('format')}, not {FORMAT}")
-        found = {name: arrays[name] for name in MODALITIES if name in arrays}
-        return Features(arrays["id"].astype(object), arrays["path"].astype(object), arrays["start"], found, made)
+                metadata = {name: str(value) for name, value in file.attrs.items()}
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"its format is {metadata.get('format')}, not {FORMAT}")
+        values = {name: arrays[name] for name in MODALITIES if name in arrays}
+        return Features(arrays["id"].astype(object), arrays["path"].astype(object), arrays["start"], values, metadata)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} holds no features of this program ({first_line(error)}); make it anew") from error
+        reason = first_line(error)
+        raise UserError(f"{path} is no file of features ({reason}); make it with 'gdt eval embed'") from error

@@ -1,4 +1,4 @@
-"""A model's weights in a file for other programs, or one that is small and safe to hand on."""
+"""Export of weights for other programs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_new_file, writing
-from gdt.pipeline.shards.index import Statistics
 from gdt.train.models.network import Network
 
-if TYPE_CHECKING:  # the command line, which reads the settings below, does not wait for torch
+if TYPE_CHECKING:  # --help does not wait for torch
     from gdt.train.checkpoint import Trained
 
 _SIZES = {
@@ -20,32 +19,32 @@ _SIZES = {
     "audio": ("audio_stem", "audio_widths"),
     "text": ("word_dimensions", "text_width"),
 }
-"""Settings that say how large the trunk of each modality is."""
+"""Settings that decide the size of each modality's trunk."""
 _HEADS = ("hidden", "embedding")
-"""And the heads."""
+"""Settings that decide the size of the heads."""
 _PUBLISHED = Network(word_dimensions=300)
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write the weights of a checkpoint, or of weights from elsewhere, for other programs and to hand on."""
+    """Write the weights of a checkpoint in a format that other programs read."""
 
     ckpt: Path
-    """Checkpoint of a pretrained model, or weights from elsewhere."""
+    """Checkpoint of a pretrained model, or other weights."""
     out: Path
-    """The file to write."""
+    """File to write."""
     format: Literal["safetensors", "published", "torchvision"] = "safetensors"
-    """safetensors holds a model of any size with its settings; published is what the GDT release reads, torchvision the
-    video trunk as r2plus1d_18 has it, both for networks of the paper's sizes only."""
+    """safetensors: any model, with its settings. published: for the published GDT code. torchvision: the video trunk as
+    r2plus1d_18. The last two need networks of the paper's sizes."""
     overwrite: bool = False
-    """Replace the file where there is one."""
+    """Replace an existing file."""
 
 
 def export(settings: Export) -> str:
-    """Write the file; returns what it holds, in words.
+    """Write the file; returns a summary of its contents and of the inputs that the model expects.
 
-    Raises UserError where the checkpoint cannot be read, the format has no place for its model, or the file is there or
-    cannot be written.
+    Raises UserError if the checkpoint cannot be read, the model does not fit the format, or the file exists or cannot
+    be written.
     """
     import torch
 
@@ -62,30 +61,30 @@ def export(settings: Export) -> str:
             state = _published(trained) if settings.format == "published" else _torchvision(trained)
             with writing(out) as file:
                 torch.save(state, file)
-    except (OSError, RuntimeError) as error:  # RuntimeError is how torch's writer tells of a full disk
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise UserError(
-            f"{out} cannot be written ({reason}); see that there is room and that you may write there, or set --out to "
+            f"{out} cannot be written ({reason}); check the free disk space and your permissions, or set --out to "
             "another file"
         ) from error
     parts = [name for name, _ in trained.model.named_children()]
-    held = ["video_network"] if settings.format == "torchvision" else parts
-    return f"{out} holds {', '.join(held)}\n{_expected(trained)}"
+    exported = ["video_network"] if settings.format == "torchvision" else parts
+    return f"{out} holds {', '.join(exported)}\n{_expected_inputs(trained)}"
 
 
 def _published(trained: Trained) -> dict[str, Any]:
-    """What the GDT release reads."""
+    """A checkpoint for the published code."""
     from gdt.train.weights import STATISTICS
 
-    statistics = _require_published(trained, "published", trained.model.modalities, _HEADS)
+    _require_published_sizes(trained, "published", trained.model.modalities, _HEADS)
     if trained.foreign is not None and trained.foreign.fresh:
         parts = ", ".join(trained.foreign.fresh)
         raise UserError(
-            f"the weights are of a trunk alone: {parts}, which the published ones have, would be random; --format "
-            "torchvision holds the trunk"
+            f"--format published needs {parts}, but these weights are only a trunk; set --format torchvision"
         )
-    # epochs are not counted here; the release prints the number
-    return {"model": trained.model.state_dict(), "epoch": 0, "step": trained.step, STATISTICS: statistics.to_numbers()}
+    # the published code prints the epoch and does nothing else with it
+    statistics = trained.statistics.to_numbers()
+    return {"model": trained.model.state_dict(), "epoch": 0, "step": trained.step, STATISTICS: statistics}
 
 
 def _torchvision(trained: Trained) -> dict[str, Any]:
@@ -93,16 +92,16 @@ def _torchvision(trained: Trained) -> dict[str, Any]:
     from gdt.train.weights import STATISTICS
 
     if "video" not in trained.model.modalities:
-        raise UserError("the model was trained without pictures, and torchvision's has nothing else; name another")
-    statistics = _require_published(trained, "torchvision", ("video",), ())
+        raise UserError("--format torchvision needs a video network, but the model was trained without video")
+    _require_published_sizes(trained, "torchvision", ("video",), ())
     state: Any = trained.model.video_network.base.state_dict()
-    # what torch keeps of a module's state beside its tensors: other programs hand it on and do not look at it
-    state._metadata[""][STATISTICS] = statistics.to_numbers()
+    # torch keeps this metadata with a state, and other programs ignore it
+    state._metadata[""][STATISTICS] = trained.statistics.to_numbers()
     return state
 
 
-def _require_published(trained: Trained, kind: str, modalities: Sequence[str], heads: Sequence[str]) -> Statistics:
-    """The statistics of a model of the published sizes. Raises UserError where it is of others or has none."""
+def _require_published_sizes(trained: Trained, kind: str, modalities: Sequence[str], heads: Sequence[str]) -> None:
+    """Raise UserError if the networks differ from the published ones."""
     own, published = asdict(trained.model.network), asdict(_PUBLISHED)
     own["word_dimensions"] = own["word_dimensions"] or published["word_dimensions"]
     names = [*(name for modality in modalities for name in _SIZES[modality]), *heads]
@@ -113,29 +112,18 @@ def _require_published(trained: Trained, kind: str, modalities: Sequence[str], h
     ]
     if differ:
         raise UserError(
-            f"--format {kind} holds networks of the published sizes only ({'; '.join(differ)}); --format safetensors "
-            "holds any"
+            f"--format {kind} needs networks of the published sizes ({'; '.join(differ)}); set --format safetensors"
         )
-    if trained.statistics is None:
-        raise UserError(
-            f"the checkpoint does not say how its inputs were normalised, and a file of --format {kind} would be taken "
-            "to be normalised as those of others; --format safetensors says that it is not known"
-        )
-    return trained.statistics
 
 
-def _expected(trained: Trained) -> str:
-    """What a program that uses the weights has to give them."""
+def _expected_inputs(trained: Trained) -> str:
     clip, side = trained.settings.clip, trained.settings.augmentation.scale[0]
-    clips = (
-        f"clips of {clip.frames} stored frames, every {clip.stride}-th, {clip.size}x{clip.size} pixels of frames whose "
-        f"shorter side is {side}"
-    )
-    if trained.statistics is None:
-        return f"it takes {clips}; how they were normalised is not known"
     s = trained.statistics
-    pixels = [", ".join(f"{x / 255:.6g}" for x in numbers) for numbers in (s.pixel_mean, s.pixel_std)]
-    text = f"it takes {clips}; pixels from 0 to 1, less ({pixels[0]}), over ({pixels[1]})"
+    mean, std = (", ".join(f"{x / 255:.6g}" for x in numbers) for numbers in (s.pixel_mean, s.pixel_std))
+    text = (
+        f"expected input: clips of {clip.frames} stored frames, every {clip.stride}-th, {clip.size}x{clip.size} "
+        f"pixels of frames whose shorter side is {side}; pixels in 0 to 1, mean ({mean}), std ({std})"
+    )
     if "audio" in trained.model.modalities:
-        text += f"; log-mel values less {s.mel_mean:.6g}, over {s.mel_std:.6g}"
+        text += f"; log-mel mean {s.mel_mean:.6g}, std {s.mel_std:.6g}"
     return text

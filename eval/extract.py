@@ -1,4 +1,4 @@
-"""What networks make of clips; and features of videos, stored so that they are computed once."""
+"""Features of videos, cached in files, and other outputs of networks."""
 
 from __future__ import annotations
 
@@ -27,45 +27,42 @@ from gdt.train.models.gdt import autocast
 
 def outputs(
     index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device,
-    make: Callable[[Batch], Sequence[Tensor]], bar: tqdm[None], per: int = 1,
+    compute: Callable[[Batch], Sequence[Tensor]], bar: tqdm[None], per: int = 1,
 ) -> list[np.ndarray]:  # fmt: skip
-    """The tensors that `make` makes of a batch, each joined over the batches of all plans.
+    """The tensors that `compute` returns, each concatenated over the batches of all plans.
 
-    The bar is moved by one for every `per` leaves. Raises UserError where a shard is damaged.
+    The bar advances by one for every `per` leaves. Raises UserError if a shard is damaged.
     """
-    made: list[list[np.ndarray]] = []
+    parts: list[list[np.ndarray]] = []
     with Loader(index, plans, clip, device, Loading()) as loader, torch.inference_mode(), autocast(device), bar:
         for batch in loader:
-            made.append([value.float().cpu().numpy() for value in make(batch)])
+            parts.append([value.float().cpu().numpy() for value in compute(batch)])
             bar.update(len(batch.plan) // per)
-    return [np.concatenate(parts) for parts in zip(*made, strict=True)]
+    return [np.concatenate(each) for each in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)
 class Features:
-    """Features of n videos (section A.5), each the mean over its uniformly spread clips: float32 [n, dim]."""
+    """Features of n videos (section A.5), averaged over uniform clips: float32 [n, dim]."""
 
     videos: np.ndarray
     """Rows of the index, int64 [n], ascending."""
     average: np.ndarray
-    """Globally average-pooled maps of the last residual block, for few-shot learning and linear probes."""
+    """Average-pooled output of the last residual block, for few-shot learning and linear probes."""
     maximum: np.ndarray
-    """Globally max-pooled maps of the last residual block, for retrieval."""
+    """Max-pooled output of the last residual block, for retrieval."""
 
     def positions(self, videos: np.ndarray) -> np.ndarray:
-        """Where some rows of the index are."""
+        """Positions of some rows of the index."""
         return np.searchsorted(self.videos, videos)
 
 
 def extract(
     trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device, clips_per_batch: int = 64
 ) -> Features:
-    """Features of `clips` uniform centre-cropped clips of every video, by what the model was trained with.
-
-    Raises UserError where the model has no video network.
-    """
+    """Features of `clips` uniform centre-cropped clips per video. Raises UserError without a video network."""
     if not hasattr(trained.model, "video_network"):
-        raise UserError("the model was trained without pictures, so it has no features of them; name another")
+        raise UserError("the model was trained without video, so it has no video features; name another")
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     index = trained.normalise(index)
     plans = uniform_plans(index, videos, clips, clip, augmentation, crops_per_plan=clips_per_batch)
@@ -80,36 +77,31 @@ def extract(
 
 
 def read(path: Path, videos: np.ndarray) -> Features | None:
-    """The features in a file; None where there is none, where it is not whole, or where they are of other videos."""
+    """Read a file of features; None if it is missing, damaged or of other videos."""
     try:
         with np.load(path) as file:
-            found = Features(file["videos"], file["average"], file["maximum"])
+            features = Features(file["videos"], file["average"], file["maximum"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
-    return found if np.array_equal(found.videos, videos) else None
-
-
-def _taken(videos: np.ndarray, path: Path, of: np.ndarray) -> Features | None:
-    """The features of some videos out of a file with those of others, too; None where it lacks some."""
-    if not np.isin(videos, of).all() or (all_of := read(path, of)) is None:
-        return None
-    places = all_of.positions(videos)
-    return Features(videos, all_of.average[places], all_of.maximum[places])
+    return features if np.array_equal(features.videos, videos) else None
 
 
 def load_or_extract(
     path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
     whole: tuple[Path, np.ndarray] | None = None,
 ) -> Features:  # fmt: skip
-    """The features in a file, if they are those of these videos; else they are extracted, and the file is written.
+    """Read the features of some videos from a file, or extract them and write it.
 
-    What model, data and clips the file is of is for its name to say. They are taken out of `whole`, another file and
-    its videos, instead of extracted where it has them all.
+    The file's name has to identify model, data and clips. If `whole`, another file and its videos, covers these videos,
+    they are taken from there instead.
     """
-    if (found := read(path, videos)) is not None:
-        return found
-    features = _taken(videos, *whole) if whole else None
-    features = features or extract(trained, index, videos, clips, device)
+    if (features := read(path, videos)) is not None:
+        return features
+    if whole and np.isin(videos, whole[1]).all() and (more := read(*whole)) is not None:
+        rows = more.positions(videos)
+        features = Features(videos, more.average[rows], more.maximum[rows])
+    else:
+        features = extract(trained, index, videos, clips, device)
     with writing(path) as file:
         np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
     return features

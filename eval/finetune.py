@@ -1,4 +1,4 @@
-"""Finetuning a pretrained video network on labels (table 4, section A.5), by the paper's or the release's recipe."""
+"""Finetuning of a video network on labels (table 4, section A.5), with the recipe of the paper or of its code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -33,101 +33,116 @@ from gdt.train.models.gdt import autocast
 from gdt.train.settings import to_json
 from gdt.train.weights import LEARNED, SETTINGS, STATISTICS
 
+if TYPE_CHECKING:
+    from gdt.eval.settings import Downstream
+
 STATE = "finetune.pt"
-"""What a run that was stopped goes on from."""
+"""State to resume from."""
 WEIGHTS = "finetuned.pt"
 METRICS = "finetune.jsonl"
-_LATER = 1 << 20
-"""Told from the seeds of epochs: that of the classifier's first weights."""
+_CLASSIFIER_SEED = 1 << 20
+"""Seed of the classifier's initial weights, distinct from the epochs' numbers."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to finetune, and how to test what was finetuned."""
+    """How to finetune and test."""
 
     epochs: int = 12
     warmup: float = 2.0
-    """Epochs over which the rate rises linearly from `first_lr` to `rate`."""
+    """Epochs over which the learning rate rises linearly from `first_lr` to `lr`."""
     first_lr: float = 0.0025
     lr: float = 0.02
     """Learning rate of the classifier."""
     trunk_share: float = 1.0
-    """Rate of the trunk, as a share of the classifier's."""
+    """Learning rate of the trunk relative to the classifier's."""
     drops: tuple[float, ...] = (6.0, 10.0)
-    """Epochs, counted from 0, from which on the rate is multiplied by `drop`."""
+    """Epochs, from 0, at which the learning rate is multiplied by `drop`."""
     drop: float = 0.05
     momentum: float = 0.9
     weight_decay: float = 5e-3
     batch: int = 32
-    """Clips."""
+    """Clips per batch."""
     clips: int = 10
-    """Random clips of every training video in an epoch."""
+    """Random clips per training video and epoch."""
     clip: Clip = field(default_factory=lambda: Clip(frames=32))
     augmentation: Augmentation = field(default_factory=Augmentation)
     resized: ResizedCrop | None = None
     jittered: float = 1.0
-    """Share of the clips whose colours are jittered."""
+    """Share of clips with colour jitter."""
     test_clips: int = 10
-    """Uniform clips of every test video."""
+    """Uniform clips per test video."""
     test_crops: int = 1
-    """Crops of each, side by side along its longer side."""
+    """Crops per test clip, spread along its longer side."""
     to_the_end: bool = True
-    """Whether the last test clip ends with the video; else clips begin at 0, 0.1 ... of the starts."""
+    """Whether the last test clip ends with the video; else clip k of n starts at k/n of the possible starts."""
     averaged: Literal["softmax", "logits"] = "softmax"
-    """What is averaged over the clips of a video."""
+    """Scores that are averaged over the clips of a video."""
 
     def lr_at(self, epoch: float) -> float:
-        """Learning rate of the classifier after so many epochs (section A.5)."""
+        """Learning rate of the classifier at an epoch, which may be fractional (section A.5)."""
         risen = min(1.0, epoch / self.warmup) if self.warmup else 1.0
         fallen = self.drop ** sum(epoch >= start for start in self.drops)
         return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
 
     def describe(self) -> dict[str, str]:
-        """All of it that could change a number, in words, for logs and results."""
+        """Everything that could change a number, in words, for logs and records."""
         a, low, high = self.augmentation, *self.augmentation.scale
         shape = f"random crops of frames of {low} to {high} pixels"
         if self.resized:
             areas, ratios = (f"{x:.3g} to {y:.3g}" for x, y in (self.resized.area, self.resized.ratio))
             shape = f"random-resized crops of area {areas} and ratio {ratios}"
         drops = " and ".join(f"{epoch:g}" for epoch in self.drops)
+        starts = "to the end" if self.to_the_end else "at 0, 1/n, 2/n ..."
         return {
-            "epochs": f"{self.epochs}, the last one is tested",
-            "lr": f"{self.first_lr:g} to {self.lr:g} over {self.warmup:g} epochs, times {self.drop:g} from epoch "
-            f"{drops} on",
-            "trunk": f"{self.trunk_share:g} times that rate",
-            "batch": f"{self.batch} clips, those left over in an epoch dropped",
+            "epochs": f"{self.epochs} (the last is tested)",
+            "lr": f"{self.first_lr:g} to {self.lr:g} over {self.warmup:g} epochs, x {self.drop:g} at epochs {drops}",
+            "trunk": f"lr x {self.trunk_share:g}",
+            "batch": f"{self.batch} clips, incomplete batches dropped",
             "optimizer": f"SGD, momentum {self.momentum:g}, weight decay {self.weight_decay:g}",
-            "clips": f"{self.clips} random ones per video and epoch, {describe_clip(self.clip)}, {shape}",
+            "clips": f"{self.clips} random per video and epoch, {describe_clip(self.clip)}, {shape}",
             "flip": f"{a.flip:g}",
-            "colour": f"brightness {a.brightness:g}, contrast {a.contrast:g}, saturation {a.saturation:g}, hue "
-            f"{a.hue:g} in {self.jittered:.0%} of the clips",
-            "test": f"{self.test_clips} clips {'to the end' if self.to_the_end else 'at 0, 1/n, 2/n ...'} x "
-            f"{self.test_crops} crops of frames of {low} pixels, {self.averaged} averaged, no jitter",
+            "colour": f"brightness {a.brightness:g}, contrast {a.contrast:g}, saturation {a.saturation:g}, "
+            f"hue {a.hue:g} in {self.jittered:.0%} of the clips",
+            "test": f"{self.test_clips} clips {starts} x {self.test_crops} crops of frames of {low} pixels, "
+            f"average of {self.averaged}, no jitter",
         }
 
     def spread_over(self, epochs: int) -> Recipe:
-        """The same schedule over another number of epochs."""
-        part = epochs / self.epochs
-        return replace(self, epochs=epochs, warmup=self.warmup * part, drops=tuple(d * part for d in self.drops))
+        """The same schedule, scaled to another number of epochs."""
+        scale = epochs / self.epochs
+        return replace(self, epochs=epochs, warmup=self.warmup * scale, drops=tuple(d * scale for d in self.drops))
 
 
 PAPER = Recipe()
-"""Section A.5: one rate for all of the network, 32 frames of 112 x 112, ten clips averaged after the softmax."""
+"""Section A.5: one learning rate for the whole network, 32 frames of 112x112, softmax averaged over ten clips."""
 PUBLISHED = Recipe(
     trunk_share=0.1, drops=(7.0, 11.0), clip=Clip(frames=32, size=128),
     augmentation=Augmentation(scale=(128, 128)), resized=ResizedCrop(), jittered=0.8, test_crops=3, to_the_end=False,
     averaged="logits",
 )  # fmt: skip
-"""The published release's script, without the colour jitter that it leaves on in its test by mistake."""
+"""The published script, without the colour jitter that it applies in its test by mistake."""
 RECIPES = {"paper": PAPER, "published": PUBLISHED}
 
 
 def tiny(recipe: Recipe, trained: Trained) -> Recipe:
-    """A recipe for small networks and a machine without a GPU: clips as in pretraining, and fewer of them."""
+    """A recipe for small networks without a GPU: clips as in pretraining, 4 per video and epoch."""
     settings = trained.settings
     scale = settings.augmentation.scale if recipe.resized is None else (settings.augmentation.scale[0],) * 2
     augmentation = replace(recipe.augmentation, scale=scale, hue=settings.augmentation.hue)
     return replace(recipe, clip=settings.clip, augmentation=augmentation, clips=4)
+
+
+def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
+    """The recipe that a model is finetuned with."""
+    recipe = RECIPES[settings.recipe]
+    if settings.size == "tiny":
+        recipe = tiny(recipe, trained)
+    if settings.epochs:
+        recipe = recipe.spread_over(settings.epochs)
+    if settings.lr:
+        recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
+    return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
 
 
 def describe_clip(clip: Clip) -> str:
@@ -137,7 +152,7 @@ def describe_clip(clip: Clip) -> str:
 
 
 class Classifier(nn.Module):
-    """A trunk and a linear layer on its average-pooled features, named as in the release's finetuned checkpoints."""
+    """A trunk with a linear layer, named as in the published finetuned checkpoints."""
 
     def __init__(self, base: nn.Module, dim: int, classes: int) -> None:
         super().__init__()
@@ -153,35 +168,35 @@ class Classifier(nn.Module):
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned, and what it is tested on."""
+    """Training and test videos with their classes."""
 
     index: Index
-    """Normalised as the weights expect it."""
+    """Shards, normalised as the weights expect."""
     train: np.ndarray
     """Rows of the index, int64 [n]."""
     train_target: np.ndarray
-    """Class of each of them, int64 [n]."""
+    """Their classes, int64 [n]."""
     test: np.ndarray
     test_target: np.ndarray
-    """-1 for a class that there are no training videos of."""
+    """-1 for a class without training videos."""
     classes: tuple[str, ...]
     data: str = ""
     """Fingerprint of the shards."""
 
 
 class Finetuning:
-    """One run: goes on from the epoch after which it was stopped, with the same numbers; bit for bit on a CPU."""
+    """A finetuning run, resumed from its last epoch with the same numbers (bit for bit on a CPU)."""
 
     def __init__(
         self, trained: Trained, task: Task, recipe: Recipe, seed: int, fold: int, device: torch.device, folder: Path
     ) -> None:
         if not hasattr(trained.model, "video_network"):
-            raise UserError("the model was trained without pictures, so it cannot be finetuned on them; name another")
+            raise UserError("the model was trained without video, so it cannot be finetuned; name another")
         if len(task.classes) < 2:
-            raise UserError(f"finetuning needs two classes or more to tell apart; there is only '{task.classes[0]}'")
+            raise UserError(f"finetuning needs at least two classes; there is only '{task.classes[0]}'")
         self.recipe, self.task, self.device, self.folder = recipe, task, device, folder
-        self._beside = {
-            STATISTICS: (trained.statistics or task.index.statistics).to_numbers(), SETTINGS: to_json(trained.settings),
+        self._metadata = {
+            STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings),
             "classes": list(task.classes), LEARNED: [task.data, fold],
         }  # fmt: skip
         self._seeds = (seed, fold)
@@ -189,11 +204,11 @@ class Finetuning:
         self.batches = self._training.batches(len(task.train))
         if not self.batches:
             raise UserError(
-                f"{len(task.train)} training videos make no batch of {recipe.batch} clips; set --clips-per-epoch to "
-                f"{-(-recipe.batch // len(task.train))} or more"
+                f"{len(task.train)} training videos give less than a batch of {recipe.batch} clips; set "
+                f"--clips-per-epoch to {-(-recipe.batch // len(task.train))} or more"
             )
-        self._seed(_LATER)
-        base = copy.deepcopy(trained.model.video_network.base)  # which other folds begin with, too
+        self._seed(_CLASSIFIER_SEED)
+        base = copy.deepcopy(trained.model.video_network.base)  # other folds start from it
         model = Classifier(base, base.dim, len(task.classes)).to(device)
         self.model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         groups = [
@@ -203,7 +218,7 @@ class Finetuning:
         self.optimizer = torch.optim.SGD(groups, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
 
     def run(self, name: str) -> dict[str, Metric]:
-        """Train until the last epoch, then test: top-1 and top-5 over videos and over clips."""
+        """Train to the last epoch, then test: top-1 and top-5 accuracy of videos and of clips."""
         self.folder.mkdir(parents=True, exist_ok=True)
         first = self._resume()
         total = self.recipe.epochs * self.batches
@@ -219,13 +234,13 @@ class Finetuning:
                     right += correct
                     bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
                     bar.update()
-                self._finished(epoch, float(np.mean(losses)), right)
+                self._save_epoch(epoch, float(np.mean(losses)), right)
         metrics = self.test(name)
-        self._keep()
+        self._save_weights()
         return metrics
 
     def test(self, name: str) -> dict[str, Metric]:
-        """Top-1 and top-5 of the videos, by the average over their clips, and of the clips."""
+        """Top-1 and top-5 accuracy of videos, whose clips are averaged, and of clips."""
         recipe, task = self.recipe, self.task
         per_video = recipe.test_clips * recipe.test_crops
 
@@ -238,19 +253,19 @@ class Finetuning:
         videos, clips = outputs(task.index, self.test_plans(), recipe.clip, self.device, scored, bar, per_video)
         of_videos = top_k(videos, task.test_target, (1, 5))
         of_clips = top_k(clips, np.repeat(task.test_target, per_video), (1, 5))
-        # the clips of a video are answers to one question, and so count as one in the interval
+        # the clips of a video are not independent: they count as one answer in the interval
         clip_wise = {f"clip top-{k}": m._replace(answers=len(task.test)) for k, m in of_clips.items()}
         return {f"finetune top-{k}": metric for k, metric in of_videos.items()} | clip_wise
 
     def plans(self, first: int) -> Iterator[BatchPlan]:
-        """Clips to train on, from an epoch on."""
+        """Training clips from an epoch on."""
         task, recipe = self.task, self.recipe
         for epoch in range(first, recipe.epochs):
             seeds = (*self._seeds, epoch)
             yield from random_clips(task.index, task.train, task.train_target, recipe.clip, self._training, seeds)
 
     def test_plans(self) -> Iterator[BatchPlan]:
-        """Clips to test on: squares of frames at the smaller scale of training, without any jitter."""
+        """Test clips: squares at the smaller training scale, without jitter."""
         task, recipe = self.task, self.recipe
         return uniform_plans(
             task.index, task.test, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
@@ -258,9 +273,9 @@ class Finetuning:
         )  # fmt: skip
 
     def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
-        rate = self.recipe.lr_at(epoch)
+        lr = self.recipe.lr_at(epoch)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate * group["share"]
+            group["lr"] = lr * group["share"]
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         scores = self._scores(inputs)
@@ -273,7 +288,7 @@ class Finetuning:
         return value, int((scores.detach().argmax(1) == target).sum())
 
     def _scores(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Of every clip, float32 [n, classes]."""
+        """Scores of clips, float32 [n, classes]."""
         dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
         with autocast(self.device):
             scores: Tensor = self.model(inputs["video"].floats(dtype)).float()
@@ -282,8 +297,8 @@ class Finetuning:
     def _seed(self, number: int) -> None:
         torch.manual_seed(int(np.random.SeedSequence([*self._seeds, number]).generate_state(1)[0]))
 
-    def _finished(self, epoch: int, loss: float, right: int) -> None:
-        """Write down an epoch, so that the run can go on from its end."""
+    def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
+        """Log an epoch and save the state to resume from."""
         row = {"epoch": epoch, "loss": loss, "top-1": 100 * right / (self.batches * self.recipe.batch)}
         path = self.folder / METRICS
         before = path.read_text().splitlines(keepends=True)[:epoch] if path.is_file() else []
@@ -294,24 +309,24 @@ class Finetuning:
         }  # fmt: skip
         self._write(STATE, state)
 
-    def _keep(self) -> None:
-        """The finetuned weights, which CKPT= reads."""
+    def _save_weights(self) -> None:
+        """Save the finetuned weights, which --ckpt reads."""
         weights = {name: value.cpu() for name, value in self.model.state_dict().items()}
-        self._write(WEIGHTS, {"model": weights, "epoch": self.recipe.epochs} | self._beside)
+        self._write(WEIGHTS, {"model": weights, "epoch": self.recipe.epochs} | self._metadata)
 
     def _write(self, name: str, state: dict[str, Any]) -> None:
         path = self.folder / name
         try:
             with writing(path) as file:
                 torch.save(state, file)
-        except (OSError, RuntimeError) as error:  # RuntimeError is how torch's writer tells of a full disk
+        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
             raise UserError(
-                f"{path} cannot be written ({first_line(error)}); see that there is room, then run the same command "
-                "again, which goes on"
+                f"{path} cannot be written ({first_line(error)}); check the free disk space, then run the same command "
+                "again to resume"
             ) from error
 
     def _resume(self) -> int:
-        """The first epoch to do; what was stopped, or damaged, is taken up, or begun anew."""
+        """Load the saved state and return the next epoch; 0 if there is none or it does not fit."""
         path = self.folder / STATE
         if not path.is_file():
             return 0
@@ -319,7 +334,7 @@ class Finetuning:
         with contextlib.suppress(Damaged, UserError, MemoryError):
             state = load_checked(path)
         if not isinstance(state, dict) or state.get("recipe") != json.dumps(asdict(self.recipe), default=str):
-            print(f"{path} is damaged or of another recipe; that run begins anew")
+            print(f"{path} is damaged or of another recipe; the run starts again")
             return 0
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -1,4 +1,4 @@
-"""Measured shares with what they are worth: 95 % intervals, and when a difference means nothing."""
+"""Metrics with 95 % confidence intervals, and intervals of their differences."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import numpy as np
 from scipy import stats
 
 _Z = 1.959963984540054
-"""Within so many standard deviations lie 95 % of a normal distribution."""
+"""97.5 % quantile of the normal distribution."""
 
 
 class Metric(NamedTuple):
-    """A number with what it is worth: a share of correct answers, in percent, or whatever has `bounds`."""
+    """A measured number with its uncertainty: a share of correct answers in percent, or any number with `bounds`."""
 
     value: float
     chance: float = 0.0
     """What guessing gives."""
     answers: int = 0
-    """Answers that it is a share of, or videos that it is of."""
+    """Number of answers that it is a share of, or of videos."""
     spread: float = 0.0
-    """Standard deviation over repetitions, where it is a mean of such."""
+    """Standard deviation, if it is a mean over repetitions."""
     bounds: tuple[float, float] | None = None
-    """The 95 % interval of a number that is no share."""
+    """95 % interval of a number that is not a share."""
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval: `bounds`, or of a share Wilson's, percent: of the answers' sampling, not of training or of the
-        draw of shots.
+        """95 % interval: `bounds`, or Wilson's for a share, in percent.
+
+        It covers the sampling of the answers, but not of trainings or shots.
         """
         if self.bounds is not None:
             return self.bounds
@@ -45,17 +46,17 @@ class Metric(NamedTuple):
 
 
 def share(correct: np.ndarray, chance: float) -> Metric:
-    """Of a bool array, one entry per answer; `chance` in percent."""
+    """Share of True in a bool array with one entry per answer; `chance` in percent."""
     return Metric(float(100 * np.mean(correct)), chance, len(correct))
 
 
 def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric:
-    """Answers [n, m] of n videos as a share whose interval knows that those of one video depend on each other.
+    """Share of right answers [n, m] to m questions about each of n videos, whose answers depend on each other.
 
-    It is Wilson's with as many independent answers as have the variance that the videos' means have (Korn and Graubard
-    1998), no more than there are answers, and as many as videos where all are right or all wrong. Where each probe has
-    learned from the videos that others are asked about, every pair of videos counts twice; two of the answers are then
-    taken for one, as simulated probes on noise need it.
+    The interval is Wilson's with the effective number of answers: the number of independent ones that would have the
+    variance of the videos' means (Korn and Graubard 1998), at most n m, and n if all or none are right. With
+    `cross_validated` probes, where every pair of videos counts twice, it is halved, as simulations on noise showed to
+    be needed.
     """
     n, answers = right.shape[0], right.size
     share = float(right.mean())
@@ -68,9 +69,9 @@ def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric
 
 
 def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Metric:
-    """A number of n videos, from what it is with each of them left out [n], by Student's t with n - 1.
+    """A statistic of n videos, given its values with each of them left out [n], with Student's t interval.
 
-    `least` is the lowest that it can be.
+    `least` is the lowest possible value.
     """
     n = len(without)
     error = np.sqrt((n - 1) / n * ((without - without.mean()) ** 2).sum())
@@ -79,18 +80,18 @@ def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Metr
 
 
 def median(values: np.ndarray) -> Metric:
-    """With the order statistics that hold it in 95 % of all draws, the lowest and highest where there are few [n]."""
+    """Median of [n] values, with the interval between order statistics (the extremes for small n)."""
     ordered, n = np.sort(values), len(values)
-    place = max(0, int(stats.binom.ppf(0.025, n, 0.5)) - 1)
-    return Metric(float(np.median(ordered)), answers=n, bounds=(float(ordered[place]), float(ordered[n - 1 - place])))
+    rank = max(0, int(stats.binom.ppf(0.025, n, 0.5)) - 1)
+    return Metric(float(np.median(ordered)), answers=n, bounds=(float(ordered[rank]), float(ordered[n - 1 - rank])))
 
 
 def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
-    """Mean of `one` minus mean of `other`, points, and its 95 % interval: the wider of two.
+    """Mean of `one` minus mean of `other` in points, with its 95 % interval: the wider of two.
 
-    The first is of the choice of questions (Newcombe 1998, from Wilson's), where metrics of one sequence count as one
-    with the mean number of answers, and the two as independent. The second, where a sequence has several metrics, of
-    folds or seeds, is of how these differ among themselves (Welch).
+    The first covers the sampling of queries (Newcombe 1998, from Wilson's intervals, for independent shares); several
+    metrics count as one with their mean number of answers. The second covers the differences among several metrics of
+    folds or seeds (Welch).
     """
     (a, n), (b, m) = _pooled(one), _pooled(other)
     (a_low, a_high), (b_low, b_high) = _wilson(a, n), _wilson(b, m)
@@ -101,10 +102,10 @@ def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, f
 
 
 def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
-    """Mean of `one` minus mean of `other`, points, and its 95 % interval over trainings (Welch), both of two or more.
+    """Mean of `one` minus mean of `other` in points, with its 95 % interval over trainings (Welch).
 
-    It says what other seeds would give on these very questions, which two networks are asked alike; with two or three
-    seeds that do not differ at all it has no width.
+    Each needs two metrics or more. It says what other seeds would give on the same queries; its width is 0 if the seeds
+    of each do not differ.
     """
     points = float(np.mean([m.value for m in one]) - np.mean([m.value for m in other]))
     half = _welch(one, other)
@@ -112,14 +113,14 @@ def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, f
 
 
 def _welch(one: Sequence[Metric], other: Sequence[Metric]) -> float:
-    """Half the 95 % interval of the difference of two means, points; 0 where both are of one metric."""
+    """Half the 95 % interval of the difference of two means, points; 0 if each has one metric."""
     several = [np.array([m.value for m in metrics]) for metrics in (one, other) if len(metrics) > 1]
     variances = np.array([values.var(ddof=1) / len(values) for values in several])
     if not variances.any():
         return 0.0
     freedom = variances.sum() ** 2 / sum(
         v**2 / (len(x) - 1) for v, x in zip(variances, several, strict=True)
-    )  # Welch and Satterthwaite's
+    )  # Welch and Satterthwaite
     return float(stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()))
 
 
@@ -128,7 +129,7 @@ def _pooled(metrics: Sequence[Metric]) -> tuple[float, int]:
 
 
 def _wilson(share: float, answers: int) -> tuple[float, float]:
-    """95 % interval of a share of so many answers (Wilson 1927); a mean over repetitions need not be whole answers."""
+    """95 % interval of a share (Wilson 1927), which need not be a whole number of answers."""
     if not answers:
         return 0.0, 1.0
     z2 = _Z**2 / answers

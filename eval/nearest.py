@@ -1,4 +1,4 @@
-"""The videos whose features are nearest to those of one: by what is seen, by what is heard, or across the two."""
+"""Nearest neighbours of a video, by video, by audio, or across the two."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features, read
 
 @dataclass(frozen=True)
 class Nearest:
-    """Find the videos that are most like one."""
+    """Find the videos that are most similar to one."""
 
     query: str
     """Id of a video in the file of features, or a video file."""
     features: Path = Path("features.h5")
-    """File that `gdt eval embed` wrote, .h5 or .npz."""
+    """File written by `gdt eval embed`, .h5 or .npz."""
     by: Modality = "video"
-    """What of the query is compared: its picture or its sound."""
+    """Modality of the query."""
     among: Modality | None = None
-    """With what of the others; default the same. Another one needs embeddings."""
+    """Modality to search; default: as --by. Another one needs embeddings."""
     k: int = 5
-    """How many to find."""
+    """Number of neighbours."""
     ckpt: Path | None = None
-    """For a query that is a video file: the checkpoint that the features are of; default the one they name."""
+    """Checkpoint to embed a video file with; default: that of the features."""
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -39,22 +39,23 @@ class Nearest:
 
 
 def nearest(settings: Nearest) -> str:
-    """A table of what was found, nearest first. Raises UserError where the file or the query cannot be used."""
-    rows = read(settings.features)
-    asked = os.path.realpath(settings.query)
-    own = np.flatnonzero([settings.query == name or (path and asked == os.path.realpath(path))
-                          for name, path in zip(rows.id, rows.path, strict=True)])  # fmt: skip
+    """A table of the nearest neighbours. Raises UserError if the file or the query cannot be used."""
+    rows, among = read(settings.features), settings.among or settings.by
+    path = os.path.realpath(settings.query)
+    own = np.flatnonzero([settings.query == name or (file and path == os.path.realpath(file))
+                          for name, file in zip(rows.id, rows.path, strict=True)])  # fmt: skip
     if len(own):
         query = rows
     elif Path(settings.query).is_file():
-        require_comparable(rows, rows, settings.by, settings.among or settings.by)  # before a video is decoded
-        query = _embedded(settings, rows)
+        require_comparable(rows, rows, settings.by, among)  # before decoding
+        query = _embed_query(settings, rows)
     else:
-        like = difflib.get_close_matches(settings.query, rows.id.tolist(), 3) or rows.id[:1].tolist()
+        similar = difflib.get_close_matches(settings.query, rows.id.tolist(), 3) or rows.id[:1].tolist()
         raise UserError(
-            f"'{settings.query}' is neither an id in {settings.features} (such as {', '.join(like)}) nor a video file"
+            f"'{settings.query}' is neither an id in {settings.features} (such as {', '.join(similar)}) nor a video "
+            "file"
         )
-    found, similarity = most_similar(rows, query, own, settings.by, settings.among or settings.by, settings.k)
+    found, similarity = most_similar(rows, query, own, settings.by, among, settings.k)
     lines = [
         [f"{cosine:.3f}", rows.id[row], f"{rows.start[row]:.1f} s" if rows.metadata["per"] == "clip" else "",
          rows.path[row]]
@@ -66,12 +67,12 @@ def nearest(settings: Nearest) -> str:
 def most_similar(
     rows: Features, query: Features, own: np.ndarray, by: str, among: str, k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers of the k rows that are nearest by cosine to any of those asked for, nearest first, and the cosines.
+    """Indices of the k rows with the highest cosine to any query row, and the cosines, highest first.
 
-    `own` are the numbers of the rows that ask, where `query` is `rows`; none of them is found. Else all of `query` ask.
-    Raises UserError where there is nothing to compare, or what is no metric of anything.
+    `own` are the query's rows if `query` is `rows`, and are not searched; if it is empty, all rows of `query` are used.
+    Raises UserError if features are missing or their cosine has no meaning.
     """
-    from gdt.eval.retrieval import unit  # scikit-learn takes a second
+    from gdt.eval.retrieval import unit  # scikit-learn takes a second to import
 
     require_comparable(rows, query, by, among)
     if k < 1:
@@ -79,37 +80,37 @@ def most_similar(
     asked, gallery = query.features[by], rows.features[among]
     asked = asked[own] if len(own) else asked
     asked = asked[~np.isnan(asked[:, 0])]
-    others = np.delete(np.arange(len(rows.id)), own)  # a video is nearest to itself
+    others = np.delete(np.arange(len(rows.id)), own)
     others = others[~np.isnan(gallery[others, 0])]
     if not len(asked):
-        raise UserError(f"what was asked with has no {by} for the length of a clip; ask by something else")
+        raise UserError(f"the query has no {by} for the length of a clip; set --by to another modality")
     if not len(others):
-        raise UserError(f"nothing can be found: no {among} for the length of a clip")
+        raise UserError(f"no other video has {among} for the length of a clip")
     similarity = (unit(gallery[others]) @ unit(asked).T).max(1)
     found = np.argsort(-similarity, kind="stable")[:k]
     return others[found], similarity[found]
 
 
 def require_comparable(rows: Features, query: Features, by: str, among: str) -> None:
-    """Raise UserError where the cosine of features means nothing."""
-    for name, held in ((by, query), (among, rows)):
-        if name not in held.features:
-            raise UserError(f"there are no features of {name}; there are those of {' and '.join(held.features)}")
+    """Raise UserError if the cosine of these features has no meaning."""
+    for name, each in ((by, query), (among, rows)):
+        if name not in each.features:
+            raise UserError(f"there are no features of {name}; available: {', '.join(each.features)}")
     one, other = query.metadata["kind"], rows.metadata["kind"]
     if one != other:
-        raise UserError(f"{one} cannot be compared with {other}; embed both in one way")
-    if among != by and rows.metadata["kind"] != "embeddings":
-        raise UserError("these are features of trunks, and picture and sound meet in embeddings only")
+        raise UserError(f"{one} cannot be compared with {other}; embed both with the same --kind")
+    if among != by and one != "embeddings":
+        raise UserError("features of trunks cannot be compared across modalities; use --kind embeddings")
     if query.features[by].shape[1] != rows.features[among].shape[1]:
-        raise UserError("these are features of two models; embed both with the same one")
+        raise UserError("the features are of different models; embed both with the same one")
 
 
-def _embedded(settings: Nearest, rows: Features) -> Features:
-    """Features of a video file, made as those of the file of features were."""
+def _embed_query(settings: Nearest, rows: Features) -> Features:
+    """Features of a video file, computed as those of the file of features."""
     with tempfile.TemporaryDirectory() as folder:
         query = Embed(
             settings.ckpt or Path(rows.metadata["checkpoint"]), (Path(settings.query),), out=Path(folder) / "query.npz",
-            of=(settings.by,), kind=cast(Kind, rows.metadata["kind"]), per=cast(Per, rows.metadata["per"]),
+            modalities=(settings.by,), kind=cast(Kind, rows.metadata["kind"]), per=cast(Per, rows.metadata["per"]),
             clips=int(rows.metadata["clips"]), workers=1,
         )  # fmt: skip
         return features(query)

@@ -1,13 +1,15 @@
-"""What the paper and others report, to print beside what was measured here."""
+"""Published results, which the tables show next to ours."""
 
 from __future__ import annotations
 
-from gdt.eval.settings import Protocol
+from collections.abc import Sequence
+
+from gdt.eval.protocols import PROTOCOLS
 
 Reported = dict[str, dict[str, float]]
-"""By whom and what, the columns of the table."""
+"""Percent, by row and column of a table."""
 
-PAPER: dict[str, dict[Protocol, Reported]] = {
+PAPER: dict[str, dict[str, Reported]] = {
     "ucf101": {
         "retrieval": {"paper: GDT, K-400 (split 1)": {"R@1": 62.8, "R@5": 79.0}},
         "few-shot": {
@@ -37,7 +39,7 @@ PAPER: dict[str, dict[Protocol, Reported]] = {
         },
     },
 }
-"""Tables 3 and 4; and the SEVERE benchmark's evaluation of the published K-400 weights."""
+"""By data set and protocol: tables 3 and 4, and what the SEVERE benchmark measured of the published K-400 weights."""
 TABLE_1 = {
     "a": (44.6, 11.8), "b": (36.9, 13.3), "c": (35.9, 15.3), "d": (37.8, 13.9), "e": (52.4, 21.8), "f": (58.8, 22.6),
     "g": (57.4, 23.5), "h": (59.9, 24.8), "i": (57.8, 26.1), "j": (58.7, 22.1), "k": (61.1, 25.4), "l": (61.4, 27.1),
@@ -46,19 +48,18 @@ TABLE_1 = {
 """By row: finetuning accuracy and retrieval R@1 on HMDB-51, fold 1, after 50 epochs of Kinetics-400."""
 TABLE_2 = {"a": 36.1, "b": 59.2, "c": 61.5, "d": 62.9, "e": 63.8, "f": 64.4, "g": 64.4}
 """By row: finetuning accuracy on HMDB-51 after 20 epochs of HowTo100M."""
-SAMPLED: dict[str, Reported] = {"ucf101": {"SEVERE: GDT, K-400, 1,000 samples": {"finetune top-1": 77.8}}}
-"""The same where --train-samples is 1000."""
+SAMPLED: dict[str, dict[str, Reported]] = {
+    "ucf101": {"finetune": {"SEVERE: GDT, K-400, 1,000 samples": {"finetune top-1": 77.8}}}
+}
+"""The same with --train-samples 1000."""
 
 
-def reported(dataset: str, protocols: tuple[Protocol, ...], train_samples: int) -> Reported:
-    """Rows for the columns of some protocols."""
+def reported(dataset: str, protocols: Sequence[str], train_samples: int) -> Reported:
+    """Published results of some protocols, with as many training samples (0: all)."""
     rows: Reported = {}
-    known = PAPER.get(dataset, {})
     for protocol in protocols:
-        if train_samples and protocol in ("finetune", "linear"):
-            found = SAMPLED.get(dataset, {}) if train_samples == 1000 and protocol == "finetune" else {}
-        else:
-            found = known.get(protocol, {})
-        for row, values in found.items():
+        sampled = train_samples and "train_samples" in PROTOCOLS[protocol].settings
+        results = PAPER if not sampled else SAMPLED if train_samples == 1000 else {}
+        for row, values in results.get(dataset, {}).get(protocol, {}).items():
             rows.setdefault(row, {}).update(values)
     return rows

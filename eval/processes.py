@@ -1,4 +1,4 @@
-"""Runs in processes of their own, several at a time: one per GPU, or one single-threaded one per core."""
+"""Commands as subprocesses in parallel: one per GPU, or one single-threaded per core."""
 
 from __future__ import annotations
 
@@ -20,31 +20,27 @@ T = TypeVar("T")
 
 
 def job_limit(jobs: int) -> int:
-    """How many runs to have at a time: so many, or for 0 as many as have a GPU, or a core, each.
-
-    Raises UserError where fewer GPUs are there.
-    """
+    """Number of parallel jobs; 0 gives one per GPU, or one per core. Raises UserError if there are fewer GPUs."""
     gpus = torch.cuda.device_count()
     if gpus and jobs > gpus:
-        raise UserError(f"--jobs is {jobs} but there are {gpus} GPUs")
+        raise UserError(f"--jobs is {jobs}, but there are {gpus} GPUs")
     return jobs or gpus or len(os.sched_getaffinity(0))
 
 
 def run_parallel(
-    jobs: Sequence[T], run: Callable[[T, str], None], at_once: int, watch: Callable[[], None] = lambda: None,
+    jobs: Sequence[T], run: Callable[[T, str], None], limit: int, watch: Callable[[], None] = lambda: None,
     end: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:  # fmt: skip
-    """`run(job, gpu)` for every job; yields each as it is done. `watch` is called every second meanwhile.
+    """Call `run(job, gpu)` for every job, `limit` in parallel, and yield each finished job.
 
-    `end` is called last, also where an interrupt comes first, before the jobs that still run are waited for.
-
-    What a job raises is printed at once and raised when those that run have ended; none of the others begins.
+    `watch` is called every second. After an error, which is printed immediately, no job starts, and it is raised when
+    the running ones have ended. `end` is called before waiting for them, also after an interrupt.
     """
     gpus: queue.Queue[str] = queue.Queue()
-    for gpu in visible_gpus() or [""] * at_once:
+    for gpu in visible_gpus() or [""] * limit:
         gpus.put(gpu)
 
-    def place(job: T) -> T:
+    def run_on_free_gpu(job: T) -> T:
         gpu = gpus.get()
         try:
             run(job, gpu)
@@ -55,8 +51,8 @@ def run_parallel(
             gpus.put(gpu)
         return job
 
-    with ThreadPoolExecutor(at_once) as pool:
-        waiting = [pool.submit(place, job) for job in jobs]
+    with ThreadPoolExecutor(limit) as pool:
+        waiting = [pool.submit(run_on_free_gpu, job) for job in jobs]
         try:
             while waiting:
                 for future in [future for future in waiting if future.done()]:
@@ -70,21 +66,21 @@ def run_parallel(
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    """GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
     if not torch.cuda.is_available():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",") if visible else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
-def run_command(command: Sequence[str], log: Path, gpu: str, what: str) -> None:
-    """`gdt command` with one GPU, or one thread. Raises UserError, naming `what` and its log, where it fails."""
+def run_command(command: Sequence[str], log: Path, gpu: str, name: str) -> None:
+    """Run `gdt command` on one GPU, or with one thread. Raises UserError with `name` and the log if it fails."""
     if status := start(command, log, gpu).wait():
-        raise command_error(what, log, status)
+        raise command_error(name, log, status)
 
 
 def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:
-    """`gdt command` with one GPU, or one thread; it ends where this process does, or the thread that calls."""
+    """Start `gdt command` on one GPU, or with one thread. It ends when this process or the calling thread ends."""
     environment = os.environ | {PARENT_PID: str(os.getpid())}
     if gpu:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
@@ -96,14 +92,14 @@ def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes
         )
 
 
-def command_error(what: str, log: Path, status: int) -> UserError:
-    """What to raise where a command that was started has ended so: its last line, and where its log is."""
+def command_error(name: str, log: Path, status: int) -> UserError:
+    """The error of a command that failed, with the last line of its log."""
     lines = log.read_text(errors="replace").strip().splitlines()
-    return UserError(f"{what} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
+    return UserError(f"{name} failed ({lines[-1] if lines else f'status {status}'}); see {log}")
 
 
 def to_arguments(settings: Any, base: Any) -> list[str]:
-    """What to type so that a command with the settings `base` has these: the options whose values are others."""
+    """Command-line arguments for the settings that differ from `base`."""
     words = []
     for name, value in vars(settings).items():
         if value != getattr(base, name):

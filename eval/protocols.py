@@ -1,5 +1,6 @@
-"""One model by one protocol on one fold. A protocol is a function here, its line in `_FOUND_BY`, and its name with the
-settings that decide its numbers in `eval.settings`.
+"""Evaluation protocols: each is a function here and a line of PROTOCOLS.
+
+torch and scikit-learn are imported inside the functions: the command line reads the table for `--help`.
 """
 
 from __future__ import annotations
@@ -9,81 +10,82 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.extract import Features, load_or_extract
-from gdt.eval.finetune import RECIPES, Finetuning, Recipe, Task, describe_clip, tiny
-from gdt.eval.metrics import Metric, share
-from gdt.eval.record import format_details
-from gdt.eval.retrieval import few_shot, linear_probe, recall, targets
-from gdt.eval.settings import DECIDES, KS, SHOTS, Downstream, Protocol
-from gdt.eval.subjects import Fold, Model, of, subsample
-from gdt.pipeline.shards.index import Index
-from gdt.pipeline.word2vec import WordVectors
-from gdt.train import crossmodal
-from gdt.train.checkpoint import Trained
-from gdt.train.models.gdt import modalities_of
 
+if TYPE_CHECKING:
+    import torch
+
+    from gdt.eval.extract import Features
+    from gdt.eval.metrics import Metric
+    from gdt.eval.settings import Downstream
+    from gdt.eval.subjects import Fold, Model
+    from gdt.pipeline.leaves import Clip
+    from gdt.pipeline.shards.index import Index
+    from gdt.pipeline.word2vec import WordVectors
+    from gdt.train.trained import Trained
+
+KS = (1, 5, 20)
+"""k of R@k, as in the paper."""
+SHOTS = (1, 5, 20)
+"""Training videos per class of few-shot classification."""
 _DRAWS = 20
-"""Choices of shots over which few-shot accuracies are averaged."""
+"""Random choices of shots that few-shot accuracies are averaged over."""
 FORMAT = 2
 """Raise it when the same settings give other numbers."""
-_IN_THE_FOLD = ("label", "folds", "gallery_per_class", "word2vec")
-"""Settings that the digests of a fold and of the words hold."""
-
-Extracted = dict[str, tuple[Path, np.ndarray]]
-"""By the folder of a model: features that this call has stored, of which those of fewer videos may be taken."""
+_IN_FOLD = ("label", "folds", "gallery_per_class", "word2vec")
+"""Settings that the digests of the fold and of the word vectors cover."""
 
 
 class Evaluated(NamedTuple):
-    """What a protocol found."""
+    """Result of a protocol."""
 
     metrics: dict[str, Metric]
     how: dict[str, str]
-    """How they came about, in words."""
+    """Details that could change the numbers, in words."""
     fold: Fold
-    """The videos that in the end took part."""
+    """Videos that were evaluated."""
+    clip: Clip
+    """Clip that the network was given."""
 
 
 @dataclass
 class Evaluator:
-    """Where and how models are evaluated."""
+    """Data, settings and device of an evaluation, with its cache of features."""
 
     settings: Downstream
     index: Index
     data: str
     """Fingerprint of the shards."""
     folds: list[Fold]
-    """Whose features are computed together."""
+    """Folds whose features are extracted together."""
     query_split: str
     device: torch.device
     out: Path
-    """Folder of results, where features are kept, too."""
+    """Folder of results and features."""
     words: WordVectors | None
-    extracted: Extracted = field(default_factory=dict)
+    extracted: dict[str, tuple[Path, np.ndarray]] = field(default_factory=dict)
+    """By the folder of a model: a file of features written by this call and its videos, to take subsets from."""
     _latest: tuple[Path, Features] | None = None
 
-    def evaluate(self, model: Model, protocol: Protocol, fold: Fold, folder: Path) -> Evaluated:
-        """Raises UserError where the model or the videos are not what the protocol takes.
+    def evaluate(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Evaluated:
+        """Run a protocol. Finetuning keeps its state and its weights in `folder`.
 
-        Finetuning keeps in `folder` what it goes on from, and the finetuned weights.
+        Raises UserError if the model or the videos do not fit the protocol.
         """
-        return _FOUND_BY[protocol](self, model, fold, folder)
-
-    def clips(self, model: Model) -> dict[str, str]:
-        """Those that frozen features are of, in words."""
-        return {"clips": f"{self.settings.clips} of {describe_clip(model.trained.settings.clip)}, centre crops"}
+        return PROTOCOLS[protocol].run(self, model, fold, folder)
 
     def features(self, model: Model) -> Features:
-        """Of all videos that a fold needs, computed once."""
+        """Features of all videos of the folds, extracted once."""
+        from gdt.eval.extract import load_or_extract
+
         videos = videos_of(self.folds)
         name = features_name(self.data, videos, self.settings.clips, self.device.type)
         path = self.out / model.folder / name
-        if self._latest is None or self._latest[0] != path:  # those of one model at a time are held
+        if self._latest is None or self._latest[0] != path:  # keep those of one model in memory
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = self.extracted.get(model.folder)
             features = load_or_extract(path, model.trained, self.index, videos, self.settings.clips, self.device, whole)
@@ -91,130 +93,173 @@ class Evaluator:
             self._latest = (path, features)
         return self._latest[1]
 
+    def pooled(self, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray]:
+        """Features of queries and gallery [n, dim], with "average" or "maximum" pooling."""
+        features = self.features(model)
+        values: np.ndarray = getattr(features, pooling)
+        return values[features.positions(fold.queries)], values[features.positions(fold.gallery)]
 
-def _pooled(by: Evaluator, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray, dict[str, str]]:
-    """Features of queries and gallery by one of the two ways of pooling, and how they came about."""
-    features = by.features(model)
-    values: np.ndarray = getattr(features, pooling)
-    how = by.clips(model) | {"pooling": pooling}
-    return values[features.positions(fold.queries)], values[features.positions(fold.gallery)], how
+    def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **how: str) -> Evaluated:
+        """Result of a protocol on frozen features."""
+        from gdt.eval.finetune import describe_clip
+
+        clip = model.trained.settings.clip
+        clips = f"{self.settings.clips} of {describe_clip(clip)}, centre crops"
+        return Evaluated(metrics, {"clips": clips} | how, fold, clip)
 
 
-def _retrieval(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
-    query, gallery, how = _pooled(by, model, fold, "maximum")
-    found = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
-    return Evaluated({f"R@{k}": metric for k, metric in found.items()}, how, fold)
+def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+    from gdt.eval.retrieval import recall
+
+    query, gallery = evaluator.pooled(model, fold, "maximum")
+    metrics = recall(query, fold.query_label, gallery, fold.gallery_label, KS)
+    return evaluator.frozen(model, {f"R@{k}": metric for k, metric in metrics.items()}, fold, pooling="maximum")
 
 
-def _few_shot(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
-    query, gallery, how = _pooled(by, model, fold, "average")
-    seed = by.settings.seed
-    fewest = np.unique(fold.gallery_label, return_counts=True)[1].min()
-    found = {
+def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+    from gdt.eval.retrieval import few_shot
+
+    query, gallery = evaluator.pooled(model, fold, "average")
+    seed = evaluator.settings.seed
+    smallest = np.unique(fold.gallery_label, return_counts=True)[1].min()
+    metrics = {
         f"{shots}-shot": few_shot(query, fold.query_label, gallery, fold.gallery_label, shots, _DRAWS, seed)
         for shots in SHOTS
-        if shots <= fewest
+        if shots <= smallest
     }
-    how |= {"draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(fewest)}
-    return Evaluated(found, how, fold)
+    how = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(smallest)}
+    return evaluator.frozen(model, metrics, fold, **how)
 
 
-def _linear(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
-    fold = subsample(fold, by.settings.train_samples, by.settings.seed)
-    query, gallery, how = _pooled(by, model, fold, "average")
-    c = by.settings.linear_c
-    found = linear_probe(query, fold.query_label, gallery, fold.gallery_label, c, (1, 5))
-    return Evaluated({f"linear top-{k}": m for k, m in found.items()}, how | {"C": f"{c:g}"}, fold)
+def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+    from gdt.eval.retrieval import linear_probe
+    from gdt.eval.subjects import subsample
+
+    settings = evaluator.settings
+    fold = subsample(fold, settings.train_samples, settings.seed)
+    query, gallery = evaluator.pooled(model, fold, "average")
+    accuracy = linear_probe(query, fold.query_label, gallery, fold.gallery_label, settings.linear_c, (1, 5))
+    metrics = {f"linear top-{k}": metric for k, metric in accuracy.items()}
+    return evaluator.frozen(model, metrics, fold, pooling="average", C=f"{settings.linear_c:g}")
 
 
-def _cross_modal(by: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
-    trained, settings = model.trained, by.settings
-    modalities = comparable(trained, by.index, settings)
+def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+    from gdt.eval.metrics import share
+    from gdt.train import crossmodal
+
+    trained, settings, split = model.trained, evaluator.settings, evaluator.query_split
+    modalities = comparable(trained, evaluator.index, settings)
     if len(modalities) < 2:
-        lacking = "the videos have no sound" if not by.index.mel_count.any() else "it was trained on one modality"
+        reason = "it was trained on one modality" if evaluator.index.mel_count.any() else "the videos have no sound"
         raise UserError(
-            f"recall across modalities needs two of them, and of {model.path} only {' '.join(modalities)} can be "
-            f"used ({lacking}; words need --word2vec)"
+            f"cross-modal retrieval needs two modalities; {model.path} has only {' '.join(modalities)} for these "
+            f"videos ({reason}; text needs --word2vec)"
         )
-    index = trained.normalise(by.index)
-    words = by.words if "text" in modalities else None
-    clip = trained.settings.clip
-    videos = crossmodal.usable_videos(index, fold.queries, clip, modalities)
+    index, clip = trained.normalised(evaluator.index), trained.settings.clip
+    videos = crossmodal.with_all(index, fold.queries, clip, modalities)
     if len(videos) < 2:
         raise UserError(
-            f"{len(videos)} of the {len(fold.queries)} videos of the split '{by.query_split}' have "
-            f"{' and '.join(modalities)} for the length of a clip; recall across modalities needs two or more"
+            f"{len(videos)} of the {len(fold.queries)} videos in the split '{split}' have {' and '.join(modalities)} "
+            "for the length of a clip; cross-modal retrieval needs at least two"
         )
-    scale = trained.settings.augmentation.scale[0]
-    network = trained.model.to(by.device)
-    found = crossmodal.embed(network, index, videos, clip, scale, settings.clips, by.device, modalities, words)
+    found = crossmodal.embed(
+        trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],
+        settings.clips, evaluator.device, modalities, evaluator.words if "text" in modalities else None,
+    )  # fmt: skip
     n = len(found.videos)
     if n < 2:
-        raise UserError(f"in {n} of the videos of the split '{by.query_split}' something is said; see WORD2VEC=")
+        raise UserError(
+            f"{n} videos in the split '{split}' have captions with known words, and cross-modal retrieval needs at "
+            "least two; see --word2vec"
+        )
     metrics = {
-        f"{one} to {other} R@{k}": share(right, 100 * min(k, n) / n)
-        for (one, other, k), right in crossmodal.hits(found.embeddings).items()
+        f"{query} to {gallery} R@{k}": share(correct, 100 * min(k, n) / n)
+        for (query, gallery, k), correct in crossmodal.hits(found.embeddings).items()
     }
-    return Evaluated(metrics, by.clips(model), replace(fold, queries=found.videos, query_label=np.full(n, "")))
+    return evaluator.frozen(model, metrics, replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
 
-def _finetune(by: Evaluator, model: Model, fold: Fold, folder: Path) -> Evaluated:
-    fold = subsample(fold, by.settings.train_samples, by.settings.seed)
-    chosen = recipe(by.settings, model.trained)
+def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Evaluated:
+    from gdt.eval.finetune import Finetuning, Task, build_recipe
+    from gdt.eval.record import format_details
+    from gdt.eval.retrieval import targets
+    from gdt.eval.subjects import describe, subsample
+
+    settings = evaluator.settings
+    fold = subsample(fold, settings.train_samples, settings.seed)
+    recipe = build_recipe(settings, model.trained)
     classes = np.unique(fold.gallery_label)
     task = Task(
-        model.trained.normalise(by.index), fold.gallery, targets(fold.gallery_label, classes),
-        fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), by.data,
+        model.trained.normalised(evaluator.index), fold.gallery, targets(fold.gallery_label, classes),
+        fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), evaluator.data,
     )  # fmt: skip
-    name, how = of(model, fold), chosen.describe() | {"seed": str(by.settings.seed)}
+    name, how = describe(model, fold), recipe.describe() | {"seed": str(settings.seed)}
     print(f"finetuning {name}: {format_details(how)}", flush=True)
-    run = Finetuning(model.trained, task, chosen, by.settings.seed, fold.number, by.device, folder)
-    return Evaluated(run.run(f"finetune {name}"), how, fold)
+    run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
+    return Evaluated(run.run(f"finetune {name}"), how, fold, recipe.clip)
 
 
-_FOUND_BY: dict[Protocol, Callable[[Evaluator, Model, Fold, Path], Evaluated]] = {
-    "cross-modal": _cross_modal,
-    "retrieval": _retrieval,
-    "few-shot": _few_shot,
-    "linear": _linear,
-    "finetune": _finetune,
+@dataclass(frozen=True)
+class Protocol:
+    """A line of PROTOCOLS."""
+
+    name: str
+    run: Callable[[Evaluator, Model, Fold, Path], Evaluated]
+    settings: tuple[str, ...]
+    """Fields of `Downstream` that decide its numbers, besides `clips`."""
+    table: str
+    """Protocols with the same value share a table."""
+    default: bool = False
+    """Whether it is evaluated when --protocols is not set and models and data fit."""
+    labels: bool = True
+    """Whether it needs a gallery and labels."""
+    pairs: bool = False
+    """Whether it needs a model and videos with two modalities."""
+    trains: bool = False
+    """Whether it trains a network, in a process of its own."""
+
+
+_LABELS = ("label", "folds", "gallery_per_class")
+_CLASSIFIER = (*_LABELS, "seed", "train_samples")
+_RECIPE = ("recipe", "size", "epochs", "lr", "clips_per_epoch")
+PROTOCOLS = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol("cross-modal", _cross_modal, ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
+        Protocol("retrieval", _retrieval, _LABELS, "neighbours", default=True),
+        Protocol("few-shot", _few_shot, (*_LABELS, "seed"), "neighbours", default=True),
+        Protocol("linear", _linear, (*_CLASSIFIER, "linear_c"), "classifiers"),
+        Protocol("finetune", _finetune, (*_CLASSIFIER, *_RECIPE), "classifiers", trains=True),
+    )
 }
+"""All protocols, in the order of the tables' columns."""
 
 
 def videos_of(folds: Sequence[Fold]) -> np.ndarray:
-    """All videos that some folds need, whose features are stored together: rows of the index, int64 [n]."""
-    found: np.ndarray = np.unique(np.concatenate([fold.videos for fold in folds]))
-    return found
+    """All videos of some folds, whose features are stored together: rows of the index, int64 [n]."""
+    videos: np.ndarray = np.unique(np.concatenate([fold.videos for fold in folds]))
+    return videos
 
 
 def features_name(data: str, videos: np.ndarray, clips: int, device: str) -> str:
-    """The file, in a model's folder, of its features of some videos, made on a kind of device, cpu or cuda."""
+    """File name of a model's features, by shards, videos, clips and the type of device (cpu or cuda)."""
     return f"features-{short_digest([FORMAT, data, videos.tolist(), clips, device])}.npz"
 
 
-def recipe(settings: Downstream, trained: Trained) -> Recipe:
-    """How a model is finetuned by these settings."""
-    found = RECIPES[settings.recipe]
-    if settings.size == "tiny":
-        found = tiny(found, trained)
-    if settings.epochs:
-        found = found.spread_over(settings.epochs)
-    if settings.lr:
-        found = replace(found, lr=settings.lr, first_lr=found.first_lr * settings.lr / found.lr)
-    return replace(found, clips=settings.clips_per_epoch or found.clips, test_clips=settings.clips)
-
-
 def comparable(trained: Trained, index: Index, settings: Downstream) -> list[str]:
-    """Those modalities of a model that can be compared on these shards."""
-    there = {"video": True, "audio": bool(index.mel_count.any()), "text": settings.word2vec is not None}
-    return [name for name in modalities_of(trained.model.state_dict()) if there[name]]
+    """The modalities that both the model and the shards have."""
+    from gdt.train.models.gdt import modalities_of
+
+    available = {"video": True, "audio": bool(index.mel_count.any()), "text": settings.word2vec is not None}
+    return [name for name in modalities_of(trained.model.state_dict()) if available[name]]
 
 
-def matters(settings: Downstream, protocol: Protocol) -> dict[str, object]:
-    """The settings that decide the numbers of a protocol, besides who is evaluated on whom."""
-    return {name: getattr(settings, name) for name in ("clips", *DECIDES[protocol]) if name not in _IN_THE_FOLD}
+def decisive_settings(settings: Downstream, protocol: str) -> dict[str, object]:
+    """The settings that decide a protocol's numbers, besides model and fold."""
+    names = ("clips", *PROTOCOLS[protocol].settings)
+    return {name: getattr(settings, name) for name in names if name not in _IN_FOLD}
 
 
 def short_digest(values: object) -> str:
-    """A digest of numbers and texts, for names of files."""
+    """Ten hex digits for file names, from values that JSON can hold."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

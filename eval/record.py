@@ -1,8 +1,6 @@
-"""The one record of evaluation: what was measured, and everything that decides it. Every command writes such records,
-and every table, plot and page is made from them.
+"""Records of evaluation: metrics, and everything that decides them.
 
-A `Record` is what one protocol found of one model on some videos: its numbers by name, each with its 95 % interval,
-chance and count. A file holds a list of them as JSON; `write` and `read` are the only way in and out.
+All commands write them, and all tables, plots and pages are made from them. A file holds a list of records as JSON.
 """
 
 from __future__ import annotations
@@ -22,107 +20,107 @@ from gdt.train.settings import Pretrain
 
 T = TypeVar("T")
 RANDOM = "random weights"
-"""The model, and the preset, of records whose weights are those that the training began with."""
+"""Model and preset of records of the weights that training started from."""
 TrainedOn = Literal["others", "these", "unknown"]
 Promise = Literal["distinctive", "invariant", "not varied", "not known"]
 
 
 @dataclass(frozen=True)
 class Factor:
-    """What of a model, and which of its transformations, the numbers are of, where they are of one."""
+    """A factor and the network that it was measured in."""
 
     name: str
     network: str
-    """Modality of the network; both of them where the factor is what they differ in."""
+    """Modality of the network, or both for the factor that is the modality."""
     values: tuple[str, ...]
-    """Of the factor, in words."""
+    """Values of the factor, in words."""
     promise: Promise
-    """Of the composition."""
+    """What the composition promises of the factor."""
     kept: bool | None
-    """Whether the embedding keeps the promise; None where there is none."""
+    """Whether the embedding keeps the promise; None without a promise."""
     against: str
-    """What speaks against it, in words."""
+    """Evidence against it, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What one protocol found of one model on some videos."""
+    """Result of one protocol for one model on some videos."""
 
     protocol: str
-    """Of `eval.protocols`; `factors` and `figures` of the commands of these names."""
+    """A name of `eval.protocols`, or the command `factors` or `figures`."""
     model: str
-    """Name: of its run's folder, or of its file; RANDOM."""
+    """Name of the run's folder or of the file, or RANDOM."""
     weights: str
-    """Digest of the weights, of the statistics of their inputs, and of clips and crops."""
+    """Digest of the weights, the statistics of their inputs, the clip and the crops."""
     checkpoint: Path
-    """Of the network, where the weights are random."""
+    """Checkpoint; for random weights that of the same network."""
     preset: str
-    """Row of table 1 and the like, one's own factors, or the kind of weights; RANDOM."""
+    """Name of the preset, custom factors, kind of weights, or RANDOM."""
     step: int
-    """Steps it was pretrained for."""
+    """Steps of pretraining."""
     seed: int
-    """Of the pretraining, and of random weights."""
+    """Seed of pretraining and of random weights."""
     trained_on: TrainedOn
-    """Whether the weights have learned, without labels, from the videos that were evaluated."""
+    """Whether the query videos were used in pretraining, without labels."""
     pretraining: Pretrain
     dataset: str
     shards: Path
-    """Folder of the shards."""
+    """Folder."""
     data: str
-    """Fingerprint of the shards, before a fold is taken."""
+    """Fingerprint of the shards, without regard to folds."""
     query_split: str
     clips: int
-    """Of every video; of a factor, those that each network got to see, of all values."""
+    """Clips per video; of a factor, clips per network, of all values."""
     queries: int
-    """Videos that were evaluated."""
+    """Number of evaluated videos."""
     metrics: dict[str, Metric]
-    """By name; the column of the table."""
+    """By name, which heads the column of a table."""
     settings: dict[str, Any]
-    """Of the command, as JSON holds them; see `settings_as`."""
+    """Settings of the command as JSON; see `settings_as`."""
     provenance: Provenance
     label: str = ""
-    """Column of the labels; empty for the classes of the data set."""
+    """Column of labels; empty for the classes of the data set."""
     labels: str = ""
-    """Digest of who is searched or learned from, who is evaluated, and their labels."""
+    """Digest of gallery, queries and their labels."""
     fold: int = 0
-    """Official fold whose splits count; 0 for the splits as they are."""
+    """Official fold; 0 for the splits of the data set."""
     gallery: int = 0
-    """Videos that were searched or learned from."""
+    """Number of videos that were searched or trained on."""
     held: int = 0
-    """Of queries and gallery, those that are shorter than a clip, and whose last frame is held."""
+    """Number of queries and gallery videos shorter than a clip, whose last frame is repeated."""
     classes: int = 0
-    """That were learned or searched; 0 without labels."""
+    """Classes of the gallery; 0 without labels."""
     how: dict[str, str] = field(default_factory=dict)
-    """All else that could change the numbers, in words: clips, precision, the recipe of finetuning."""
+    """Other details that could change the numbers, in words: clips, precision, recipe."""
     factor: Factor | None = None
     videos: tuple[str, ...] = ()
     """Ids of the videos of `per_video`."""
     per_video: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Numbers of each video, by name."""
+    """One number per video, by name."""
     notes: tuple[str, ...] = ()
-    """What else is to be known, a sentence each."""
+    """Remarks, a sentence each."""
 
     def settings_as(self, kind: type[T]) -> T:
-        """The settings of the command, which are of this type."""
+        """The settings of the command, whose type is `kind`."""
         return serialization.from_dict(kind, self.settings)
 
 
 def write(path: Path, records: Sequence[Record]) -> None:
-    """Write a file of records, whole or not at all."""
+    """Write a file of records atomically."""
     write_text(path, serialization.to_json(list(records), indent=1) + "\n")
 
 
 def read(path: Path) -> list[Record]:
-    """The records in a file. Raises UserError where it holds something else."""
+    """Read a file of records. Raises UserError if it holds anything else."""
     return parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
 
 
 def parse(text: str, source: str) -> list[Record]:
-    """The records in the text of a file. Raises UserError that names `source` where it holds something else."""
+    """Parse the text of a file of records. Raises UserError naming `source` if it is anything else."""
     try:
         values = json.loads(text)
         if not isinstance(values, list):
-            raise ValueError("it is no list")
+            raise ValueError("not a list")
         return [serialization.from_dict(Record, value) for value in values]
     except (ValueError, TypeError, UserError) as error:
         raise UserError(
@@ -131,13 +129,13 @@ def parse(text: str, source: str) -> list[Record]:
 
 
 def settings_of(settings: Any) -> dict[str, Any]:
-    """The settings of a command as `Record.settings` holds them."""
+    """Settings of a command as `Record.settings` holds them."""
     plain: dict[str, Any] = json.loads(serialization.to_json(settings))
     return plain
 
 
 def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
-    """The records in long form, a row for each of their numbers, with what decides it: for CSV and data frames."""
+    """One row per metric, for CSV and data frames."""
     for record in records:
         own = {name: value for name, value in vars(record).items() if isinstance(value, str | int | Path)}
         own |= {"factor": record.factor.name, "network": record.factor.network} if record.factor else {}
@@ -150,5 +148,5 @@ def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
 
 
 def format_details(how: Mapping[str, str]) -> str:
-    """How a record came about, in words."""
+    """Details of a record in one line."""
     return "; ".join(f"{name} {value}" for name, value in how.items())

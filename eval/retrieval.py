@@ -15,11 +15,8 @@ from gdt.eval.metrics import Metric, share
 
 
 def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
-    """The k nearest rows of the gallery [g, dim] by cosine, nearest first: int64 [q, min(k, g)].
-
-    In bounded memory, however many there are.
-    """
-    # between vectors of length 1, distance orders as cosine does, and is what scikit-learn is fast at
+    """The k nearest rows of the gallery [g, dim] by cosine, nearest first: int64 [q, min(k, g)], in bounded memory."""
+    # distances of unit vectors are ordered as their cosines are, and scikit-learn is fast at distances
     neighbours = NearestNeighbors(n_neighbors=min(k, len(gallery)), algorithm="brute").fit(unit(gallery))
     found: np.ndarray = neighbours.kneighbors(unit(query), return_distance=False)
     return found
@@ -28,9 +25,9 @@ def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
 def recall(
     query: np.ndarray, query_label: np.ndarray, gallery: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
 ) -> dict[int, Metric]:
-    """R@k: how many queries have their class among the k nearest gallery videos by cosine, with a random order's.
+    """R@k: share of queries [q, dim] with their class among the k nearest of the gallery [g, dim] by cosine.
 
-    `query` [q, dim] and `gallery` [g, dim] are features; labels are arrays [q] and [g].
+    Labels are arrays [q] and [g].
     """
     hits = gallery_label[nearest(query, gallery, max(ks))] == query_label[:, None]
     random = chance(query_label, gallery_label, ks)
@@ -41,9 +38,9 @@ def few_shot(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, shots: int, draws: int,
     seed: int = 0,
 ) -> Metric:  # fmt: skip
-    """Top-1 accuracy of the nearest neighbour among `shots` training videos per class, by cosine.
+    """Top-1 accuracy of the nearest neighbour by cosine among `shots` training videos per class.
 
-    Mean and standard deviation over `draws` random choices of those videos. Raises UserError where a class has fewer.
+    Mean and standard deviation over `draws` random choices. Raises UserError if a class has fewer videos.
     """
     rng = np.random.default_rng(seed)
     members = {label: np.flatnonzero(train_label == label) for label in np.unique(train_label)}
@@ -62,13 +59,13 @@ def few_shot(
 def linear_probe(
     query: np.ndarray, query_label: np.ndarray, train: np.ndarray, train_label: np.ndarray, c: float, ks: Sequence[int]
 ) -> dict[int, Metric]:
-    """Top-k accuracy of a logistic regression on features of zero mean and unit variance.
+    """Top-k accuracy, for k below the number of classes, of a logistic regression on standardised features.
 
-    `c` is the inverse strength of its L2 regularisation. A k that there are not more classes than is left out.
+    `c` is the inverse strength of L2 regularisation.
     """
     classes, train_class = np.unique(train_label, return_inverse=True)
     if len(classes) < 2:
-        raise UserError(f"a linear probe needs two classes or more to tell apart; there is only '{classes[0]}'")
+        raise UserError(f"a linear probe needs at least two classes; there is only '{classes[0]}'")
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, train_class)
     scores = probe.decision_function(query)
     if len(classes) == 2:
@@ -77,15 +74,15 @@ def linear_probe(
 
 
 def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Places of the labels among the sorted classes, -1 of one that is not there: int64 [n]."""
-    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
-    return np.where(classes[place] == labels, place, -1).astype(np.int64)
+    """Index of each label in the sorted classes, -1 if it is not among them: int64 [n]."""
+    position = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    return np.where(classes[position] == labels, position, -1).astype(np.int64)
 
 
 def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Metric]:
-    """Share of rows whose target is among the k highest of the scores [n, classes]; of classes with one score, the one
-    that comes first counts as higher. A target of -1, a class that nothing was learned of, is never right. A k that
-    there are not more classes than is left out.
+    """Share of rows whose target is among the k highest scores [n, classes], for k below the number of classes.
+
+    Of equal scores the first class counts as higher. A target of -1, an unknown class, is never right.
     """
     classes = scores.shape[1]
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -94,7 +91,7 @@ def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int
 
 
 def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]) -> dict[int, float]:
-    """R@k in percent of a random order of the gallery."""
+    """R@k of a random order of the gallery, in percent."""
     total = len(gallery_label)
     labels, queries = np.unique(query_label, return_counts=True)
     others = total - np.array([(gallery_label == label).sum() for label in labels])
@@ -107,8 +104,8 @@ def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
 
 
 def unit(features: np.ndarray) -> np.ndarray:
-    """Features at length 1. Raises UserError where some are no numbers."""
+    """Features scaled to length 1. Raises UserError if some are NaN or infinite."""
     if not np.isfinite(features).all():
-        raise UserError("features are not finite: the weights are damaged, or their training has diverged")
+        raise UserError("the features contain NaN or infinity: the weights are damaged, or training diverged")
     scaled: np.ndarray = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     return scaled

@@ -194,14 +194,14 @@ class Model:
         return self._trained.settings
 
     def embed(
-        self, videos: Paths, *, of: Modality | Sequence[Modality] = (), kind: Kind = "embeddings", per: Per = "video",
-        clips: int = 10, workers: int = 0,
+        self, videos: Paths, *, modalities: Modality | Sequence[Modality] = (), kind: Kind = "embeddings",
+        per: Per = "video", clips: int = 10, workers: int = 0,
     ) -> Features:  # fmt: skip
         """Features of video files and of all videos in folders, or of a folder of shards (a single one).
 
-        `of`: "video", "audio" or both; by default what the model has networks for. `kind`: "embeddings" of length 1, in
-        which picture and sound can be compared, or "features", the trunks' own. `per`: a row per "video", the mean over
-        `clips` uniform clips, or one per "clip". `workers`: processes that decode, 0 for one per core.
+        `modalities`: "video", "audio" or both; by default what the model has networks for. `kind`: "embeddings" of
+        length 1, which can be compared across modalities, or "features" of the trunks. `per`: a row per "video", the
+        mean over `clips` uniform clips, or one per "clip". `workers`: processes that decode, 0 for one per core.
 
         Files that cannot be used are in `skipped`, with their reasons. Frames are decoded into the folder of temporary
         files (TMPDIR), all before the first feature is computed: preprocess what does not fit there, and embed shards.
@@ -211,8 +211,9 @@ class Model:
         shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
         with tempfile.TemporaryDirectory() as folder:
             settings = Embed(
-                self._path, () if shards else paths, shards=shards, out=Path(folder) / "features.npz",
-                of=(of,) if isinstance(of, str) else tuple(of), kind=kind, per=per, clips=clips, workers=workers,
+                self._path, () if shards else paths, shards=shards, out=Path(folder) / "features.npz", kind=kind,
+                modalities=(modalities,) if isinstance(modalities, str) else tuple(modalities), per=per, clips=clips,
+                workers=workers,
             )  # fmt: skip
             return features(settings, self._trained)
 

@@ -130,7 +130,7 @@ def model(checkpoint: Path) -> gdt.Model:
 
 def test_shards_are_embedded_as_asked_and_the_network_left_as_it_was(model: gdt.Model, shards: Path) -> None:
     model.network.train()
-    stored = model.embed(str(shards), clips=1, of="video", kind="features")
+    stored = model.embed(str(shards), clips=1, modalities="video", kind="features")
     assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.skipped
     assert model.network.training and model.network.video_network.training
 
@@ -150,7 +150,10 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
     ("call", "message"),
     [
         (lambda r: gdt.nearest(r["stored"], "x"), "there is no video 'x'"),
-        (lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"), "meet in embeddings only"),
+        (
+            lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"),
+            "cannot be compared across modalities",
+        ),
         (lambda r: gdt.nearest(r["trunks"], r["stored"]), "cannot be compared with features"),
         (lambda r: gdt.nearest(r["stored"], r["first"], k=0), "k is 0"),
         (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "has no audio for the length of a clip"),

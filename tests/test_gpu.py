@@ -199,7 +199,7 @@ def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
     path = pretrain(replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "run", batch_size=4, steps=2))
     settings = Downstream(
         (path,), "x", shards, ("cross-modal", "retrieval", "few-shot", "linear", "finetune"), size="tiny", epochs=2,
-        clips_per_epoch=2, clips=2, random="no", jobs=1, out=tmp_path / "eval",
+        clips_per_epoch=2, clips=2, random_weights="exclude", jobs=1, out=tmp_path / "eval",
     )  # fmt: skip
     assert "finetune top-1" in downstream(settings)
     results = read(tmp_path / "eval" / "results.json")

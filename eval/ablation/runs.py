@@ -30,7 +30,7 @@ from gdt.eval.progress import Progress
 from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
-from gdt.eval.settings import Downstream, Protocol
+from gdt.eval.settings import Downstream
 from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
@@ -59,7 +59,7 @@ class Run:
     def folder(self) -> Path:
         return self.pretraining.run_folder
 
-    def found(self, protocols: Sequence[Protocol]) -> list[Record]:
+    def found(self, protocols: Sequence[str]) -> list[Record]:
         """Its records; none of a row of one modality, without labels. An earlier call may have compared otherwise."""
         path = self.folder / "eval" / "results.json"
         found = [each for each in record.read(path) if each.protocol in protocols] if path.is_file() else []
@@ -74,7 +74,7 @@ def ablation(settings: Ablation) -> str:
     index = Index.open(shards)  # or it says what is wrong, before hours of training
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
     labels = _labels(settings, index)
-    protocols: tuple[Protocol, ...] = ("retrieval", "few-shot") if labels else ("cross-modal",)
+    protocols: tuple[str, ...] = ("retrieval", "few-shot") if labels else ("cross-modal",)
     _require_sense(settings, index, shards, labels)
     planned = partial(_planned, settings, shards, out, labels, protocols)
     runs = [planned(row, seed) for seed in settings.seeds for row in settings.rows]
@@ -113,7 +113,7 @@ def _require_sense(settings: Ablation, index: Index, shards: Path, labels: Seque
 
 
 def _planned(
-    settings: Ablation, shards: Path, out: Path, labels: Sequence[str], protocols: tuple[Protocol, ...], row: str,
+    settings: Ablation, shards: Path, out: Path, labels: Sequence[str], protocols: tuple[str, ...], row: str,
     seed: int,
 ) -> Run:  # fmt: skip
     """What a run is to do."""
@@ -132,7 +132,7 @@ def _planned(
         evaluation = Downstream(
             (folder,), settings.dataset, shards, protocols, query_split=settings.query_split, label=",".join(labels),
             gallery_per_class=settings.gallery_per_class if labels else 0, clips=settings.clips,
-            random="also" if row == settings.rows[0] else "no", out=folder / "eval",
+            random_weights="include" if row == settings.rows[0] else "exclude", out=folder / "eval",
             word2vec=None if labels else pretraining.word2vec,
         )  # fmt: skip
         commands.append(["eval", "downstream", *to_arguments(evaluation, Downstream(()))])
@@ -144,7 +144,7 @@ def _planned(
     return Run(row, name, pretraining, commands, factors)
 
 
-def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tuple[Protocol, ...], out: Path) -> None:
+def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tuple[str, ...], out: Path) -> None:
     """Whatever is not done yet on shards with the fingerprint `data`, several at a time."""
     at_once = job_limit(settings.jobs)
     todo = [run for run in runs if any(command not in _done(run, data) for command in run.commands)]
@@ -188,7 +188,7 @@ def _done(run: Run, data: str) -> list[list[str]]:
     return done
 
 
-def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[Protocol, ...], out: Path) -> str:
+def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ...], out: Path) -> str:
     records = [found for run in runs for found in run.found(protocols)]
     parts, files, tables = [], [], []
     if records:

@@ -12,8 +12,8 @@ import numpy as np
 
 from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
+from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, parse
-from gdt.eval.settings import PROTOCOLS
 from gdt.eval.subjects import folder_name
 from gdt.eval.tables import Lines
 from gdt.preprocess.summary import SUMMARY

@@ -26,9 +26,9 @@ from gdt.eval.drawing import MOST, Key, keys, svg
 from gdt.eval.page.collect import Found, Subject, Unread, attempt
 from gdt.eval.page.settings import Report
 from gdt.eval.planes import planes
-from gdt.eval.protocols import features_name, videos_of
+from gdt.eval.protocols import PROTOCOLS, features_name, videos_of
 from gdt.eval.retrieval import nearest, unit
-from gdt.eval.settings import LABELLED, Downstream
+from gdt.eval.settings import Downstream
 from gdt.eval.show_batch import draw, in_words
 from gdt.eval.subjects import Fold, Model, folds
 from gdt.pipeline.composition import contrast, weight
@@ -144,7 +144,8 @@ def drawn(subject: Subject, settings: Report, key: str) -> Drawn:
     index = attempt("pictures of videos", made.missing, lambda: _index(subject))
     trained = attempt("the model", made.missing, lambda: _loaded(subject))
     # the latest whose features are stored, by retrieval if that was done
-    stored = [each for each in subject.found if each.record.protocol in {*LABELLED} - {"finetune"}]
+    frozen = {name for name, protocol in PROTOCOLS.items() if protocol.labels and not protocol.trains}
+    stored = [each for each in subject.found if each.record.protocol in frozen]
     found = min(stored, key=lambda each: each.record.protocol != "retrieval", default=None)
     if trained is not None:
         digest, made.told = _told(subject, trained)

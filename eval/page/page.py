@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
@@ -21,8 +21,8 @@ from gdt.eval.drawing import Key, keys, svg
 from gdt.eval.page.collect import Collected, Found, Run, Subject, attempt, chosen, collect, subjects
 from gdt.eval.page.models import Plot, drawn, short_commit
 from gdt.eval.page.settings import Report
+from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, format_details
-from gdt.eval.settings import DECIDES, Protocol
 from gdt.eval.tables import Lines, Table, build_tables
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.studies.figures.pictures import TITLES, histogram, marks
@@ -121,7 +121,7 @@ def _settings(row: Record) -> tuple[Any, ...]:
     of_all = ("gallery_split", "gallery_per_class", "seed")
     names = [
         *of_all,
-        *(name for name in DECIDES[cast(Protocol, row.protocol)] if name not in ("label", "folds", *of_all)),
+        *(name for name in PROTOCOLS[row.protocol].settings if name not in ("label", "folds", *of_all)),
     ]
     return (
         row.dataset, row.data, row.query_split, row.label, row.clips, row.how.get("precision"),

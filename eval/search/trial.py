@@ -16,7 +16,7 @@ from gdt.eval.processes import command_error, start, to_arguments
 from gdt.eval.progress import LogReader
 from gdt.eval.protocols import Evaluator
 from gdt.eval.search.space import Space
-from gdt.eval.settings import Downstream, Protocol
+from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Model, folds, held_out
 from gdt.pipeline.shards.index import fingerprint
 from gdt.pipeline.word2vec import WordVectors
@@ -56,7 +56,7 @@ class Measuring:
         if settings.word2vec and "text" not in modalities:
             raise UserError("--word2vec has no effect: words are no modality of --factors")
         self._words = WordVectors.of(index, settings.word2vec) if "text" in modalities else None
-        self._protocol: Protocol = "retrieval" if settings.label else "cross-modal"
+        self._protocol = "retrieval" if settings.label else "cross-modal"
         self._settings = Downstream(
             ckpt=(), label=settings.label, protocols=(self._protocol,), clips=settings.clips, query_split=split,
             gallery_per_class=settings.gallery_per_class if settings.label else 0, seed=settings.seed,

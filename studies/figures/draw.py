@@ -164,7 +164,6 @@ def measure(settings: Figures) -> tuple[list[Record], list[Planes]]:
                 data, settings, protocol="figures", label=settings.label, queries=len(videos.spread),
                 clips=settings.clips, metrics=metrics, how={pictures.NUMBERS: str(each.dim)} | how,
                 provenance=provenance, videos=tuple(map(str, index.id[videos.spread])), per_video=per_video,
-                notes=model.unnormalised(index),
             )
         )  # fmt: skip
     return records, [each.planes for each in measured]

@@ -1,4 +1,4 @@
-"""The documented commands on tiny data, one after the other, as a user types them."""
+"""Commands of evaluation on tiny data, as a user runs them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tre
 from tests.pipeline.test_notation import FREEZE
 
 
-def test_what_needs_no_training_is_evaluated_by_itself(
+def test_downstream_runs_protocols_without_training_by_default(
     command: Run, checkpoint: Path, shards: Path, tmp_path: Path
 ) -> None:
     done = command("eval", "downstream", "--ckpt", checkpoint)
@@ -49,11 +49,11 @@ def test_what_needs_no_training_is_evaluated_by_itself(
     assert (retrieval["gallery"], retrieval["queries"], retrieval["classes"]) == (24, 12, 3)
     assert retrieval["metrics"]["R@1"][1:3] == [pytest.approx(100 / 3), 12]
     assert retrieval["data"] == fingerprint(Index.open(shards))
-    typed = shlex.join(["gdt", "eval", "downstream", "--ckpt", str(checkpoint)])  # after `python -m`, if not forked
+    typed = shlex.join(["gdt", "eval", "downstream", "--ckpt", str(checkpoint)])
     assert retrieval["provenance"]["command"].endswith(typed)
 
 
-def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Index, checkpoint: Path) -> None:
+def test_features_do_not_depend_on_the_batch(index: Index, checkpoint: Path) -> None:
     trained, videos = load_model(checkpoint), np.array([0, 30, 7])
     together = extract(trained, index, videos, 10, CPU)
     assert together.average.shape == together.maximum.shape == (3, 128)
@@ -65,7 +65,7 @@ def test_features_are_the_mean_over_the_clips_of_single_clip_features(index: Ind
 def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Path) -> None:
     trained, videos, path = load_model(checkpoint), np.array([0, 7, 30]), tmp_path / "features.npz"
     first = load_or_extract(path, trained, index, videos, 2, CPU)
-    trained.model.video_network.base.stem[0].weight.data.zero_()  # what would now be extracted is something else
+    trained.model.video_network.base.stem[0].weight.data.zero_()  # extracting again would give other features
     assert np.array_equal(load_or_extract(path, trained, index, videos, 2, CPU).average, first.average)
     other = load_or_extract(path, trained, index, videos[:2], 2, CPU)
     assert other.average.shape == (2, 128) and not np.allclose(other.average, first.average[:2])
@@ -73,7 +73,7 @@ def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Pa
     assert np.array_equal(load_or_extract(path, trained, index, videos[:2], 2, CPU).average, other.average)
 
 
-def test_a_failing_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
     done = command(
         "eval", "ablation", "--shards", shards, "--rows", "e", "--clips-per-step", 400, "--out", tmp_path / "o"
     )
@@ -82,7 +82,7 @@ def test_a_failing_run_of_an_ablation_names_its_log(command: Run, shards: Path, 
 
 
 def test_show_batch_draws_what_the_network_gets(index: Index) -> None:
-    """Against the oracles of the loader's tests, which decode and crop on their own."""
+    """Against the oracles of the loader's tests."""
     reader = ShardReader(index)
     for preset, leaves in (("a", 2), ("l", 8)):
         planned = tree(index, preset)
@@ -171,7 +171,7 @@ def test_show_batch_writes_the_picture(command: Run, shards: Path, tmp_path: Pat
         ("other sizes", "holds another model: 4 have another shape"),
     ],
 )
-def test_a_wrong_checkpoint_is_one_sentence(
+def test_wrong_checkpoints_are_refused(
     shards: Path, checkpoint: Path, tmp_path: Path, kind: str, expected: str
 ) -> None:
     path = tmp_path / "x.pt"
@@ -185,12 +185,12 @@ def test_a_wrong_checkpoint_is_one_sentence(
         other = GDT(replace(SIZES["tiny"][1].network, embedding=64)).state_dict()
         torch.save(torch.load(checkpoint, weights_only=True) | {"model": other}, path)
     elif kind == "pickle":
-        torch.save(Path("/"), path)  # an object, which weights_only must not build
+        torch.save(Path("/"), path)  # an object that weights_only must not build
     with pytest.raises(UserError, match=expected):
         downstream(Downstream((path,), "synthetic", shards, out=tmp_path / "out"))
 
 
-def test_words_are_drawn_as_they_are_said(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
     path = show_batch(
         ShowBatch(shards=captioned, preset="three", word2vec=word2vec, seed=3, out=tmp_path / "three.png")
     )
@@ -212,9 +212,7 @@ def test_words_are_drawn_as_they_are_said(captioned: Path, word2vec: Path, tmp_p
         assert text == (" ".join(expected) or "(nothing is said)")
 
 
-def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
-    command: Run, shards: Path, tmp_path: Path
-) -> None:
+def test_custom_transformations_are_trained_evaluated_and_drawn(command: Run, shards: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FREEZE)
     own = ["--factors", "video:d time_shift:d:2 freeze:d:2 modality:i:2:differs augmentation:i:1",
            "--factors-from", tmp_path / "mine.py"]  # fmt: skip
@@ -232,9 +230,9 @@ def test_a_transformation_of_ones_own_is_trained_with_evaluated_and_drawn(
     assert done.returncode == 2 and "holds a run with other settings (factors_digest was " in done.stderr
 
 
-def test_a_model_without_pictures_has_no_features_of_them(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_a_model_without_video_has_no_video_features(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
     factors = "video:d time_shift:d:2 modality(audio,text):i:2:differs augmentation:i:1"
     tiny = replace(SIZES["tiny"][1], factors=factors, word2vec=word2vec, batch_size=4, steps=2)
     path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "run"))
-    with pytest.raises(UserError, match="trained without pictures, so it has no features of them"):
+    with pytest.raises(UserError, match="trained without video, so it has no video features"):
         downstream(Downstream((path,), "x", captioned, ("retrieval",), out=tmp_path / "eval"))

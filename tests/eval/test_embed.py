@@ -1,4 +1,4 @@
-"""Features of one's own videos, and what is nearest to what."""
+"""Features of videos and their nearest neighbours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.pipeline.test_loader import CPU
 
 @pytest.fixture(scope="module")
 def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Five videos, one of them in a folder of its own, and a broken one."""
+    """Five videos, one of them in a subfolder, and a broken one."""
     folder = tmp_path_factory.mktemp("mine")
     for path in sorted((synthetic / "test").rglob("*.mp4"))[::3]:
         shutil.copy(path, folder)
@@ -38,14 +38,12 @@ def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_becomes_features_and_what_is_broken_is_named(
-    command: Run, checkpoint: Path, videos: Path, tmp_path: Path
-) -> None:
+def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, videos: Path, tmp_path: Path) -> None:
     done = command("eval", "embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
     assert done.returncode == 0, done.stderr
-    assert "features.h5 holds embeddings of 5 videos, a row per video: video [5, 128], audio [5, 128]" in done.stdout
-    assert "1 videos could not be used:" in done.stdout and str(videos / "broken.mp4") in done.stdout
-    assert {path.name for path in tmp_path.iterdir()} == {"features.h5"}  # nothing is left behind
+    assert "features.h5: embeddings of 5 videos, one row per video: video [5, 128], audio [5, 128]" in done.stdout
+    assert "1 videos skipped:" in done.stdout and str(videos / "broken.mp4") in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"features.h5"}  # no temporary files
     with h5py.File(tmp_path / "features.h5") as file:
         assert np.allclose(np.linalg.norm(file["video"][:], axis=1), 1)
         assert [file[name].asstr()[0] for name in ("id", "path")] == ["more/one.mp4", str(videos / "more/one.mp4")]
@@ -56,7 +54,7 @@ def test_a_folder_becomes_features_and_what_is_broken_is_named(
     found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
     assert found.returncode == 0, found.stderr
     assert len(found.stdout.splitlines()) == 2 + 3 and "more/one.mp4" not in found.stdout
-    # a file that is among them is known by its path; a copy of it is decoded, and finds it first and exactly
+    # an embedded file is found by its path; a copy is decoded, and its original has cosine 1
     known = command("eval", "nearest", "--query", videos / "more" / "one.mp4", "--k", 3)
     assert known.stdout == found.stdout
     shutil.copy(videos / "more" / "one.mp4", tmp_path / "copy.mp4")
@@ -65,12 +63,12 @@ def test_a_folder_becomes_features_and_what_is_broken_is_named(
     refused = command("eval", "nearest", "--query", "one.mp4")
     assert "'one.mp4' is neither an id in features.h5 (such as more/one.mp4" in refused.stderr
     refused = command("eval", "nearest", "--query", videos / "broken.mp4")
-    assert f"no video can be used: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
+    assert f"no usable video: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
     across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4
 
 
-def test_alone_in_a_folder_and_from_shards_a_video_has_the_same_features(
+def test_features_of_a_video_are_the_same_from_folder_file_and_shards(
     checkpoint: Path, videos: Path, synthetic: Path, shards: Path, tmp_path: Path
 ) -> None:
     base = Embed(checkpoint, (videos,), out=tmp_path / "f.npz", clips=3, workers=1)
@@ -86,7 +84,7 @@ def test_alone_in_a_folder_and_from_shards_a_video_has_the_same_features(
 
 
 @pytest.mark.parametrize("kind", ["embeddings", "features"])
-def test_rows_per_clip_are_what_the_networks_give(checkpoint: Path, index: Index, kind: str) -> None:
+def test_rows_per_clip_are_the_outputs_of_the_networks(checkpoint: Path, index: Index, kind: str) -> None:
     trained = load_model(checkpoint)
     rows = features_of(trained, index, ["video", "audio"], 3, kind, "clip", CPU)
     assert rows.id.tolist() == np.repeat(index.id, 3).tolist()
@@ -108,14 +106,14 @@ def test_rows_per_clip_are_what_the_networks_give(checkpoint: Path, index: Index
     assert np.allclose(mean, clips / np.linalg.norm(clips) if kind == "embeddings" else clips, atol=1e-5)
 
 
-def test_videos_without_sound_have_rows_without_numbers(checkpoint: Path, index: Index) -> None:
+def test_videos_without_audio_have_rows_of_nan(checkpoint: Path, index: Index) -> None:
     mute = replace(index, mel_count=np.where(np.arange(len(index)) == 3, 0, index.mel_count))
     rows = features_of(load_model(checkpoint), mute, ["video", "audio"], 1, "embeddings", "video", CPU)
     assert np.isnan(rows.features["audio"][3]).all() and not np.isnan(rows.features["video"]).any()
     assert np.isnan(rows.features["audio"]).any(1).sum() == 1
 
 
-def test_npz_holds_what_h5_holds(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
+def test_npz_and_h5_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
     for name in ("a.h5", "a.npz"):
         embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=tmp_path / name))
     one, other = read(tmp_path / "a.h5"), read(tmp_path / "a.npz")
@@ -127,18 +125,18 @@ def test_npz_holds_what_h5_holds(checkpoint: Path, shards: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": ()}, "set --source to videos, or --dataset"),
+        ({"source": ()}, "set --source to videos, or --dataset to a preprocessed data set, but not both"),
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz, .parquet"),
         ({"out": Path("nowhere/features.h5")}, "the folder nowhere does not exist"),
         ({"clips": 0}, "--clips is 0; it must be 1 or more"),
-        ({"source": (Path("gone"),)}, "there is no file or folder gone"),
-        ({"source": (Path("text.txt"),)}, "text.txt is not named like a video"),
+        ({"source": (Path("gone"),)}, "no file or folder gone"),
+        ({"source": (Path("text.txt"),)}, "text.txt does not end like a video file"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
-        ({"query": "x"}, "there is no file features.h5 of features"),
-        ({"query": "x", "features": Path("text.txt")}, "text.txt holds no features of this program"),
+        ({"query": "x"}, "no file of features features.h5; make one"),
+        ({"query": "x", "features": Path("text.txt")}, "text.txt is no file of features"),
     ],
 )
-def test_settings_and_files_that_do_not_fit_are_refused(
+def test_wrong_settings_and_files_are_refused(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "text.txt").write_text("it is a text")
@@ -151,10 +149,10 @@ def test_settings_and_files_that_do_not_fit_are_refused(
     assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "empty"}
 
 
-def test_real_videos_are_embedded_and_bad_ones_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:
-    """Clips that break naive pipelines."""
+def test_real_videos_are_embedded_and_bad_ones_are_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:
+    """With clips that break naive pipelines."""
     rows = features(Embed(checkpoint, (real / "clips",), out=tmp_path / "f.h5", clips=1))
-    files, left_out = [path for path in (real / "clips").iterdir() if path.is_file()], rows.skipped
-    assert len(rows.id) > 10 and left_out and len(rows.id) + len(left_out) <= len(files)
-    assert all(Path(path).is_file() for path in rows.path) and all(reason for _, reason in left_out)
+    files = [path for path in (real / "clips").iterdir() if path.is_file()]
+    assert len(rows.id) > 10 and rows.skipped and len(rows.id) + len(rows.skipped) <= len(files)
+    assert all(Path(path).is_file() for path in rows.path) and all(reason for _, reason in rows.skipped)
     assert not np.isnan(rows.features["video"]).any()

@@ -1,4 +1,4 @@
-"""Finetuning: the recipes' numbers, what is trained and tested on, going on where it stopped."""
+"""Finetuning: recipes, training and test clips, accuracy, resuming."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, Pretrain
+from gdt.train.weights import KINETICS
 from tests.pipeline.test_loader import CPU
 
 TINY = SIZES["tiny"][1]
@@ -30,7 +31,7 @@ TINY = SIZES["tiny"][1]
 @pytest.fixture
 def trained() -> Trained:
     torch.manual_seed(0)
-    return Trained(GDT(TINY.network, ["video"]).eval(), TINY, 600, None)
+    return Trained(GDT(TINY.network, ["video"]).eval(), TINY, 600, KINETICS)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def quick(trained: Trained, recipe: Recipe = PAPER, **changes: Any) -> Recipe:
          {0: 0.0025, 2: 0.02, 6.99: 0.02, 7: 1e-3, 10.99: 1e-3, 11: 5e-5}),
     ],
 )  # fmt: skip
-def test_recipes_have_the_numbers_of_the_paper_and_of_the_script(
+def test_recipes_have_the_numbers_of_the_paper_and_of_its_code(
     recipe: Recipe, clip: tuple[int, ...], own: tuple[Any, ...], rates: dict[float, float]
 ) -> None:
     assert (recipe.epochs, recipe.batch, recipe.weight_decay, recipe.momentum) == (12, 32, 5e-3, 0.9)
@@ -66,7 +67,7 @@ def test_recipes_have_the_numbers_of_the_paper_and_of_the_script(
     assert [recipe.lr_at(epoch) for epoch in rates] == pytest.approx([*rates.values()])
 
 
-def test_a_schedule_is_spread_over_other_epochs() -> None:
+def test_schedules_scale_with_the_epochs() -> None:
     half = PAPER.spread_over(6)
     assert half.epochs == 6
     for epoch in (0, 0.5, 1, 2.9, 3, 4.9, 5, 5.9):
@@ -74,7 +75,7 @@ def test_a_schedule_is_spread_over_other_epochs() -> None:
 
 
 @pytest.mark.parametrize(("recipe", "share"), [(PAPER, 1.0), (PUBLISHED, 0.1)])
-def test_rates_of_trunk_and_classifier_are_the_recipes(
+def test_learning_rates_of_trunk_and_classifier_follow_the_recipe(
     trained: Trained, task: Task, tmp_path: Path, recipe: Recipe, share: float
 ) -> None:
     run = Finetuning(trained, task, quick(trained, recipe), 0, 1, CPU, tmp_path)
@@ -94,8 +95,8 @@ def test_rates_of_trunk_and_classifier_are_the_recipes(
 
 
 @pytest.mark.parametrize("recipe", [PAPER, PUBLISHED])
-def test_clips_are_those_of_the_recipe(trained: Trained, task: Task, tmp_path: Path, recipe: Recipe) -> None:
-    """At full size, where plans cost nothing."""
+def test_clips_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path, recipe: Recipe) -> None:
+    """At full size; plans are cheap."""
     run = Finetuning(trained, task, recipe, 0, 1, CPU, tmp_path)
     assert run.batches == len(task.train) * 10 // 32
     plan = next(run.plans(0))
@@ -134,24 +135,24 @@ def test_accuracy_equals_counting(trained: Trained, task: Task, tmp_path: Path, 
     )  # of three classes
 
 
-def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
+def test_a_stopped_run_resumes_with_the_same_numbers(
     trained: Trained, task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = quick(trained)
     whole = Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "whole").run("x")
     before = {name: value.clone() for name, value in trained.model.state_dict().items()}
-    real = Finetuning._finished
+    real = Finetuning._save_epoch
 
     def stopped(self: Finetuning, epoch: int, loss: float, right: int) -> None:
         real(self, epoch, loss, right)
         if epoch == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Finetuning, "_finished", stopped)
+    monkeypatch.setattr(Finetuning, "_save_epoch", stopped)
     with pytest.raises(KeyboardInterrupt):
         Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "cut").run("x")
     assert (tmp_path / "cut" / STATE).is_file()
-    monkeypatch.setattr(Finetuning, "_finished", real)
+    monkeypatch.setattr(Finetuning, "_save_epoch", real)
     again = Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "cut")
     steps = []
     again.optimizer.register_step_pre_hook(lambda *_: steps.append(1))
@@ -161,9 +162,9 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
     assert (tmp_path / "whole" / METRICS).read_text() == (tmp_path / "cut" / METRICS).read_text()
     assert [json.loads(line)["epoch"] for line in (tmp_path / "cut" / METRICS).read_text().splitlines()] == [0, 1, 2]
     assert one["learned"] == ["", 2] and one["classes"] == list(task.classes)
-    # what others begin with is left alone
+    # the pretrained weights are not changed
     assert all(torch.equal(value, before[name]) for name, value in trained.model.state_dict().items())
-    # one that was stopped in its test is tested only
+    # a run that was stopped in its test is not trained again
     monkeypatch.setattr(Finetuning, "test", lambda self, name: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         Finetuning(trained, task, recipe, 5, 2, CPU, tmp_path / "tested").run("x")
@@ -174,7 +175,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
 
 
 @pytest.mark.parametrize("how", ["cut", "bit", "other recipe"])
-def test_what_cannot_be_gone_on_from_is_begun_anew(
+def test_a_run_starts_again_if_its_state_does_not_fit(
     trained: Trained, task: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str
 ) -> None:
     recipe = quick(trained)
@@ -182,39 +183,39 @@ def test_what_cannot_be_gone_on_from_is_begun_anew(
     other = Finetuning(trained, task, replace(recipe, lr=0.01) if how == "other recipe" else recipe, 0, 0, CPU,
                        tmp_path / "run")  # fmt: skip
     (tmp_path / "run").mkdir()
-    other._finished(0, 1.0, 0)
+    other._save_epoch(0, 1.0, 0)
     path = tmp_path / "run" / STATE
     data = bytearray(path.read_bytes())
     if how == "bit":
         data[len(data) // 2] ^= 4
     path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
     assert Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "run").run("x") == whole
-    assert "is damaged or of another recipe; that run begins anew" in capsys.readouterr().out
+    assert "is damaged or of another recipe; the run starts again" in capsys.readouterr().out
 
 
-def test_finetuned_weights_are_read_and_exported_with_all_that_using_them_takes(
+def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
     trained: Trained, task: Task, tmp_path: Path
 ) -> None:
     run = Finetuning(trained, replace(task, data="0a1b"), quick(trained), 0, 2, CPU, tmp_path)
-    run._keep()
+    run._save_weights()
     export(Export(tmp_path / WEIGHTS, tmp_path / "x.safetensors"))
     for path in (tmp_path / WEIGHTS, tmp_path / "x.safetensors"):
         again = load_model(path)
-        assert again.settings == TINY and again.statistics.to_numbers() == task.index.statistics.to_numbers()
+        assert again.settings == TINY and again.statistics.to_numbers() == KINETICS.to_numbers()
         assert again.foreign.learned == ("0a1b", 2) and again.foreign.kind == "finetuned weights"
         weights = run.model.base.state_dict()
         found = again.model.video_network.base.state_dict()
         assert all(torch.equal(value, weights[name]) for name, value in found.items())
 
 
-def test_what_cannot_be_finetuned_is_one_sentence(trained: Trained, task: Task, tmp_path: Path) -> None:
+def test_what_cannot_be_finetuned_is_refused(trained: Trained, task: Task, tmp_path: Path) -> None:
     few = replace(task, train=task.train[:5], train_target=task.train_target[:5])
     alike = replace(task, classes=("spin",), train_target=np.zeros_like(task.train_target))
-    sound = Trained(GDT(TINY.network, ["audio"]), Pretrain(), 0, None)
+    sound = Trained(GDT(TINY.network, ["audio"]), Pretrain(), 0, KINETICS)
     for model, of, message in (
-        (trained, few, "5 training videos make no batch of 32 clips; set --clips-per-epoch to 7"),
-        (trained, alike, "two classes or more to tell apart; there is only 'spin'"),
-        (sound, task, "trained without pictures"),
+        (trained, few, "5 training videos give less than a batch of 32 clips; set --clips-per-epoch to 7"),
+        (trained, alike, "at least two classes; there is only 'spin'"),
+        (sound, task, "trained without video"),
     ):
         with pytest.raises(UserError, match=message):
             Finetuning(model, of, quick(trained, batch=32), 0, 0, CPU, tmp_path)

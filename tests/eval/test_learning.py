@@ -1,4 +1,4 @@
-"""What evaluations are for: pretrained weights beat random ones on official lists, and shuffled labels are chance."""
+"""Pretrained weights beat random ones on official lists, and shuffled labels give chance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Row e, pretrained on videos of the same kind without their labels."""
+    """Row e, pretrained without labels on videos of the same kind."""
     folder = tmp_path_factory.mktemp("pretraining")
     generate(folder / "others", Synthetic(seed=1, train=120, val=1, test=1, classes=CLASSES), workers=2, progress=False)
     preprocess(Preprocess("folder", folder / "others", folder / "shards", workers=2))
@@ -42,7 +42,7 @@ def checkpoint(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def evaluated(settings: Downstream) -> dict[tuple[str, bool], list[Record]]:
+def evaluate(settings: Downstream) -> dict[tuple[str, bool], list[Record]]:
     downstream(settings)
     found: dict[tuple[str, bool], list[Record]] = {}
     for result in read(settings.out / "results.json"):
@@ -51,12 +51,12 @@ def evaluated(settings: Downstream) -> dict[tuple[str, bool], list[Record]]:
 
 
 @pytest.mark.parametrize("dataset", ["ucf101", "hmdb51"])
-def test_pretrained_weights_beat_random_ones_under_official_lists(
+def test_pretrained_weights_beat_random_ones_on_official_lists(
     checkpoint: Path, videos: Path, tmp_path: Path, dataset: str
 ) -> None:
     preprocess(Preprocess(dataset, official(tmp_path / "videos", videos, dataset), tmp_path / "shards", workers=2))
     protocols = ("retrieval", "few-shot", "linear", "finetune")
-    found = evaluated(
+    found = evaluate(
         Downstream((checkpoint,), dataset, tmp_path / "shards", protocols, size="tiny", out=tmp_path / "eval")
     )
     for protocol in protocols:
@@ -68,7 +68,7 @@ def test_pretrained_weights_beat_random_ones_under_official_lists(
         assert min(pretrained) > max(random) + 10, protocol
 
 
-def test_shuffled_labels_are_chance(checkpoint: Path, videos: Path, tmp_path: Path) -> None:
+def test_shuffled_labels_give_chance(checkpoint: Path, videos: Path, tmp_path: Path) -> None:
     source = tmp_path / "videos"
     paths = sorted(path for split in ("train", "test") for path in (videos / split).rglob("*.mp4"))
     shuffled = np.random.default_rng(0).permutation([path.parent.name for path in paths])
@@ -83,9 +83,9 @@ def test_shuffled_labels_are_chance(checkpoint: Path, videos: Path, tmp_path: Pa
     assert len(Index.open(tmp_path / "shards").classes) == CLASSES
     found = {}
     for label in ("label", "shuffled"):
-        found[label] = evaluated(
+        found[label] = evaluate(
             Downstream((checkpoint,), "x", tmp_path / "shards", ("retrieval", "linear", "finetune"), label=label,
-                       size="tiny", random="no", out=tmp_path / label)
+                       size="tiny", random_weights="exclude", out=tmp_path / label)
         )  # fmt: skip
     for protocol in ("retrieval", "linear", "finetune"):
         (true,), (false,) = (found[label][protocol, True] for label in ("label", "shuffled"))

@@ -1,4 +1,4 @@
-"""Intervals and differences against scipy, counting and simulation."""
+"""Intervals and differences against scipy, published numbers and simulations."""
 
 from __future__ import annotations
 
@@ -11,33 +11,30 @@ from gdt.eval.metrics import Metric, difference, share
 
 
 @pytest.mark.parametrize(("right", "answers"), [(0, 20), (7, 28), (28, 28), (1200, 3783)])
-def test_the_interval_is_wilsons(right: int, answers: int) -> None:
+def test_interval_is_wilsons(right: int, answers: int) -> None:
     expected = binomtest(right, answers).proportion_ci(method="wilson")
     found = Metric(100 * right / answers, 0.0, answers).interval
     assert found == pytest.approx((100 * expected.low, 100 * expected.high))
 
 
-def test_a_share_counts_what_is_right() -> None:
+def test_share() -> None:
     assert share(np.array([True, False, True, True]), 25.0) == Metric(75.0, 25.0, 4)
+    assert Metric(0.0, 0.0, 0).interval == (0.0, 100.0)  # no answers
 
 
-def test_an_interval_of_no_answers_says_nothing() -> None:
-    assert Metric(0.0, 0.0, 0).interval == (0.0, 100.0)
-
-
-def test_a_difference_on_few_queries_means_nothing() -> None:
+def test_a_difference_on_few_queries_is_not_significant() -> None:
     """R@1 32.1 on 28 queries against 35.7 for random weights."""
     points, low, high = difference([Metric(100 * 9 / 28, 10.0, 28)], [Metric(100 * 10 / 28, 10.0, 28)])
     assert points == pytest.approx(-100 / 28) and low < -20 and high > 15
 
 
-def test_a_difference_that_newcombe_printed() -> None:
+def test_difference_agrees_with_newcombe() -> None:
     """Newcombe (1998), table II, contrast 56/70 - 48/80, method 10: 0.0524 to 0.3339."""
     points, low, high = difference([Metric(80.0, 0.0, 70)], [Metric(60.0, 0.0, 80)])
     assert (points, low, high) == pytest.approx((20.0, 5.24, 33.39), abs=0.005)
 
 
-def test_the_interval_of_a_difference_covers_it_as_often_as_it_says() -> None:
+def test_intervals_of_differences_have_95_percent_coverage() -> None:
     rng = np.random.default_rng(0)
     n, one, other, covered = 200, 0.6, 0.5, 0
     for _ in range(1000):
@@ -47,13 +44,13 @@ def test_the_interval_of_a_difference_covers_it_as_often_as_it_says() -> None:
     assert 0.93 < covered / 1000 < 0.975
 
 
-def test_folds_that_agree_count_as_one_of_their_mean_size() -> None:
+def test_equal_folds_count_as_one_of_their_mean_size() -> None:
     folds = [Metric(65.0, 0.0, 90), Metric(65.0, 0.0, 110)]
     assert difference(folds, [Metric(50.0, 0.0, 100)]) == difference([Metric(65.0, 0.0, 100)], [Metric(50.0, 0.0, 100)])
 
 
-def test_folds_or_seeds_that_differ_make_the_interval_wider() -> None:
-    """By Welch's test, against scipy's."""
+def test_different_folds_or_seeds_widen_the_interval() -> None:
+    """Against scipy's Welch test."""
     one, other = [40.0, 37.5, 66.2], [98.0, 100.0, 99.0, 99.5]
     found = difference([Metric(x, 0.0, 5000) for x in other], [Metric(x, 0.0, 5000) for x in one])
     expected = stats.ttest_ind(other, one, equal_var=False).confidence_interval(0.95)

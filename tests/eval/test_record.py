@@ -1,4 +1,4 @@
-"""Records: as JSON and back, and laid out as tables."""
+"""Records as JSON, tables and verdicts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def text(records: list[Record], path: Path) -> str:
     return path.read_text()
 
 
-def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+def test_records_survive_a_round_trip(tmp_path: Path) -> None:
     seen = replace(
         ROW, metrics={"moves": Metric(0.5, answers=9, bounds=(0.4, 0.7))}, per_video={"deviation": (0.1, 0.2)},
         videos=("a", "b"), factor=Factor("speed", "video", ("1", "2"), "distinctive", None, ""), notes=("short",),
@@ -60,7 +60,7 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
         (None, r"missing: queries, metrics"),
     ],
 )
-def test_records_of_another_version_are_one_sentence(change: dict | None, message: str, tmp_path: Path) -> None:
+def test_records_of_another_version_are_refused(change: dict | None, message: str, tmp_path: Path) -> None:
     (values,) = json.loads(text([ROW], tmp_path / "x.json"))
     changed = values | (change or {})
     if change is None:
@@ -69,7 +69,7 @@ def test_records_of_another_version_are_one_sentence(change: dict | None, messag
         parse(json.dumps([changed]), "x.json")
 
 
-def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_earlier_results_of_the_same_videos_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results.json"
     assert with_earlier([ROW], path) == ([ROW], [])
     kept, anew, elsewhere = replace(ROW, seed=7), replace(ROW, step=3), replace(ROW, seed=9, data="other")
@@ -78,7 +78,7 @@ def test_earlier_results_of_the_same_videos_stay(tmp_path: Path, capsys: pytest.
     assert "1 earlier results in" in capsys.readouterr().out
 
 
-def test_a_table_of_one_result_each_has_intervals() -> None:
+def test_single_results_have_intervals() -> None:
     other = replace(ROW, preset=RANDOM, metrics={"R@1": Metric(25.0, 20.0, 20), "R@5": Metric(100.0, 67.2, 20)})
     lines = table_lines(
         {"random weights": [other], "e": [ROW]}, "", {"paper: GDT": {"R@1": 62.8}, "others": {"mAP": 1.0}}
@@ -93,26 +93,25 @@ def test_a_table_of_one_result_each_has_intervals() -> None:
     assert layout(lines).splitlines()[1].split() == ["-" * 14, "-" * 16, "-" * 18]
 
 
-def test_a_table_over_seeds_has_means_and_ranges() -> None:
+def test_several_seeds_have_mean_and_range() -> None:
     seeds = [replace(ROW, seed=k, metrics={"R@1": Metric(v, 20.0, 20)}) for k, v in enumerate((40.0, 10.0, 31.0))]
     lines = table_lines({"row e": seeds, "row l": [ROW]}, "% on val")
     assert lines[:2] == [["% on val", "R@1", "R@5"], ["row e", "27.0 (10.0-40.0)", ""]]
     assert lines[3] == ["chance", "20.0", "67.2"]
 
 
-def test_what_differs_from_random_weights_is_said_with_its_interval() -> None:
+def test_verdicts_on_the_difference_from_random_weights() -> None:
     random = replace(ROW, preset=RANDOM, metrics={"R@1": Metric(100 * 10 / 28, 10.0, 28)})
     same = replace(ROW, metrics={"R@1": Metric(100 * 9 / 28, 10.0, 28), "R@5": Metric(90.0, 50.0, 28)})
     better = replace(ROW, metrics={"R@1": Metric(100.0, 10.0, 28)})
-    said = verdicts({RANDOM: [random], "same": [same], "better": [better]})
-    assert said == [
-        "R@1 of same: not to be told from random weights (-3.6 points); 95 %: -26.9 to +20.3",
-        "R@1 of better: 64.3 points above random weights; 95 %: +42.2 to +79.3",
+    assert verdicts({RANDOM: [random], "same": [same], "better": [better]}) == [
+        "R@1 of same: no significant difference from random weights (-3.6 points, 95 % CI -26.9 to +20.3)",
+        "R@1 of better: 64.3 points above random weights (95 % CI +42.2 to +79.3)",
     ]
     assert verdicts({"same": [same]}) == []
 
 
-def test_tables_are_latex_and_csv_too() -> None:
+def test_tables_as_latex_and_csv() -> None:
     lines = table_lines({"row e": [replace(ROW, metrics={"video to audio R@1": Metric(50.0, 1.0, 100)})]}, "% on test")
     assert lines[0][1] == "V→A R@1"
     latex = to_latex(lines)

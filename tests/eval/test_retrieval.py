@@ -1,4 +1,4 @@
-"""Retrieval and few-shot classification against slow counting."""
+"""Retrieval, few-shot and linear classification against slow counting."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_chance_is_the_mean_over_random_orders() -> None:
     assert chance(query_label, gallery_label, (5,))[5] == pytest.approx(np.mean(found), abs=3)
 
 
-def test_few_shot_with_all_shots_is_the_nearest_neighbour() -> None:
+def test_few_shot_with_all_shots_is_recall_at_1() -> None:
     query, query_label, train, train_label = features()
     every = few_shot(query, query_label, train, train_label, shots=6, draws=3)
     assert every.value == pytest.approx(recall(query, query_label, train, train_label, (1,))[1].value)
@@ -61,13 +61,13 @@ def test_few_shot_equals_counting() -> None:
     assert (found.value, found.spread) == pytest.approx((np.mean(accuracies), np.std(accuracies)))
 
 
-def test_more_shots_than_videos_is_an_error() -> None:
+def test_more_shots_than_videos_are_refused() -> None:
     query, query_label, train, train_label = features()
     with pytest.raises(UserError, match="class 'a' has 6 training videos, fewer than 7 shots"):
         few_shot(query, query_label, train, train_label, shots=7, draws=1)
 
 
-def test_the_nearest_come_in_the_order_of_cosine() -> None:
+def test_nearest_is_ordered_by_cosine() -> None:
     query, _, gallery, _ = features()
     cosine = (query / np.linalg.norm(query, axis=1)[:, None]) @ (gallery / np.linalg.norm(gallery, axis=1)[:, None]).T
     assert np.array_equal(nearest(query, 3 * gallery, 24), np.argsort(-cosine, axis=1))
@@ -78,19 +78,19 @@ def test_top_k_equals_counting() -> None:
     rng = np.random.default_rng(0)
     scores, target = rng.normal(size=(200, 7)), rng.integers(-1, 7, 200)
     found = top_k(scores, target, (1, 5, 7))
-    assert list(found) == [1, 5]  # of 7 classes all are among the first 7
+    assert list(found) == [1, 5]  # top-7 of 7 classes is always right
     for k, metric in found.items():
         right = [t in sorted(range(7), key=lambda c: -row[c])[:k] for row, t in zip(scores, target, strict=True)]
         assert metric.value == pytest.approx(100 * np.mean(right))
         assert metric.chance == pytest.approx(100 * k / 7 * np.mean(target >= 0))
 
 
-def test_scores_that_are_all_the_same_are_no_better_than_chance() -> None:
+def test_equal_scores_are_at_chance() -> None:
     assert top_k(np.zeros((4, 4)), np.arange(4), (1, 2))[2].value == 50.0
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_a_linear_probe_separates_what_a_line_separates(classes: int) -> None:
+def test_linear_probe_separates_separable_classes(classes: int) -> None:
     rng = np.random.default_rng(0)
     label = np.repeat(list("abcd")[:classes], 50)
     centre = 100 * rng.normal(size=(classes, 6))[np.repeat(np.arange(classes), 50)] + 1000
@@ -99,11 +99,11 @@ def test_a_linear_probe_separates_what_a_line_separates(classes: int) -> None:
     assert list(found) == [1] and found[1].value == 100.0 and found[1].chance == 100 / classes
     shuffled = rng.permutation(label)
     assert linear_probe(query, label, train, shuffled, 1.0, (1,))[1].value < 100 / classes + 30
-    with pytest.raises(UserError, match="two classes or more to tell apart; there is only 'a'"):
+    with pytest.raises(UserError, match="at least two classes; there is only 'a'"):
         linear_probe(query, label, train, np.full(len(label), "a"), 1.0, (1,))
 
 
-def test_a_class_that_was_not_learned_is_never_right() -> None:
+def test_unknown_classes_are_never_right() -> None:
     assert targets(np.array(["b", "x", "a", "d"]), np.array(["a", "b", "c"])).tolist() == [1, -1, 0, -1]
     query, query_label, train, train_label = features()
     kept = train_label != "d"

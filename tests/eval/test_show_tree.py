@@ -69,7 +69,7 @@ def test_factors_of_ones_own_are_drawn_from_the_command_line(command: Run, tmp_p
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "moving" in done.stdout and "frozen" in done.stdout and "video 2" in done.stdout
-    assert done.stdout.endswith("\n\nthe picture is tree.svg\n") and "<svg" in (tmp_path / "tree.svg").read_text()
+    assert done.stdout.endswith("\n\nimage: tree.svg\n") and "<svg" in (tmp_path / "tree.svg").read_text()
     for arguments, message in (
         (("--preset", "z"), "unknown preset 'z'; available: a, b"),
         (("--preset", "l", "--factors", "video:d"), "--preset and --factors are two names of one thing"),

@@ -271,7 +271,9 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     real = Index.open
     elsewhere = replace(index.statistics, pixel_mean=index.statistics.pixel_mean + 40, pixel_std=np.full(3, 9.0))
     monkeypatch.setattr("gdt.eval.subjects.Index.open", lambda folder: replace(real(folder), statistics=elsewhere))
-    settings = Downstream((run,), "x", shards, ("retrieval", "few-shot", "cross-modal"), clips=2, random="no")
+    settings = Downstream(
+        (run,), "x", shards, ("retrieval", "few-shot", "cross-modal"), clips=2, random_weights="exclude"
+    )
     downstream(replace(settings, out=tmp_path / "one"))
     monkeypatch.undo()
     downstream(replace(settings, out=tmp_path / "other"))
