@@ -87,18 +87,19 @@ def median(values: np.ndarray) -> Metric:
 
 
 def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
-    """Mean of `one` minus mean of `other` in points, with its 95 % interval: the wider of two.
+    """Mean of `one` minus mean of `other`, with its 95 % interval: the wider of two; in points for shares.
 
-    The first covers the sampling of queries (Newcombe 1998, from Wilson's intervals, for independent shares); several
-    metrics count as one with their mean number of answers. The second covers the differences among several metrics of
-    folds or seeds (Welch).
+    The first covers the sampling of queries. It is computed from the intervals of both means, as if independent
+    (Newcombe 1998); shares of several folds or seeds count as one with their mean number of answers, and metrics with
+    `bounds` as one with their mean bounds. The second covers the differences among folds or seeds (Welch).
     """
-    (a, n), (b, m) = _pooled(one), _pooled(other)
-    (a_low, a_high), (b_low, b_high) = _wilson(a, n), _wilson(b, m)
+    (a, a_low, a_high), (b, b_low, b_high) = _pooled(one), _pooled(other)
     below, above = np.hypot(a - a_low, b_high - b), np.hypot(a_high - a, b - b_low)
     spread = _welch(one, other) / 100
     low, high = a - b - max(below, spread), a - b + max(above, spread)
-    return 100 * (a - b), 100 * max(-1.0, low), 100 * min(1.0, high)
+    if all(metric.bounds is None for metric in (*one, *other)):
+        low, high = max(-1.0, low), min(1.0, high)
+    return 100 * (a - b), 100 * low, 100 * high
 
 
 def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
@@ -124,8 +125,13 @@ def _welch(one: Sequence[Metric], other: Sequence[Metric]) -> float:
     return float(stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()))
 
 
-def _pooled(metrics: Sequence[Metric]) -> tuple[float, int]:
-    return float(np.mean([m.value for m in metrics])) / 100, round(np.mean([m.answers for m in metrics]))
+def _pooled(metrics: Sequence[Metric]) -> tuple[float, float, float]:
+    """Mean of metrics and its interval, as fractions."""
+    value = float(np.mean([m.value for m in metrics])) / 100
+    if any(metric.bounds is not None for metric in metrics):
+        low, high = np.mean([metric.interval for metric in metrics], axis=0) / 100
+        return value, float(low), float(high)
+    return value, *_wilson(value, round(np.mean([m.answers for m in metrics])))
 
 
 def _wilson(share: float, answers: int) -> tuple[float, float]:

@@ -44,6 +44,13 @@ def test_intervals_of_differences_have_95_percent_coverage() -> None:
     assert 0.93 < covered / 1000 < 0.975
 
 
+def test_differences_of_numbers_that_are_not_shares_use_their_bounds() -> None:
+    one, other = Metric(500.0, bounds=(400.0, 600.0)), Metric(100.0, bounds=(90.0, 110.0))
+    half = np.hypot(100, 10)
+    assert difference([one], [other]) == pytest.approx((400, 400 - half, 400 + half))
+    assert difference([one] * 2, [other]) == difference([one], [other])
+
+
 def test_equal_folds_count_as_one_of_their_mean_size() -> None:
     folds = [Metric(65.0, 0.0, 90), Metric(65.0, 0.0, 110)]
     assert difference(folds, [Metric(50.0, 0.0, 100)]) == difference([Metric(65.0, 0.0, 100)], [Metric(50.0, 0.0, 100)])
