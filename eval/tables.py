@@ -37,15 +37,30 @@ class Table:
         return "\n".join([layout(self.lines), "", *self.notes])
 
 
-def layout(lines: Sequence[Sequence[str]], kind: str = "simple") -> str:
-    """A table as text, or as LaTeX with `latex_booktabs`."""
+def layout(lines: Sequence[Sequence[str]], width: int = 100) -> str:
+    """A table as text. If it is wider than `width`, it is split by columns into tables below each other."""
+    count = max(1, len(lines[0]) - 1)
+    text = ""
+    for parts in range(1, count + 1):
+        size = -(-count // parts)
+        tables = []
+        for start in range(1, count + 1, size):
+            part = [[line[0], *line[start : start + size]] for line in lines]
+            tables.append(_render([line for line in part if parts == 1 or any(line[1:])]))
+        text = "\n\n".join(tables)
+        if max(map(len, text.splitlines())) <= width:
+            break
+    return text
+
+
+def _render(lines: Sequence[Sequence[str]], style: str = "simple") -> str:
     alignment = ["left", *["right"] * (len(lines[0]) - 1)]
-    return tabulate(lines[1:], lines[0], tablefmt=kind, colalign=alignment, disable_numparse=True)
+    return tabulate(lines[1:], lines[0], tablefmt=style, colalign=alignment, disable_numparse=True)
 
 
 def to_latex(lines: Sequence[Sequence[str]]) -> str:
     """A table as LaTeX for the package booktabs."""
-    return layout([[cell.replace("→", " to ") for cell in line] for line in lines], "latex_booktabs")
+    return _render([[cell.replace("→", " to ") for cell in line] for line in lines], "latex_booktabs")
 
 
 def write_tables(out: Path, text: str, tables: Sequence[Sequence[Sequence[str]]] = ()) -> None:
@@ -234,6 +249,6 @@ def _in_plain_words(row: Record) -> str:
     kind = {"others": "an unseen video", "these": "a training video", "unknown": "a video"}[row.trained_on]
     note = "" if row.trained_on != "unknown" else "; it is not known whether they were used in training"
     return (
-        f"Given the {nouns[query]} of {kind}, it ranks that video's {nouns[gallery]} first {metric.value:.1f} % of the "
+        f"Given {nouns[query]} of {kind}, it ranks that video's {nouns[gallery]} first {metric.value:.1f} % of the "
         f"time ({row.queries} candidates; chance {metric.chance:.1f} %{note})"
     )

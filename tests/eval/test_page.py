@@ -314,7 +314,7 @@ def test_rows_of_an_ablation_are_over_seeds_and_the_paper_stands_beside_its_data
     cells = rows_of(page, folder / "ucf")
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
-    assert "what others report is of their networks" in page.text
+    assert "published results are for the networks" in page.text
     assert "There is none yet" not in page.text
     assert "There is none here: make pretrain" in page.text
 
