@@ -9,6 +9,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import sys
 import tempfile
 import zipfile
@@ -134,7 +135,24 @@ def embed(settings: Embed) -> str:
             lines.append(f"{len(lacking)} rows are NaN: no {name} for the length of a clip (first: {lacking[0]})")
     lines += [f"{len(rows.skipped)} videos skipped:"] if rows.skipped else []
     lines += [f"  {path}: {reason}" for path, reason in rows.skipped]
-    return "\n".join(lines)
+    return "\n".join(lines + _next_steps(settings.out, rows))
+
+
+def _next_steps(path: Path, rows: Features) -> list[str]:
+    if path.suffix == ".parquet":
+        return []
+    name, query = next(iter(rows.features)), str(rows.id[0])
+    command = ["gdt", "eval", "nearest", "--features", str(path)]
+    command += [f"--query={query}"] if query.startswith("-") else ["--query", query]
+    command += [] if "video" in rows.features else ["--by", name]
+    return [
+        "next: find similar videos",
+        f"  {shlex.join(command)}",
+        "or use the features in Python",
+        "  import gdt",
+        f"  features = gdt.read_features({str(path)!r})",
+        f"  print(features.id[0], features.features[{name!r}][0])",
+    ]
 
 
 def features(settings: Embed, trained: Trained | None = None) -> Features:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.eval.embed import Embed, embed, features, features_of, read
+from gdt.eval.command import settings_of as command_settings
+from gdt.eval.embed import Embed, Features, _next_steps, embed, features, features_of, read
 from gdt.eval.nearest import Nearest, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -49,6 +51,13 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
         assert [file[name].asstr()[0] for name in ("id", "path")] == ["more/one.mp4", str(videos / "more/one.mp4")]
         assert file.attrs["checkpoint"] == str(checkpoint)
         assert "eval embed" in json.loads(file.attrs["provenance"])["command"]
+    steps = done.stdout.partition("next: find similar videos\n")[2].splitlines()
+    assert steps[0] == "  gdt eval nearest --features features.h5 --query more/one.mp4"
+    path = repr(str(tmp_path / "features.h5"))
+    snippet = "\n".join(line.strip() for line in steps[2:]).replace("'features.h5'", path)
+    names: dict[str, Any] = {}
+    exec(snippet, names)
+    assert names["features"].id[0] == "more/one.mp4"
     refused = command("eval", "embed", "--ckpt", checkpoint, "--source", videos)
     assert refused.returncode == 2 and "features.h5 exists" in refused.stderr
     found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
@@ -66,6 +75,21 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     assert f"no usable video: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
     across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4
+
+
+@pytest.mark.parametrize(
+    ("name", "id", "expected"),
+    [
+        ("video", "a b.mp4", "gdt eval nearest --features 'my videos.h5' --query 'a b.mp4'"),
+        ("audio", "-x.mp4", "gdt eval nearest --features 'my videos.h5' --query=-x.mp4 --by audio"),
+    ],
+)
+def test_the_printed_command_can_be_pasted(name: str, id: str, expected: str) -> None:
+    empty = np.array([""], object)
+    rows = Features(np.array([id], object), empty, np.zeros(1), {name: np.zeros((1, 2))}, {})
+    steps = _next_steps(Path("my videos.h5"), rows)
+    assert steps[1] == f"  {expected}"
+    assert command_settings(shlex.split(expected)[2:]).query == id
 
 
 def test_features_of_a_video_are_the_same_from_folder_file_and_shards(
