@@ -120,10 +120,18 @@ def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> l
     """The protocols of --protocols, or the default ones that models and data fit."""
     if settings.protocols:
         return [name for name in PROTOCOLS if name in settings.protocols]
-    has_label = data.index.label != ""
-    labels = settings.requires_labels or all(
-        (has_label & (data.index.split == split)).any() for split in (settings.gallery_split, data.split)
-    )
+    labelled = {*data.index.split[data.index.label != ""]}
+    unlabelled = {"--gallery-split": settings.gallery_split, "--query-split": data.split}
+    unlabelled = {option: split for option, split in unlabelled.items() if split not in labelled}
+    labels = settings.requires_labels or not unlabelled
+    advice = [
+        f"{option} is '{split}', which has no labels; splits with labels: {', '.join(sorted(labelled))}"
+        for option, split in unlabelled.items()
+        if labelled
+    ]
+    if advice and not labels:
+        names = [name for name, protocol in PROTOCOLS.items() if protocol.default and protocol.labels]
+        print(f"{' and '.join(names)} are skipped: {'; '.join(advice)}", flush=True)
     pairs = any(_has_pairs(model, settings, data) for model in compared)
     chosen = [
         name

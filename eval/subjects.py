@@ -14,6 +14,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.eval.finetune import WEIGHTS
+from gdt.eval.paper import PAPER
 from gdt.eval.record import RANDOM, Record, TrainedOn, settings_of
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -215,10 +216,10 @@ def subsample(fold: Fold, samples: int, seed: int) -> Fold:
 
 
 def open_index(dataset: str, folder: Path) -> Index:
-    """Open shards. Raises UserError if an official data set is named and they were made of another."""
+    """Open shards. Raises UserError if results are published for `dataset` and the shards were made of another."""
     index = Index.open(folder)
     source = index.settings.get("dataset", dataset)
-    if dataset in ("ucf101", "hmdb51") and source != dataset:
+    if dataset in PAPER and source != dataset:
         raise UserError(
             f"the shards in {folder} were made of the data set '{source}', not '{dataset}'; set --shards to the right "
             f"folder, or make them with 'make preprocess DATASET={dataset} SOURCE=<your videos>'"

@@ -26,7 +26,7 @@ from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, Evaluated, Evaluator, Protocol
 from gdt.eval.record import Record, read
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Fold, Model
+from gdt.eval.subjects import Fold, Model, open_index
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
@@ -126,8 +126,8 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
                  "finetune: epochs 1 (the last is tested); lr 0.0025 to 0.02 over 0.166667 epochs"):  # fmt: skip
         assert text in done.stdout
     candidates = r"12 candidates; chance 8.3 %"
-    assert re.search(rf"random weights: Given the frames of an unseen video, .* \({candidates}\)", done.stdout)
-    assert re.search(rf"synthetic-e: Given the frames of a video, .* \({candidates}; it is not known", done.stdout)
+    assert re.search(rf"random weights: Given frames of an unseen video, .* \({candidates}\)", done.stdout)
+    assert re.search(rf"synthetic-e: Given frames of a video, .* \({candidates}; it is not known", done.stdout)
     csv_rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert len(csv_rows) == sum(len(record.metrics) for record in records)
     assert (out / "table.tex").read_text().count(r"\toprule") == 3
@@ -322,6 +322,28 @@ def test_text_takes_part_if_word2vec_is_set(captioned: Path, word2vec: Path, tmp
     assert {name.rpartition(" ")[0] for name in without.metrics} == {"video to audio", "audio to video"}
     assert pairs == {f"{a} to {b}" for a in ("video", "audio", "text") for b in ("video", "audio", "text") if a != b}
     assert 2 <= record.queries <= without.queries == 12 and "V→T R@1" in text
+
+
+@pytest.mark.parametrize(
+    ("split", "message"), [("test", "--query-split is 'test'"), ("train", "--gallery-split is 'train'")]
+)
+def test_protocols_skipped_for_lack_of_labels_are_named(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str], split: str, message: str,
+) -> None:  # fmt: skip
+    change_index(label=np.where(index.split == split, "", index.label).astype(object))
+    text = downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
+    assert "R@20" not in text
+    others = ", ".join(sorted({"test", "train", "val"} - {split}))
+    expected = f"retrieval and few-shot are skipped: {message}, which has no labels; splits with labels: {others}\n"
+    assert expected in capsys.readouterr().out
+
+
+def test_published_results_are_not_shown_next_to_other_videos(ucf: Path) -> None:
+    for name in ("ucf101", "mine", "folder"):
+        assert len(open_index(name, ucf)) == 36
+    with pytest.raises(UserError, match="were made of the data set 'ucf101', not 'hmdb51'"):
+        open_index("hmdb51", ucf)
 
 
 def test_every_column_of_labels_has_a_table_and_features_are_extracted_once(
