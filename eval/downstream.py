@@ -198,22 +198,13 @@ def _run_job(evaluation: Evaluation, job: Job) -> None:
     job.path.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     metrics, how, fold, clip = evaluator.evaluate(model, job.protocol, job.fold, folder)
+    short = evaluator.index.start_counts(clip.frames, clip.stride)[fold.videos] == 0
     result = model.record(
-        evaluation.data,
-        evaluator.settings,
-        protocol=job.protocol,
-        label=evaluator.settings.label,
-        labels=fold.digest,
-        fold=fold.number,
-        gallery=len(fold.gallery),
-        queries=len(fold.queries),
-        held=int((evaluator.index.start_counts(clip.frames, clip.stride)[fold.videos] == 0).sum()),
-        classes=len(np.unique(fold.gallery_label)),
-        clips=evaluator.settings.clips,
-        metrics=metrics,
-        how=how | {"precision": _precision(evaluator)},
-        provenance=evaluation.provenance,
-    )
+        evaluation.data, evaluator.settings, protocol=job.protocol, label=evaluator.settings.label, labels=fold.digest,
+        fold=fold.number, gallery=len(fold.gallery), queries=len(fold.queries), held=int(short.sum()),
+        classes=len(np.unique(fold.gallery_label)), clips=evaluator.settings.clips, metrics=metrics,
+        how=how | {"precision": _precision(evaluator)}, provenance=evaluation.provenance,
+    )  # fmt: skip
     record.write(job.path, [result])
     (folder / STATE).unlink(missing_ok=True)
     print(f"[{time.perf_counter() - start:4.0f} s] {job.summary(result)}", flush=True)

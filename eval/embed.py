@@ -333,8 +333,9 @@ _WRITERS: dict[str, Callable[[BinaryIO, Features], None]] = {
 }
 
 
-def read(path: Path) -> Features:
+def read(path: str | Path) -> Features:
     """Read features from .h5 or .npz. Raises UserError if the file holds anything else."""
+    path = Path(path)
     if not path.is_file():
         raise UserError(f"no file of features {path}; make one with 'gdt eval embed'")
     try:

@@ -60,21 +60,11 @@ class Model:
         """A record of this model; `fields` are those of `Record` that are not set here."""
         trained = self.trained
         return Record(
-            model=self.name,
-            weights=self.digest,
-            checkpoint=self.path,
-            preset=RANDOM if self.random else trained.name,
-            step=trained.step,
-            seed=trained.settings.seed,
-            trained_on=self.trained_on(data.fingerprint, data.split),
-            pretraining=trained.settings,
-            dataset=data.dataset,
-            shards=data.index.folder,
-            data=data.fingerprint,
-            query_split=data.split,
-            settings=settings_of(settings),
-            **fields,
-        )
+            model=self.name, weights=self.digest, checkpoint=self.path, preset=RANDOM if self.random else trained.name,
+            step=trained.step, seed=trained.settings.seed, trained_on=self.trained_on(data.fingerprint, data.split),
+            pretraining=trained.settings, dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
+            query_split=data.split, settings=settings_of(settings), **fields,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
