@@ -30,7 +30,8 @@ def planes(values: np.ndarray, perplexity: float, seed: int) -> Planes:
     n = len(values)
     values = values.astype(np.float64)
     if not np.isfinite(values).all() or np.ptp(values, 0).max() == 0:
-        raise UserError(f"the features of all {n} points are equal, or not finite: the model has collapsed")
+        reason = "are the same, or contain NaN or infinity"
+        raise UserError(f"the features of all {n} points {reason}: the model has collapsed")
     pca = PCA(2, svd_solver="full").fit(values)
     perplexity = min(perplexity, (n - 1) / 3)
     with threadpool_limits(1):  # several threads are up to 100 times slower on busy cores
