@@ -155,8 +155,8 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
             f"cross-modal retrieval needs two modalities; {model.path} has only {' '.join(modalities)} for these "
             f"videos ({reason}; text needs --word2vec)"
         )
-    index, clip = trained.normalised(evaluator.index), trained.settings.clip
-    videos = crossmodal.with_all(index, fold.queries, clip, modalities)
+    index, clip = trained.normalise(evaluator.index), trained.settings.clip
+    videos = crossmodal.usable_videos(index, fold.queries, clip, modalities)
     if len(videos) < 2:
         raise UserError(
             f"{len(videos)} of the {len(fold.queries)} videos in the split '{split}' have {' and '.join(modalities)} "
@@ -190,7 +190,7 @@ def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> E
     recipe = build_recipe(settings, model.trained)
     classes = np.unique(fold.gallery_label)
     task = Task(
-        model.trained.normalised(evaluator.index), fold.gallery, targets(fold.gallery_label, classes),
+        model.trained.normalise(evaluator.index), fold.gallery, targets(fold.gallery_label, classes),
         fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), evaluator.data,
     )  # fmt: skip
     name, how = describe(model, fold), recipe.describe() | {"seed": str(settings.seed)}

@@ -144,9 +144,7 @@ def test_a_difference_of_the_same_videos_is_narrower_than_its_parts() -> None:
     assert bounded(moved(distances(one), distances(one))) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("value", "message"), [(1.0, "of all videos are the same"), (np.nan, "contain NaN or infinity")]
-)
+@pytest.mark.parametrize(("value", "message"), [(1.0, "of all videos are the same"), (np.nan, "contain NaN")])
 def test_features_that_tell_nothing_are_told(value: float, message: str) -> None:
     with pytest.raises(UserError, match=f"features {message}"):
         distances(np.full((6, 2, 2, 8), value))
