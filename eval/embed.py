@@ -58,19 +58,19 @@ class Embed:
     ckpt: Path
     """Checkpoint of a pretrained model, or other weights."""
     source: tuple[Path, ...] = ()
-    """Video files and folders of videos; preprocessed into a temporary folder next to --out."""
+    """Video files and folders; preprocessed into a temporary folder at --out."""
     dataset: str = ""
     """Preprocessed data set, instead of --source."""
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     out: Path = Path("features.h5")
-    """File to write: .h5, .npz, or .parquet (needs pyarrow)."""
+    """File: .h5, .npz or .parquet (needs pyarrow)."""
     modalities: tuple[Modality, ...] = ()
     """Default: all that the model has networks for."""
     kind: Kind = "embeddings"
-    """Unit-length embeddings, comparable across modalities, or features of the trunks, better for classifiers."""
+    """Embeddings can be compared across modalities, trunk features suit classifiers."""
     per: Per = "video"
-    """One row per video, the mean over its clips, or one per clip, with its start in seconds."""
+    """One row per video, the mean over its clips, or per clip."""
     clips: int = 10
     """Uniform clips per video."""
     workers: int = 0

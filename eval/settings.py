@@ -34,7 +34,7 @@ class Downstream:
     ckpt: tuple[Path, ...]
     """Checkpoints or other weights; one row of the table each."""
     dataset: str = ""
-    """Preprocessed data set; default: the one that the first checkpoint was pretrained on."""
+    """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     protocols: tuple[ProtocolName, ...] = ()
@@ -44,33 +44,33 @@ class Downstream:
     word2vec: Path | None = None
     """Word vectors of the shards, for retrieval from and to text."""
     label: str = ""
-    """Column of labels; default: the classes. A list such as label,weather gives a table each."""
+    """Columns of labels, as in label,weather; default: the classes."""
     gallery_split: str = "train"
-    """Split to search, to draw shots from and to train classifiers on."""
+    """Split to search and to train classifiers on."""
     query_split: str = ""
     """Split to evaluate; default: test, or val if there is no test split."""
     clips: int = 10
-    """Uniform clips per video, whose features or scores are averaged."""
+    """Uniform clips per video, which are averaged."""
     gallery_per_class: int = 0
     """Random gallery videos per class, to save time; 0: all."""
     random_weights: Literal["include", "only", "exclude"] = "include"
-    """Random weights of the same network: as another row, as the only one, or not at all."""
+    """Random weights as another row, as the only one, or not at all."""
     recipe: Literal["paper", "published"] = "paper"
     """Finetuning recipe: the paper's, or that of the published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clips as in the recipe, or tiny: as in pretraining, 4 per video and epoch."""
+    """Clips of the recipe, or tiny: as in pretraining, 4 per video."""
     epochs: int = 0
-    """Epochs of finetuning; the schedule is scaled to them. 0: the recipe's."""
+    """Epochs, to which the schedule is scaled. 0: the recipe's."""
     lr: float = 0.0
     """Peak learning rate of finetuning. 0: the recipe's."""
     clips_per_epoch: int = 0
     """Random clips per training video and epoch. 0: the recipe's."""
     train_samples: int = 0
-    """Random training videos for finetune and linear (SEVERE: 1000); 0: all."""
+    """Random training videos, of finetune and linear; 0: all."""
     linear_c: float = 1.0
     """Inverse L2 regularisation of the linear probe."""
     seed: int = 0
-    """Seed of shots, samples, classifier weights and the order of clips."""
+    """Seed of shots, samples, classifier and order of clips."""
     jobs: int = 0
     """Finetuning runs in parallel; 0: one per GPU, or per core."""
     threads: int = 0
