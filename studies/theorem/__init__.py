@@ -1,1 +1,1 @@
-"""What the paper's theorem on variance says, beside what can be derived and what is simulated; see docs/theorem.md."""
+"""The paper's theorem on variance: as printed, as derived in docs/theorem.md, and simulated."""

@@ -190,16 +190,16 @@ def test_contrasts_match_a_loop_over_all_pairs(preset: str) -> None:
         columns["time_shift"] %= 3  # many coincidences
     names = [factor.name for factor in composition.factors]
     w = weight(composition.factors, columns, columns)
-    asked = {factor.name for factor in composition.factors if factor.weight.value == "differs"}
+    required_names = {factor.name for factor in composition.factors if factor.weight.value == "differs"}
     expected = {factor.name: [0] * 5 for factor in composition.factors if factor.k > 1}
     for i, j in permutations(range(len(columns["leaf"])), 2):
         differ = {name for name in names if columns[name][i] != columns[name][j]}
         for name, count in expected.items():
             but_for = differ - ({"augmentation"} - {name}) == {name}
-            beside = differ - ({"augmentation"} - {name}) == {name} | asked
-            for k, true in enumerate((name in differ, differ == {name}, but_for, but_for and w[i, j], beside)):
+            with_required = differ - ({"augmentation"} - {name}) == {name} | required_names
+            for k, true in enumerate((name in differ, differ == {name}, but_for, but_for and w[i, j], with_required)):
                 count[k] += bool(true)
-            assert w[i, j] or not beside
+            assert w[i, j] or not with_required
     assert count_contrasts(composition, columns) == expected
 
 
