@@ -5,44 +5,42 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 _PREFIX = ".gdt-tables-"
 _ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
-class _Cursor(sqlite3.Cursor):
-    """A cursor that raises OSError where the disk fails, as files do."""
+def _with_os_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, raising OSError where the disk fails, as files do."""
 
-    def execute(self, *arguments: Any) -> Self:
-        with _system_errors():
-            return super().execute(*arguments)
-
-    def executemany(self, *arguments: Any) -> Self:
-        with _system_errors():
-            return super().executemany(*arguments)
-
-    def executescript(self, script: str) -> sqlite3.Cursor:
-        with _system_errors():
-            return super().executescript(script)
-
-    def __next__(self) -> Any:
-        try:  # not the context manager, which takes as long as a row
-            return super().__next__()
+    @functools.wraps(method)
+    def wrapped(*arguments: Any) -> Any:
+        try:
+            return method(*arguments)
         except sqlite3.OperationalError as error:
-            raise _system_error(error) from error
+            number = _ERRORS.get(error.sqlite_errorcode & 0xFF)
+            if number is None:
+                raise
+            raise OSError(number, os.strerror(number)) from error
 
-    def fetchone(self) -> Any:
-        return next(self, None)
+    return wrapped
 
-    def fetchall(self) -> list[Any]:
-        return list(self)
+
+class _Cursor(sqlite3.Cursor):
+    execute = _with_os_errors(sqlite3.Cursor.execute)
+    executemany = _with_os_errors(sqlite3.Cursor.executemany)
+    executescript = _with_os_errors(sqlite3.Cursor.executescript)
+    fetchone = _with_os_errors(sqlite3.Cursor.fetchone)
+    fetchall = _with_os_errors(sqlite3.Cursor.fetchall)
+    __next__ = _with_os_errors(sqlite3.Cursor.__next__)
 
 
 class Tables(sqlite3.Connection):
@@ -84,16 +82,3 @@ def _remove_leftovers(folder: Path) -> None:
                 path.unlink()
             finally:
                 os.close(file)
-
-
-@contextlib.contextmanager
-def _system_errors() -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        raise _system_error(error) from error
-
-
-def _system_error(error: sqlite3.OperationalError) -> Exception:
-    number = _ERRORS.get(error.sqlite_errorcode & 0xFF)
-    return OSError(number, os.strerror(number)) if number else error

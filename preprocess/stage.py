@@ -30,8 +30,7 @@ from gdt.preprocess.datasets.listing import Missing, Video
 from gdt.preprocess.ffmpeg import STORED_NAMES, Extraction, require_ffmpeg
 from gdt.preprocess.logmel import BANDS
 from gdt.preprocess.plan import PLAN, Plan, absent_videos, finished_videos, read_settings, read_shares, with_planned_ids
-from gdt.preprocess.relabel import AnnotationKeys
-from gdt.preprocess.summary import SLOWEST, SlowVideo, Summary, summarise
+from gdt.preprocess.summary import SLOWEST, AnnotationKeys, SlowVideo, Summary, summarise
 from gdt.preprocess.videos import Shares, VideoList
 from gdt.preprocess.worker import PROGRESS, ChangedVideo, explain_full_disk, make_planned_shard
 

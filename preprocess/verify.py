@@ -223,11 +223,11 @@ def _check_all(
         tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verify") as bar,
     ):
         check = partial(_check_on_worker, folder, settings.full, seals)
-        for name, host, state, problems in cluster.unordered(client, check, sorted(sizes), settings.workers):
+        for name, host, finding in cluster.unordered(client, check, sorted(sizes), settings.workers):
             bar.update(sizes[name])
-            if state in ("missing", "not a file") and name in present and not kind(folder / name):
+            if finding.state in ("missing", "not a file") and name in present and not kind(folder / name):
                 raise UserError(cluster.invisible(folder / name, host, f"the disk of {folder}"))
-            findings[name], hosts[name] = Finding(state, problems), host
+            findings[name], hosts[name] = finding, host
     return hosts
 
 
@@ -287,10 +287,9 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return one.tolist() == other.tolist() if one.dtype == object else one.tobytes() == other.tobytes()
 
 
-def _check_on_worker(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, str, State, list[str]]:
-    """Name, host, state and problems; not a class of this file, which workers do not know as `__main__`."""
-    finding = _check_file(folder / name, full, seals.get(name))
-    return name, socket.gethostname(), finding.state, finding.problems
+def _check_on_worker(folder: Path, full: bool, seals: dict[str, int], name: str) -> tuple[str, str, Finding]:
+    """Name, host and state."""
+    return name, socket.gethostname(), _check_file(folder / name, full, seals.get(name))
 
 
 def _check_file(path: Path, full: bool, expected: int | None) -> Finding:

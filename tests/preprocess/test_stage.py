@@ -251,6 +251,11 @@ def test_summary_counts_everything(real: Path, tmp_path: Path) -> None:
     assert index.silence[silent] == 10 and index.mel_count[silent] == 0
     assert saved["without_sound"] == int((index.mel_count == 0).sum())
     assert len(saved["slowest"]) == 10 and saved["slowest"][0][0] >= saved["slowest"][-1][0] > 0
+    rejected = {row["id"]: row["reason"] for row in read_rejected(tmp_path)}
+    assert (done.videos, done.kept, done.rejected, done.without_sound) == (21, 18, 3, 6)
+    assert set(rejected) == {"broken.mp4", "empty.flv", "video_270.mov"}
+    assert "moov atom not found" in rejected["broken.mp4"]
+    assert sorted([*index.id, *rejected]) == sorted(path.name for path in (real / "clips").iterdir())
     text = describe(done)
     assert "18 of 21 videos kept" in text and "moov atom not found" in text and "its sound is silence" in text
     assert "       1  shorter than --min-seconds 1\n" in text and "3 rejected (see rejected.jsonl):\n" in text
@@ -444,17 +449,6 @@ def test_wrong_source_does_not_replace_finished_shards(
     assert digests(tmp_path / "shards") == before
 
 
-def test_rejected_videos_have_a_reason(real: Path, tmp_path: Path) -> None:
-    summary = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
-    rejected = {row["id"]: row["reason"] for row in read_rejected(tmp_path)}
-    assert (summary.videos, summary.kept, summary.rejected) == (21, 18, 3)
-    assert set(rejected) == {"broken.mp4", "empty.flv", "video_270.mov"}
-    assert "moov atom not found" in rejected["broken.mp4"]
-    index = Index.open(tmp_path)
-    assert sorted([*index.id, *rejected]) == sorted(path.name for path in (real / "clips").iterdir())
-    assert summary.without_sound == int((index.mel_count == 0).sum()) == 6
-
-
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int], None]], None]:
     """Calls a function after each decoded group with the number of groups so far, over all attempts."""
@@ -534,20 +528,6 @@ def test_growing_file_is_rejected_until_complete(four: Preprocess, tmp_path: Pat
     assert other.kept == 4 and digests(tmp_path / "other") == digests(four.shard_folder)
 
 
-def test_source_renamed_during_the_run_loses_no_video(
-    alone: None, meanwhile: Callable[..., None], four: Preprocess, tmp_path: Path
-) -> None:
-    source, elsewhere = four.source_folder, tmp_path / "elsewhere"
-    meanwhile(lambda count: source.rename(elsewhere) if count == 2 else None)
-    with pytest.raises(UserError, match=r"2.mp4 was there when .* listed, and its disk or folder is gone"):
-        run(four)
-    assert len(list(four.shard_folder.glob("shard-*.h5"))) == 1 and not (four.shard_folder / "index.h5").exists()
-    elsewhere.rename(source)
-    meanwhile(lambda count: None)
-    summary = run(four)
-    assert (summary.kept, summary.shards_made) == (4, 1)
-
-
 def test_unmounted_disk_at_the_start_removes_no_shards(alone: None, synthetic: Path, tmp_path: Path) -> None:
     """The videos are in linked folders, one of which disappears."""
     source, disk = tmp_path / "videos", tmp_path / "disk"
@@ -568,25 +548,34 @@ def test_unmounted_disk_at_the_start_removes_no_shards(alone: None, synthetic: P
     assert (row["id"], row["reason"]) == ("test", "it is a broken link")
 
 
-def test_disk_unmounted_during_the_run_loses_no_video(
-    alone: None, meanwhile: Callable[..., None], four: Preprocess, tmp_path: Path
+@pytest.mark.parametrize("mounted", [False, True])
+def test_source_that_disappears_during_the_run_loses_no_video(
+    alone: None, meanwhile: Callable[..., None], four: Preprocess, tmp_path: Path, mounted: bool
 ) -> None:
-    source, disk = four.source_folder, tmp_path / "disk"
-    source.rename(disk)
-    source.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", source], capture_output=True).returncode:
-        pytest.skip("nothing can be mounted here (root is needed)")
+    source, copy = four.source_folder, tmp_path / "copy"
+    shutil.copytree(source, copy)
+    if mounted:
+        for path in source.iterdir():
+            path.unlink()
+        if subprocess.run(["mount", "-t", "tmpfs", "tmpfs", source], capture_output=True).returncode:
+            pytest.skip("nothing can be mounted here (root is needed)")
+        shutil.copytree(copy, source, dirs_exist_ok=True)
+
+    def leave() -> None:
+        if mounted:
+            subprocess.run(["umount", "-l", source], check=True)
+        else:
+            source.rename(tmp_path / "elsewhere")
+
     try:
-        for path in disk.iterdir():
-            shutil.copy(path, source)
-        meanwhile(lambda count: subprocess.run(["umount", "-l", source], check=True) if count == 2 else None)
+        meanwhile(lambda count: leave() if count == 2 else None)
         with pytest.raises(UserError, match=r"2.mp4 was there when .* listed, and its disk or folder is gone"):
             run(four)
         assert len(list(four.shard_folder.glob("shard-*.h5"))) == 1 and not (four.shard_folder / "index.h5").exists()
     finally:
-        subprocess.run(["umount", "-l", source], capture_output=True)
-    for path in disk.iterdir():
-        shutil.copy(path, source)
+        if mounted:
+            subprocess.run(["umount", "-l", source], capture_output=True)
+    shutil.copytree(copy, source, dirs_exist_ok=True)
     meanwhile(lambda count: None)
     summary = run(four)
     assert (summary.kept, summary.shards_made) == (4, 1)
@@ -778,12 +767,9 @@ def test_tilde_in_paths_is_the_home_folder(command, synthetic: Path, tmp_path: P
     assert (tmp_path / "shards" / "index.h5").is_file()
 
 
-def test_no_ffmpeg_is_one_sentence(command, synthetic: Path) -> None:
+def test_missing_ffmpeg_or_scheduler_is_one_sentence(command, synthetic: Path) -> None:
     done = command("preprocess", "--source", synthetic, PATH="")
     assert done.returncode == 2 and "ffmpeg is not installed" in done.stderr
-
-
-def test_no_scheduler_is_one_sentence(command, synthetic: Path) -> None:
     done = command("preprocess", "--source", synthetic / "val", "--scheduler", "tcp://127.0.0.1:1")
     assert done.returncode == 2 and "no Dask scheduler answers at tcp://127.0.0.1:1" in done.stderr
 

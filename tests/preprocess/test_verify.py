@@ -96,34 +96,21 @@ def test_every_flipped_bit_is_found(copy: Path) -> None:
         path.write_bytes(whole)
 
 
-def test_frame_without_jpeg_markers_is_named(copy: Path) -> None:
+def test_damaged_frames_with_a_valid_checksum_are_named(copy: Path) -> None:
     path = copy / "shard-000001.h5"
+    intact = path.read_bytes()
     with changed(path, hidden=True) as file:
-        offset, frame = file["frames/offset"][:], file["video/frame"][:]
+        offset, frame, ids = file["frames/offset"][:], file["video/frame"][:], file["video/id"].asstr()[:]
         file["frames/jpeg"][offset[frame[2] + 5]] = 0
-        name = file["video/id"][2].decode()
-    assert check_shard(path, full=False) == [f"frame 5 of {name} lacks the markers of a JPEG"]
-
-
-def test_undecodable_frame_is_found_by_decoding(copy: Path) -> None:
-    path = copy / "shard-000001.h5"
+    assert check_shard(path, full=False) == [f"frame 5 of {ids[2]} lacks the markers of a JPEG"]
+    path.write_bytes(intact)
     with changed(path, hidden=True) as file:
-        offset = file["frames/offset"][:]
         file["frames/jpeg"][offset[7] + 2 : offset[7] + 30] = np.zeros(28, np.uint8)
-        name = file["video/id"][0].decode()
-    assert check_shard(path, full=False) == []
-    (problem,) = check_shard(path, full=True)
-    assert problem.startswith(f"frame 7 of {name} cannot be decoded")
-
-
-def test_frame_of_another_size_is_found_by_decoding(copy: Path) -> None:
-    path = copy / "shard-000001.h5"
-    with changed(path, hidden=True) as file:
         file["video/width"][3] += 2
-        frames = int(np.diff(file["video/frame"][3:5])[0])
-    assert check_shard(path, full=False) == []
-    problems = check_shard(path, full=True)
-    assert len(problems) == frames and "or not a baseline 4:2:0 JPEG" in problems[0]
+    assert check_shard(path, full=False) == []  # found only by decoding
+    undecodable, *resized = check_shard(path, full=True)
+    assert undecodable.startswith(f"frame 7 of {ids[0]} cannot be decoded")
+    assert len(resized) == frame[4] - frame[3] and "or not a baseline 4:2:0 JPEG" in resized[0]
 
 
 @pytest.mark.parametrize(
@@ -294,15 +281,6 @@ def test_unreadable_shards_are_never_removed(
     assert "shard-000002.h5: it cannot be read (" in capsys.readouterr().err and names(copy) == before
 
 
-def test_unreadable_index_is_never_removed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_here(monkeypatch)
-    real = module.open_sealed
-    monkeypatch.setattr(module, "open_sealed", lambda path: real(copy / "gone" if path.name == "index.h5" else path))
-    before = names(copy)
-    findings = verify(Verify(shards=copy, remove=True))
-    assert [state for state, _ in findings.values()] == ["unchecked"] and names(copy) == before
-
-
 def test_remove_locks_the_folder(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = []
 
@@ -405,17 +383,25 @@ def test_missing_shard_is_reported_without_remove(command: Run, copy: Path) -> N
     assert done.returncode == 2 and done.stderr.endswith(message) and "remove" not in done.stderr
 
 
-@pytest.mark.parametrize("error", [system(errno.EIO), MemoryError()])
-def test_incomparable_index_is_kept(copy: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize("error", [system(errno.EIO), MemoryError(), None], ids=repr)
+def test_index_that_cannot_be_checked_is_kept(
+    copy: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
     run_here(monkeypatch)
 
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(module, "gather", fail)
+    if error:
+        monkeypatch.setattr(module, "gather", fail)
+    else:
+        real = module.open_sealed
+        gone = copy / "gone"
+        monkeypatch.setattr(module, "open_sealed", lambda path: real(gone if path.name == "index.h5" else path))
+    before = names(copy)
     ((state, (problem,)),) = verify(Verify(shards=copy, remove=True)).values()
-    assert state == "unchecked" and problem.startswith("it cannot be compared with the shards (")
-    assert (copy / "index.h5").exists()
+    assert problem.startswith("it cannot be compared with the shards (" if error else "it cannot be read (")
+    assert state == "unchecked" and names(copy) == before
 
 
 @pytest.mark.parametrize("damaged", [False, True])
