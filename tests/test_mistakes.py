@@ -64,7 +64,7 @@ def test_what_torch_says_of_unpickling_is_not_passed_on(command: Run, tmp_path: 
     path.unlink()
     torch.save(torch.nn.Linear(2, 2), path)
     said = sentence(command("eval", "downstream", "--ckpt", path))
-    assert "it holds an object of Python (torch.nn.modules.linear.Linear) where numbers are expected" in said
+    assert "it holds a Python object (torch.nn.modules.linear.Linear), which was not loaded" in said
     assert "save the state_dict of a model" in said
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, checked and read without unpickling objects, refused where they do not fit."""
+"""Checkpoints: written atomically, read without unpickling objects, and checked to fit a run."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from gdt.train.weights import damaged_part, read_foreign
 
 NAME = CHECKPOINT
 PREVIOUS = "checkpoint.previous.pt"
-"""The one before, for the case that the newest is damaged."""
+"""The checkpoint before the newest, in case that one is damaged."""
 DAMAGED = "checkpoint.damaged.pt"
 FORMAT = "gdt-pretrain-2"
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a run learns from."""
+    """Data of a run."""
 
     fingerprint: str
     """Of the shards."""
     statistics: Statistics
-    """With which its inputs are normalised, there and wherever the model is used."""
+    """Normalisation of the inputs, also wherever the model is used."""
     words: str = ""
-    """Digest of the words and of their vectors; empty where words are no modality."""
+    """Checksum of captions and word vectors; empty if text is no modality."""
 
 
 def make_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data
 ) -> dict[str, Any]:
-    """Everything that the next step depends on."""
+    """Content of a checkpoint: everything that the next step depends on."""
     return {
         "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
@@ -53,26 +53,23 @@ def make_state(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state, whole or not at all; the checkpoint before is kept as PREVIOUS.
-
-    Raises UserError where the disk has no room for it; what is there stays.
-    """
+    """Write a state atomically; the checkpoint before is kept as PREVIOUS. Raises UserError if the disk is full."""
     try:
         with writing(path) as file:
             torch.save(dict(state), file)
             file.flush()
             if path.is_file():
                 _keep(path)
-    except (OSError, RuntimeError) as error:  # RuntimeError is how torch's writer tells of a full disk
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise UserError(
-            f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({reason}); see that there is "
-            "room, then run the same command again, which goes on from the checkpoint before"
+            f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({reason}); free some space, "
+            "then run the same command to resume from the checkpoint before"
         ) from error
 
 
 def _keep(path: Path) -> None:
-    """Give the newest checkpoint the name of the one before, without a moment in which there is none."""
+    """Rename the newest checkpoint to PREVIOUS, without a moment in which there is none."""
     link = path.with_name(PREVIOUS + ".partial")
     try:
         link.unlink(missing_ok=True)
@@ -83,21 +80,21 @@ def _keep(path: Path) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """The file that a path names, in its folder where it is one. Raises UserError where there is none."""
+    """The checkpoint at a path, which may be its folder. Raises UserError if there is none."""
     if path.is_dir():
         path = path / NAME
     if not path.is_file():
         previous = path.with_name(PREVIOUS)
         if previous.is_file() and path.name == NAME:
-            raise UserError(f"there is no checkpoint {path}, but the one before it: name {previous}")
+            raise UserError(f"there is no checkpoint {path}; use the one before, {previous}")
         there = sorted(Path("runs").glob(f"*/{NAME}"), key=lambda known: -known.stat().st_mtime)[:3]
-        yours = f"one that there is ({', '.join(map(str, there))})" if there else "yours"
+        yours = f"one of {', '.join(map(str, there))}" if there else "yours"
         raise UserError(f"there is no checkpoint {path}; {_how_to_make(path)}, or set CKPT to {yours}")
     return path
 
 
 def _how_to_make(path: Path) -> str:
-    """The command whose checkpoint has this path, as it can be typed, where the path is one that runs have."""
+    """The command that writes this checkpoint by default."""
     run = path.parent.name if path.parent.parent == Path("runs") else ""
     run, _, seed = run.partition("-seed")
     more = f" SEED={seed}" if seed else ""
@@ -113,9 +110,9 @@ def _how_to_make(path: Path) -> str:
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The newest checkpoint of a run that is whole, None where there is none, and what is wrong with a newer one.
+    """The newest intact checkpoint of a run, None if it has none, and a message about a newer, damaged one.
 
-    Raises UserError where there are checkpoints and none is whole.
+    Raises UserError if all checkpoints are damaged.
     """
     wrong = ""
     for name in (NAME, PREVIOUS):
@@ -126,45 +123,45 @@ def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
         except Damaged as damage:
             wrong += f"{folder / name} cannot be read as a checkpoint: {damage}; "
     if wrong:
-        raise UserError(f"{wrong}delete them to begin anew, or set --out to another folder")
+        raise UserError(f"{wrong}delete them to start again, or set --out to another folder")
     return None, ""
 
 
 def set_aside(folder: Path) -> None:
-    """Give a damaged newest checkpoint another name, so that it does not become the one before."""
+    """Rename a damaged newest checkpoint, so that it does not become PREVIOUS."""
     if (folder / NAME).is_file():
         (folder / NAME).rename(folder / DAMAGED)
 
 
 class Damaged(Exception):
-    """A file is no whole checkpoint; the message says what is wrong, and not which file."""
+    """A file is not an intact checkpoint; the message does not name the file."""
 
 
 def load_checked(path: Path) -> Any:
-    """What torch saved, checked, without any object built. Raises Damaged."""
+    """Load what torch saved, checking checksums and building no objects. Raises Damaged."""
     try:
         if (part := damaged_part(path)) is not None:
-            raise Damaged(f"the checksum of its part {part} does not match, it is damaged")
+            raise Damaged(f"checksum mismatch in its part {part}")
         return torch.load(path, map_location="cpu", weights_only=True)
     except (MemoryError, Damaged):
         raise
     except zipfile.BadZipFile as error:
-        raise Damaged("it is damaged or something else (no file of torch's, or not the whole of one)") from error
+        raise Damaged("it is damaged or something else (not a torch file, or truncated)") from error
     except OSError as error:
-        require_readable(path, error)  # or strange bytes made the readers ask for strange places
+        require_readable(path, error)  # else damaged bytes led to a bad offset
         raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
-    except Exception as error:  # whatever strange bytes make the readers raise
-        # what torch says of objects is advice to build them, which would run whatever the file's author wrote
+    except Exception as error:  # damaged bytes raise anything
+        # torch's message advises to build the objects, which would run the file's code
         if named := re.search(r"GLOBAL `?([\w.]+)", str(error)):
             raise Damaged(
-                f"it holds an object of Python ({named[1]}) where numbers are expected, and nothing of it was run; "
-                "save the state_dict of a model, not the model"
+                f"it holds a Python object ({named[1]}), which was not loaded; save the state_dict of a model, not the "
+                "model"
             ) from error
         raise Damaged("it is damaged or something else") from error
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a checkpoint of ours holds, as `make_state` has it. Raises Damaged."""
+    """The state in a checkpoint, as from `make_state`. Raises Damaged."""
     state = load_checked(path)
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise Damaged(f"it is not a checkpoint of this program (format {FORMAT} expected)")
@@ -172,10 +169,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> Trained:
-    """The trained model of a checkpoint of ours, of one that was exported, or of weights from elsewhere.
+    """The model of a checkpoint, an exported file (`train.portable`) or foreign weights (`train.weights`).
 
-    What these may be is told in `train.portable` and `train.weights`. Raises UserError if it is neither, of another
-    version, or does not fit.
+    Raises UserError if it is none of these, of another version, or does not fit.
     """
     path = _existing(path)
     try:
@@ -184,7 +180,7 @@ def load_model(path: Path) -> Trained:
         if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
             return other
         previous = path.with_name(PREVIOUS)
-        instead = f"name the one before it, {previous}" if previous.is_file() and path.name == NAME else "name another"
+        instead = f"use the one before, {previous}" if previous.is_file() and path.name == NAME else "use another file"
         raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}") from damage
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
@@ -194,7 +190,7 @@ def load_model(path: Path) -> Trained:
 
 
 class Saver:
-    """Writes one checkpoint at a time while training goes on; used as a context, it is left once all is on the disk."""
+    """Writes checkpoints in the background, one at a time; a context manager that waits for the last."""
 
     def __init__(self, write: Callable[[Any], None]) -> None:
         self._write = write
@@ -207,11 +203,11 @@ class Saver:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is None:
             self.wait()
-        elif self._thread is not None:  # which is not kept waiting for by another reason to end
+        elif self._thread is not None:
             self._thread.join()
 
     def start(self, state: Any) -> None:
-        """Write a copy of the state as it is now, once the one before is written. Raises what that one raised."""
+        """Write a copy of the state, after the one before is written. Raises what that one raised."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(copy_to_cpu(state),), name="checkpoint")
         self._thread.start()
@@ -223,13 +219,13 @@ class Saver:
             self._error = error
 
     def check(self) -> None:
-        """Raise what writing has raised, if it has."""
+        """Raise the error of a failed write."""
         if self._error is not None:
             error, self._error = self._error, None
             raise error
 
     def wait(self) -> None:
-        """Until the newest is written. Raises what that has raised."""
+        """Wait until the newest is written. Raises the error of a failed write."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

@@ -1,4 +1,4 @@
-"""Recall across modalities among held-out videos: whether what is heard or said finds what is seen; needs no labels."""
+"""Recall across modalities among held-out videos, which needs no labels."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gdt.train.settings import Pretrain
 
 KS = (1, 5, 10)
 _PROBED = 2
-"""Clips per video of a probe, which is to be quick."""
+"""Clips per video of a probe."""
 
 
 class Embedded(NamedTuple):
-    """What a model makes of n videos."""
+    """Embeddings of n videos."""
 
     videos: np.ndarray
     """Rows of the index, int64 [n]."""
@@ -36,7 +36,7 @@ class Embedded(NamedTuple):
 
 
 def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
-    """Those of some rows of the index that have every modality for the length of a clip."""
+    """The rows of the index, among `videos`, that have every modality for the length of a clip."""
     starts = index.start_counts(clip.frames, clip.stride, clip.mel_frames if "audio" in modalities else 0)
     usable = starts > 0
     if "text" in modalities:
@@ -49,9 +49,9 @@ def embed(
     model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
     modalities: Sequence[str], words: WordVectors | None = None, loading: Loading | None = None,
 ) -> Embedded:  # fmt: skip
-    """Embeddings of `clips` uniform centre-cropped clips of every video, averaged; of what `usable_videos` has found.
+    """Mean embeddings over `clips` uniform centre-cropped clips of every video, as from `usable_videos`.
 
-    The model is left in evaluation mode. Videos of which no clip has words are left out where text is a modality.
+    Leaves the model in evaluation mode. Where text is a modality, videos without captions in any clip are skipped.
     """
     order = [name for name in MODALITIES if name in modalities]
     plans = uniform_plans(index, videos, clips, clip, centred(scale), modalities=order)
@@ -72,7 +72,7 @@ def embed(
                 means[name].append((clips_of * counts[:, None]).unflatten(0, (-1, clips)).sum(1).cpu())
     sums = {name: torch.cat(parts) for name, parts in means.items()}
     if not all(bool(value.isfinite().all()) for value in sums.values()):
-        raise UserError("embeddings are not finite: the weights are damaged, or their training has diverged")
+        raise UserError("embeddings contain NaN or infinity: the weights are damaged, or training has diverged")
     said = torch.stack([value.norm(dim=1) > 0 for value in sums.values()]).all(0)
     return Embedded(
         videos[said.numpy()], {name: functional.normalize(value[said], dim=1) for name, value in sums.items()}
@@ -80,9 +80,9 @@ def embed(
 
 
 def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> torch.Tensor:
-    """How many rows of the gallery [n, d] are at least as near to each query [n, d] as its own: int64 [n].
+    """Rank of each query's own row in the gallery by inner product, both [n, d]: int64 [n], 0 for the nearest.
 
-    By inner product; 0 where its own row is the nearest alone.
+    Ties count against the query.
     """
     found = []
     for first in range(0, len(query), at_once):
@@ -93,10 +93,10 @@ def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> to
 
 
 class Probe:
-    """Recall across modalities among the same held-out videos, time and again while a model is trained."""
+    """Measures recall across modalities among the same held-out videos during training."""
 
     def __init__(self, settings: Pretrain, index: Index, device: torch.device, words: WordVectors | None) -> None:
-        """Raises UserError where the model has one modality, or too few videos are held out."""
+        """Raises UserError if there is only one modality, or too few videos are held out."""
         self._settings, self._index, self._device, self._words = settings, index, device, words
         self._modalities = settings.composition.modalities
         if len(self._modalities) < 2:
@@ -113,10 +113,10 @@ class Probe:
                 "set some apart: the same 'make preprocess' command with ARGS=\"--val 0.05\" decodes nothing again"
             )
         some = np.random.Generator(np.random.Philox(0)).permutation(held_out)[: settings.probe_videos]
-        self._videos = np.sort(some)  # the first by their ids might be of few classes
+        self._videos = np.sort(some)  # the first ids may be of few classes
 
     def __call__(self, model: GDT) -> dict[str, float]:
-        """R@k in percent, by the modality asked with, the one searched, and k; and how many videos were searched."""
+        """R@k in percent by query modality, gallery modality and k; and the number of videos."""
         settings = self._settings
         embedded = embed(
             model, self._index, self._videos, settings.clip, settings.augmentation.scale[0], _PROBED, self._device,
@@ -130,7 +130,7 @@ class Probe:
 
 
 def hits(embeddings: dict[str, torch.Tensor], ks: Sequence[int] = KS) -> dict[tuple[str, str, int], np.ndarray]:
-    """By modality asked with, modality searched, and k: whether a video's own is among the k nearest, bool [n]."""
+    """Whether a video's own row is among the k nearest, bool [n], by query modality, gallery modality and k."""
     found: dict[tuple[str, str, int], np.ndarray] = {}
     for one, other in permutations(embeddings, 2):
         rank = ranks(embeddings[one], embeddings[other]).numpy()

@@ -1,8 +1,7 @@
-"""The processes of one run: where each computes, whether they start alike, and that none waits for one that is gone.
+"""The ranks of a run: their devices, whether they start alike, and how they stop together.
 
-Collective operations of torch wait for every rank, for minutes or for ever if one has died. So every rank keeps a
-connection to the first, on which nothing is said while all is well: the system closes a process's connections however
-it ends, and TCP notices within half a minute that a machine is gone.
+Torch's collectives wait for minutes, or for ever, if a rank has died. So every rank keeps an idle connection to rank 0:
+the system closes it however a process ends, and TCP notices within half a minute that a machine is gone.
 """
 
 from __future__ import annotations
@@ -29,21 +28,21 @@ from gdt.common.errors import INTERRUPTED, UserError, first_line
 from gdt.train.launch import require_gpus, sees_one_gpu, silence_other_ranks
 
 _SECONDS = 60.0
-_WHY = "it was killed or crashed, or its machine is gone; the same command goes on from the last checkpoint"
+_WHY = "it was killed or crashed, or its machine is gone; run the same command to resume from the last checkpoint"
 _SILENCE = (
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-    # a machine that does not answer is given up after 10 + 4 * 5 seconds
+    # a machine is considered gone after 10 + 4 * 5 seconds
     (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 10), (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4), (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 30_000),
 )  # fmt: skip
 _TOKEN = 16
-"""Bytes by which the first rank knows the others, followed by the number of each."""
+"""Length of the secret by which rank 0 recognises the others; the rank follows."""
 
 
 def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, int, torch.device]:
-    """Rank, number of ranks, device; joins the process group where a launcher has started several ranks.
+    """Join the process group if a launcher started several ranks; returns rank, number of ranks, and device.
 
-    `threads` of the CPU are for one process; 0 leaves it to torch.
+    `threads` are CPU threads of this process; 0 leaves it to torch.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
@@ -58,7 +57,7 @@ def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[in
     device = torch.device("cuda", 0 if own_gpu else local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True  # shapes stay the same from step to step
+        torch.backends.cudnn.benchmark = True  # shapes do not change
     if threads:
         torch.set_num_threads(threads)
     if world > 1 and not dist.is_initialized():
@@ -67,23 +66,23 @@ def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[in
         except dist.DistError as error:
             where = ":".join(os.environ[name] for name in ("MASTER_ADDR", "MASTER_PORT"))
             raise UserError(
-                f"rank {rank} does not meet the others at {where} ({first_line(error)}); see that all {world} were "
+                f"rank {rank} cannot join the others at {where} ({first_line(error)}); check that all {world} were "
                 "started and can reach it, or set MASTER_PORT to another port"
             ) from error
     return rank, world, device
 
 
 def require_equal(facts: Mapping[str, str], what_to_do: str) -> None:
-    """Raise UserError, on every rank, unless all ranks say the same; `facts` are in the words of the message."""
+    """Raise UserError on every rank unless all have the same `facts`, by their names in the message."""
     if not dist.is_initialized():
         return
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, dict(facts))
-    for rank, said in enumerate(everyone):
+    for rank, own in enumerate(everyone):
         for name, value in everyone[0].items():
-            if said[name] != value:
+            if own[name] != value:
                 raise UserError(
-                    f"rank {rank} starts with another {name} than rank 0 ({said[name]}, not {value}); {what_to_do}"
+                    f"rank {rank} starts with another {name} than rank 0 ({own[name]}, not {value}); {what_to_do}"
                 )
 
 
@@ -94,10 +93,10 @@ def barrier() -> None:
 
 
 def leave_without_teardown(status: int = 0) -> NoReturn:
-    """End a rank whose work is on disk.
+    """Exit without tearing down the interpreter, once all work is on disk.
 
-    Threads of torch's communication that still run while the interpreter is torn down now and then abort the process
-    ("terminate called without an active exception"), and torchrun would call a finished run a failed one.
+    During teardown, torch's communication threads sometimes abort the process ("terminate called without an active
+    exception"), and torchrun would report a failed run.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -106,9 +105,9 @@ def leave_without_teardown(status: int = 0) -> NoReturn:
 
 @contextlib.contextmanager
 def watch_ranks(device: torch.device) -> Iterator[None]:
-    """While this lasts, the end of any rank ends the others, with a reason, printed once; left only when all are done.
+    """Inside, the end of any rank ends all, with one message; exits once all ranks are done.
 
-    An error that is raised inside is told to the other ranks first.
+    The other ranks learn of an error before it is raised.
     """
     if not dist.is_initialized():
         yield
@@ -118,7 +117,7 @@ def watch_ranks(device: torch.device) -> Iterator[None]:
         yield
     except UserError as error:
         watch.end(f"error: {error}")
-        if watch.rank:  # the first rank prints it
+        if watch.rank:  # rank 0 prints it
             sys.exit(2)
         raise
     except KeyboardInterrupt:
@@ -129,7 +128,7 @@ def watch_ranks(device: torch.device) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, RuntimeError):
-            time.sleep(_SECONDS / 12)  # a collective operation fails where a rank is gone; the watch ends this process
+            time.sleep(_SECONDS / 12)  # a collective fails when a rank is gone; the watch then ends this process
         watch.end(f"error: {first_line(error)}")
         raise
     else:
@@ -137,9 +136,9 @@ def watch_ranks(device: torch.device) -> Iterator[None]:
 
 
 class _Watch:
-    """This rank's connections: of the first rank to every other, of the others to the first.
+    """Connections between rank 0 and every other rank.
 
-    On each, either side says once how it has ended: as JSON, what was wrong, if anything was, and its exit status.
+    Each side sends one message when it ends: JSON of the error, or null, and the exit status.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -147,9 +146,9 @@ class _Watch:
         self._lock = threading.Lock()
         self._over = False
         server = _server() if self.rank == 0 else None
-        told: list[Any] = [server.getsockname()[1], secrets.token_bytes(_TOKEN)] if server else [None, None]
-        dist.broadcast_object_list(told, 0, device=device)
-        port, token = told
+        address: list[Any] = [server.getsockname()[1], secrets.token_bytes(_TOKEN)] if server else [None, None]
+        dist.broadcast_object_list(address, 0, device=device)
+        port, token = address
         if server:
             with server:
                 self._peers = _admitted(server, token, dist.get_world_size() - 1)
@@ -159,10 +158,7 @@ class _Watch:
         self._thread.start()
 
     def end(self, error: str | None, status: int = 2) -> None:
-        """Say that this rank is done, or why it is not, and wait a little for the others to say so.
-
-        With such an exit status, if it is not.
-        """
+        """Tell the others that this rank is done, or its error and exit status; if done, wait a little for them."""
         with self._lock:
             self._over = error is not None
         self._say(error, status)
@@ -176,7 +172,7 @@ class _Watch:
                     peer.send_bytes(json.dumps([error, status]).encode())
 
     def _listen(self) -> None:
-        """Until every peer has ended."""
+        """Receive messages until every peer has ended."""
         left = {peer: rank for rank, peer in self._peers.items()}
         while left:
             for peer in multiprocessing.connection.wait(list(left)):
@@ -185,17 +181,17 @@ class _Watch:
                     error, status = json.loads(peer.recv_bytes())  # type: ignore[union-attr]
                     self._judge(rank, error, status)
                 except (EOFError, OSError):
-                    why = f"error: rank {rank} has ended without a word, and so do the others: {_WHY}"
+                    why = f"error: rank {rank} ended without a message, so all ranks end: {_WHY}"
                     self._judge(rank, why, 2, silent=True)
 
     def _judge(self, rank: int, error: str | None, status: int, silent: bool = False) -> None:
-        """End this process where a peer was not done."""
+        """End this process if a peer failed."""
         with self._lock:
             if error is None or self._over:
                 return
             if self.rank == 0:
                 self._say(error, status, but=rank)
-            if self.rank == 0 or (self.rank == 1 and silent):  # the first of those that are left
+            if self.rank == 0 or (self.rank == 1 and silent):  # the lowest rank that is left
                 tqdm.write(error, file=sys.stderr)
                 sys.stderr.flush()
             os._exit(status)
@@ -208,25 +204,25 @@ def _server() -> socket.socket:
 
 
 def _admitted(server: socket.socket, token: bytes, count: int) -> dict[int, Connection]:
-    """So many connections, by the ranks at their other ends; whoever does not know the token is turned away."""
+    """Accept `count` connections, by rank; peers without the token are rejected."""
     server.settimeout(_SECONDS)
     found: dict[int, Connection] = {}
     while len(found) < count:
         peer, _ = server.accept()
         peer.settimeout(_SECONDS)
-        said = b""
+        received = b""
         with contextlib.suppress(OSError):
-            while len(said) < _TOKEN + 4 and (more := peer.recv(_TOKEN + 4 - len(said))):
-                said += more
-        if said[:_TOKEN] == token:
-            found[int.from_bytes(said[_TOKEN:], "little")] = _kept(peer)
+            while len(received) < _TOKEN + 4 and (more := peer.recv(_TOKEN + 4 - len(received))):
+                received += more
+        if received[:_TOKEN] == token:
+            found[int.from_bytes(received[_TOKEN:], "little")] = _kept(peer)
         else:
             peer.close()
     return found
 
 
 def _reached(port: int, token: bytes, rank: int) -> Connection:
-    """The connection to the first rank."""
+    """Connect to rank 0."""
     host = os.environ.get("MASTER_ADDR", "localhost")
     try:
         peer = socket.create_connection((host, port), _SECONDS)
@@ -245,14 +241,14 @@ def _kept(peer: socket.socket) -> Connection:
 
 
 class StopSignal:
-    """While entered, remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; Ctrl-C twice stops at once."""
+    """Inside, remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; a second Ctrl-C stops at once."""
 
     def __init__(self) -> None:
         self.signal = 0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
-        if threading.current_thread() is threading.main_thread():  # no other can say what becomes of signals
+        if threading.current_thread() is threading.main_thread():  # only it can set signal handlers
             for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._remember)
         return self

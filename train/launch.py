@@ -1,8 +1,8 @@
-"""gdt pretrain --gpus N {paper,tiny}: pretrain in N processes on this machine, one per GPU.
+"""gdt pretrain --gpus N: N ranks on this machine, one per GPU; and ranks that srun or mpirun start.
 
-They are what `torchrun --standalone --nproc-per-node N -m gdt pretrain` starts. Here they alone speak, what is wrong
-with the command is said before any of them starts, a checkpoint is waited for however long it takes, and the exit
-status is theirs. Started once on each of several machines, by srun or mpirun, it starts the ranks of its machine.
+Like `torchrun --standalone --nproc-per-node N -m gdt pretrain`, but errors in the command are reported once and before
+the ranks start, a checkpoint may take as long as it needs, and the exit status is that of the ranks. Started once per
+machine by srun or mpirun, it starts the ranks of its machine.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _COUNTS = (
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-"""Rank and number of ranks, over all and on this machine: of Open MPI, of MPICH and Intel MPI, of srun.
+"""Rank and number of ranks, overall and on this machine, of Open MPI, of MPICH and Intel MPI, and of srun.
 
-mpirun comes first, as in a job of SLURM its ranks are children of daemons that srun started. Of srun, the step's number
-of tasks counts: the job's, SLURM_NTASKS, is told to job scripts and shells, too, each of which is one process.
+mpirun comes first, since in a SLURM job its ranks are children of daemons that srun started. For srun it is the step's
+number of tasks: SLURM_NTASKS is also set in job scripts and shells, which are one process.
 """
 _TERMINAL = "SLURM_PTY_PORT"
-"""What srun sets with --pty: a person types at one task, and nobody at the others."""
+"""Set by srun --pty, whose one interactive task is no rank."""
 _PORTS = range(10_000, 30_000)
-"""Above those of services, below those that systems hand out."""
+"""Above the ports of services, below ephemeral ports."""
 
 
 def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
-    """Start the processes, and exit with their status; `settings` are those of the arguments.
+    """Start the ranks and exit with their status; `settings` are those of the arguments.
 
-    Raises UserError where the GPUs will not do.
+    Raises UserError if there are too few GPUs.
     """
     require_gpus(number, settings.device)
     machine = ranks(os.environ)
@@ -57,55 +57,55 @@ def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
 
 
 def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Mapping[str, str] | None = None) -> int:
-    """Start a command in so many ranks, pass signals on to them, and wait; the status of the first that failed.
+    """Run a command as `number` ranks, forwarding signals; returns the status of the first that failed.
 
-    `patience` is in seconds: the others know of its end where they have met, and are ended where they have not.
-    `machine` says which one this is of several that do so: RANK, WORLD_SIZE, and where all ranks meet.
+    After a failure the other ranks have `patience` seconds to end before they are killed. `machine` has RANK and
+    WORLD_SIZE of this machine among several, and MASTER_ADDR and MASTER_PORT.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     started = [
         subprocess.Popen(
             command,
-            # with all cores for each, they would be in each other's way
-            env={"OMP_NUM_THREADS": "1"} | os.environ | told | {PARENT_PID: str(os.getpid())},
+            # ranks with all cores each would slow each other down
+            env={"OMP_NUM_THREADS": "1"} | os.environ | rank | {PARENT_PID: str(os.getpid())},
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
         )
-        for told in _environments(number, machine)
+        for rank in _environments(number, machine)
     ]
     status, failed, ending = 0, 0.0, [signal.SIGTERM, signal.SIGKILL]
-    while running := [rank for rank in started if rank.poll() is None]:
-        told = signal.sigtimedwait(WATCHED, 1.0)
-        if told is not None and told.si_signo != signal.SIGCHLD and not is_ctrl_c(told):
-            for rank in running:
-                rank.send_signal(told.si_signo)
+    while running := [process for process in started if process.poll() is None]:
+        received = signal.sigtimedwait(WATCHED, 1.0)
+        if received is not None and received.si_signo != signal.SIGCHLD and not is_ctrl_c(received):
+            for process in running:
+                process.send_signal(received.si_signo)
         if not status:
-            status = next((rank.returncode for rank in started if rank.poll()), 0)
+            status = next((process.returncode for process in started if process.poll()), 0)
             failed = time.monotonic()
         elif time.monotonic() > failed + patience:
-            for rank in running:
-                rank.send_signal(ending[0])
+            for process in running:
+                process.send_signal(ending[0])
             ending, failed = ending[-1:], time.monotonic()
-    status = status or next((rank.returncode for rank in started if rank.returncode), 0)
+    status = status or next((process.returncode for process in started if process.returncode), 0)
     return status if status >= 0 else 128 - status
 
 
 def _environments(number: int, machine: Mapping[str, str] | None) -> list[dict[str, str]]:
-    """What the ranks of this machine are told."""
+    """Environment variables of the ranks of this machine."""
     if not machine:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = str(free.getsockname()[1])
         machine = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     first, world = (int(machine[name]) * number for name in ("RANK", "WORLD_SIZE"))
-    alike = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(number)}
-    alike |= {name: machine[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
-    return [{"RANK": str(first + local), "LOCAL_RANK": str(local)} | alike for local in range(number)]
+    shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(number)}
+    shared |= {name: machine[name] for name in ("MASTER_ADDR", "MASTER_PORT")}
+    return [{"RANK": str(first + local), "LOCAL_RANK": str(local)} | shared for local in range(number)]
 
 
 @contextlib.contextmanager
 def silence_other_ranks() -> Iterator[None]:
-    """Around what ranks with one command line do alike, before they know of each other: but for the first, in silence.
+    """Print from one rank per machine what all would print before they are connected.
 
-    Launchers that start ranks alike say how many of them there are on this machine.
+    LOCAL_WORLD_SIZE tells that a launcher started this rank with others.
     """
     if "LOCAL_WORLD_SIZE" not in os.environ or os.environ.get("LOCAL_RANK", "0") == "0":
         yield
@@ -118,7 +118,7 @@ def silence_other_ranks() -> Iterator[None]:
 
 
 def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
-    """Raise UserError where this machine has no GPU for each of several ranks, unless they are meant for the CPU."""
+    """Raise UserError if several ranks for GPUs are more than the GPUs of this machine."""
     if ranks == 1 or device == "cpu":
         return
     import torch
@@ -126,19 +126,16 @@ def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
     found = torch.cuda.device_count()
     if ranks <= found:
         return
-    instead = "leave GPUS out" if found < 2 else f"set GPUS to {found} or less"
-    there = f"only {found} GPU{'s' if found > 1 else ''} here" if found else "no GPU here"
-    raise UserError(
-        f"{ranks} processes were asked for and torch finds {there}; {instead}, or pass --device cpu "
-        f'(ARGS="--device cpu"), which trains in {ranks} processes without a GPU'
-    )
+    instead = "leave --gpus out" if found < 2 else f"set --gpus to {found} or less"
+    there = f"only {found} GPU{'s' if found > 1 else ''}" if found else "no GPU"
+    raise UserError(f"--gpus is {ranks}, and torch finds {there}; {instead}, or train on the CPU with --device cpu")
 
 
 def ranks(environment: Mapping[str, str]) -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for a process of mpirun or srun.
 
-    Empty where they are there already, and for a process that is alone. Without the last two where the launcher does
-    not tell it: see `require_meeting`.
+    Empty if they are set already, and for a single process. Without the last two if the launcher does not provide them,
+    which `require_meeting` checks.
     """
     names = next((names for names in _COUNTS if all(name in environment for name in names)), None)
     if "RANK" in environment or names is None or int(environment[names[1]]) < 2:
@@ -154,39 +151,36 @@ def ranks(environment: Mapping[str, str]) -> dict[str, str]:
     nodes = environment.get("SLURM_STEP_NODELIST" if srun else "SLURM_JOB_NODELIST", "")
     run = f"{job}.{environment.get('SLURM_STEP_ID', '')}" if srun else environment.get("PMIX_NAMESPACE", job)
     address = "127.0.0.1" if here == world else first_host(nodes)
-    port = str(_PORTS[zlib.crc32(run.encode()) % len(_PORTS)]) if run else ""  # the same for all ranks of a run
+    port = str(_PORTS[zlib.crc32(run.encode()) % len(_PORTS)]) if run else ""  # equal for all ranks of a run
     meeting = [("MASTER_ADDR", address), ("MASTER_PORT", port)]
     return found | {name: value for name, other in meeting if (value := environment.get(name, other))}
 
 
 def require_meeting(environment: Mapping[str, str]) -> None:
-    """Raise UserError where several processes are not told at which one they meet."""
+    """Raise UserError if several processes have no common address."""
     world = int(environment.get("WORLD_SIZE", "1"))
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if world > 1 and lacking:
         raise UserError(
-            f"{world} processes were started and not told where they meet (no {' and no '.join(lacking)}); set "
-            "MASTER_ADDR to the machine of rank 0 and MASTER_PORT to a free port there, for all of them"
+            f"{world} processes were started without {' and '.join(lacking)}; set MASTER_ADDR to the machine of rank 0 "
+            "and MASTER_PORT to a free port there, for all of them"
         )
 
 
 def sees_one_gpu(environment: Mapping[str, str]) -> bool:
-    """Whether this is one of several tasks of srun on a machine, each of which sees its own GPU and no other."""
+    """Whether this is one of several srun tasks on a machine, each of which sees only its own GPU."""
     here, given = environment.get("LOCAL_WORLD_SIZE", "1"), environment.get("SLURM_GPUS_ON_NODE", "")
     seen = [name for name in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
     return len(seen) == 1 and given.isdecimal() and int(given) >= int(here) > 1
 
 
 def first_host(nodes: str) -> str:
-    """The first machine of SLURM's list of them, as `scontrol show hostnames` has it: of `a[03-05,9]x,b`, a03x.
-
-    Containers on a cluster have no scontrol.
-    """
-    found = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)  # up to the first comma that is not in brackets
+    """First machine of a SLURM list, a03x of `a[03-05,9]x,b`, without scontrol, which containers lack."""
+    found = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)  # up to the first comma outside brackets
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", found[0]) if found else ""
 
 
 def _counts(tasks: str) -> list[str]:
-    """Tasks of each machine, as SLURM writes them: of `8(x2),4`, 8, 8 and 4."""
+    """Tasks per machine of a SLURM list: 8, 8, 4 of `8(x2),4`."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks)
     return [count for count, times in parts for _ in range(int(times or 1))]

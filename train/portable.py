@@ -1,10 +1,9 @@
-"""Models of any size as safetensors: every parameter, and beside them, as texts, all that using them takes.
+"""Models of any size as safetensors, with metadata for using them.
 
-`network` and `clip` are JSON of the settings of those names, `statistics` is JSON of `Statistics.to_numbers`,
-`short_side` the pixels to which the shorter side of evaluated frames is resized, `step` the steps of training, `data`
-the fingerprint of the shards that it learned from, `settings` those of the run. Weights from elsewhere have their
-`kind`, which parts were `dropped` and which are `fresh`, and finetuned ones what they `learned`. Names of the
-parameters are those of `GDT`, which say what the modalities are.
+Metadata: `network` and `clip` (JSON of these settings), `statistics` (JSON of `Statistics.to_numbers`), `short_side`
+(pixels of the shorter side of evaluated frames), `step` (training steps), `data` (fingerprint of the training shards),
+`settings` (of the run). Foreign weights add `kind`, `dropped` and `fresh` parts, and what they `learned`.
+Parameters have the names in `GDT`, from which the modalities follow.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ FORMAT, VERSION = "gdt-model", "1"
 
 
 def write(path: Path, trained: Trained) -> None:
-    """Write a model whole or not at all. Raises OSError."""
+    """Write a model atomically. Raises OSError."""
     texts = {
         "format": FORMAT, "version": VERSION,
         "network": serialization.to_json(trained.model.network),
@@ -41,16 +40,16 @@ def write(path: Path, trained: Trained) -> None:
 
 
 def read(path: Path) -> Trained | None:
-    """What `write` wrote; None where the file is no such one.
+    """What `write` wrote; None if the file is something else.
 
-    Raises UserError where it is damaged, of another version, or does not fit.
+    Raises UserError if it is damaged, of another version, or does not fit.
     """
     found = tensors.read(path)
     if found is None or found[1].get("format") != FORMAT:
         return None
     weights, texts = found
     if tensors.CHECKSUM not in texts:
-        raise UserError(f"{path} is damaged: it has no {tensors.CHECKSUM}, which {FORMAT} has; name another")
+        raise UserError(f"{path} is damaged: its {tensors.CHECKSUM} is missing; use another file")
     if texts.get("version") != VERSION:
         raise UserError(f"{path} is of version {texts.get('version')} of {FORMAT}; use the program that wrote it")
     try:
@@ -64,4 +63,4 @@ def read(path: Path) -> Trained | None:
         statistics = Statistics.from_numbers(json.loads(texts["statistics"]))
         return Trained(model, settings, int(texts["step"]), statistics, foreign, texts["data"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise UserError(f"{path} holds other texts than {FORMAT} has ({error}); write it anew") from error
+        raise UserError(f"{path} has invalid metadata ({error}); export it again") from error

@@ -1,4 +1,4 @@
-"""Where numbers come from: which code made them, on what, and how it was started."""
+"""Provenance of results: code, versions, device and command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gdt.common import serialization
 from gdt.common.files import write_text
 
-if TYPE_CHECKING:  # else what only reads provenances, as command lines do, would import it
+if TYPE_CHECKING:  # command lines read provenances without importing torch
     import torch
 
 NAME = "run.json"
@@ -27,41 +27,41 @@ DAMAGED = "run.damaged.json"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Of one process; text that is empty is not known."""
+    """Provenance of one process; empty text is unknown."""
 
     command: str
-    """Its command line, as a shell takes it; under torchrun that of one process, after the variables that say which."""
+    """Command line for a shell; of a rank, after its RANK and WORLD_SIZE."""
     commit: str
-    """Git commit of the code, as `git_commit` gives it."""
+    """Git commit of the code, as from `git_commit`."""
     versions: dict[str, str]
-    """Of Python and of the packages that numbers depend on."""
+    """Versions of Python and of the packages that numbers depend on."""
     device: str
-    """Name of the GPU or of the processor."""
+    """Name of the GPU or the processor."""
     started: str
-    """When, in UTC, as ISO 8601 has it."""
+    """UTC time in ISO 8601."""
 
     @staticmethod
     def of(device: torch.device) -> Provenance:
-        """Of this process, which starts to compute on a device now."""
+        """Provenance of this process, which starts now."""
         started = datetime.now(UTC).isoformat(timespec="seconds")
         return Provenance(command_line(), git_commit(), versions(), device_name(device), started)
 
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a run; one that was stopped and goes on has several."""
+    """One start of a run; a resumed run has several."""
 
     step: int
-    """The first step that it did."""
+    """First step."""
     data: str
-    """Fingerprint of its shards."""
+    """Fingerprint of the shards."""
     provenance: Provenance
     ranks: int = 1
-    """Processes that shared each batch, which changes no number but by rounding."""
+    """Number of ranks, which changes numbers only by rounding."""
 
 
 def record(folder: Path, start: Start) -> None:
-    """Add a start to those that a run's NAME lists; one that cannot be read is kept as DAMAGED."""
+    """Add a start to the list in NAME; an unreadable list is kept as DAMAGED."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     starts: Any = []
@@ -77,13 +77,13 @@ def record(folder: Path, start: Start) -> None:
 
 
 def command_line() -> str:
-    """How this process was started, as a shell takes it."""
+    """Command line of this process, for a shell."""
     ranks = [f"{name}={os.environ[name]}" for name in ("RANK", "WORLD_SIZE") if name in os.environ]
     return " ".join([*ranks, shlex.join(sys.orig_argv)])
 
 
 def versions() -> dict[str, str]:
-    """Of what numbers depend on; without this package's where it is not installed."""
+    """Versions of what numbers depend on; without this package's if it is not installed."""
     import numpy as np
     import nvidia.dali
     import torch
@@ -98,7 +98,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
-    """Of a GPU, or of this machine's processor."""
+    """Name of a GPU, or of this machine's processor."""
     if device.type == "cuda":
         import torch
 
@@ -111,11 +111,11 @@ def device_name(device: torch.device) -> str:
 
 
 def git_commit(file: Path = Path(__file__)) -> str:
-    """The commit of the checkout in which a file is tracked, with `-dirty` where tracked files differ from it.
+    """Commit of the checkout that tracks a file, with `-dirty` if tracked files were changed.
 
-    Empty where it is in none, or git is not there or does not answer.
+    Empty if no checkout does, or git is missing or fails.
     """
-    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # of a repository that the caller may be about
+    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # may point to another repository
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
 
     def git(*arguments: str) -> str:
@@ -125,7 +125,7 @@ def git_commit(file: Path = Path(__file__)) -> str:
         ).stdout.strip()  # fmt: skip
 
     try:
-        git("ls-files", "--error-unmatch", file.name)  # or it was installed into the folder of another project
+        git("ls-files", "--error-unmatch", file.name)  # fails if the package is installed inside another project
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return ""

@@ -1,4 +1,4 @@
-"""Tables of tensors and texts in a safetensors file, which can hold nothing else, with a checksum over both."""
+"""Tensors and texts in a safetensors file, with a checksum over both."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_readable, writing
 
 CHECKSUM = "crc32"
-"""Name of the text that holds it; safetensors has none of its own."""
+"""Key of the checksum, which safetensors itself lacks."""
 _LONGEST = 100_000_000
-"""Bytes of a header; safetensors takes no longer one."""
+"""Maximum bytes of a header."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
-    """Write them whole or not at all. Raises OSError."""
+    """Write atomically. Raises OSError."""
     checked = {**texts, CHECKSUM: _checksum(tensors, texts)}
     data = safetensors.torch.save({name: value.contiguous() for name, value in tensors.items()}, checked)
     with writing(path) as file:
@@ -30,9 +30,9 @@ def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """The tensors and texts of a safetensors file, None where the file is of another kind.
+    """Tensors and texts of a safetensors file, None if the file is of another kind.
 
-    Raises UserError where it is damaged: cut off, or other than it was written, as far as it holds a checksum.
+    Raises UserError if it is truncated, or does not match its checksum if it has one.
     """
     try:
         if not _begins_as_one(path):
@@ -45,19 +45,19 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise _damaged(path, first_line(error)) from error
     if texts.get(CHECKSUM) not in (None, _checksum(tensors, texts)):
-        raise _damaged(path, "its checksum does not match")
+        raise _damaged(path, "checksum mismatch")
     return tensors, texts
 
 
 def _begins_as_one(path: Path) -> bool:
-    """Whether it begins with the length of a header, and that with a brace."""
+    """Whether the file starts with the length of a header and a brace."""
     with path.open("rb") as file:
         start = file.read(9)
     return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST
 
 
 def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """8 hex digits that stand for names, types, shapes, values and all other texts."""
+    """8 hex digits of names, types, shapes, values and all other texts."""
     value = zlib.crc32(json.dumps(sorted(item for item in texts.items() if item[0] != CHECKSUM)).encode())
     for name, tensor in sorted(tensors.items()):
         value = zlib.crc32(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode(), value)
@@ -66,10 +66,10 @@ def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor's values, in the order of its indices."""
+    """Bytes of a tensor's values in index order."""
     data: memoryview = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
     return data
 
 
 def _damaged(path: Path, why: str) -> UserError:
-    return UserError(f"{path} cannot be read as safetensors: it is damaged ({why}); make or download it again")
+    return UserError(f"{path} cannot be read as safetensors: it is damaged ({why}); export or download it again")

@@ -1,7 +1,7 @@
-"""Weights from elsewhere: files of the published GDT release and of torchvision, or with their names as safetensors.
+"""Foreign weights: the published GDT release, torchvision's r2plus1d_18, and safetensors files with their names.
 
-No object in a file is ever built. Normalisation belongs to the weights: what a kind of weights expects comes with them,
-unless a file, as one that this program exported, says it itself.
+No object in a file is ever built. Each kind of weights has its normalisation, unless the file states it, as files that
+this program exported do.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from gdt.train.settings import Pretrain, from_json
 from gdt.train.trained import Foreign, Trained
 
 _MOST = 100
-"""Kinds of objects that no checkpoint has more of."""
+"""Maximum number of object types in a file."""
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
-"""What the published weights expect: (x / 255 - 0.45) / 0.225 and (log-mel - 1.93) / 17.89."""
+"""Normalisation of the published weights: (x / 255 - 0.45) / 0.225 and (log-mel - 1.93) / 17.89."""
 KINETICS = Statistics(
     255 * np.array([0.43216, 0.394666, 0.37645]), 255 * np.array([0.22803, 0.22145, 0.216989]), 0.0, 1.0
 )
-"""What torchvision's video networks expect; they have nothing to do with sound."""
+"""Normalisation of torchvision's video networks, which have no audio."""
 STATISTICS = "statistics"
-"""Where exported files of these kinds say what they expect instead: `Statistics.to_numbers`."""
+"""Key of the normalisation in exported files: `Statistics.to_numbers`."""
 SETTINGS = "settings"
-"""Where finetuned weights say how they were pretrained, and so how large they are: `train.settings.to_json`."""
+"""Key of the pretraining settings, and so of the sizes, in finetuned weights: `train.settings.to_json`."""
 LEARNED = "learned"
-"""Where they say on which labels: fingerprint of the shards, and fold."""
+"""Key of the labels in finetuned weights: fingerprint of the shards, and fold."""
 
 
 def read_foreign(path: Path) -> Trained | None:
-    """The model in a file of weights, None where it is of no known kind.
+    """The model in a file of foreign weights, None if it is of no known kind.
 
-    Raises UserError where it is of one and does not fit, naming what differs, or holds what would run when it is read.
+    Raises UserError, naming what differs, if the weights do not fit, or if the file holds code.
     """
     found = _contents(path) if _whole(path) else None
     if not isinstance(found, Mapping) or "format" in found:
         return None
     weights, stated = _weights(found), _stated(found)
     text, learned = found.get(SETTINGS), found.get(LEARNED)
-    # ours say how large they are; the release's, which are all R(2+1)D, do not
+    # our finetuned weights have settings; those of the release are all R(2+1)D-18
     if "base.stem.0.weight" in weights or (isinstance(text, str) and any(name.startswith("base.") for name in weights)):
         settings = from_json(text, str(path)) if isinstance(text, str) else Pretrain()
         kind = "finetuned weights" if stated else "published GDT weights, finetuned"
@@ -69,9 +69,7 @@ def read_foreign(path: Path) -> Trained | None:
 
 
 def _stated(found: Mapping[Any, Any]) -> Statistics | None:
-    """What a file says of the normalisation, as exported ones do beside their weights, or as STATISTICS of a model that
-    torch keeps for its state; None where it says nothing.
-    """
+    """Normalisation stated in a file, beside its weights or in the metadata of a state_dict; None if there is none."""
     kept = getattr(found, "_metadata", None)
     root = kept.get("") if isinstance(kept, Mapping) else None
     numbers = root.get(STATISTICS) if isinstance(root, Mapping) else found.get(STATISTICS)
@@ -81,27 +79,25 @@ def _stated(found: Mapping[Any, Any]) -> Statistics | None:
 
 
 def damaged_part(path: Path) -> str | None:
-    """The first part of a file of torch's whose checksum does not match, which torch does not look at; None for none.
+    """The first part of a torch file with a checksum mismatch, which torch does not check; None if there is none.
 
-    Raises whatever zipfile does where the file is not such a one, or badly damaged.
+    Raises what zipfile raises if the file is something else or badly damaged.
     """
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()
 
 
 def _whole(path: Path) -> bool:
-    """Whether the checksums of a file match; files from before torch 1.6 have none."""
+    """Whether the checksums of a file match; files of torch before 1.6 have none."""
     if not zipfile.is_zipfile(path):
         return True
-    with contextlib.suppress(Exception):  # whatever strange bytes make the reader raise
+    with contextlib.suppress(Exception):  # damaged bytes raise anything
         return damaged_part(path) is None
     return False
 
 
 def _contents(path: Path) -> Any:
-    """The table of a safetensors file, or what torch saved, where an inert stand-in takes the place of every object
-    that is no tensor, number, text, list or table.
-    """
+    """Content of a safetensors or torch file; inert stand-ins replace all objects but tensors and plain values."""
     if (table := tensors.read(path)) is not None:
         return table[0]
     stand_ins: dict[str, Callable[..., Any]] = {}
@@ -114,10 +110,10 @@ def _contents(path: Path) -> Any:
             return None
         except MemoryError:
             raise
-        except Exception as error:  # whatever strange bytes make the reader raise
+        except Exception as error:  # damaged bytes raise anything
             if blocked := re.search(r"unsupported GLOBAL ([\w.]+) whose module \w+ is blocked", str(error)):
                 raise UserError(
-                    f"{path} holds {blocked[1]}, which would run when it is read; nothing was run, and it is not used"
+                    f"{path} holds {blocked[1]}, which would run on loading; nothing was run, and it is not used"
                 ) from error
             if not _stand_in_more(stand_ins, str(error)):
                 return None
@@ -125,14 +121,14 @@ def _contents(path: Path) -> Any:
 
 
 def _stand_in_more(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bool:
-    """Stand in for what torch refused to build, as its message names it; whether there is such a thing."""
+    """Add a stand-in for the object that torch refused in a message; False if there is none."""
     if unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global", refused):
         name = unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
         if name in stand_ins:
             return False
         stand_ins[name] = type(f"Inert{len(stand_ins)}", (_Inert,), {})
         return True
-    # kinds of tables and lists are filled by torch itself, which does that to real ones only
+    # torch itself fills subclasses of dict and list, but only real ones
     if filled := re.search(r"Can only (SETITEM|append).* but got <class '[\w.]+\.Inert(\d+)'>", refused):
         real: Callable[..., Any] = dict if filled[1] == "SETITEM" else list
         stand_ins[list(stand_ins)[int(filled[2])]] = type("Real", (), {"__new__": lambda *_: real()})
@@ -141,7 +137,7 @@ def _stand_in_more(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bo
 
 
 class _Inert:
-    """Takes whatever an object is told while it is read, and does nothing."""
+    """Accepts what unpickling does to an object, and ignores it."""
 
     def __new__(cls, *arguments: object, **named: object) -> _Inert:
         return object.__new__(cls)
@@ -154,7 +150,7 @@ class _Inert:
 
 
 def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The table of parameters in a checkpoint, which may be below `model` or `state_dict`, without `module.`."""
+    """Parameters in a checkpoint, also below `model` or `state_dict`, without `module.`."""
     for name in ("model", "state_dict"):
         if isinstance(found.get(name), Mapping):
             found = found[name]
@@ -174,7 +170,7 @@ def _trunk(
     weights: dict[str, Tensor], prefix: str, left: tuple[str, ...], kind: str, statistics: Statistics, path: Path,
     settings: Pretrain, learned: tuple[str, int] | None = None,
 ) -> Trained:  # fmt: skip
-    """A video trunk alone, whose names have a `prefix`; of the parts that are `left` out the model has none."""
+    """A video trunk whose names have a `prefix`, without the parts in `left`."""
     kept, dropped = _without(weights, left)
     model = GDT(settings.network, ["video"]).eval()
     load_weights(
@@ -184,7 +180,7 @@ def _trunk(
 
 
 def _without(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The parameters without those of some parts, and the parts that there were."""
+    """Parameters without those of some parts, and which of the parts there were."""
     kept = {name: value for name, value in weights.items() if not name.startswith(prefixes)}
     there = tuple(p.removesuffix(".") for p in prefixes if any(name.startswith(p) for name in weights))
     return kept, there

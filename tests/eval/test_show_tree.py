@@ -72,7 +72,7 @@ def test_factors_of_ones_own_are_drawn_from_the_command_line(command: Run, tmp_p
     assert done.stdout.endswith("\n\nimage: tree.svg\n") and "<svg" in (tmp_path / "tree.svg").read_text()
     for arguments, message in (
         (("--preset", "z"), "unknown preset 'z'; available: a, b"),
-        (("--preset", "l", "--factors", "video:d"), "--preset and --factors are two names of one thing"),
+        (("--preset", "l", "--factors", "video:d"), "--preset and --factors both set the composition"),
         (("--out", "tree.gif"), "must end in .png, .svg or .pdf"),
         (("--videos", 1), "--videos is 1; it must be 2 or more"),
     ):

@@ -80,7 +80,7 @@ def test_the_one_before_is_kept_and_taken_where_the_newest_is_damaged(tmp_path: 
     path.write_bytes(path.read_bytes()[:-500])
     state, wrong = checkpoint.read_newest(tmp_path)
     assert same(state, 2) and str(path) in wrong and "damaged" in wrong
-    with pytest.raises(UserError, match=f"cannot be read as a checkpoint: .*name the one before it, {previous}"):
+    with pytest.raises(UserError, match=f"cannot be read as a checkpoint: .*use the one before, {previous}"):
         checkpoint.load_model(path)
     checkpoint.set_aside(tmp_path)
     save(path, 4)  # the damaged one does not take the place of a whole one
@@ -90,7 +90,7 @@ def test_the_one_before_is_kept_and_taken_where_the_newest_is_damaged(tmp_path: 
     assert same(state, 2) and wrong == ""
     path.write_bytes(b"nonsense")
     previous.write_bytes(b"nonsense")
-    with pytest.raises(UserError, match="checkpoint.pt cannot .*previous.pt cannot .*delete them to begin anew"):
+    with pytest.raises(UserError, match="checkpoint.pt cannot .*previous.pt cannot .*delete them to start again"):
         checkpoint.read_newest(tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_a_full_disk_keeps_the_checkpoint_before(tiny_disk: Path) -> None:
     path = tiny_disk / checkpoint.NAME
     save(path, 1)
     assert 12_000 < path.stat().st_size < 16_384
-    with pytest.raises(UserError, match=r"step 2 cannot be written to .*disk \(.*\); see that there is room, then run"):
+    with pytest.raises(UserError, match=r"step 2 cannot be written to .*disk \(.*\); free some space, then run"):
         save(path, 2)
     assert same(checkpoint.read(path), 1)
     assert sorted(file.name for file in tiny_disk.iterdir()) == [checkpoint.NAME]

@@ -190,7 +190,7 @@ def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shar
     assert start["provenance"]["command"].startswith("RANK=0 WORLD_SIZE=2 gdt pretrain ")
     assert start["provenance"]["command"].endswith(shlex.join(four))
     refused = command(*torchrun, *four, "--device", "auto", CUDA_VISIBLE_DEVICES="")
-    assert refused.stderr.count("error: 2 processes were asked for and torch finds no GPU here; ") == 1
+    assert refused.stderr.count("error: --gpus is 2, and torch finds no GPU; ") == 1
 
 
 def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: Path, tmp_path: Path) -> None:

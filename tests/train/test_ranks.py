@@ -84,8 +84,8 @@ def test_a_rank_that_is_killed_ends_the_other_with_a_reason(start: Start, tmp_pa
     codes, said = ended(ranks)
     assert time.monotonic() - began < 30
     assert codes[victim] == 128 + signal.SIGKILL and codes[1 - victim] == 2
-    why = "it was killed or crashed, or its machine is gone; the same command goes on from the last checkpoint"
-    assert said[1 - victim] == f"error: rank {victim} has ended without a word, and so do the others: {why}"
+    why = "it was killed or crashed, or its machine is gone; run the same command to resume from the last checkpoint"
+    assert said[1 - victim] == f"error: rank {victim} ended without a message, so all ranks end: {why}"
     assert "Traceback" not in "".join(said)
 
 

@@ -110,7 +110,7 @@ def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
     done = command(*submit(shards, run, "--steps", steps), PATH=cluster.path)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     said = done.stdout.splitlines()
-    assert said[0].startswith("job 7 is submitted: 2 processes, 1 on each machine; it is queued again where its time")
+    assert said[0].startswith("job 7 is submitted: 2 ranks, 1 per machine; it is queued again when its time is up")
     assert said[1:] == [f"  tail -F {shlex.quote(f'{run}/slurm-7.log')}", "  squeue --job 7", "  scancel 7"]
     wait_until(lambda: len(losses(run)) > 2)
     cluster.send(signal.SIGUSR1)
@@ -121,7 +121,7 @@ def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
     assert first == 0 and 2 < second < steps
     log = (run / "slurm-7.log").read_text()  # of both starts
     assert f"stopped after step {second} of {steps}; run the same command to resume" in log
-    assert "job 7 was told to stop; it is queued again, and goes on from its checkpoint" in log
+    assert "job 7 was stopped; it is queued again and resumes from its checkpoint" in log
     assert f"the trained model is in {run}/checkpoint.pt" in log and "rror" not in log
     assert len(cluster.lines("requeued")) == 1 and len(cluster.lines("steps")) == 2
     assert len(losses(run)) == steps  # to the same losses, as the tests of ranks show
@@ -158,7 +158,7 @@ def test_a_job_that_would_be_stopped_there_for_ever_is_not_queued_again(
     wait_until(lambda: cluster.lines("tasks"))
     cluster.send(signal.SIGUSR1)  # while they start
     assert cluster.wait(1) == ["138"]
-    assert "told to stop before the first checkpoint; give the job more time" in (run / "slurm-7.log").read_text()
+    assert "stopped before the first checkpoint; give the job more time" in (run / "slurm-7.log").read_text()
     assert not cluster.lines("requeued")
 
 
@@ -173,7 +173,7 @@ def test_a_job_that_cannot_be_queued_again_says_so(
     cluster.send(signal.SIGUSR1)
     assert cluster.wait(1) == ["138"]
     said = (run / "slurm-7.log").read_text()
-    assert "error: job 7 is not queued again; the command that submitted it goes on from here" in said
+    assert "error: job 7 cannot be queued again; submit it again to resume" in said
 
 
 def test_what_sbatch_is_told(command: Run, shards: Path, cluster: Cluster, tmp_path: Path) -> None:
@@ -212,23 +212,25 @@ def test_mistakes_are_said_before_anything_is_submitted(
         return sentence(command(*arguments, PATH=path))
 
     assert said(*job, path="/usr/bin:/bin") == (
-        "SCHEDULER=slurm needs SLURM's commands, and there is no sbatch on this machine"
+        "--scheduler slurm needs SLURM's commands, and there is no sbatch on this machine"
     )
     assert said(*job, "--sbatch=--partition=nowhere") == (
-        "sbatch refuses the job (invalid partition: nowhere); SBATCH= has its options"
+        "sbatch rejects the job (invalid partition: nowhere); set its options with --sbatch"
     )
-    assert said(*job, "--sbatch=--comment='a").startswith('SBATCH is "--comment=\'a", which are no words for a shell')
+    assert said(*job, "--sbatch=--comment='a").startswith('--sbatch is "--comment=\'a", which a shell cannot split')
     assert said(*submit(tmp_path / "nowhere", run)).startswith("there are no shards in")
     assert "unknown preset 'z'" in said(*submit(shards, run, "--preset", "z"))
     assert "takes 99 videos but only 24 can be used" in said(*submit(shards, run, "--batch-size", 99))
     assert said("pretrain", "--nodes", 0, "tiny") == "--nodes is 0; it must be 1 or more"
-    assert said("pretrain", "--scheduler", "pbs", "tiny").startswith("SCHEDULER is 'pbs'; pretraining is submitted to")
-    assert said("pretrain", "--sbatch=-p gpu", "tiny") == "SBATCH has no effect without SCHEDULER=slurm"
+    assert said("pretrain", "--scheduler", "pbs", "tiny").startswith(
+        "unknown scheduler 'pbs'; available: slurm; or start"
+    )
+    assert said("pretrain", "--sbatch=-p gpu", "tiny") == "--sbatch has no effect without --scheduler slurm"
     assert said("pretrain", "--nodes", 4, "--gpus", 8, "tiny", "--preset", "e", "--out", "a b") == (
-        "NODES=4 needs SCHEDULER=slurm, which submits a job; with no scheduler, type this on each machine, with "
-        "--node-rank 0 to 3, and the first one's name and a free port: torchrun --nnodes 4 --node-rank 0 "
+        "--nodes 4 needs --scheduler slurm; without one, type this on each machine, with --node-rank 0 to 3, "
+        "and the name of the first machine and a free port as host:port: torchrun --nnodes 4 --node-rank 0 "
         "--rdzv-endpoint host:port --nproc-per-node 8 -m gdt pretrain tiny --preset e --out 'a b' (srun and mpirun "
-        "start gdt pretrain as it is, without --gpus, once per GPU)"
+        "start gdt pretrain itself once per GPU, without --gpus)"
     )
     assert not run.exists() and not cluster.lines("script")
 

@@ -236,7 +236,7 @@ def test_what_would_run_does_not(tmp_path: Path, function: Any) -> None:
     try:
         load_model(tmp_path / "evil.pth")
     except UserError as error:
-        assert "which would run when it is read; nothing was run" in str(error)
+        assert "which would run on loading; nothing was run" in str(error)
     assert not ran.exists()
 
 
@@ -285,7 +285,7 @@ def test_a_damaged_checkpoint_of_ours_is_not_taken_for_another(run: Path, tmp_pa
     whole = run.read_bytes()
     place = whole.index(torch.load(run, weights_only=True)["model"]["mlp_v.block_forward.8.weight"].numpy().tobytes())
     (tmp_path / "x.pt").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: the checksum of its part"):
+    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: checksum mismatch in its part"):
         load_model(tmp_path / "x.pt")
 
 

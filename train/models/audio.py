@@ -1,4 +1,4 @@
-"""A ResNet with one basic block per stage (9 layers with four stages) over log-mel clips; torchvision's names."""
+"""ResNet over log-mel clips, one basic block per stage (9 layers with four stages), with torchvision's names."""
 
 from __future__ import annotations
 

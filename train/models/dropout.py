@@ -1,4 +1,4 @@
-"""Dropout that is a function of the leaf, not of when, where or beside whom its features are computed."""
+"""Dropout that depends on the leaf only, not on the batch or the rank that computes it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import torch
 from torch import Tensor, nn
 
 _LAYER = 1 << 24
-"""Features of one layer are numbered from its number times this on."""
+"""Offset between the feature numbers of two layers."""
 
 
 class Dropout(nn.Dropout):
-    """torch's, unless it is told which leaves the rows are of."""
+    """torch's dropout, unless it gets keys of the leaves."""
 
     def __init__(self, p: float, layer: int) -> None:
-        """`layer` tells several layers of one network apart."""
+        """`layer` distinguishes the dropout layers of a network."""
         super().__init__(p)
         self.layer = layer
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Features [n, d], of which a share p is set to 0 in training; `keys` int64 [n] decide which, row by row."""
+        """Set a share p of the features [n, d] to 0 in training; `keys` int64 [n] decide which, row by row."""
         if keys is None or not self.training or self.p == 0:
             return super().forward(x)
         kept = uniform(keys, self.layer * _LAYER, x.shape[1]) >= self.p
@@ -27,18 +27,18 @@ class Dropout(nn.Dropout):
 
 
 def leaf_keys(seed: int, step: int, leaves: Tensor) -> Tensor:
-    """Keys of the leaves of a step: int64 [n]; `leaves` are their numbers in the whole batch."""
+    """Keys of the leaves of a step: int64 [n]; `leaves` are their indices in the whole batch."""
     start = np.random.SeedSequence([seed, step]).generate_state(1, np.uint64).view(np.int64)[0]
     return leaves + int(start)
 
 
 def uniform(keys: Tensor, first: int, count: int) -> Tensor:
-    """Numbers between 0 and 1, of which `keys` [n] and the places first..first+count-1 decide: float32 [n, count].
+    """Uniform numbers in [0, 1) from `keys` [n] and the indices first..first+count-1: float32 [n, count].
 
-    Steele et al. 2014 (splitmix64), whose integers wrap around alike on every device.
+    splitmix64 (Steele et al. 2014), whose integers overflow equally on every device.
     """
-    places = torch.arange(first + 1, first + 1 + count, device=keys.device)
-    mixed = _mixed(_mixed(keys)[:, None] + places[None] * _GAMMA)
+    indices = torch.arange(first + 1, first + 1 + count, device=keys.device)
+    mixed = _mixed(_mixed(keys)[:, None] + indices[None] * _GAMMA)
     return ((mixed >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
@@ -56,5 +56,5 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros moving in; torch's own copies the sign."""
+    """Logical right shift; torch's copies the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

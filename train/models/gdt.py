@@ -1,4 +1,4 @@
-"""The whole model: a trunk and a projection head per modality, with the parameter names of the published weights."""
+"""The model: a trunk and a projection head per modality, with the parameter names of the published weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Head(nn.Module):
     def __init__(self, inputs: int, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.block_forward = nn.Sequential(
-            nn.Identity(),  # here and below, what has no weights in the release but takes a number in the names
+            nn.Identity(),  # here and below: layers without weights that take an index in the release's names
             Dropout(dropout, layer=0),
             nn.Linear(inputs, hidden, bias=False),
             nn.Identity(),
@@ -45,7 +45,7 @@ class Head(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Holds a trunk under the name `base`, as the published checkpoints do."""
+    """Holds a trunk as `base`, as in the published checkpoints."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Trunk(nn.Module):
 
 
 class VideoTrunk(Trunk):
-    """Takes clips as the loader makes them, or as floats [n, 3, frames, height, width]."""
+    """Takes clips of the loader, or floats [n, 3, frames, height, width]."""
 
     base: Backbone
 
@@ -71,7 +71,7 @@ class VideoTrunk(Trunk):
 
 
 class GDT(nn.Module):
-    """Phi: maps the leaves of a batch to embeddings, each by the trunk and the head of its modality."""
+    """Phi: maps leaves to embeddings by the trunk and head of their modality."""
 
     def __init__(self, network: Network, modalities: Sequence[str] = ("video", "audio")) -> None:
         super().__init__()
@@ -93,36 +93,33 @@ class GDT(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def embed(self, modality: str, inputs: Any, keys: Tensor | None = None) -> Tensor:
-        """Leaves of one modality to embeddings: float32 [n, d]; `keys` int64 [n] decide about dropout, where given."""
+        """Leaves of one modality to embeddings: float32 [n, d]; `keys` int64 [n] determine dropout."""
         head = self.get_submodule(f"mlp_{modality[0]}")
         embeddings: Tensor = head(self.get_submodule(f"{modality}_network")(inputs), keys)
         return embeddings
 
     def forward(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Leaves by modality, as in `Batch.inputs`, to embeddings, one modality after the other: float32 [n, d]."""
+        """Leaves by modality, as in `Batch.inputs`, to embeddings in that order: float32 [n, d]."""
         return torch.cat([self.embed(modality, leaves) for modality, leaves in inputs.items()])
 
 
 def any_device() -> torch.device:
-    """Where models are evaluated: a GPU where there is one."""
+    """A GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def autocast(device: torch.device) -> torch.autocast:
-    """Where models are evaluated or finetuned: bfloat16 on a GPU, float32 on a CPU."""
+    """Precision of evaluation and finetuning: bfloat16 on a GPU, float32 on a CPU."""
     return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
-    """Those that a model with these weights has networks for."""
+    """Modalities of a model with these weights."""
     return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load weights of the same model. Raises UserError, naming what differs, where the names or shapes do not match.
-
-    A leading `module.`, left by data-parallel training, is taken off.
-    """
+    """Load weights without a leading `module.`. Raises UserError, naming what differs, if names or shapes differ."""
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
     own = model.state_dict()
     missing = sorted(own.keys() - weights.keys())

@@ -1,4 +1,4 @@
-"""A layer over word vectors and the maximum over words (section A.4), with the published release's parameter names."""
+"""A linear layer over word vectors and the maximum over words (section A.4), with the release's parameter names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gdt.pipeline.sources.text import Words
 
 
 class TextNetwork(nn.Module):
-    """Word vectors of n text clips to features [n, width]: linear, ReLU as in the published release, maximum.
+    """Word vectors of n text clips to features [n, width]: linear, ReLU, maximum.
 
-    Unlike there, places after the last word take no part in the maximum.
+    Unlike in the release, padding takes no part in the maximum.
     """
 
     def __init__(self, dimensions: int = 300, width: int = 2048) -> None:
@@ -20,5 +20,5 @@ class TextNetwork(nn.Module):
 
     def forward(self, words: Words) -> Tensor:
         x = functional.relu(self.fc1(words.vectors.to(self.fc1.weight.dtype)))
-        # nothing is below 0, so that 0 is what a clip without words has
+        # after the ReLU, 0 is the feature of a clip without words
         return x.masked_fill(~words.mask[..., None], 0).amax(1)
