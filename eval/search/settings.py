@@ -16,83 +16,63 @@ RECALL = "recall"
 
 @dataclass(frozen=True)
 class Search:
-    """Try compositions of given factors, stop poor ones early, and test the best once; again: goes on."""
+    """Search for the composition that learns best, with Optuna. The same command resumes.
+
+    Each trial pretrains one composition and measures it on --query-split while it learns. Poor trials stop early; the
+    best and the baseline are evaluated on the test split once, at the end.
+    """
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "data": ("dataset", "shards", "word2vec"),
-        "compositions": ("factors", "factors_from", "augmentations", "baseline", "trials"),
-        "pretraining": ("size", "clips_per_step", "bn_group_size", "steps", "seed"),
-        "evaluation": ("metric", "k", "query_split", "gallery_per_class", "clips", "looks"),
-        "run": ("out", "jobs", "best"),
+        "search": ("dataset", "factors", "metric", "trials", "steps", "baseline", "out", "jobs"),
+        "advanced": ("shards", "size", "clips_per_step", "seed", "k", "query_split", "looks", "clips", "factors_from"),
     }
-    """Of `--help`, and the settings below them."""
 
     dataset: str = "synthetic"
-    """Preprocessed data set with a split to search on."""
+    """Preprocessed data set with a split val."""
     shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
+    """Its shards; default data/shards/<dataset>."""
     factors: tuple[str, ...] = ("time_shift:2,4", "modality", "time_reversal", "speed", "order(2)")
-    """Factors to compose from, each not varied, invariant or distinctive, with the numbers of values that a batch may
-    hold of it: time_shift:2,4 holds 2 or 4, and time_reversal all there are (2 where there is no end of them)."""
+    """Factors to compose from, not varied, invariant or distinctive each; time_shift:2,4 tries K = 2 and 4."""
     factors_from: Path | None = None
-    """Python file with transformations of your own, for --factors."""
-    word2vec: Path | None = None
-    """For factors with words: the file of word vectors with which the shards were made."""
-    augmentations: tuple[int, ...] = (1, 2)
-    """Numbers of augmentations, the last factor, that a batch may hold; compositions of one modality need 2."""
+    """Python file with your own transformations."""
     baseline: str = "e"
-    """Row of table 1, or another name of --preset help, that is the first trial and is tested beside the best."""
+    """Preset of the first trial, tested with the best."""
     trials: int = 30
-    """Different compositions that are trained, those that are stopped early among them."""
+    """Compositions to train."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks and clips."""
     clips_per_step: int = 64
-    """Video clips in a batch, the same for every composition: one with more leaves per video takes fewer videos."""
-    bn_group_size: int | None = None
-    """Leaves of one modality over which batch norm takes its statistics, as in pretraining; 0 is the whole batch."""
+    """Video clips per batch, the same in all trials."""
     steps: int = 300
-    """Training steps of a trial that is not stopped."""
+    """Training steps per trial."""
     seed: int = 0
-    """Decides which compositions are drawn, and the training of each."""
+    """Seed of the sampler and of every training."""
     metric: str = RECALL
-    """What compositions are compared by, on held-out videos: recall is recall across modalities, a mean over the
-    directions, without labels; label, or the name of another column of labels, is retrieval of the same class."""
+    """recall between modalities, or a label column to retrieve by."""
     k: Literal[1, 5] = 1
-    """Nearest neighbours among which the right one has to be: R@1 or R@5."""
+    """R@1 or R@5."""
     query_split: str = "val"
-    """Videos on which compositions are compared. The split test is used once, at the end."""
-    gallery_per_class: int = 50
-    """For a label: search so many training videos of each class, drawn at random; 0 for all."""
+    """Split to compare on; not test."""
     clips: int = 3
-    """Uniform clips per video that is evaluated, over which features are averaged."""
+    """Clips per evaluated video."""
     looks: int = 4
-    """Times that a trial is measured, evenly over its steps; it is stopped where even the upper end of its 95 %
-    interval is below the median of at least five trials that came to their end."""
+    """Evaluations per trial, evenly spread."""
     jobs: int = 0
-    """Trials at a time; 0 for one per GPU, or one single-threaded one per core."""
+    """Trials in parallel; 0: one per GPU or core."""
     out: Path | None = None
-    """Folder of the runs and the tables; default runs/search-<dataset>."""
-    best: int = 10
-    """Lines of the table that is printed; the files have all trials."""
+    """Results; default runs/search-<dataset>."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step", "best")
-        require_positive(self, "", "seed", "gallery_per_class", "jobs", least=0)
+        require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step")
+        require_positive(self, "", "seed", "jobs", least=0)
         if self.query_split in ("test", "train"):
-            why = "which is for the one figure at the end" if self.query_split == "test" else "which is learned from"
+            why = "which is kept for the end" if self.query_split == "test" else "which trials learn from"
             raise UserError(
-                f"--query-split is {self.query_split}, {why}; search on another, val, that 'make preprocess' with "
-                'ARGS="--val 0.1" sets apart'
+                f"--query-split is {self.query_split}, {why}; search on another, such as val, which 'make preprocess' "
+                'with ARGS="--val 0.1" creates'
             )
         if not self.factors:
             raise UserError("--factors is empty; name one or more of those that 'make pretrain FACTORS=help' lists")
-        if min(self.augmentations, default=0) < 1 or len(set(self.augmentations)) < len(self.augmentations):
-            raise UserError(
-                f"--augmentations is {' '.join(map(str, self.augmentations)) or 'empty'}; it must be one or more "
-                "different numbers, 1 or more"
-            )
-        if self.metric == RECALL and self.gallery_per_class != type(self).gallery_per_class:
-            raise UserError("--gallery-per-class has no effect on recall across modalities; it is of labels")
         presets.preset(self.baseline)
 
     @property
@@ -101,5 +81,5 @@ class Search:
 
     @property
     def label(self) -> str:
-        """The column of the labels; empty for recall across modalities."""
+        """The label column; empty for recall."""
         return "" if self.metric == RECALL else self.metric

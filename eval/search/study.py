@@ -1,19 +1,25 @@
-"""`gdt eval search`: which compositions are tried, by Optuna, kept in a file from which a search goes on."""
+"""`gdt eval search`: Optuna draws and prunes trials; its journal in the folder of the search lets it resume."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shlex
+import textwrap
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 
-import numpy as np
 import optuna
 import torch
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from matplotlib.figure import Figure
+from optuna.importance import FanovaImportanceEvaluator, get_param_importances
+from optuna.pruners import MedianPruner
+from optuna.samplers import RandomSampler, TPESampler
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -22,209 +28,286 @@ from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.common.lock import locked
-from gdt.eval.metrics import Metric
-from gdt.eval.processes import job_limit, run_parallel
+from gdt.eval.ablation.settings import Ablation
+from gdt.eval.drawing import save
+from gdt.eval.metrics import Metric, difference
+from gdt.eval.processes import job_limit, run_parallel, to_arguments
 from gdt.eval.progress import Progress
-from gdt.eval.search.report import DIVERGED, DONE, STOPPED, Found, Tried, finish
+from gdt.eval.record import RANDOM
 from gdt.eval.search.settings import Search
-from gdt.eval.search.space import RUNS, Parameters, Space
+from gdt.eval.search.space import RUNS, Space
 from gdt.eval.search.trial import DivergedError, Trainer
 from gdt.eval.subjects import open_index
+from gdt.eval.tables import layout
 from gdt.pipeline.notation import read_factors
 from gdt.pipeline.shards.index import fingerprint
 from gdt.pipeline.shards.layout import shard_folder
+from gdt.train.models.gdt import any_device
+from gdt.train.provenance import Provenance
 from gdt.train.settings import differences
 
-_SETTINGS, _JOURNAL = "search.json", "drawn.jsonl"
-_COMPOSITION, _MEASURES, _STATE = "composition", "metrics", "state"
-"""What is kept of a trial: also its metrics by the step, and, where it is over, how it ended."""
-_REFUSED, _KNOWN = "refused", "known"
-"""What is kept of a drawing that is none: why it cannot be trained, or that it had been tried."""
-_AT_RANDOM = 20
-"""After so many drawings in a row that make no trial, they are drawn evenly: the sampler may be stuck."""
+_SETTINGS, _JOURNAL, _TEST, _PICTURE = "search.json", "journal.jsonl", "test.json", "importance.png"
+_COMPOSITION, _METRIC, _REJECTED = "composition", "metric", "rejected"
+"""User attributes of a trial: what it trains and its last metric; of a draw that cannot be trained, the reason."""
+STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped", TrialState.FAIL: "diverged"}
+_STUCK = 20
+"""Consecutive draws without a new composition after which draws are uniform."""
 _EXHAUSTED = 300
-"""After so many, there is nothing left to draw."""
-_ENDED = 5
-"""Trials that have come to their end before one is stopped early."""
+"""Consecutive draws without a new composition after which the search ends."""
+_BEST = 3
+"""Rows that are printed, beside the baseline."""
 
 
 def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
-    """Try what was not tried yet, then test the best once; returns the table.
+    """Run the trials that are left, then test the best once; returns the report.
 
-    Raises UserError where the videos are not fit for it, where the folder holds another search, or a trial fails.
+    Raises UserError if the videos do not fit, the folder holds a different search, or a trial fails.
     """
     index = open_index(settings.dataset, shard_folder(settings.dataset, settings.shards)).labelled(settings.label)
-    space, at_once = Space(settings, index), job_limit(settings.jobs)
+    space, jobs = Space(settings, index), job_limit(settings.jobs)
     if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # trials have the other cores, and metrics the same digits wherever there are more
-    train = trainer(space)  # or it says what is wrong, before hours of training
-    baseline = space.of_preset(settings.baseline)
+        torch.set_num_threads(1)  # trials have the other cores, and metrics the same digits on every machine
+    train = trainer(space)
+    parameters = space.of_preset(settings.baseline)
     try:
-        space.pretraining(space.text(baseline))
+        space.pretraining(space.text(parameters))
     except UserError as error:
         raise UserError(f"--baseline {settings.baseline} cannot be trained: {error}") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with locked(settings.folder, "set --out"):
-        _require_same(settings, fingerprint(index))
-        study = Study(space, train, baseline)
-        study.run(at_once)
-        return finish(settings, study.found(), train)
+        _require_same_search(settings, fingerprint(index))
+        study = Study(space, train, parameters)
+        study.run(jobs)
+        return study.report()
 
 
 class Study:
-    """The study in the folder of a search: what was drawn, what became of it, and what is drawn next."""
+    """An Optuna study of a space whose trials are training runs."""
 
-    def __init__(self, space: Space, trainer: Trainer, baseline: Parameters) -> None:
-        """`baseline` is drawn first."""
+    def __init__(self, space: Space, trainer: Trainer, baseline: dict[str, str | int]) -> None:
         self._space, self._trainer, self._settings = space, trainer, space.settings
-        self._baseline = space.text(baseline)
-        self._lock, self._stop = threading.Lock(), threading.Event()
-        self._row = 0
-        """Drawings since the last that made a trial."""
+        self._lock, self._stop, self._began = threading.Lock(), threading.Event(), time.monotonic()
         path = self._settings.folder / _JOURNAL
         if path.is_file() and not (lines := path.read_bytes()).endswith(b"\n"):
-            path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # half a line, as where the machine went down
-        path.with_name(path.name + ".lock").unlink(missing_ok=True)  # as a kill leaves it: the folder is held
+            path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # drop the line that a crash has cut off
+        path.with_name(path.name + ".lock").unlink(missing_ok=True)  # left by a kill; the folder's own lock is held
         self._study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))), study_name="search", direction="maximize",
-            load_if_exists=True,
+            pruner=MedianPruner(n_startup_trials=5), load_if_exists=True,
         )  # fmt: skip
-        if self._baseline not in self._known() and not self._study.get_trials(states=(TrialState.WAITING,)):
-            self._study.enqueue_trial(dict(baseline))
+        self._baseline = space.text(baseline)
+        waiting = self._study.get_trials(states=(TrialState.WAITING,))
+        if not waiting and self._baseline not in map(_composition, self.trials()):
+            self._study.enqueue_trial(baseline)
 
-    def run(self, at_once: int) -> None:
-        """Try what was not tried yet, side by side; what an earlier call left half done first."""
-        settings, done = self._settings, len(self._over(_STATE))
-        begun = self._begun()
-        jobs: list[Trial | None] = [*begun, *[None] * max(0, settings.trials - done - len(begun))]
-        if not jobs:
+    def trials(self, *states: TrialState) -> list[FrozenTrial]:
+        """Trials that train a composition, in these states or in any."""
+        trials = self._study.get_trials(deepcopy=False, states=states or None)
+        return [trial for trial in trials if _COMPOSITION in trial.user_attrs]
+
+    def run(self, jobs: int) -> None:
+        """Run the trials that are left in parallel, interrupted ones first."""
+        settings, interrupted = self._settings, self.trials(TrialState.RUNNING)
+        done = len(self.trials(*STATES))
+        todo: list[FrozenTrial | None] = [*interrupted, *[None] * (settings.trials - done - len(interrupted))]
+        if not todo:
             return
-        print(
-            f"{len(jobs)} of {settings.trials} compositions left to try, {at_once} at a time, "
-            f"{settings.clips_per_step} video clips per step each; logs in {settings.folder / RUNS}/<digest>/log.txt",
-            flush=True,
-        )
-        began = time.monotonic()
+        print(f"{len(todo)} of {settings.trials} trials left, {jobs} in parallel, {settings.clips_per_step} video "
+              f"clips per step\nlogs: {settings.folder / RUNS}/<digest>/log.txt", flush=True)  # fmt: skip
         with Progress({}, "search", settings.trials * settings.steps, done * settings.steps) as bar:
-            one = partial(self._one, bar, began)
-            for _ in run_parallel(jobs, one, at_once, bar.refresh, self._stop.set):
+            for _ in run_parallel(todo, partial(self._train, bar), jobs, bar.refresh, self._stop.set):
                 pass
 
-    def _begun(self) -> list[Trial]:
-        """Trials that an earlier call left half done. A drawing that it had no time to look at is given up."""
-        left = []
-        for trial in self._study.get_trials(states=(TrialState.RUNNING,)):
-            if _COMPOSITION in trial.user_attrs:
-                left.append(Trial(self._study, trial._trial_id))  # the same trial, with what it has reported
-            else:
-                self._study.tell(trial.number, state=TrialState.FAIL)
-        return left
-
-    def _one(self, bar: Progress, began: float, trial: Trial | None, gpu: str) -> None:
-        """Draw a composition, unless one was begun, and train it until its end, or until it is poor."""
-        trial = trial or self._next()
+    def _train(self, bar: Progress, interrupted: FrozenTrial | None, gpu: str) -> None:
+        """Train a trial until its end, or until Optuna prunes it."""
+        trial = Trial(self._study, interrupted._trial_id) if interrupted else self._draw()
         if trial is None:
             return
         run, last = self._space.pretraining(trial.user_attrs[_COMPOSITION]), self._settings.steps
         bar.follow(run.run_folder, last)
-        metrics = _metrics(trial)
-        steps = {*range(run.checkpoint_steps, last, run.checkpoint_steps), last} - metrics.keys()
-        state = DONE
+        measured = interrupted.intermediate_values if interrupted else {}
+        steps = {*range(run.checkpoint_steps, last, run.checkpoint_steps), last} - measured.keys()
+        state = TrialState.COMPLETE
         try:
-            with closing(self._trainer.train(run, gpu, steps, self._stop)) as new:
-                for step, metric in new:
-                    metrics[step] = metric
-                    trial.set_user_attr(_MEASURES, metrics)
+            with closing(self._trainer.train(run, gpu, steps, self._stop)) as metrics:
+                for step, metric in metrics:
+                    trial.set_user_attr(_METRIC, metric)
                     trial.report(metric.value, step)
-                    if step < last and self._is_poor(run.factors, step, metric):
-                        state = STOPPED
+                    if step < last and run.factors != self._baseline and trial.should_prune():
+                        state = TrialState.PRUNED
                         break
         except DivergedError:
-            state = DIVERGED
-        trial.set_user_attr(_STATE, state)
-        value = metrics[last].value if state == DONE else None
-        told = self._study.tell(trial, value, TrialState.COMPLETE if state == DONE else TrialState.PRUNED)
-        bar.finish(run.run_folder, f"[{time.monotonic() - began:4.0f} s] {self._tried(told)}")
+            state = TrialState.FAIL
+        value = trial.user_attrs[_METRIC][0] if state == TrialState.COMPLETE else None
+        bar.finish(run.run_folder, f"[{time.monotonic() - self._began:4.0f} s] "
+                     + ", ".join(filter(None, _row(self._study.tell(trial, value, state)))))  # fmt: skip
 
-    def _is_poor(self, composition: str, step: int, metric: Metric) -> bool:
-        """Whether even the upper end of the interval lies below the median of the trials that came to their end.
+    def _draw(self) -> Trial | None:
+        """A trial of a new composition that can be trained; None if there are no more.
 
-        Optuna's own pruners compare the values alone, and would stop every other trial while all are at chance.
-        """
-        ended = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        others = [trial.intermediate_values[step] for trial in ended if step in trial.intermediate_values]
-        poor = len(others) >= _ENDED and metric.interval[1] < float(np.median(others))
-        return poor and composition != self._baseline
-
-    def _next(self) -> Trial | None:
-        """A composition that was not tried yet; None where there are no more.
-
-        One that cannot be trained counts as the worst for the sampler, and costs nothing; one that is known is dropped.
+        Draws that cannot be trained are told to Optuna as pruned without a value, the worst there is.
         """
         with self._lock:
-            while self._row < _EXHAUSTED:
-                self._study.sampler = self._sampler(at_random=self._row >= _AT_RANDOM)
+            for attempt in range(_EXHAUSTED):
+                # a seed per draw, so that a resumed search does not repeat its draws
+                seed = 100_003 * self._settings.seed + len(self._study.get_trials(deepcopy=False))
+                self._study.sampler = TPESampler(seed=seed) if attempt < _STUCK else RandomSampler(seed)
                 trial = self._study.ask(self._space.parameters)
-                text, self._row = self._space.text(trial.params), self._row + 1
-                if text in self._known():
-                    trial.set_user_attr(_KNOWN, True)
+                text = self._space.text(trial.params)
+                if text in map(_composition, self.trials()):
                     self._study.tell(trial, state=TrialState.FAIL)
                     continue
                 try:
                     self._space.pretraining(text)
                 except UserError as error:
-                    trial.set_user_attr(_REFUSED, str(error))
+                    trial.set_user_attr(_REJECTED, str(error))
                     self._study.tell(trial, state=TrialState.PRUNED)
                     continue
                 trial.set_user_attr(_COMPOSITION, text)
-                self._row = 0
                 return trial
         return None
 
-    def _known(self) -> set[str]:
-        """Compositions of all trials."""
-        return {trial.user_attrs.get(_COMPOSITION, "") for trial in self._study.get_trials(deepcopy=False)}
+    def report(self) -> str:
+        """Write the table and the plot, and test the best and the baseline unless that was done; returns a summary."""
+        settings, out, trials = self._settings, self._settings.folder, self.trials(*STATES)
+        base = next(trial for trial in trials if _composition(trial) == self._baseline)
+        if base.state != TrialState.COMPLETE:
+            folder = self._space.folder(self._baseline)
+            raise UserError(f"the training of the baseline {settings.baseline} diverged; see {folder}")
+        ranked = sorted(trials, key=lambda trial: (-(trial.last_step or 0), -_metric(trial).value, trial.number))
+        lines = [["composition", f"R@{settings.k}, %", ""], *map(_row, ranked)]
+        lines[1 + ranked.index(base)][0] += f" [{settings.baseline}]"
+        summary, test = self._summary(trials, ranked[0], base), self._test(ranked[0], base)
+        commands = _commands(settings, ranked[0], base)
+        write_text(
+            out / "table.txt", "\n".join([layout(lines), "", *summary, self._importance(), *test, *commands, ""])
+        )
+        best = [line for trial, line in zip(ranked, lines[1:], strict=True) if trial in [*ranked[:_BEST], base]]
+        shown = [[textwrap.fill(name, 70), *cells] for name, *cells in [lines[0], *best]]
+        below = [part for line in (*summary[2:], *test) for part in textwrap.wrap(line, 100, subsequent_indent="  ")]
+        files = f"all trials: {out}/table.txt\npicture:    {out}/{_PICTURE}"
+        return "\n".join(["", layout(shown), "", *below, *commands, files])
 
-    def _sampler(self, at_random: bool) -> BaseSampler:
-        """Of the next drawing: with a seed of its own, so that a search that goes on does not draw the same again."""
-        drawn = len(self._study.get_trials(deepcopy=False))
-        seed = int(np.random.SeedSequence([self._settings.seed, drawn]).generate_state(1)[0])
-        return RandomSampler(seed) if at_random else TPESampler(seed=seed)
+    def _summary(self, trials: Sequence[FrozenTrial], best: FrozenTrial, base: FrozenTrial) -> list[str]:
+        """What a reader needs to trust the ranking."""
+        settings, metric = self._settings, _metric(best)
+        states = Counter(STATES[trial.state] for trial in trials)
+        rejected = sum(_REJECTED in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
+        lines = [
+            f"{len(trials)} of {settings.trials} trials: {', '.join(f'{n} {state}' for state, n in states.items())}; "
+            f"{rejected} draws rejected before training",
+            f"R@{settings.k} {f'of {settings.label}' if settings.label else 'between modalities'} on "
+            f"{settings.query_split}: {metric.answers} queries, chance {metric.chance:.1f} %, seed {settings.seed}; in "
+            "brackets 95 % intervals over queries",
+            f"best against {settings.baseline} on {settings.query_split}: {_compare(metric, _metric(base))}; judge it "
+            "on test, as selection favours it",
+        ]
+        if len(trials) < settings.trials:
+            lines.append("no new composition of these factors was found; name more --factors")
+        if metric.low <= metric.chance:
+            lines.append("the best does not differ significantly from chance; set --steps higher")
+        return lines
 
-    def _over(self, name: str) -> list[FrozenTrial]:
-        """All drawings that are over of which this is kept."""
-        trials = self._study.get_trials(deepcopy=False)
-        return [trial for trial in trials if trial.state.is_finished() and name in trial.user_attrs]
+    def _importance(self) -> str:
+        """Draw the share of the variance of finished trials that each choice explains; returns the largest shares."""
+        finished = self.trials(TrialState.COMPLETE)
+        if len(finished) < 4 or len({trial.value for trial in finished}) < 2:
+            return "too few finished trials for the importance of each choice"
+        shares = get_param_importances(self._study, evaluator=FanovaImportanceEvaluator(seed=0))
+        figure = Figure(figsize=(6, 1 + 0.25 * len(shares)), layout="constrained")
+        axes = figure.subplots()
+        axes.barh([*shares][::-1], [*shares.values()][::-1], color="#8fb8de")
+        axes.set_xlabel(f"importance (fANOVA, {len(finished)} finished trials)")
+        save(figure, self._settings.folder / _PICTURE)
+        largest = ", ".join(f"{name} {share:.0%}" for name, share in [*shares.items()][:3])
+        return f"importance (fANOVA, rough): {largest}"
 
-    def found(self) -> Found:
-        """What the search has come to."""
-        tried = [self._tried(trial) for trial in self._over(_STATE)]
-        (baseline,) = (one for one in tried if one.composition == self._baseline)
-        refused = [trial.user_attrs[_REFUSED] for trial in self._over(_REFUSED)]
-        return Found(tried, baseline, refused, len(self._over(_KNOWN)), self._space.parameters)
+    def _test(self, best: FrozenTrial, base: FrozenTrial) -> list[str]:
+        """The best, the baseline and random weights on the test split, evaluated once and read from then on."""
+        path, names = self._settings.folder / _TEST, ("best", self._settings.baseline, RANDOM)
+        if path.is_file():  # a second evaluation would be a second selection
+            metrics = [Metric(*values) for values in json.loads(path.read_text())["metrics"].values()]
+        else:
+            compositions = [_composition(trial) for trial in (best, base)]
+            try:
+                metrics = self._trainer.test([self._space.folder(text) for text in compositions])
+            except UserError as error:
+                return [f"not tested: {error}"]
+            record = {"compositions": compositions, "metrics": dict(zip(("best", "baseline", RANDOM), metrics,
+                      strict=True)), "provenance": asdict(Provenance.of(any_device()))}  # fmt: skip
+            write_text(path, json.dumps(record, indent=2) + "\n")
+        values = ", ".join(f"{name} {_with_interval(metric)}" for name, metric in zip(names, metrics, strict=True))
+        return [
+            f"test, evaluated once ({metrics[0].answers} queries, chance {metrics[0].chance:.1f} %): {values}",
+            f"best against {names[1]} on test: {_compare(*metrics[:2])}",
+        ]
 
-    def _tried(self, trial: FrozenTrial) -> Tried:
-        text, metrics = trial.user_attrs[_COMPOSITION], _metrics(trial)
-        step = max(metrics, default=0)
-        return Tried(trial.number, text, self._space.shown(text), trial.user_attrs[_STATE], step, metrics.get(step),
-                     self._space.folder(text), trial.params)  # fmt: skip
+
+def _composition(trial: FrozenTrial) -> str:
+    return str(trial.user_attrs[_COMPOSITION])
 
 
-def _metrics(trial: Trial | FrozenTrial) -> dict[int, Metric]:
-    """By the step."""
-    return {int(step): Metric(*values) for step, values in trial.user_attrs.get(_MEASURES, {}).items()}
+def _metric(trial: FrozenTrial) -> Metric:
+    return Metric(*trial.user_attrs.get(_METRIC, [-1.0]))
 
 
-def _require_same(settings: Search, data: str) -> None:
-    """Raise UserError where the folder holds a search with other settings or on other videos."""
+def _row(trial: FrozenTrial) -> list[str]:
+    """The composition without what is the same in all, the last metric, and the state."""
+    name = _composition(trial).removeprefix("video:d ").removesuffix(" augmentation:i:1")
+    value = _with_interval(_metric(trial)) if _METRIC in trial.user_attrs else ""
+    return [name, value, STATES[trial.state] + (f" at {trial.last_step}" if trial.state == TrialState.PRUNED else "")]
+
+
+def _with_interval(metric: Metric) -> str:
+    return f"{metric.value:.1f} ({metric.low:.1f}-{metric.high:.1f})"
+
+
+def _compare(one: Metric, other: Metric) -> str:
+    points, low, high = difference([one], [other])
+    verdict = "no significant difference" if low <= 0 <= high else "significant"
+    return f"{points:+.1f} points, 95 % CI {low:+.1f} to {high:+.1f} ({verdict})"
+
+
+def _commands(settings: Search, best: FrozenTrial, base: FrozenTrial) -> list[str]:
+    text = _composition(best)
+    train = ["make", "pretrain", f"DATASET={settings.dataset}", f"FACTORS={text}"]
+    lines = ["train the best:", _shell(train)]
+    if best is not base:
+        lines += ["compare it over other seeds before you rely on it:", _shell(["gdt", *compare_seeds(settings, text)])]
+    return lines
+
+
+def _shell(words: Iterable[str], width: int = 98) -> str:
+    """A command as a shell takes it, in lines of at most `width` characters where no word is longer."""
+    lines: list[str] = []
+    for word in map(shlex.quote, words):
+        if lines and len(lines[-1]) + len(word) < width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word if not lines else f"  {word}")
+    return " \\\n".join(lines)
+
+
+def compare_seeds(settings: Search, composition: str) -> list[str]:
+    """Arguments of `gdt` that train and test a composition and the baseline with three other seeds."""
+    names = ("dataset", "shards", "factors_from", "size", "clips_per_step", "steps", "clips")
+    ablation = Ablation(
+        **{name: getattr(settings, name) for name in names}, rows=(settings.baseline, composition),
+        seeds=tuple(settings.seed + more for more in (1, 2, 3)), labels=(settings.metric,), factors="no",
+        out=settings.folder / "seeds",
+    )  # fmt: skip
+    return ["eval", "ablation", *to_arguments(ablation, Ablation())]
+
+
+def _require_same_search(settings: Search, data: str) -> None:
+    """Raise UserError if the folder holds a search with other settings or videos."""
     path = settings.folder / _SETTINGS
-    plain = replace(settings, shards=None, out=None, jobs=0, best=1)
-    own = hashlib.sha256(read_factors(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
-    beside = {"fingerprint of the shards": data[:12], "digest of --factors-from": own}
-    now = json.dumps(json.loads(serialization.to_json(plain)) | beside)
+    code = hashlib.sha256(read_factors(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
+    plain = json.loads(serialization.to_json(replace(settings, shards=None, out=None, jobs=0)))
+    now = json.dumps(plain | {"fingerprint of the shards": data[:12], "digest of --factors-from": code})
     if path.is_file() and (other := differences(path.read_text(), now)):
         raise UserError(
-            f"{settings.folder} holds a search with other settings ({'; '.join(other)}); set --out to another folder, "
-            "or go on with the same settings"
+            f"{settings.folder} holds a search with other settings ({'; '.join(other)}); use those, or set --out to "
+            "another folder"
         )
     write_text(path, now + "\n")
