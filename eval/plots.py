@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gdt.eval.ablation.compare import by_preset, label
-from gdt.eval.factors.lines import EMBEDDING, TRUNK, by_model, factor_of, name_of, seen_in
-from gdt.eval.factors.promises import MOVES, MOVES_RANDOM, TOLD, TOLD_RANDOM
+from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM, DISTANCE, DISTANCE_RANDOM
+from gdt.eval.factors.tables import EMBEDDING, TRUNK, by_model, factor_of, metrics_at, row_name
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import metrics_of
 
@@ -60,8 +60,8 @@ def matrix(records: Sequence[Record]) -> Figure:
     weights, the mean over those that the models with this row began with. Letters are promises, a ! one that is not
     kept.
     """
-    names = list(dict.fromkeys(map(name_of, records)))
-    models = {model: {name_of(record): record for record in rows} for model, rows in by_model(records).items()}
+    names = list(dict.fromkeys(map(row_name, records)))
+    models = {model: {row_name(record): record for record in rows} for model, rows in by_model(records).items()}
     columns = 1 + len(models)
     figure = Figure(figsize=(3.2 + 2 * (0.5 + 0.62 * columns), 2.4 + 2 * 0.27 * len(names)), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
@@ -82,7 +82,7 @@ def matrix(records: Sequence[Record]) -> Figure:
 
 
 def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str], place: str, told: bool) -> None:
-    own, of_random = (TOLD, TOLD_RANDOM) if told else (MOVES, MOVES_RANDOM)
+    own, of_random = (ACCURACY, ACCURACY_RANDOM) if told else (DISTANCE, DISTANCE_RANDOM)
     shade = np.full((len(names), 1 + len(models)), np.nan)
     for y, name in enumerate(names):
         rows = [of.get(name) for of in models]
@@ -110,9 +110,9 @@ def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str],
 
 def _number(record: Record | None, place: str, name: str) -> tuple[float, float] | None:
     """What stands in a cell, and how dark it is, 0 to 1."""
-    metric = seen_in(place, record).get(name) if record else None
+    metric = metrics_at(place, record).get(name) if record else None
     if metric is None:
         return None
-    if name in (TOLD, TOLD_RANDOM):
+    if name in (ACCURACY, ACCURACY_RANDOM):
         return metric.value, float(np.clip((metric.value - metric.chance) / (100 - metric.chance), 0, 1))
     return metric.value, min(1.0, metric.value)

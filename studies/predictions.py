@@ -14,8 +14,8 @@ from scipy import stats
 
 from gdt.common.errors import UserError
 from gdt.eval import record
-from gdt.eval.factors.lines import EMBEDDING, factor_of, seen_in
-from gdt.eval.factors.promises import TOLD, TOLD_RANDOM
+from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM
+from gdt.eval.factors.tables import EMBEDDING, factor_of, metrics_at
 from gdt.eval.metrics import Metric, difference
 from gdt.eval.tables import layout
 from gdt.studies.settings import Predictions
@@ -216,9 +216,10 @@ def read(folder: Path) -> Runs:
             recall.setdefault(label, {}).setdefault(result.preset, []).append((result.seed, example[label].value))
     probes: dict[str, dict[str, list[tuple[Metric, Metric]]]] = {}
     for result in record.read(paths[1]):
-        factor, seen = factor_of(result), seen_in(EMBEDDING, result)
-        if factor.network == "video" and seen:
-            probes.setdefault(factor.name, {}).setdefault(result.preset, []).append((seen[TOLD], seen[TOLD_RANDOM]))
+        factor, metrics = factor_of(result), metrics_at(EMBEDDING, result)
+        if factor.network == "video" and metrics:
+            pair = metrics[ACCURACY], metrics[ACCURACY_RANDOM]
+            probes.setdefault(factor.name, {}).setdefault(result.preset, []).append(pair)
     by_seed = {
         label: {row: np.array([value for _, value in sorted(values)]) for row, values in rows.items()}
         for label, rows in recall.items()

@@ -22,8 +22,8 @@ from gdt.eval.ablation.compare import compared_rows, label, with_earlier
 from gdt.eval.ablation.settings import Ablation, is_written_out
 from gdt.eval.drawing import save
 from gdt.eval.factors.evaluate import NAME
-from gdt.eval.factors.lines import factor_of, name_of, over_seeds
 from gdt.eval.factors.settings import Factors
+from gdt.eval.factors.tables import factor_of, mean_over_seeds, row_name
 from gdt.eval.plots import bars, matrix
 from gdt.eval.processes import job_limit, run_command, run_parallel, to_arguments
 from gdt.eval.progress import Progress
@@ -204,7 +204,7 @@ def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, 
     if any(run.factors for run in runs):
         known = [replace(row, model=run.name) for run in runs if run.factors for row in record.read(run.factors)]
         record.write(out / NAME, known)
-        save(matrix(over_seeds(known)), out / "factors.png")
+        save(matrix(mean_over_seeds(known)), out / "factors.png")
         parts.append(_factors_said(known))
         files.append("what features know of each factor, factors.png and factors.json")
     text = "\n\n".join(parts)
@@ -235,7 +235,7 @@ def _factors_said(records: Sequence[Record]) -> str:
     for found in records:
         factor = factor_of(found)
         if factor.kept is not None:
-            promises.setdefault((found.preset, name_of(found), factor.promise), []).append(factor.kept)
+            promises.setdefault((found.preset, row_name(found), factor.promise), []).append(factor.kept)
     for (preset, name, promise), kept in promises.items():
         if not all(kept):
             lines.append(f"{label(preset)}: {name} is {promise}, {kept.count(False)} of {len(kept)}")

@@ -1,4 +1,4 @@
-"""What features know of each factor: models in, tables, records and one picture out."""
+"""`gdt eval factors`: measures every factor in the features of models; writes tables, records and a picture."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.eval import record
 from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
-from gdt.eval.factors.lines import (
-    EMBEDDING,
-    PLACES,
-    TRUNK,
-    WORDS,
-    by_model,
-    embedding_lines,
-    metrics,
-    told_of,
-    trunk_lines,
-)  # fmt: skip
-from gdt.eval.factors.probing import distances, moved, recognised, told
+from gdt.eval.factors.probing import distances, probe_accuracy, relative_distance, video_accuracy
 from gdt.eval.factors.promises import (
-    MOVES,
-    MOVES_MORE,
-    MOVES_RANDOM,
-    TOLD,
-    TOLD_RANDOM,
+    ACCURACY,
+    ACCURACY_RANDOM,
+    DISTANCE,
+    DISTANCE_MORE,
+    DISTANCE_RANDOM,
+    Metrics,
     Promises,
-    Seen,
-    kept,
-    promises,
-)  # fmt: skip
+    check_promise,
+    promises_of,
+)
 from gdt.eval.factors.settings import Factors
+from gdt.eval.factors.tables import (
+    EMBEDDING,
+    LAYERS,
+    TRUNK,
+    by_model,
+    describe_model,
+    flatten,
+    summarise_model,
+    table_of,
+)
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.plots import matrix
 from gdt.eval.record import Factor, Record
@@ -55,97 +54,96 @@ from gdt.train.models.gdt import GDT, any_device, modalities_of
 from gdt.train.provenance import Provenance
 
 NAME = "factors.json"
-_SEEN_AND_HEARD = ("video", "audio")
-"""Modalities whose networks are looked at."""
-Made = dict[str, list[np.ndarray]]
-"""By place and model, float32 [n, s, k, d]."""
+_NETWORKS = ("video", "audio")
+Features = dict[str, list[np.ndarray]]
+"""By layer and model: float32 [n, s, k, d]."""
+Row = tuple[Factor, Trial, dict[str, Metrics]]
+"""A factor, and its metrics by layer."""
 
 
 def factors(settings: Factors) -> str:
-    """Do it; returns the tables, and writes them with the numbers and the picture.
+    """Measure the factors, and write tables, numbers and picture; returns a summary.
 
-    Raises UserError where a checkpoint, the shards or their held-out videos are missing or do not fit.
+    Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
     with explain_out_of_memory("set --videos lower"):
-        found = evaluated(settings)
-    out = settings.out or Path("runs") / f"factors-{found[0].dataset}"
-    models = by_model(found).values()
-    text = "\n\n".join("\n".join(told_of(rows)) for rows in models)
-    every = [lines for rows in models for lines in (embedding_lines(rows), trunk_lines(rows)) if len(lines) > 1]
-    write_tables(out, text, every)
-    record.write(out / NAME, found)
-    save(matrix(found), out / "factors.png")
-    return f"\n{text}\n\ntables (txt, tex), numbers (json) and picture: {out}/"
+        records = evaluate(settings)
+    out = settings.out or Path("runs") / f"factors-{records[0].dataset}"
+    models = by_model(records).values()
+    text = "\n\n".join("\n".join(describe_model(rows)) for rows in models)
+    tables = [lines for rows in models for layer in (EMBEDDING, TRUNK) if len(lines := table_of(layer, rows)) > 1]
+    write_tables(out, text, tables)
+    record.write(out / NAME, records)
+    save(matrix(records), out / "factors.png")
+    summary = "\n".join(map(summarise_model, models))
+    return f"\n{summary}\ntables: {out}/table.txt, table.tex, {NAME}\npicture: {out}/factors.png"
 
 
-def evaluated(settings: Factors) -> list[Record]:
+def evaluate(settings: Factors) -> list[Record]:
     """The records of all checkpoints, in their order."""
     first = load_model(settings.ckpt[0])
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
-    models = checkpoints(first, settings.ckpt)
     order = np.random.default_rng(settings.seed).permutation(held_out(data.index, data.split).queries)
     device = any_device()
     provenance = Provenance.of(device)
-    found = []
-    for model in models:
-        print(f"{model.path}: {model.trained.name}", flush=True)
-        promised = promises(model.trained)
-        rows, notes = _rows(model.trained, data.index, order, promised, settings, device)
-        how = {"composition": promised.composition} if promised.composition else {}
-        for factor, trial, places in rows:
-            found.append(
+    records = []
+    for model in checkpoints(first, settings.ckpt):
+        promises = promises_of(model.trained)
+        rows, notes = _rows(model.trained, data.index, order, promises, settings, device)
+        how = {"composition": promises.composition} if promises.composition else {}
+        for factor, trial, layers in rows:
+            records.append(
                 model.record(
                     data, settings, protocol="factors", factor=factor, queries=len(trial.videos),
-                    clips=len(trial.leaves), metrics=metrics(places), how=how, notes=tuple(notes),
+                    clips=len(trial.leaves), metrics=flatten(layers), how=how, notes=tuple(notes),
                     provenance=provenance,
                 )
             )  # fmt: skip
-    return found
-
-
-Row = tuple[Factor, Trial, dict[str, Seen]]
-"""What was seen of a factor, by place."""
+    return records
 
 
 def _rows(
-    trained: Trained, index: Index, order: np.ndarray, promised: Promises, settings: Factors, device: torch.device
+    trained: Trained, index: Index, order: np.ndarray, promises: Promises, settings: Factors, device: torch.device
 ) -> tuple[list[Row], list[str]]:
-    """One row per factor and network, and what is to be said of those that are missing."""
-    crop = centred(trained.settings.augmentation.scale[0])
+    """One row per factor and network, and notes on those that are missing."""
     clip, ranges = trained.settings.clip, trained.settings.augmentation
-    planner = Planner(trained.normalise(index), order, clip, crop, ranges, settings)
+    planner = Planner(trained.normalise(index), order, clip, centred(ranges.scale[0]), ranges, settings)
     networks, notes = _networks(trained, index, order)
-    notes = [promised.why] * bool(promised.why) + notes
-    if trained.statistics is None:
-        notes.append(f"the weights do not say how their inputs were normalised; those of {index.folder} are, instead")
-    trials, unfit = _trials(planner, promised, networks)
+    has_head = trained.foreign is None or not any(part.startswith("mlp_") for part in trained.foreign.fresh)
+    if not has_head:
+        notes.append("the weights have no head, so embeddings are not measured")
+    trials, skipped = _plan_trials(planner, promises, networks)
+    notes = [*([promises.reason] if promises.reason else []), *notes, *skipped]
     if not trials:
-        raise UserError(f"no factor can be looked at on {index.folder}: {'; '.join(dict.fromkeys(unfit or notes))}")
+        raise UserError(f"no factor can be measured on {index.folder}: {'; '.join(dict.fromkeys(skipped or notes))}")
     models = [trained.model, trained.untrained().model]
-    made: dict[tuple[str, str], tuple[Trial, Made]] = {}
+    measured: dict[tuple[str, str], tuple[Trial, Features]] = {}
     for network in networks:
         own = [trial for trial in trials if trial.network == network]
-        for trial, values in zip(own, features(models, planner.index, own, clip, device), strict=True):
-            made[trial.transformation.name, network] = trial, values
-    heads = [] if _headless(trained) else [EMBEDDING]
+        for trial, values in zip(own, extract(models, planner.index, own, clip, device), strict=True):
+            measured[trial.transformation.name, network] = trial, values
     rows = []
-    for transformation in promised.factors:
-        parts = [made[transformation.name, network] for network in networks if (transformation.name, network) in made]
-        if isinstance(transformation, Modality):
-            rows += [_between(parts, promised, settings)] if len(parts) == 2 and heads else []
+    for factor in promises.factors:
+        parts = [measured[factor.name, network] for network in networks if (factor.name, network) in measured]
+        if isinstance(factor, Modality):  # its values are the networks
+            if len(parts) == 2 and has_head:
+                pairs = zip(*(values[EMBEDDING] for _, values in parts), strict=True)
+                joined = [np.concatenate(pair, axis=2) for pair in pairs]
+                layers = {EMBEDDING: _metrics(joined, parts[0][0], settings)}
+                rows.append(_row(parts[0][0], tuple(trial.network for trial, _ in parts), layers, promises))
             continue
         for trial, values in parts:
-            places = {place: _seen(values[place], trial, settings) for place in (TRUNK, *heads)}
-            rows.append(_row(trial, trial.network, trial.values, places, promised))
-    return rows, list(dict.fromkeys([*notes, *unfit]))
+            layers = {layer: _metrics(values[layer], trial, settings) for layer in LAYERS[: 1 + has_head]}
+            rows.append(_row(trial, (trial.network,), layers, promises))
+    return rows, list(dict.fromkeys(notes))
 
 
-def features(
+def extract(
     models: Sequence[GDT], index: Index, trials: Sequence[Trial], clip: Clip, device: torch.device
-) -> list[Made]:
-    """What each of the models, which are in evaluation mode, makes of each of the trials, which are of one network.
+) -> list[Features]:
+    """Features of the trials of one network, from each of the models, which are in evaluation mode.
 
-    The clips are loaded once for all models. Raises UserError where a shard is damaged.
+    The clips are loaded once for all models. Raises UserError if a shard is damaged.
     """
     if not trials:
         return []
@@ -155,86 +153,75 @@ def features(
         for model in models
     ]
 
-    def made(batch: Batch) -> list[Tensor]:
+    def forward(batch: Batch) -> list[Tensor]:
         pooled = [trunk(batch.inputs[network]) for trunk, _ in parts]
         return [*pooled, *(head(values) for (_, head), values in zip(parts, pooled, strict=True))]
 
     plans = chain.from_iterable(trial.plans() for trial in trials)
     total = sum(len(trial.leaves) for trial in trials)
-    bar = tqdm(total=total, unit="clip", desc=f"clips of {network}", mininterval=1.0, leave=False)
+    bar = tqdm(total=total, unit="clip", desc=network, mininterval=1.0, leave=False)
     ends = np.cumsum([len(trial.leaves) for trial in trials])[:-1]
-    values = [np.split(rows, ends) for rows in outputs(index, plans, clip, device, made, bar)]
-    found = []
+    values = [np.split(rows, ends) for rows in outputs(index, plans, clip, device, forward, bar)]
+    features = []
     for number, trial in enumerate(trials):
         each = [rows[number].reshape(*trial.shape, -1) for rows in values]
-        found.append(dict(zip(PLACES, (each[: len(models)], each[len(models) :]), strict=True)))
-    return found
+        features.append(dict(zip(LAYERS, (each[: len(models)], each[len(models) :]), strict=True)))
+    return features
 
 
 def _networks(trained: Trained, index: Index, order: np.ndarray) -> tuple[list[str], list[str]]:
-    """Modalities whose networks can be looked at, and what is to be said of the others."""
-    there = modalities_of(trained.model.state_dict())
-    networks = [name for name in _SEEN_AND_HEARD if name in there]
+    """Networks that can be measured, and notes on the others."""
+    modalities = modalities_of(trained.model.state_dict())
+    networks = [name for name in _NETWORKS if name in modalities]
     notes = []
-    if "text" in there:
-        notes.append("words are left out: a clip may be without any, so that no values of it can be compared")
-    if "audio" not in there:
-        notes.append("the model has no network for sound, so that nothing is said of sound and of modality")
+    if "text" in modalities:
+        notes.append("text is not measured, as many clips have none")
+    if "audio" not in modalities:
+        notes.append("the model has no audio network, so audio and modality are not measured")
     elif not (index.mel_count[order] > 0).any():
         networks.remove("audio")
-        notes.append("the videos have no sound, so that nothing is said of sound and of modality")
-    if "video" not in there:
-        notes.append("the model has no network for pictures, so that nothing is said of pictures and of modality")
-    if _headless(trained):
-        notes.append("the weights are a trunk's alone, without a head, so that nothing is said of embeddings")
+        notes.append("the videos have no sound, so audio and modality are not measured")
+    if "video" not in modalities:
+        notes.append("the model has no video network, so video and modality are not measured")
     return networks, notes
 
 
-def _headless(trained: Trained) -> bool:
-    return trained.foreign is not None and any(part.startswith("mlp_") for part in trained.foreign.fresh)
-
-
-def _trials(planner: Planner, promised: Promises, networks: Sequence[str]) -> tuple[list[Trial], list[str]]:
-    """One per factor and network where there can be one, and why not where there cannot."""
-    trials, unfit = [], []
-    for transformation in promised.factors:
-        if isinstance(transformation, Modality) and len(networks) < 2:
-            continue  # which is said of the network that is missing
+def _plan_trials(planner: Planner, promises: Promises, networks: Sequence[str]) -> tuple[list[Trial], list[str]]:
+    """One trial per factor and network, and the reasons for those that are missing."""
+    trials, skipped = [], []
+    for factor in promises.factors:
         for network in networks:
+            if isinstance(factor, Modality) and len(networks) < 2:
+                continue  # noted by `_networks`
             try:
-                trial = planner.trial(transformation, network)
+                trial = planner.trial(factor, network)
             except UserError as error:
-                unfit.append(f"{transformation.name} of {WORDS[network]} is left out: {error}")
+                skipped.append(f"{factor.name} of {network} is not measured: {error}")
                 continue
             if trial is None:
-                unfit.append(f"{transformation.name} changes nothing of {WORDS[network]}, and has no row of it")
+                skipped.append(f"{factor.name} does not change {network}")
             else:
                 trials.append(trial)
-    return trials, unfit
+    return trials, skipped
 
 
-def _seen(values: Sequence[np.ndarray], trial: Trial, settings: Factors) -> Seen:
-    """Both numbers of the model and of random weights, [n, s, k, d] each."""
+def _metrics(features: Sequence[np.ndarray], trial: Trial, settings: Factors) -> Metrics:
+    """Both measures of the model's features and random weights' [n, s, k, d]."""
     if isinstance(trial.transformation, Video):
-        return dict(zip((TOLD, TOLD_RANDOM), map(recognised, values), strict=True))
-    own, random = map(distances, values)
-    answers = [told(each, settings.folds, settings.probe_c, settings.seed) for each in values]
-    seen = {MOVES: moved(own), MOVES_RANDOM: moved(random), MOVES_MORE: moved(own, random)}
-    return seen | dict(zip((TOLD, TOLD_RANDOM), answers, strict=True))
+        return dict(zip((ACCURACY, ACCURACY_RANDOM), map(video_accuracy, features), strict=True))
+    own, random = map(distances, features)
+    metrics = {
+        DISTANCE: relative_distance(own),
+        DISTANCE_RANDOM: relative_distance(random),
+        DISTANCE_MORE: relative_distance(own, random),
+    }
+    accuracies = [probe_accuracy(each, settings.folds, settings.probe_c, settings.seed) for each in features]
+    return metrics | dict(zip((ACCURACY, ACCURACY_RANDOM), accuracies, strict=True))
 
 
-def _between(parts: Sequence[tuple[Trial, Made]], promised: Promises, settings: Factors) -> Row:
-    """Of the modality, whose values are what the networks of the parts make of the same clips."""
-    trial = parts[0][0]
-    joined = [np.concatenate(of, axis=2) for of in zip(*(values[EMBEDDING] for _, values in parts), strict=True)]
-    places = {EMBEDDING: _seen(joined, trial, settings)}
-    networks = tuple(trial.network for trial, _ in parts)
-    return _row(trial, " and ".join(networks), networks, places, promised)
-
-
-def _row(trial: Trial, network: str, values: tuple[str, ...], places: dict[str, Seen], promised: Promises) -> Row:
-    name = trial.transformation.name
-    holds, against = None, ""
-    if EMBEDDING in places and name in promised.contrasts:
-        holds, against = kept(name, promised.contrasts, places[EMBEDDING])
-    return Factor(name, network, values, promised.of(name), holds, against), trial, places
+def _row(trial: Trial, networks: tuple[str, ...], layers: dict[str, Metrics], promises: Promises) -> Row:
+    name, values = trial.transformation.name, trial.values if len(networks) == 1 else networks
+    kept, against = None, ""
+    if EMBEDDING in layers and name in promises.contrasts:
+        kept, against = check_promise(name, promises.contrasts, layers[EMBEDDING])
+    return Factor(name, " and ".join(networks), values, promises.of(name), kept, against), trial, layers

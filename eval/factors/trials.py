@@ -1,7 +1,7 @@
-"""Plans in which one factor alone takes its values: the same video, time and crop, but for what the factor changes.
+"""Plans in which one factor alone takes its values: the same video, time and crop otherwise.
 
-They are made by the transformations themselves, and executed by the loader of the training. So a transformation of
-one's own takes part by itself where it is a `Choice`.
+The transformations fill in the plans and the training's loader executes them, so a custom transformation takes part if
+it is a `Choice`.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from gdt.pipeline.tree import BatchPlan
 
 THIRDS = ("first third", "second third", "last third")
 _LEAVES = 64
-"""Most of a plan, unless one clip has more values."""
-_HEARD = ("volume", "frequency_", "time_")
-"""How the draws begin that are of sound."""
+"""Maximum per plan, unless one clip has more values."""
+_AUDIO_DRAWS = ("volume", "frequency_", "time_")
+"""Prefixes of the augmentation draws of audio."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one network gets to see of one factor."""
+    """One factor, for one network."""
 
     transformation: Transformation
     network: str
-    """The modality whose network it is."""
+    """Its modality."""
     values: tuple[str, ...]
-    """The k values, in words; one where there is none to set, as of the video itself."""
+    """Names of the k values; one for factors that have none to set, as the video itself."""
     videos: np.ndarray
     """Rows of the index: int64 [n], ascending."""
     clips: int
-    """Per video, s."""
+    """Per video: s."""
     leaves: Leaves
-    """n s k of them, the values of a clip side by side, and the clips of a video."""
+    """n s k leaves, ordered by video, clip, value."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -61,28 +61,28 @@ class Trial:
 
 @dataclass(frozen=True)
 class Planner:
-    """Makes trials on held-out videos."""
+    """Plans trials on held-out videos."""
 
     index: Index
     candidates: np.ndarray
     """Held-out rows of the index in the order in which they are taken: int64 [n]."""
     clip: Clip
     crop: Augmentation
-    """Of the clips whose augmentation is not looked at; it draws nothing."""
+    """For all factors but the augmentation; draws nothing at random."""
     ranges: Augmentation
-    """From which augmentations are drawn where they are."""
+    """For the augmentation."""
     settings: Factors
 
     def trial(self, transformation: Transformation, network: str) -> Trial | None:
-        """The trial of a factor for the network of a modality; None where the factor does nothing to what it gets.
+        """The trial of a factor for the network of a modality; None if the factor does not change its inputs.
 
-        Of the modality, k is 1: its values are what the networks differ in. Raises UserError that says why there is no
-        trial of this factor on these videos.
+        For the modality k is 1: its values are the networks. Raises UserError with the reason if these videos allow no
+        trial.
         """
         values = self._values(transformation)
         probe = Leaves.plain(len(values), self.clip, self.index.bands)
-        self._act(transformation, probe, network)
-        if len(values) > 1 and not isinstance(transformation, TimeShift) and not _acts(probe, network):
+        self._apply(transformation, probe, network)
+        if len(values) > 1 and not isinstance(transformation, TimeShift) and not _differ(probe, network):
             return None
         videos, counts = self._videos(transformation, network, probe)
         starts = self._starts(transformation, counts, len(values))
@@ -90,7 +90,7 @@ class Planner:
         leaves = Leaves.plain(starts.size, self.clip, self.index.bands)
         leaves.video = np.repeat(videos, clips * k)
         leaves.start = starts.reshape(-1)
-        self._act(transformation, leaves, network)
+        self._apply(transformation, leaves, network)
         named = (network,) if isinstance(transformation, Modality) else values
         return Trial(transformation, network, named, videos, clips, leaves)
 
@@ -104,40 +104,40 @@ class Planner:
         if isinstance(transformation, Choice) and len(transformation.values) > 1:
             return tuple(transformation.values)
         raise UserError(
-            "its values are no Choice of two or more that could be set one after the other and told apart by a probe"
+            "it is not a Choice of two or more values, which could be set in turn and classified by a probe"
         )
 
-    def _act(self, transformation: Transformation, leaves: Leaves, network: str) -> None:
-        """Let the factor take its values in turn, and nothing else happen to the leaves."""
+    def _apply(self, transformation: Transformation, leaves: Leaves, network: str) -> None:
+        """Apply the factor's values in turn, and nothing else."""
         values = np.arange(len(leaves), dtype=np.int64) % len(self._values(transformation))
         rng = np.random.Generator(np.random.Philox(self.settings.seed))  # the same draws for every network
         leaves.modality[:] = MODALITIES.index(network)
         leaves.draws = {name: np.repeat(draw, len(leaves)) for name, draw in self.crop.draw(rng, 1, (1, 1)).items()}
         if isinstance(transformation, Augment):
             Augment(self.ranges).act(leaves, values, rng)
-        elif not isinstance(transformation, Video | Modality | TimeShift):  # these are set where leaves are laid out
+        elif not isinstance(transformation, Video | Modality | TimeShift):  # `trial` sets these
             with report_custom_errors(transformation):
                 transformation.act(leaves, values, rng)
 
     def _videos(self, transformation: Transformation, network: str, probe: Leaves) -> tuple[np.ndarray, np.ndarray]:
-        """Videos that have room for every value, and how many start frames each offers: int64 [n] both."""
+        """Videos long enough for every value, and their numbers of start frames: int64 [n] both."""
         sound = network == "audio" or isinstance(transformation, Modality)
         rows = int(probe.mel_frames.max()) + 1 if sound else 0
         counts = self.index.start_counts(int(probe.frames.max()) + 1, 1, rows)
         needed = {Video: 2, TimeShift: len(THIRDS)}.get(type(transformation), 1)
         usable = self.candidates[counts[self.candidates] >= needed]
-        if len(usable) < self.settings.fewest:
-            heard = int((self.index.mel_count[self.candidates] > 0).sum())
-            lacking = f", and {heard} have sound" if sound else ""
+        if len(usable) < self.settings.min_videos:
+            with_sound = int((self.index.mel_count[self.candidates] > 0).sum())
+            audible = f" ({with_sound} have sound)" if sound else ""
             raise UserError(
-                f"{len(usable)} of the {len(self.candidates)} videos are long enough for it{lacking}; it needs "
-                f"{self.settings.fewest}"
+                f"{len(usable)} of {len(self.candidates)} videos are long enough for it{audible}, of at least "
+                f"{self.settings.min_videos}"
             )
         videos = np.sort(usable[: self.settings.videos])
         return videos, counts[videos]
 
     def _starts(self, transformation: Transformation, counts: np.ndarray, k: int) -> np.ndarray:
-        """Start frames of videos that offer so many: int64 [n, clips, k]."""
+        """Start frames, given how many each video has: int64 [n, clips, k]."""
         s = self.settings.starts
         if isinstance(transformation, TimeShift):  # the middles of equal parts of each third
             shares = (np.arange(k)[None] + (np.arange(s)[:, None] + 0.5) / s) / k
@@ -148,8 +148,8 @@ class Planner:
         return np.repeat(starts[:, :, None], k, axis=2)
 
 
-def _acts(leaves: Leaves, network: str) -> bool:
-    """Whether leaves of different values differ in what a network gets."""
-    seen = [getattr(leaves, name) for name in INPUT_FIELDS[network]]
-    seen += [draw for name, draw in leaves.draws.items() if name.startswith(_HEARD) == (network == "audio")]
-    return any((values != values[:1]).any() for values in seen)
+def _differ(leaves: Leaves, network: str) -> bool:
+    """Whether leaves differ in the inputs of a network."""
+    inputs = [getattr(leaves, name) for name in INPUT_FIELDS[network]]
+    inputs += [draw for name, draw in leaves.draws.items() if name.startswith(_AUDIO_DRAWS) == (network == "audio")]
+    return any((values != values[:1]).any() for values in inputs)

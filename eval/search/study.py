@@ -87,6 +87,7 @@ class Study:
     def __init__(self, space: Space, trainer: Trainer, baseline: dict[str, str | int]) -> None:
         self._space, self._trainer, self._settings = space, trainer, space.settings
         self._lock, self._stop, self._began = threading.Lock(), threading.Event(), time.monotonic()
+        self._exhausted = False
         path = self._settings.folder / _JOURNAL
         if path.is_file() and not (lines := path.read_bytes()).endswith(b"\n"):
             path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # drop the line that a crash has cut off
@@ -148,7 +149,7 @@ class Study:
         Draws that cannot be trained are told to Optuna as pruned without a value, the worst there is.
         """
         with self._lock:
-            for attempt in range(_EXHAUSTED):
+            for attempt in range(0 if self._exhausted else _EXHAUSTED):
                 # a seed per draw, so that a resumed search does not repeat its draws
                 seed = 100_003 * self._settings.seed + len(self._study.get_trials(deepcopy=False))
                 self._study.sampler = TPESampler(seed=seed) if attempt < _STUCK else RandomSampler(seed)
@@ -165,6 +166,7 @@ class Study:
                     continue
                 trial.set_user_attr(_COMPOSITION, text)
                 return trial
+            self._exhausted = True
         return None
 
     def report(self) -> str:

@@ -1,4 +1,4 @@
-"""What features know of each factor: right where the answer is known, on made-up features and on made-up videos."""
+"""Which factors features encode: tested on constructed features and videos where the answer is known."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.eval.command import settings_of
 from gdt.eval.factors.evaluate import factors
-from gdt.eval.factors.lines import EMBEDDING, factor_of, name_of, seen_in
-from gdt.eval.factors.probing import distances, fold_of, moved, recognised, told
+from gdt.eval.factors.probing import assign_folds, distances, probe_accuracy, relative_distance, video_accuracy
 from gdt.eval.factors.promises import (
-    MOVES,
-    MOVES_MORE,
-    MOVES_RANDOM,
-    TOLD,
-    TOLD_RANDOM,
-    Seen,
-    contrasts_of,
-    kept,
-    promises,
+    ACCURACY,
+    ACCURACY_RANDOM,
+    DISTANCE,
+    DISTANCE_MORE,
+    DISTANCE_RANDOM,
+    Metrics,
+    check_promise,
+    promised_contrasts,
+    promises_of,
 )
 from gdt.eval.factors.settings import Factors
+from gdt.eval.factors.tables import EMBEDDING, factor_of, metrics_at, row_name
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric, clustered, difference
 from gdt.eval.plots import matrix
@@ -54,7 +54,7 @@ PROBE = (5, 0.1, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Made-up features
+# Constructed features
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -62,8 +62,8 @@ def bounded(found: Metric) -> tuple[float, float, float]:
     return found.value, *found.interval
 
 
-def made_up(n: int, s: int, k: int, strength: float, noise: float = 0.05, seed: int = 0) -> np.ndarray:
-    """Features [n, s, k, n + k + 20] that hold the video in n numbers, the factor in k others, and noise."""
+def constructed(n: int, s: int, k: int, strength: float, noise: float = 0.05, seed: int = 0) -> np.ndarray:
+    """Features [n, s, k, n + k + 20]: the video one-hot, the factor one-hot times `strength`, and noise."""
     rng = np.random.default_rng(seed)
     parts = [np.broadcast_to(np.eye(n)[:, None, None], (n, s, k, n)),
              np.broadcast_to(strength * np.eye(k), (n, s, k, k)), np.zeros((n, s, k, 20))]  # fmt: skip
@@ -72,19 +72,19 @@ def made_up(n: int, s: int, k: int, strength: float, noise: float = 0.05, seed: 
 
 
 @pytest.mark.parametrize("k", [2, 4])
-def test_what_holds_a_factor_tells_it_and_moves_as_far_as_it_was_made_to(k: int) -> None:
+def test_encoded_factors_are_classified_and_have_the_expected_distance(k: int) -> None:
     for strength in (0.5, 1.0):
-        found = made_up(40, 3, k, strength)
-        metric = told(found, *PROBE)
+        found = constructed(40, 3, k, strength)
+        metric = probe_accuracy(found, *PROBE)
         assert metric.value == 100.0 and metric.chance == 100 / k and metric.low > 80
         # between videos lie sqrt(2), between values strength sqrt(2), but for the noise
-        exact = moved(distances(made_up(40, 3, k, strength, noise=0.0)))
+        exact = relative_distance(distances(constructed(40, 3, k, strength, noise=0.0)))
         assert exact.value == pytest.approx(strength) and exact.high - exact.low < 1e-6
-        assert moved(distances(found)).value == pytest.approx(strength, rel=0.2)
+        assert relative_distance(distances(found)).value == pytest.approx(strength, rel=0.2)
 
 
-def test_of_several_factors_each_is_told_by_itself() -> None:
-    """Features that hold two factors, one, or none beside the video: the table says which."""
+def test_two_factors_are_measured_independently() -> None:
+    """Features that encode both factors, one or none, beside the video."""
     n, s, first, second = 30, 2, 2, 3
     rng = np.random.default_rng(0)
     codes = rng.normal(size=(first, 16)), rng.normal(size=(second, 16))
@@ -94,70 +94,74 @@ def test_of_several_factors_each_is_told_by_itself() -> None:
         for number, code in enumerate(codes):
             others = holds[1 - number] * codes[1 - number][0]  # the other factor at its first value
             changed = base[:, :, None] + others + (code if holds[number] else 0 * code)
-            metric, ratio = told(changed, *PROBE), moved(distances(changed))
+            metric, ratio = probe_accuracy(changed, *PROBE), relative_distance(distances(changed))
             at_chance = metric.low <= metric.chance <= metric.high
             assert metric.low > 80 if holds[number] else at_chance, (holds, number)
             assert (ratio.low > 0.3) if holds[number] else (ratio.high < 1e-6), (holds, number)
 
 
-def test_intervals_of_noise_hold_chance_as_often_as_they_say() -> None:
-    """Without taking cross-validated answers for half, they missed it in 27 of 200 draws."""
+def test_intervals_of_noise_cover_chance() -> None:
+    """If cross-validated answers counted in full, intervals would miss chance in 27 of 200 draws."""
     rng = np.random.default_rng(0)
     missed = 0
     for _ in range(60):
-        low, high = told(rng.normal(size=(100, 3, 2, 8)), *PROBE).interval
+        low, high = probe_accuracy(rng.normal(size=(100, 3, 2, 8)), *PROBE).interval
         missed += not low <= 50 <= high
     assert missed <= 5
 
 
-def test_no_video_is_both_learned_from_and_asked_about() -> None:
-    """Features that name video and value together are told by whoever has seen the video, and by nobody else."""
+def test_folds_split_by_video() -> None:
+    """Features unique to video and value can be classified only by a probe that has seen the video."""
     n, k = 20, 2
     found = np.broadcast_to(np.eye(n * k).reshape(n, 1, k, n * k), (n, 3, k, n * k))
-    metric = told(found, *PROBE)
+    metric = probe_accuracy(found, *PROBE)
     assert metric.low < 50 < metric.high
-    fold = fold_of(23, 5, 0)
+    fold = assign_folds(23, 5, 0)
     assert fold.shape == (23,) and sorted(np.bincount(fold)) == [4, 4, 5, 5, 5]
-    assert (fold != fold_of(23, 5, 1)).any()
+    assert (fold != assign_folds(23, 5, 1)).any()
 
 
-def test_the_interval_of_what_moves_holds_the_truth_as_often_as_it_says() -> None:
+def test_intervals_of_distances_cover_the_truth() -> None:
     rng = np.random.default_rng(0)
 
     def drawn(n: int) -> np.ndarray:
-        """Videos that move by 0.2 to 0.8 of what lies between videos, on a circle of high dimension."""
+        """Features that move by 0.2 to 0.8 of the distance between videos."""
         strength = rng.uniform(0.2, 0.8, (n, 1))
         first, second = rng.normal(size=(2, n, 200)) / np.sqrt(200)
         both = np.stack([np.concatenate([first, 0 * second], 1), np.concatenate([first, strength * second], 1)], 1)
         return both[:, None]
 
-    truth = np.mean([moved(distances(drawn(200))).value for _ in range(10)])
-    holds = [found.low <= truth <= found.high for found in (moved(distances(drawn(15))) for _ in range(200))]
+    truth = np.mean([relative_distance(distances(drawn(200))).value for _ in range(10)])
+    holds = [
+        found.low <= truth <= found.high for found in (relative_distance(distances(drawn(15))) for _ in range(200))
+    ]
     assert 0.9 <= np.mean(holds) <= 0.99
 
 
-def test_a_difference_of_the_same_videos_is_narrower_than_its_parts() -> None:
-    one, other = made_up(30, 2, 2, 0.8, noise=0.3), made_up(30, 2, 2, 0.5, noise=0.3)
-    more = moved(distances(one), distances(other))
-    assert more.value == pytest.approx(moved(distances(one)).value - moved(distances(other)).value)
-    assert more.low > 0 > moved(distances(other), distances(one)).high
-    assert bounded(moved(distances(one), distances(one))) == (0, 0, 0)
+def test_a_difference_on_the_same_videos_is_narrower_than_its_parts() -> None:
+    one, other = constructed(30, 2, 2, 0.8, noise=0.3), constructed(30, 2, 2, 0.5, noise=0.3)
+    more = relative_distance(distances(one), distances(other))
+    assert more.value == pytest.approx(
+        relative_distance(distances(one)).value - relative_distance(distances(other)).value
+    )
+    assert more.low > 0 > relative_distance(distances(other), distances(one)).high
+    assert bounded(relative_distance(distances(one), distances(one))) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("value", "message"), [(1.0, "of all videos are the same"), (np.nan, "contain NaN")])
-def test_features_that_tell_nothing_are_told(value: float, message: str) -> None:
+def test_collapsed_or_nan_features_are_an_error(value: float, message: str) -> None:
     with pytest.raises(UserError, match=f"features {message}"):
         distances(np.full((6, 2, 2, 8), value))
 
 
-def test_recognising_a_video_at_another_time() -> None:
-    found = made_up(25, 2, 1, 0.0)
-    assert recognised(found).value == 100.0 and recognised(found).chance == 4.0
-    noise = recognised(np.random.default_rng(0).normal(size=(25, 2, 1, 30)))
+def test_video_accuracy() -> None:
+    found = constructed(25, 2, 1, 0.0)
+    assert video_accuracy(found).value == 100.0 and video_accuracy(found).chance == 4.0
+    noise = video_accuracy(np.random.default_rng(0).normal(size=(25, 2, 1, 30)))
     assert noise.low < 4 and noise.value < 20
 
 
-def test_answers_about_one_video_count_as_they_depend_on_each_other() -> None:
+def test_correlated_answers_about_a_video_count_less() -> None:
     rng = np.random.default_rng(0)
     together = np.repeat(rng.random((50, 1)) < 0.7, 12, axis=1)
     apart = rng.random((50, 12)) < 0.7
@@ -165,7 +169,7 @@ def test_answers_about_one_video_count_as_they_depend_on_each_other() -> None:
     assert clustered(apart, 50, cross_validated=False).answers > 400
     assert clustered(apart, 50, cross_validated=True).answers <= 300
     assert clustered(np.ones((50, 12), bool), 50, cross_validated=True).low == pytest.approx(92.9, abs=0.1)
-    half = np.tile([True, False], (50, 6))  # whatever is said of a clip is right for one of its values
+    half = np.tile([True, False], (50, 6))  # whatever the probe answers for a clip is right for one of its values
     assert clustered(half, 50, cross_validated=False).answers == 600
 
 
@@ -174,9 +178,9 @@ def test_answers_about_one_video_count_as_they_depend_on_each_other() -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_compositions_promise() -> None:
+def test_promises_of_compositions() -> None:
     def short(factors: str) -> str:
-        found = contrasts_of(parse(factors, 16))
+        found = promised_contrasts(parse(factors, 16))
         return " ".join(f"{name}:{contrast[0]}" for name, contrast in found.items())
 
     of = {name: short(preset.factors) for name, preset in presets.PRESETS.items()}
@@ -192,37 +196,52 @@ def test_what_compositions_promise() -> None:
     )
 
 
-def seen(told: float, random: float, moves: float = 0.5, moves_random: float = 0.5, n: int = 200) -> Seen:
-    moving = {MOVES: moves, MOVES_RANDOM: moves_random, MOVES_MORE: moves - moves_random}
-    around = {name: Metric(x, bounds=(x - 0.05, x + 0.05)) for name, x in moving.items()}
-    return around | {TOLD: Metric(told, 50, n), TOLD_RANDOM: Metric(random, 50, n)}
+def metrics(accuracy: float, random: float, distance: float = 0.5, of_random: float = 0.5, n: int = 200) -> Metrics:
+    distances = {DISTANCE: distance, DISTANCE_RANDOM: of_random, DISTANCE_MORE: distance - of_random}
+    around = {name: Metric(x, bounds=(x - 0.05, x + 0.05)) for name, x in distances.items()}
+    return around | {ACCURACY: Metric(accuracy, 50, n), ACCURACY_RANDOM: Metric(random, 50, n)}
 
 
 @pytest.mark.parametrize(
     ("factor", "contrast", "found", "expected"),
     [
-        ("time_reversal", "distinctive", seen(80, 52), ""),
-        ("time_reversal", "distinctive", seen(52, 50), "cannot be told (52.0 % told, 50.0 % from random weights"),
-        ("time_reversal", "distinctive", seen(70, 69), "no better than from random weights"),
-        ("rotation", "distinctive", seen(98, 99), ""),
-        ("time_reversal", "invariant", seen(52, 50, 0.1, 0.5), ""),
-        ("time_reversal", "invariant", seen(80, 50, 0.1, 0.5), "a probe tells it better than from random weights"),
-        ("time_reversal", "invariant", seen(52, 50, 0.5, 0.5), "does not move less than random weights do (moves 0.50"),
-        ("modality", "invariant", seen(100, 100, 2.0, 4.0), "moves as far as to another video (moves 2.00, 4.00"),
-        ("modality", "invariant", seen(100, 100, 0.6, 4.0), "a probe tells it plainly (100.0 % told"),
-        ("time_shift", "distinctive", seen(50, 50, 0.9, 0.5), ""),
-        ("time_shift", "distinctive", seen(50, 50, 0.5, 0.9), "cannot be told"),
+        ("time_reversal", "distinctive", metrics(80, 52), ""),
+        (
+            "time_reversal",
+            "distinctive",
+            metrics(52, 50),
+            "does not classify it (accuracy 52.0 %, random",
+        ),
+        ("time_reversal", "distinctive", metrics(70, 69), "no better than with random weights"),
+        ("rotation", "distinctive", metrics(98, 99), ""),
+        ("time_reversal", "invariant", metrics(52, 50, 0.1, 0.5), ""),
+        (
+            "time_reversal",
+            "invariant",
+            metrics(80, 50, 0.1, 0.5),
+            "classifies it better than with random weights",
+        ),
+        ("time_reversal", "invariant", metrics(52, 50, 0.5, 0.5), "no less than with random weights (distance 0.50"),
+        (
+            "modality",
+            "invariant",
+            metrics(100, 100, 2.0, 4.0),
+            "as far as another video (distance 2.00, random",
+        ),
+        ("modality", "invariant", metrics(100, 100, 0.6, 4.0), "a probe classifies it (accuracy 100.0 %"),
+        ("time_shift", "distinctive", metrics(50, 50, 0.9, 0.5), ""),
+        ("time_shift", "distinctive", metrics(50, 50, 0.5, 0.9), "a probe does not classify it"),
     ],
 )
-def test_whether_a_promise_is_kept(factor: str, contrast: str, found: Seen, expected: str) -> None:
-    holds, against = kept(factor, {factor: contrast}, found)
+def test_whether_a_promise_is_kept(factor: str, contrast: str, found: Metrics, expected: str) -> None:
+    holds, against = check_promise(factor, {factor: contrast}, found)
     assert holds == (not expected) and expected in against
 
 
-def test_of_a_video_above_chance_is_enough_where_its_other_times_are_negatives() -> None:
-    found = {name: metric for name, metric in seen(70, 90).items() if name in (TOLD, TOLD_RANDOM)}
-    assert not kept("video", {"video": "distinctive"}, found)[0]
-    assert kept("video", {"video": "distinctive", "time_shift": "distinctive"}, found)[0]
+def test_accuracy_above_chance_keeps_video_distinctive_if_time_shift_is() -> None:
+    found = {name: metric for name, metric in metrics(70, 90).items() if name in (ACCURACY, ACCURACY_RANDOM)}
+    assert not check_promise("video", {"video": "distinctive"}, found)[0]
+    assert check_promise("video", {"video": "distinctive", "time_shift": "distinctive"}, found)[0]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -257,7 +276,7 @@ def planner(index: Index) -> Planner:
     return Planner(index, order, TINY.clip, centred(ranges.scale[0]), ranges, settings)
 
 
-def own(tmp_path: Path, code: str = FREEZE) -> Trained:
+def custom(tmp_path: Path, code: str = FREEZE) -> Trained:
     path = tmp_path / "mine.py"
     path.write_text(code)
     factors = "video:d freeze:d:2 augmentation:i:2"
@@ -267,7 +286,7 @@ def own(tmp_path: Path, code: str = FREEZE) -> Trained:
 
 @pytest.mark.parametrize("network", ["video", "audio"])
 def test_only_the_factor_differs_between_its_values(planner: Planner, network: str, tmp_path: Path) -> None:
-    factors = promises(own(tmp_path)).factors
+    factors = promises_of(custom(tmp_path)).factors
     assert [factor.name for factor in factors] == [*TRANSFORMATIONS, "freeze"]
     for factor in factors:
         trial = planner.trial(factor, network)
@@ -312,7 +331,7 @@ def loaded(planner: Planner, trial: Trial) -> np.ndarray:
     return every.reshape(*trial.shape, *every.shape[1:])
 
 
-def test_the_loader_gives_the_same_clip_but_for_the_factor(planner: Planner) -> None:
+def test_clips_are_equal_but_for_the_factor(planner: Planner) -> None:
     """[n, s, k, 3, frames, height, width] and [n, s, k, 1, bands, frames]."""
 
     def of(name: str, network: str) -> np.ndarray:
@@ -329,29 +348,29 @@ def test_the_loader_gives_the_same_clip_but_for_the_factor(planner: Planner) -> 
     assert np.array_equal(speed[:, :, 1, :, :4], speed[:, :, 0, :, ::2])
 
 
-def test_what_has_no_trial_says_why(planner: Planner, index: Index) -> None:
+def test_reasons_for_missing_trials(planner: Planner, index: Index) -> None:
     def why(planner: Planner, factor: Transformation, network: str = "video") -> str:
         with pytest.raises(UserError) as raised:
             planner.trial(factor, network)
         return str(raised.value)
 
     long = replace(planner, clip=replace(TINY.clip, frames=16))  # more than half of a video
-    assert why(long, TRANSFORMATIONS["speed"]()) == "0 of the 12 videos are long enough for it; it needs 5"
+    assert why(long, TRANSFORMATIONS["speed"]()) == "0 of 12 videos are long enough for it, of at least 5"
     silent = replace(planner, index=replace(index, mel_count=np.zeros_like(index.mel_count)))
-    assert "0 of the 12 videos are long enough for it, and 0 have sound; it needs 5" in why(silent, Modality())
+    assert "0 of 12 videos are long enough for it (0 have sound), of at least 5" in why(silent, Modality())
     few = replace(planner, clip=replace(TINY.clip, frames=2))
     assert "order has 3 segments and a clip 2 frames" in why(few, TRANSFORMATIONS["order"]())
-    assert "no Choice of two or more" in why(planner, TRANSFORMATIONS["speed"]((1.0,)))
+    assert "not a Choice of two or more values" in why(planner, TRANSFORMATIONS["speed"]((1.0,)))
 
 
-def test_factors_of_ones_own_are_promised_as_long_as_their_file_is_what_it_was(tmp_path: Path) -> None:
-    trained = own(tmp_path)
-    assert promises(trained).of("freeze") == "distinctive" and promises(trained).of("speed") == "not varied"
+def test_custom_factors_are_promised_while_their_file_is_unchanged(tmp_path: Path) -> None:
+    trained = custom(tmp_path)
+    assert promises_of(trained).of("freeze") == "distinctive" and promises_of(trained).of("speed") == "not varied"
     (tmp_path / "mine.py").write_text(FREEZE + "\n")
-    found = promises(trained)
-    assert found.of("freeze") == found.of("video") == "not known" and "mine.py has changed" in found.why
+    found = promises_of(trained)
+    assert found.of("freeze") == found.of("video") == "not known" and "mine.py has changed" in found.reason
     (tmp_path / "mine.py").unlink()
-    assert "there is no file" in promises(trained).why
+    assert "there is no file" in promises_of(trained).reason
     assert [factor.name for factor in found.factors] == [*TRANSFORMATIONS]
 
 
@@ -362,25 +381,25 @@ def test_factors_of_ones_own_are_promised_as_long_as_their_file_is_what_it_was(t
 SMALL = {"videos": 6, "starts": 2, "folds": 2, "draws": 2}
 
 
-def told_by(settings: Factors) -> tuple[str, list[Record]]:
-    """What the command says, and what it has written."""
-    text = factors(settings)
-    return text, read(settings.out / "factors.json")
+def run_factors(settings: Factors) -> tuple[str, list[Record]]:
+    """The tables and the records that the command writes."""
+    factors(settings)
+    return (settings.out / "table.txt").read_text(), read(settings.out / "factors.json")
 
 
 @pytest.fixture(scope="module")
 def evaluated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Record], Path]:
-    """What the command says of the small model, its records, and where it has written it."""
+    """Tables and records of the small model, and their folder."""
     out = tmp_path_factory.mktemp("factors") / "new" / "out"
-    return *told_by(Factors((checkpoint,), out=out, **SMALL)), out
+    return *run_factors(Factors((checkpoint,), out=out, **SMALL)), out
 
 
-def test_tables_numbers_and_a_picture(evaluated: tuple[str, list[Record], Path]) -> None:
+def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -> None:
     text, found, out = evaluated
-    names = [name_of(row) for row in found]
-    assert names[:5] == ["video, picture", "video, sound", "time_shift, picture", "time_shift, sound", "modality, both"]
-    assert {"time_reversal, sound", "rotation, picture", "augmentation, sound", "order, picture"} < {*names}
-    assert "rotation, sound" not in names and "rotation changes nothing of sound" in text
+    names = [row_name(row) for row in found]
+    assert names[:5] == ["video, video", "video, audio", "time_shift, video", "time_shift, audio", "modality, both"]
+    assert {"time_reversal, audio", "rotation, video", "augmentation, audio", "order, video"} < {*names}
+    assert "rotation, audio" not in names and "rotation does not change audio" in text
     assert (found[0].how["composition"], found[0].preset, found[0].step, found[0].query_split) == (
         "video:d:4 time_shift:i:1 modality:i:2:differs time_reversal:i:1 augmentation:i:1", "e", 3, "test"
     )  # fmt: skip
@@ -388,22 +407,21 @@ def test_tables_numbers_and_a_picture(evaluated: tuple[str, list[Record], Path])
     assert promised["video"] == "distinctive" and promised["modality"] == promised["augmentation"] == "invariant"
     assert promised["time_reversal"] == promised["time_shift"] == "not varied"
     for row in found:
-        factor, embedding = factor_of(row), seen_in(EMBEDDING, row)
+        factor, embedding = factor_of(row), metrics_at(EMBEDDING, row)
         assert row.queries == 6 and (factor.kept is None) == (factor.promise == "not varied")
-        assert bool(seen_in("trunk", row)) == (factor.name != "modality")
-        assert embedding[TOLD].chance == pytest.approx(100 / (6 if factor.name == "video" else len(factor.values)))
-        assert (MOVES in embedding) == (factor.name != "video")
+        assert bool(metrics_at("trunk", row)) == (factor.name != "modality")
+        assert embedding[ACCURACY].chance == pytest.approx(100 / (6 if factor.name == "video" else len(factor.values)))
+        assert (DISTANCE in embedding) == (factor.name != "video")
         if factor.kept is False:
-            of = name_of(row).removeprefix(f"{factor.name}, ")
-            assert f"not kept: {factor.name} of {of} is {factor.promise}, but {factor.against}" in text
-    assert "modality: the two trunks have no feature in common" in text
-    assert (out / "table.txt").read_text().strip() in text
+            network = row_name(row).removeprefix(f"{factor.name}, ")
+            assert f"broken: {factor.name} ({network}) is {factor.promise}, but {factor.against}" in text
+    assert "modality: only embeddings are comparable between networks" in text
     assert (out / "table.tex").read_text().count(r"\toprule") == 2
     assert Image.open(out / "factors.png").width > 600
 
 
 def muted(videos: Path, folder: Path, count: int) -> Path:
-    """Shards of some generated videos without their sound and their labels, all of the split test."""
+    """Shards of some generated videos without sound and labels, all in the split test."""
     source = folder / "videos" / "test"
     source.mkdir(parents=True)
     for number, path in enumerate(sorted((videos / "train").rglob("*.mp4"))[:count]):
@@ -415,26 +433,26 @@ def muted(videos: Path, folder: Path, count: int) -> Path:
     return folder / "shards"
 
 
-def test_a_data_set_without_sound_and_labels(synthetic: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_videos_without_sound_and_labels(synthetic: Path, checkpoint: Path, tmp_path: Path) -> None:
     shards = muted(synthetic, tmp_path, 8)
-    text, found = told_by(Factors((checkpoint,), "mine", shards, out=tmp_path / "out", **SMALL))
+    text, found = run_factors(Factors((checkpoint,), "mine", shards, out=tmp_path / "out", **SMALL))
     assert {row.factor.network for row in found} == {"video"} and len(found) == 7
-    assert text.count("the videos have no sound, so that nothing is said of sound and of modality") == 1
+    assert text.count("the videos have no sound, so audio and modality are not measured") == 1
     assert (found[0].query_split, found[0].trained_on) == ("test", "unknown")
 
 
-def test_a_trunk_alone_and_an_unknown_composition(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
+def test_weights_without_a_head_or_a_composition(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
     trained = load_model(checkpoint)
     weights = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
     torch.save(weights | {"settings": to_json(trained.settings)}, tmp_path / "finetuned.pt")
     given = Factors((tmp_path / "finetuned.pt",), shards=shards, out=tmp_path / "out", **SMALL)
-    text, found = told_by(given)
-    assert all(seen_in("trunk", row) and not seen_in(EMBEDDING, row) and row.factor.kept is None for row in found)
+    text, found = run_factors(given)
+    assert all(metrics_at("trunk", row) and not metrics_at(EMBEDDING, row) and row.factor.kept is None for row in found)
     assert {row.factor.promise for row in found} == {"not known"} and not found[0].how
-    for said in ("nothing is promised", "without a head, so that nothing is said of embeddings",
-                 "no network for sound, so that nothing is said of sound and of modality"):  # fmt: skip
-        assert said in text
-    assert "Embeddings, which" not in text and "not kept" not in text
+    for note in ("nothing is promised", "have no head, so embeddings are not measured",
+                 "no audio network, so audio and modality are not measured"):  # fmt: skip
+        assert note in text
+    assert "Embeddings, which" not in text and "broken" not in text
     assert (tmp_path / "out" / "table.tex").read_text().count(r"\toprule") == 1
 
 
@@ -449,18 +467,20 @@ def test_many_models_in_one_picture(evaluated: tuple[str, list[Record], Path], t
     assert [label.get_text() for label in figure.axes[2].get_xticklabels()] == ["random", *names]
 
 
-def test_as_a_user_types_it(
+def test_the_command_prints_a_summary_and_repeats_its_numbers(
     command: Run, evaluated: tuple[str, list[Record], Path], checkpoint: Path, tmp_path: Path
 ) -> None:
     small = [str(part) for name, value in SMALL.items() for part in (f"--{name}", value)]
     done = command("eval", "factors", "--ckpt", checkpoint, *small)
     assert done.returncode == 0, done.stderr
     out = tmp_path / "runs" / "factors-synthetic"
-    assert (out / "table.txt").read_text() in done.stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 15 and max(map(len, lines)) <= 100
+    assert "broken promises: " in done.stdout and "picture: runs/factors-synthetic/factors.png" in lines
     again = read(out / "factors.json")
     for one, other in zip(again, evaluated[1], strict=True):
         assert one.factor == other.factor and one.metrics.keys() == other.metrics.keys()
-        for name, found in one.metrics.items():  # nothing is left to chance but how many threads a sum is rounded by
+        for name, found in one.metrics.items():  # equal but for the number of threads
             assert bounded(found) == pytest.approx(bounded(other.metrics[name]), rel=1e-3, abs=1e-6)
     done = command("eval", "factors", "--ckpt", "nowhere.pt")
     assert done.returncode == 2 and re.fullmatch(r"error: there is no checkpoint nowhere.pt; .*\n", done.stderr)
@@ -469,7 +489,7 @@ def test_as_a_user_types_it(
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("--videos 4", "--videos is 4; it must be 5 or more, as there are --folds of them"),
+        ("--videos 4", "--videos is 4; it must be 5 or more, for --folds folds"),
         ("--videos 2 --folds 2", "--videos is 2; it must be 3 or more"),
         ("--folds 1", "--folds is 1; it must be 2 or more"),
         ("--draws 1", "--draws is 1; it must be 2 or more"),
@@ -478,21 +498,21 @@ def test_as_a_user_types_it(
         ("--seed -1", "--seed is -1; it must be 0 or more"),
         ("--split nowhere", "has no held-out videos (split 'nowhere')"),
         ("--shards .", "there are no shards in"),
-        ("--videos 20 --folds 20", "no factor can be looked at on"),
+        ("--videos 20 --folds 20", "no factor can be measured on"),
     ],
 )
-def test_mistakes_are_one_sentence(checkpoint: Path, typed: str, message: str) -> None:
+def test_bad_settings_are_one_sentence(checkpoint: Path, typed: str, message: str) -> None:
     with pytest.raises(UserError, match=re.escape(message)):
         factors(settings_of(["factors", "--ckpt", str(checkpoint), *typed.split()]))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Models that were trained to
+# Trained models
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def ramps(folder: Path, videos: int, rise: float, flicker: float) -> None:
-    """Coloured squares that grow lighter for 3 s by `rise`, or up to three times as much, and flicker."""
+    """Coloured squares that brighten over 3 s by `rise`, up to three times as much, and flicker."""
     rng = np.random.default_rng(videos)
     folder.mkdir(parents=True)
     for number in range(videos):
@@ -508,8 +528,8 @@ def ramps(folder: Path, videos: int, rise: float, flicker: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_what_a_model_was_trained_to_tell_it_tells_and_what_it_was_trained_to_ignore_it_ignores(tmp_path: Path) -> None:
-    """Held-out videos grow lighter so faintly that random weights tell their direction badly."""
+def test_trained_models_encode_distinctive_and_ignore_invariant_reversal(tmp_path: Path) -> None:
+    """Held-out videos brighten so little that random weights hardly encode the direction."""
     ramps(tmp_path / "videos" / "train", 80, rise=0.2, flicker=0.0)
     ramps(tmp_path / "videos" / "test", 50, rise=0.08, flicker=0.005)
     preprocess(Preprocess("folder", tmp_path / "videos", tmp_path / "shards", workers=1))
@@ -517,12 +537,12 @@ def test_what_a_model_was_trained_to_tell_it_tells_and_what_it_was_trained_to_ig
     for preset in ("arrow", "b"):  # time reversal distinctive, and invariant
         run = replace(TINY, shards=tmp_path / "shards", out=tmp_path / preset, preset=preset, batch_size=8,
                       steps=400)  # fmt: skip
-        text, result = told_by(Factors((pretrain(run),), videos=50, starts=2, out=tmp_path / f"factors-{preset}"))
+        text, result = run_factors(Factors((pretrain(run),), videos=50, starts=2, out=tmp_path / f"factors-{preset}"))
         print(text)
         found[preset] = next(row for row in result if row.factor.name == "time_reversal")
-    distinctive, invariant = (seen_in(EMBEDDING, found[preset]) for preset in ("arrow", "b"))
+    distinctive, invariant = (metrics_at(EMBEDDING, found[preset]) for preset in ("arrow", "b"))
     assert found["arrow"].factor.kept and found["b"].factor.kept
-    assert distinctive[TOLD].value > 85
-    assert difference([distinctive[TOLD]], [distinctive[TOLD_RANDOM]])[1] > 5
-    assert invariant[TOLD].high < distinctive[TOLD].low and invariant[TOLD].value < 65
-    assert distinctive[MOVES].low > 4 * invariant[MOVES].high
+    assert distinctive[ACCURACY].value > 85
+    assert difference([distinctive[ACCURACY]], [distinctive[ACCURACY_RANDOM]])[1] > 5
+    assert invariant[ACCURACY].high < distinctive[ACCURACY].low and invariant[ACCURACY].value < 65
+    assert distinctive[DISTANCE].low > 4 * invariant[DISTANCE].high
