@@ -1,11 +1,12 @@
-"""Rows of the paper's table 1 side by side: pretrain each, evaluate its frozen features, and compare.
+"""`gdt eval ablation`: pretrains compositions, evaluates their frozen features, and compares them.
 
-A run that is done is not touched again: what it was asked to do, on which shards, lies beside its results.
+The folder of each run records its finished commands, which are not run again.
 """
 
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +19,8 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.eval import record
-from gdt.eval.ablation.compare import compared_rows, label, with_earlier
-from gdt.eval.ablation.settings import Ablation, is_written_out
+from gdt.eval.ablation.compare import compare_rows, label, with_earlier
+from gdt.eval.ablation.settings import Ablation, is_composition
 from gdt.eval.drawing import save
 from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.settings import Factors
@@ -37,9 +38,9 @@ from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.settings import SIZES, Pretrain
 
 _DONE = "done.json"
-"""In the folder of a run: what it was asked to do."""
-_REVEALING = 2
-"""A column whose values are shared by fewer videos on average than so many names videos and is no label."""
+"""In the folder of a run: its finished commands."""
+_MIN_SHARED = 2
+"""Videos per value below which a column identifies videos and is no label."""
 
 
 @dataclass(frozen=True)
@@ -48,84 +49,83 @@ class Run:
 
     row: str
     name: str
-    """Of the row, for files and plots."""
+    """Of the row, in file names and plots."""
     pretraining: Pretrain
     commands: list[list[str]]
-    """Training, evaluation by labels or across modalities, and by factors; arguments of `gdt`."""
+    """Arguments of `gdt` for training and evaluations."""
     factors: Path | None
-    """The file of what is known of each factor, where that is asked for."""
+    """The records of `gdt eval factors`, if that is to run."""
 
     @property
     def folder(self) -> Path:
         return self.pretraining.run_folder
 
-    def found(self, protocols: Sequence[str]) -> list[Record]:
-        """Its records; none of a row of one modality, without labels. An earlier call may have compared otherwise."""
+    def records(self, protocols: Sequence[str]) -> list[Record]:
+        """Its records of these protocols, if any."""
         path = self.folder / "eval" / "results.json"
-        found = [each for each in record.read(path) if each.protocol in protocols] if path.is_file() else []
-        found.sort(key=lambda each: each.provenance.started)
-        # where the run was made anew, its earlier weights are there, too
-        return list({(each.preset, each.protocol, each.label): each for each in found}.values())
+        records = [each for each in record.read(path) if each.protocol in protocols] if path.is_file() else []
+        records.sort(key=lambda each: each.provenance.started)
+        # the latest, as the file also has records of earlier weights
+        return list({(each.preset, each.protocol, each.label): each for each in records}.values())
 
 
 def ablation(settings: Ablation) -> str:
-    """Run everything that is not there yet; returns the tables. Raises UserError if a run fails, naming its log."""
+    """Run what is not finished and write the tables; returns a summary. Raises UserError if a run fails."""
     shards = shard_folder(settings.dataset, settings.shards)
-    index = Index.open(shards)  # or it says what is wrong, before hours of training
+    index = Index.open(shards)
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
     labels = _labels(settings, index)
     protocols: tuple[str, ...] = ("retrieval", "few-shot") if labels else ("cross-modal",)
-    _require_sense(settings, index, shards, labels)
-    planned = partial(_planned, settings, shards, out, labels, protocols)
-    runs = [planned(row, seed) for seed in settings.seeds for row in settings.rows]
+    _require_comparable(settings, index, shards, labels)
+    plan = partial(_plan, settings, shards, out, labels, protocols)
+    runs = [plan(row, seed) for seed in settings.seeds for row in settings.rows]
     out.mkdir(parents=True, exist_ok=True)
     _run_all(settings, runs, fingerprint(index), protocols, out)
-    return _reported(runs, labels, protocols, out)
+    return _report(runs, labels, protocols, out)
 
 
 def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
-    """Columns of labels that are asked for, `label` for the classes; empty for recall across modalities."""
+    """Label columns to compare by, `label` for the classes; empty for recall between modalities."""
     if not settings.labels:
-        return telling(index, settings.query_split)
+        return label_columns(index, settings.query_split)
     if settings.labels == (RECALL,):
         return ()
     for name in settings.labels:
-        index.labelled(name)  # or it says which there are
+        index.labelled(name)  # raises if there is none
     return tuple(dict.fromkeys(settings.labels))
 
 
-def _require_sense(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:
-    """Raise UserError where rows lack the sound that they learn from, or nothing is left to compare them by."""
+def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:
+    """Raise UserError if rows need sound that the videos lack, or there is nothing to compare rows by."""
     modalities = {row: settings.composition(row).modalities for row in settings.rows}
-    if not index.mel_count.any() and (asking := [row for row in modalities if "audio" in modalities[row]]):
-        others = [row for row in modalities if row not in asking]
+    if not index.mel_count.any() and (audible := [row for row in modalities if "audio" in modalities[row]]):
+        others = [row for row in modalities if row not in audible]
         raise UserError(
-            f"the videos in {shards} have no sound, which these rows learn from: {' '.join(asking)}; take "
-            f"--rows {' '.join(others) or 'a b c d'}"
+            f"the videos in {shards} have no sound, which these rows need: {' '.join(audible)}; set "
+            f"--rows {shlex.join(others) or 'a b c d'}"
         )
     if not labels and settings.factors == "no" and all(len(each) < 2 for each in modalities.values()):
-        none = f"{shards} has no labels with a train and a {settings.query_split} split"
+        reason = f"{shards} has no labels in the splits train and {settings.query_split}"
         raise UserError(
-            f"{'recall takes two modalities' if settings.labels else none}, and none of the rows "
-            f"{' '.join(settings.rows)} has two modalities: nothing is left to compare but what they know of each "
-            "factor; leave --factors no out"
+            f"{'recall needs two modalities' if settings.labels else reason}, and none of the rows "
+            f"{' '.join(settings.rows)} has two modalities, so only factors can be compared; remove --factors no"
         )
 
 
-def _planned(
+def _plan(
     settings: Ablation, shards: Path, out: Path, labels: Sequence[str], protocols: tuple[str, ...], row: str,
     seed: int,
 ) -> Run:  # fmt: skip
-    """What a run is to do."""
+    """A run of a row."""
     composition, size = settings.composition(row), SIZES[settings.size][1]
-    name = f"own-{short_digest(row)[:6]}" if is_written_out(row) else row
+    name = f"own-{short_digest(row)[:6]}" if is_composition(row) else row
     folder = out / f"{name}-{seed}"
-    own: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
-    own |= {"factors": row, "factors_from": settings.factors_from} if is_written_out(row) else {"preset": row}
+    options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
+    options |= {"factors": row, "factors_from": settings.factors_from} if is_composition(row) else {"preset": row}
     pretraining = replace(
         size, dataset=settings.dataset, shards=shards, seed=seed, out=folder, bn_group_size=settings.bn_group_size,
         batch_size=settings.clips_per_step // composition.clips_per_video,
-        word2vec=settings.word2vec if "text" in composition.modalities else None, **own,
+        word2vec=settings.word2vec if "text" in composition.modalities else None, **options,
     )  # fmt: skip
     commands = [["pretrain", settings.size, *to_arguments(pretraining, size)]]
     if labels or len(composition.modalities) > 1:
@@ -139,21 +139,17 @@ def _planned(
     factors = None
     if settings.factors == "all" or (settings.factors == "first" and seed == settings.seeds[0]):
         factors = folder / "factors" / NAME
-        looked = Factors((folder,), settings.dataset, shards, settings.query_split, out=factors.parent)
-        commands.append(["eval", "factors", *to_arguments(looked, Factors((Path(),)))])
+        test = Factors((folder,), settings.dataset, shards, settings.query_split, out=factors.parent)
+        commands.append(["eval", "factors", *to_arguments(test, Factors((Path(),)))])
     return Run(row, name, pretraining, commands, factors)
 
 
 def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tuple[str, ...], out: Path) -> None:
-    """Whatever is not done yet on shards with the fingerprint `data`, several at a time."""
-    at_once = job_limit(settings.jobs)
+    """Run the commands that are not finished on shards with the fingerprint `data`."""
+    jobs = job_limit(settings.jobs)
     todo = [run for run in runs if any(command not in _done(run, data) for command in run.commands)]
-    there = f", {len(runs) - len(todo)} of them are there" if len(todo) < len(runs) else ""
-    print(
-        f"{len(runs)} run{'s' if len(runs) > 1 else ''}{there}, {at_once} at a time, "
-        f"{settings.clips_per_step} video clips per step each; logs in {out}/<row>-<seed>/log.txt",
-        flush=True,
-    )
+    print(f"{len(todo)} of {len(runs)} runs left, {jobs} in parallel, {settings.clips_per_step} video clips per step\n"
+          f"logs: {out}/<row>-<seed>/log.txt", flush=True)  # fmt: skip
     began = time.monotonic()
 
     def work(run: Run, gpu: str) -> None:
@@ -165,78 +161,81 @@ def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tupl
             bar.set_status(run.folder, command[1] if command[0] == "eval" else "train")
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
             run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
-            done = [other for other in done if other[:2] != command[:2]] + [command]  # whose results lie there now
+            done = [other for other in done if other[:2] != command[:2]] + [command]  # it has overwritten their results
             write_text(run.folder / _DONE, json.dumps({"data": data, "format": FORMAT, "done": done}) + "\n")
 
     with Progress({run.folder: run.pretraining for run in runs}) as bar:
-        for run in run_parallel(todo, work, at_once, bar.refresh):
-            first = next((each for each in run.found(protocols) if each.preset != RANDOM), None)
+        for run in run_parallel(todo, work, jobs, bar.refresh):
+            first = next((each for each in run.records(protocols) if each.preset != RANDOM), None)
             column, metric = next(iter(first.metrics.items())) if first else ("", None)
-            found = f": {column} {metric.value:.1f} %" if metric else ""
+            result = f": {column} {metric.value:.1f} %" if metric else ""
             seconds = time.monotonic() - began
-            bar.finish(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{found}")
+            bar.finish(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{result}")
 
 
 def _done(run: Run, data: str) -> list[list[str]]:
-    """Commands of a run that need not be run again: none where the shards or the training are others now."""
+    """Finished commands of a run; none if the shards or the training have changed."""
     try:
-        there = json.loads((run.folder / _DONE).read_text())
-        alike = there["data"] == data and there["format"] == FORMAT
-        done: list[list[str]] = there["done"] if alike and run.commands[0] in there["done"] else []
+        last = json.loads((run.folder / _DONE).read_text())
+        same = last["data"] == data and last["format"] == FORMAT
+        done: list[list[str]] = last["done"] if same and run.commands[0] in last["done"] else []
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return done
 
 
-def _reported(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ...], out: Path) -> str:
-    records = [found for run in runs for found in run.found(protocols)]
-    parts, files, tables = [], [], []
+def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ...], out: Path) -> str:
+    records = [each for run in runs for each in run.records(protocols)]
+    texts, summary, files, tables = [], [], [], []
     if records:
         records, others = with_earlier(records, out / "results.json")
         record.write(out / "results.json", records + others)
         write_text(out / "results.csv", to_csv(records))
-        compared = compared_rows(records, labels)
-        tables = compared.tables
-        write_text(out / "differences.csv", compared.to_csv())
+        comparison = compare_rows(records, labels)
+        tables = comparison.tables
+        write_text(out / "differences.csv", comparison.to_csv())
         save(bars(records), out / "table.png")
-        parts.append(compared.text)
-        files.append("tables (txt, tex, csv), differences.csv, plot, numbers and checkpoints")
+        texts.append(comparison.text)
+        summary.append(comparison.summary)
+        files.append("table.png")
     if any(run.factors for run in runs):
-        known = [replace(row, model=run.name) for run in runs if run.factors for row in record.read(run.factors)]
-        record.write(out / NAME, known)
-        save(matrix(mean_over_seeds(known)), out / "factors.png")
-        parts.append(_factors_said(known))
-        files.append("what features know of each factor, factors.png and factors.json")
-    text = "\n\n".join(parts)
-    write_tables(out, text, tables)
-    return f"\n{text}\n\n{'; '.join(files)}: {out}/"
+        factors = [replace(row, model=run.name) for run in runs if run.factors for row in record.read(run.factors)]
+        record.write(out / NAME, factors)
+        save(matrix(mean_over_seeds(factors)), out / "factors.png")
+        promises, broken = _broken_promises(factors)
+        texts.append("\n".join(["Broken promises of the compositions (see factors.png):", *(broken or ["none"])]))
+        summary.append(f"{len(broken)} of {promises} promises of the compositions are broken")
+        files.append("factors.png")
+    write_tables(out, "\n\n".join(texts), tables)
+    pictures = ", ".join(f"{out}/{name}" for name in files)
+    return "\n".join(["", *summary, f"all tables: {out}/table.txt", f"pictures: {pictures}"])
 
 
-def telling(index: Index, query_split: str) -> tuple[str, ...]:
-    """Columns of labels that part the videos in a way of their own, `label` (the classes) first.
+def label_columns(index: Index, query_split: str) -> tuple[str, ...]:
+    """Label columns that group the videos differently, `label` (the classes) first.
 
-    A column counts where videos to search and to ask have two values or more, and values are shared by several videos:
-    an id is no label.
+    A column counts if gallery and queries share two values or more, and values have several videos: an id is no label.
     """
-    found: dict[tuple[int, ...], str] = {}
+    columns: dict[tuple[int, ...], str] = {}
     for name in ("label", *index.columns):
         values = index.labelled(name).label.astype(str)
         known = [values[(index.split == split) & (values != "")] for split in ("train", query_split)]
         shared = np.intersect1d(*known)
-        if len(shared) > 1 and len(np.unique(known[0])) <= len(known[0]) / _REVEALING:
-            found.setdefault(tuple(np.unique(values, return_inverse=True)[1].tolist()), name)
-    return tuple(found.values())
+        if len(shared) > 1 and len(np.unique(known[0])) <= len(known[0]) / _MIN_SHARED:
+            columns.setdefault(tuple(np.unique(values, return_inverse=True)[1].tolist()), name)
+    return tuple(columns.values())
 
 
-def _factors_said(records: Sequence[Record]) -> str:
-    """Which promises were not kept, row by row."""
-    lines = ["Promises of the compositions that are not kept (runs of all runs that make them), see factors.png:"]
+def _broken_promises(records: Sequence[Record]) -> tuple[int, list[str]]:
+    """The number of promises, and a line for each broken one."""
     promises: dict[tuple[str, str, str], list[bool]] = {}
-    for found in records:
-        factor = factor_of(found)
+    for each in records:
+        factor = factor_of(each)
         if factor.kept is not None:
-            promises.setdefault((found.preset, row_name(found), factor.promise), []).append(factor.kept)
-    for (preset, name, promise), kept in promises.items():
-        if not all(kept):
-            lines.append(f"{label(preset)}: {name} is {promise}, {kept.count(False)} of {len(kept)}")
-    return "\n".join(lines if len(lines) > 1 else ["Every promise of the compositions is kept."])
+            promises.setdefault((each.preset, row_name(each), factor.promise), []).append(factor.kept)
+    broken = [
+        f"{label(preset)}: {name} is {promise}, broken in {kept.count(False)} of {len(kept)} runs"
+        for (preset, name, promise), kept in promises.items()
+        if not all(kept)
+    ]
+    return len(promises), broken

@@ -15,79 +15,75 @@ from gdt.pipeline.composition import Composition
 
 @dataclass(frozen=True)
 class Ablation:
-    """Pretrain rows of table 1 at equal clips per step, evaluate them frozen, and compare."""
+    """Pretrain compositions at equal clips per step, evaluate them frozen, and compare. The same command resumes."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "data": ("dataset", "shards", "word2vec"),
-        "pretraining": ("rows", "factors_from", "seeds", "size", "clips_per_step", "bn_group_size", "steps"),
-        "evaluation": ("labels", "query_split", "gallery_per_class", "clips", "factors"),
-        "run": ("out", "jobs"),
-    }
-    """Of `--help`, and the settings below them."""
+        "ablation": ("dataset", "rows", "seeds", "size", "steps", "labels", "out", "jobs"),
+        "advanced": ("shards", "clips_per_step", "bn_group_size", "query_split", "gallery_per_class", "clips",
+                     "factors", "word2vec", "factors_from"),
+    }  # fmt: skip
 
     dataset: str = "synthetic"
-    """Preprocessed data set with a train and a test split; without labels, recall across modalities is compared."""
+    """Preprocessed data set with splits train and test."""
     shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
+    """Its shards; default data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
-    """Rows of the paper's table 1, other names of --preset help, or compositions in quotes, as for --factors."""
+    """Presets ('--preset help' of pretrain) or quoted compositions."""
     factors_from: Path | None = None
-    """Python file with transformations of your own, for compositions in quotes."""
+    """Python file with your own transformations."""
     word2vec: Path | None = None
-    """For rows with words: the file of word vectors with which the shards were made."""
+    """Word vectors that the shards were made with, for text."""
     seeds: tuple[int, ...] = (0,)
-    """One run of every row for each seed."""
+    """Seeds; one run per row and seed."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks, clips and schedule."""
     clips_per_step: int = 64
-    """Video clips in a batch, the same for every row: rows with more leaves per video take fewer videos."""
+    """Video clips per batch, the same in all rows."""
     bn_group_size: int | None = None
-    """Leaves of one modality over which batch norm takes its statistics, as in pretraining; 0 is the whole batch."""
+    """Leaves that share batch-norm statistics; 0: the batch."""
     steps: int = 0
-    """Training steps of every run; 0 takes the size's own."""
+    """Training steps; 0: those of --size."""
     labels: tuple[str, ...] = ()
-    """Columns of labels that count, `label` for the classes; default the classes and all columns that part the videos
-    in another way. The word recall alone compares recall across modalities instead, as where there are no labels."""
+    """Label columns, or recall (between modalities); default all."""
     query_split: str = "test"
-    """Videos that are evaluated; use val while choosing settings."""
+    """Split to evaluate on; use val to choose settings."""
     gallery_per_class: int = 0
-    """Search only so many training videos of each class, drawn at random; 0 for all."""
+    """Training videos per class in the gallery; 0: all."""
     clips: int = 10
-    """Uniform clips per video that is evaluated, over which features are averaged."""
+    """Clips per evaluated video."""
     factors: Literal["first", "all", "no"] = "first"
-    """Also see what features know of each factor, as `gdt eval factors` does, of the first seed or of all:
-    minutes per small model on one core."""
+    """Seeds that 'gdt eval factors' runs on."""
     jobs: int = 0
-    """Runs at a time; 0 for one per GPU, or one single-threaded run per core."""
+    """Runs in parallel; 0: one per GPU or core."""
     out: Path | None = None
-    """Folder of the runs and the table; default runs/ablation-<dataset>."""
+    """Results; default runs/ablation-<dataset>."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "jobs", least=0)
         require_positive(self, "", "clips")
         if RECALL in self.labels and len(self.labels) > 1:
-            raise UserError("--labels recall stands alone: recall across modalities takes no labels")
-        if self.factors_from and not any(map(is_written_out, self.rows)):
-            raise UserError("--factors-from has no effect: no row is a composition in quotes")
-        of_rows = {name: self.composition(name) for name in self.rows}
-        if self.word2vec and not any("text" in each.modalities for each in of_rows.values()):
-            raise UserError(f"--word2vec has no effect: words are no modality of the rows {' '.join(self.rows)}")
-        for name, composition in of_rows.items():
+            raise UserError("--labels recall takes no other label, as recall between modalities uses none")
+        if self.factors_from and not any(map(is_composition, self.rows)):
+            raise UserError("--factors-from has no effect: no row is a quoted composition")
+        compositions = {row: self.composition(row) for row in self.rows}
+        if self.word2vec and not any("text" in each.modalities for each in compositions.values()):
+            raise UserError(f"--word2vec has no effect: none of the rows {' '.join(self.rows)} has text")
+        for row, composition in compositions.items():
             clips = composition.clips_per_video
             if self.clips_per_step % clips:
                 raise UserError(
-                    f"--clips-per-step {self.clips_per_step} is no multiple of the {clips} clips that row {name} takes "
-                    "of a video"
+                    f"--clips-per-step is {self.clips_per_step}; it must be a multiple of {clips}, the clips that row "
+                    f"{row} takes of each video"
                 )
 
     def composition(self, row: str) -> Composition:
-        """Of a row: what holds for any number of videos per batch. Raises UserError where there is no such row."""
-        if not is_written_out(row):
+        """The composition of a row, for two videos per batch. Raises UserError if there is none."""
+        if not is_composition(row):
             return presets.composition(row, batch_size=2)
         known = notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
         return notation.parse(row, 2, known=known)
 
 
-def is_written_out(row: str) -> bool:
-    """Whether a row is a composition, and no name of one."""
+def is_composition(row: str) -> bool:
+    """Whether a row is a composition, not the name of a preset."""
     return ":" in row

@@ -136,7 +136,9 @@ def describe_model(records: Sequence[Record]) -> list[str]:
 
 def summarise_model(records: Sequence[Record]) -> str:
     """What a model encodes compared with random weights, and which promises are broken, in a few lines."""
-    better, worse, broken = [], [], []
+    better: list[str] = []
+    worse: list[str] = []
+    broken: list[str] = []
     for record in records:
         factor, metrics = factor_of(record), metrics_at(EMBEDDING, record) or metrics_at(TRUNK, record)
         accuracy, random = metrics[ACCURACY], metrics[ACCURACY_RANDOM]
@@ -149,8 +151,8 @@ def summarise_model(records: Sequence[Record]) -> str:
     lines = [("classified better than with random weights", better), ("worse", worse)]
     if any(factor_of(record).kept is not None for record in records):
         lines.append(("broken promises", broken))
-    wrapped = [textwrap.fill(f"{title}: {', '.join(found) or 'none'}", 98, initial_indent="  ", subsequent_indent="    ")
-               for title, found in lines]  # fmt: skip
+    text = [f"{title}: {', '.join(names) or 'none'}" for title, names in lines]
+    wrapped = [textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in text]
     return "\n".join([f"{_heading(records[0])}; {_videos(records)}", *wrapped])
 
 

@@ -1,4 +1,4 @@
-"""Rows side by side: what is run and what is not run again, tables over labels, and row against row."""
+"""The ablation: what runs and what does not run again, tables by label, and rows against each other."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
-from gdt.eval.ablation.compare import compared_rows
-from gdt.eval.ablation.runs import ablation, telling
+from gdt.eval.ablation.compare import compare_rows
+from gdt.eval.ablation.runs import ablation, label_columns
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.factors.evaluate import factors
-from gdt.eval.factors.lines import factor_of
-from gdt.eval.factors.lines import over_seeds as factors_over_seeds
+from gdt.eval.factors.tables import factor_of, mean_over_seeds
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.record import RANDOM, read
 from gdt.pipeline.shards.index import Index
@@ -29,16 +28,16 @@ from gdt.train import command as training
 from gdt.train.pretrain import pretrain
 from tests.eval.test_record import ROW
 
-OWN = "video:d modality:i:2:differs augmentation:i:1"
+CUSTOM = "video:d modality:i:2:differs augmentation:i:1"
 
 
 @pytest.fixture
 def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What the runs of an ablation were told to do; it is done in this process, which has everything imported."""
-    told: list[list[str]] = []
+    """The commands of an ablation, which run in this process."""
+    commands: list[list[str]] = []
 
     def run(arguments: Sequence[str], log: Path, gpu: str, what: str) -> None:
-        told.append(list(arguments))
+        commands.append(list(arguments))
         log.touch()
         if arguments[0] == "pretrain":
             pretrain(training.settings_of(arguments[1:]))
@@ -47,7 +46,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
             command(evaluation.settings_of(arguments[1:]))
 
     monkeypatch.setattr(runs, "run_command", run)
-    return told
+    return commands
 
 
 def settings(shards: Path, out: Path, **values: object) -> Ablation:
@@ -55,8 +54,8 @@ def settings(shards: Path, out: Path, **values: object) -> Ablation:
     return Ablation(shards=shards, out=out, **small | {"factors": "no"} | values)  # type: ignore[arg-type]
 
 
-def kinds(told: Sequence[Sequence[str]]) -> list[str]:
-    return [each[1] if each[0] == "eval" else each[0] for each in told]
+def kinds(commands: Sequence[Sequence[str]]) -> list[str]:
+    return [each[1] if each[0] == "eval" else each[0] for each in commands]
 
 
 def columns(index: Index) -> Index:
@@ -73,29 +72,34 @@ def test_a_row_that_is_done_is_not_run_again(
     done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = settings(shards, tmp_path)
-    said = ablation(first)
+    summary = ablation(first)
+    lines = summary.splitlines()
+    assert len(lines) <= 20 and all(len(line) <= 100 or str(tmp_path) in line for line in lines)
     assert kinds(done) == ["pretrain", "downstream"] * 2
     for name in ("random weights", "row a: V, TR ., TS .", "row l: AV, TR i, TS d", "chance", "paper R@1", "27.1"):
-        assert name in said
+        assert name in (tmp_path / "table.txt").read_text()
     results = read(tmp_path / "results.json")
     assert [(row.preset, row.protocol) for row in results] == [
         (preset, protocol) for preset in (RANDOM, "a", "l") for protocol in ("retrieval", "few-shot")
     ]
     # equal clips: 4 videos x 2 augmentations, 2 x 2 shifts x 2 directions
     assert [row.pretraining.batch_size for row in results] == [4] * 4 + [2] * 2
-    assert "8 video clips per step, 2 steps, seeds 1" in said and Image.open(tmp_path / "table.png").width > 200
+    assert (
+        "8 video clips per step, 2 steps, seeds 1" in summary.replace("\n  ", " ")
+        and Image.open(tmp_path / "table.png").width > 200
+    )
     done.clear()
     capsys.readouterr()
-    assert ablation(first) == said and not done
-    assert "2 runs, 2 of them are there" in capsys.readouterr().out
-    # of the same runs, without labels
+    assert ablation(first) == summary and not done
+    assert "0 of 2 runs left" in capsys.readouterr().out
+    # recall of the same runs
     recall = ablation(replace(first, labels=("recall",)))
     assert kinds(done) == ["downstream"] and "V→A R@1" in recall and "R@20" not in recall
-    with pytest.raises(UserError, match="recall takes two modalities, and none of the rows a has two"):
+    with pytest.raises(UserError, match="recall needs two modalities, and none of the rows a has two"):
         ablation(replace(first, rows=("a",), labels=("recall",)))
     ablation(first)
     done.clear()
-    # another row: the others stay; another evaluation: nothing is trained again
+    # a new row does not run the others again, a new evaluation does not train
     assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["pretrain", "downstream"]
     done.clear()
     ablation(replace(first, clips=3))
@@ -105,53 +109,54 @@ def test_a_row_that_is_done_is_not_run_again(
     assert kinds(done) == ["pretrain", "downstream"] * 2
 
 
-def test_every_column_of_labels_counts(
+def test_all_label_columns_are_compared(
     done: list[list[str]], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labelled = columns(Index.open(shards))
     monkeypatch.setattr(runs.Index, "open", lambda *_: labelled)
     monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: labelled)
-    both = settings(shards, tmp_path, rows=("e", OWN), seeds=(0, 1))
-    said = ablation(both)
+    both = settings(shards, tmp_path, rows=("e", CUSTOM), seeds=(0, 1))
+    ablation(both)
+    text = (tmp_path / "table.txt").read_text()
     assert kinds(done) == ["pretrain", "downstream"] * 4
-    assert done[0][done[0].index("--preset") + 1] == "e" and done[2][done[2].index("--factors") + 1] == OWN
+    assert done[0][done[0].index("--preset") + 1] == "e" and done[2][done[2].index("--factors") + 1] == CUSTOM
     assert all(each[each.index("--label") + 1] == "label,parity" for each in done if each[1] == "downstream")
-    (heads,) = (line for line in said.splitlines() if line.startswith("R@1, % on test"))
-    assert heads.split()[-2:] == ["class", "parity"] and OWN in said
+    (heads,) = (line for line in text.splitlines() if line.startswith("R@1, % on test"))
+    assert heads.split()[-2:] == ["class", "parity"] and CUSTOM in text
     with (tmp_path / "differences.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {(row["label"], row["row"], row["seeds"]) for row in rows} == {
-        (label, row, "2") for label in ("label", "parity") for row in ("e", OWN)
+        (label, row, "2") for label in ("label", "parity") for row in ("e", CUSTOM)
     }
 
 
-def test_columns_that_tell_are_found(index: Index) -> None:
-    assert telling(columns(index), "test") == ("label", "parity")  # an id, one value, or the classes again tell nothing
-    assert telling(replace(index, label=np.full(len(index), "", object)), "test") == ()
+def test_columns_without_a_grouping_of_their_own_are_no_labels(index: Index) -> None:
+    assert label_columns(columns(index), "test") == ("label", "parity")  # not an id, one value, or the classes again
+    assert label_columns(replace(index, label=np.full(len(index), "", object)), "test") == ()
 
 
-def test_without_labels_recall_is_compared_and_without_sound_rows_that_need_it_are_named(
+def test_videos_without_labels_or_without_sound(
     done: list[list[str]], shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Index.open(shards)
     plain = replace(plain, label=np.full(len(plain), "", object), columns={})
     monkeypatch.setattr(runs.Index, "open", lambda *_: plain)
     monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: plain)
-    said = ablation(settings(shards, tmp_path, rows=("a", "e")))
-    assert kinds(done) == ["pretrain", "pretrain", "downstream"] and "V→A R@1" in said and "row a" not in said
-    with pytest.raises(UserError, match="has no labels with a train and a test split, and none of the rows a has two"):
+    summary = ablation(settings(shards, tmp_path, rows=("a", "e")))
+    assert kinds(done) == ["pretrain", "pretrain", "downstream"] and "V→A R@1" in summary and "row a" not in summary
+    with pytest.raises(UserError, match="has no labels in the splits train and test, and none of the rows a has two"):
         ablation(settings(shards, tmp_path, rows=("a",)))
     silent = replace(plain, mel_count=np.zeros_like(plain.mel_count))
     monkeypatch.setattr(runs.Index, "open", lambda *_: silent)
-    with pytest.raises(UserError, match="have no sound, which these rows learn from: e l; take --rows a$"):
+    with pytest.raises(UserError, match="have no sound, which these rows need: e l; set --rows a$"):
         ablation(settings(shards, tmp_path, rows=("a", "e", "l")))
 
 
-def test_mistakes_in_the_settings(tmp_path: Path, shards: Path) -> None:
+def test_bad_settings(tmp_path: Path, shards: Path) -> None:
     for wrong, message in (
         ({"rows": ("z",)}, "unknown preset 'z'"),
         ({"factors_from": tmp_path}, "--factors-from has no effect"),
-        ({"labels": ("recall", "label")}, "--labels recall stands alone"),
+        ({"labels": ("recall", "label")}, "--labels recall takes no other label"),
         ({"labels": ("colour",)}, "unknown column 'colour'"),
     ):
         with pytest.raises(UserError, match=message):
@@ -162,7 +167,7 @@ def metric(value: float) -> Metric:
     return Metric(value, 10.0, 200)
 
 
-def test_differences_over_seeds_are_welchs() -> None:
+def test_differences_over_seeds_use_welch() -> None:
     one, other = [metric(v) for v in (60.0, 62.0, 64.0)], [metric(v) for v in (50.0, 50.0, 53.0)]
     points, low, high = over_seeds(one, other)
     # by hand: variances 4 and 3, standard error sqrt(7 / 3), 3.92 degrees of freedom, t = 2.799
@@ -170,36 +175,36 @@ def test_differences_over_seeds_are_welchs() -> None:
     assert (low + high) / 2 == pytest.approx(points)
 
 
-def test_a_matrix_marks_what_is_sure() -> None:
+def test_the_matrix_marks_significant_differences() -> None:
     rows = [
         replace(ROW, preset=preset, seed=seed, metrics={"R@1": metric(value + seed)})
         for preset, value in (("a", 20.0), ("e", 60.0), ("l", 60.5))
         for seed in range(3)
     ]
-    compared = compared_rows(rows, ("label",))
-    assert "+40.0*" in compared.text and "+0.5" in compared.text and "2 of 3 pairs" in compared.text
-    assert [each.is_sure for each in compared.differences if each.row == "l"] == [True, False]
-    assert json.dumps(compared.differences[0].points) == "-40.0"
+    comparison = compare_rows(rows, ("label",))
+    assert "+40.0*" in comparison.text and "+0.5" in comparison.text and "2 of 3 pairs" in comparison.text
+    assert [each.is_significant for each in comparison.differences if each.row == "l"] == [True, False]
+    assert json.dumps(comparison.differences[0].points) == "-40.0"
 
 
-def test_factors_are_looked_at_and_those_of_several_seeds_averaged(
-    done: list[list[str]], shards: Path, tmp_path: Path
-) -> None:
-    said = ablation(settings(shards, tmp_path, rows=("a",), factors="first"))
+def test_factors_of_several_seeds_are_averaged(done: list[list[str]], shards: Path, tmp_path: Path) -> None:
+    summary = ablation(settings(shards, tmp_path, rows=("a",), factors="first"))
     assert kinds(done) == ["pretrain", "downstream", "factors"] and Image.open(tmp_path / "factors.png").width > 400
-    assert "romise" in said
+    assert "promises of the compositions are broken" in summary
     found = read(tmp_path / "factors.json")
     assert {row.model for row in found} == {"a"}
     one = found[1]
-    moves, told = one.metrics["trunk moves"], one.metrics["trunk told"]
+    distance, accuracy = one.metrics["trunk distance"], one.metrics["trunk accuracy"]
     changed = {
-        "trunk moves": Metric(moves.value + 1, answers=moves.answers, bounds=(moves.low + 1, moves.high + 1)),
-        "trunk told": told._replace(value=told.value + 4),
+        "trunk distance": Metric(
+            distance.value + 1, answers=distance.answers, bounds=(distance.low + 1, distance.high + 1)
+        ),
+        "trunk accuracy": accuracy._replace(value=accuracy.value + 4),
     }
     other = replace(one, seed=5, metrics=one.metrics | changed, factor=replace(factor_of(one), kept=False))
-    first, mean, *_ = factors_over_seeds([*found, replace(found[0], seed=5), other, *found[2:]])
+    first, mean, *_ = mean_over_seeds([*found, replace(found[0], seed=5), other, *found[2:]])
     assert first == found[0]
     assert factor_of(mean).kept is (None if factor_of(one).kept is None else False)
-    assert mean.metrics["trunk told"].value == pytest.approx(told.value + 2)
-    between = mean.metrics["trunk moves"]
-    assert (between.value, *between.interval) == pytest.approx((moves.value + 0.5, moves.low, moves.high + 1))
+    assert mean.metrics["trunk accuracy"].value == pytest.approx(accuracy.value + 2)
+    between = mean.metrics["trunk distance"]
+    assert (between.value, *between.interval) == pytest.approx((distance.value + 0.5, distance.low, distance.high + 1))
