@@ -1,11 +1,11 @@
-"""A picture of what the loader makes: every leaf of one video, frames, spectrograms and words, and their relations."""
+"""`gdt eval show-batch`: the leaves of one video of a batch as frames, spectrograms or text, with their relations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from gdt.pipeline.tree import Tree
 from gdt.preprocess.logmel import HOP, SAMPLE_RATE, corners
 from gdt.train.settings import SIZES, Pretrain
 
-if TYPE_CHECKING:  # the command line, which reads the settings below, does not wait for these
+if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -33,28 +33,33 @@ _ROW_INCHES = 1.5
 
 @dataclass(frozen=True)
 class ShowBatch:
-    """Draw every leaf of one video of a batch as a PNG."""
+    """Draw all leaves of one video of a batch as a PNG."""
+
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "batch": ("dataset", "preset", "factors", "out"),
+        "advanced": ("shards", "size", "batch", "seed", "frames", "word2vec", "factors_from"),
+    }
 
     dataset: str = "synthetic"
     """Preprocessed data set."""
     shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
+    """Its shards; default data/shards/<dataset>."""
     preset: str = "l"
-    """Row of the paper's table 1, or another name of --preset help."""
+    """Row of the paper's table 1, or help for all names."""
     factors: str = ""
-    """A composition of your own instead of a preset, as in pretraining."""
+    """Composition, or help, instead of a preset."""
     factors_from: Path | None = None
-    """Python file with transformations of your own."""
+    """Python file with your own transformations."""
     word2vec: Path | None = None
-    """Where words are a modality: the file of word vectors with which the shards were made."""
+    """Word vectors that the shards were made with, for text."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of the clips."""
     batch: int = 0
-    """Which batch of the first epoch."""
+    """Batch of the first epoch."""
     seed: int = 0
     """Seed of the plan."""
     frames: int = 8
-    """Frames drawn of each video leaf."""
+    """Frames per video leaf."""
     out: Path | None = None
     """The picture; default runs/batch-<dataset>-<preset>.png."""
 
@@ -67,7 +72,7 @@ class ShowBatch:
 
 
 def show_batch(settings: ShowBatch) -> Path:
-    """Draw the leaves of the first video of a batch, as the network gets them but for the normalisation."""
+    """Draw the leaves of the first video of a batch as the network gets them, without normalisation."""
     import torch
 
     from gdt.eval.drawing import save
@@ -82,7 +87,7 @@ def show_batch(settings: ShowBatch) -> Path:
     index = Index.open(train.shard_folder)
     tree = train.tree(index, print)
     if not 0 <= settings.batch < tree.batches_per_epoch:
-        raise UserError(f"--batch is {settings.batch}; an epoch has the batches 0 to {tree.batches_per_epoch - 1}")
+        raise UserError(f"--batch is {settings.batch}; it must be 0 to {tree.batches_per_epoch - 1}")
     words = train.words(index)
     plans = [tree.plan(0, settings.batch)]
     with Loader(index, plans, train.clip, torch.device("cpu"), train.loading, words) as loader:
@@ -94,9 +99,9 @@ def show_batch(settings: ShowBatch) -> Path:
 
 
 def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words: Sequence[str] = ()) -> Figure:
-    """A row for each leaf of the batch's first video: so many of its frames, side by side, its spectrogram or words.
+    """One row per leaf of the batch's first video: some of its frames, its spectrogram, or its text.
 
-    Above each what was drawn for it, and what it attracts and repels; below the seconds of the video, frame by frame.
+    Above each row: the leaf's values, and what it attracts and repels; below: times in the video.
     """
     from matplotlib.figure import Figure
 
@@ -106,20 +111,19 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
     leaves = _of_first_video(batch)
     picture = Figure(figsize=(8, _ROW_INCHES * len(leaves)), layout="constrained")
     axes = picture.subplots(len(leaves), 1, squeeze=False)[:, 0]
-    for axis, leaf, (label, relation) in zip(axes, leaves, in_words(batch, tree), strict=True):
+    for axis, leaf, (label, relation) in zip(axes, leaves, describe_leaves(batch, tree), strict=True):
         name = MODALITIES[modality[leaf]]
-        place = int((modality[:leaf] == modality[leaf]).sum())  # among the leaves of its modality
+        row = int((modality[:leaf] == modality[leaf]).sum())  # in the inputs of its modality
         if name == "video":
             seconds = (plan.start[leaf] + plan.frames[leaf]) / index.fps
-            _draw_clip(axis, batch.inputs[name].part(place), index, frames, seconds)
+            _draw_clip(axis, batch.inputs[name].part(row), index, frames, seconds)
         elif name == "audio":
             seconds = (index.mel_position(plan.start[leaf]) + plan.mel_frames[leaf]) / MEL_RATE
-            _draw_sound(axis, batch.inputs[name][place, 0].cpu().numpy(), seconds)
+            _draw_sound(axis, batch.inputs[name][row, 0].cpu().numpy(), seconds)
         else:
-            tokens = batch.inputs[name].tokens[place]
-            said = " ".join(words[token] for token in tokens[tokens != NOTHING])
-            said = said or "(nothing is said)"
-            axis.text(0.5, 0.5, said, ha="center", va="center", wrap=True, fontsize=10, parse_math=False)
+            tokens = batch.inputs[name].tokens[row]
+            text = " ".join(words[token] for token in tokens[tokens != NOTHING]) or "(no words)"
+            axis.text(0.5, 0.5, text, ha="center", va="center", wrap=True, fontsize=10, parse_math=False)
             axis.set_axis_off()
         axis.set_title(label, fontsize=8, loc="left", pad=3, parse_math=False)
         axis.set_title(relation, fontsize=8, loc="right", pad=3, parse_math=False)
@@ -129,34 +133,34 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
     return picture
 
 
-def in_words(batch: Batch, tree: Tree) -> list[tuple[str, str]]:
-    """Of every leaf of the batch's first video, what was drawn for it, and what it attracts and repels."""
+def describe_leaves(batch: Batch, tree: Tree) -> list[tuple[str, str]]:
+    """The values of every leaf of the batch's first video, and what it attracts and repels."""
     columns, video = batch.plan.columns, batch.plan.leaves.video
     leaves = _of_first_video(batch)
     own = {name: values[leaves] for name, values in columns.items()}
     relation = relations(tree.composition.factors, own, columns)
     usable = np.ones(len(video), bool) if "usable" not in batch.table else batch.table["usable"].cpu().numpy() > 0
     relation[:, ~usable] = IGNORES
-    told = []
+    descriptions = []
     for leaf, row in zip(leaves, relation, strict=True):
-        drawn = (factor.transformation.label(int(columns[factor.name][leaf]), tree.source)
+        values = (factor.transformation.label(int(columns[factor.name][leaf]), tree.source)
                  for factor in tree.composition.factors)  # fmt: skip
-        label = f"leaf {columns['leaf'][leaf]}: {', '.join(filter(None, drawn))}"
+        label = f"leaf {columns['leaf'][leaf]}: {', '.join(filter(None, values))}"
         parts = [_partners(verb, row == verb, columns["leaf"], video) for verb in (ATTRACTS, REPELS)]
-        told.append((label, "; ".join(filter(None, parts)) if usable[leaf] else "counts for nothing"))
-    return told
+        descriptions.append((label, "; ".join(filter(None, parts)) if usable[leaf] else "not in the loss"))
+    return descriptions
 
 
 def _of_first_video(batch: Batch) -> np.ndarray:
-    found: np.ndarray = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
-    return found
+    leaves: np.ndarray = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
+    return leaves
 
 
 def _partners(verb: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray) -> str:
-    """Leaves by number where they are of the first video, and how many of each other video."""
-    mine = video == video[0]
-    numbers = ", ".join(map(str, sorted(leaf[chosen & mine].tolist())))
-    counts = {int(chosen[video == other].sum()) for other in np.unique(video[~mine])} - {0}
+    """The numbers of leaves of the first video, and how many leaves of each other video."""
+    first = video == video[0]
+    numbers = ", ".join(map(str, sorted(leaf[chosen & first].tolist())))
+    counts = {int(chosen[video == other].sum()) for other in np.unique(video[~first])} - {0}
     most = "-".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
     others = f"{most} {'leaf' if counts == {1} else 'leaves'} of every other video" if most else ""
     both = " and ".join(filter(None, (numbers, others)))
@@ -164,7 +168,7 @@ def _partners(verb: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray
 
 
 def _draw_clip(axis: Axes, clip: Pixels, index: Index, frames: int, seconds: np.ndarray) -> None:
-    """Some frames side by side, each with its second of the video; these fall where time is reversed."""
+    """Some frames, each with its time in the video, which decreases if time is reversed."""
     pixels = clip.floats()[0].permute(1, 2, 3, 0).cpu().numpy()
     shown = np.linspace(0, len(pixels) - 1, min(frames, len(pixels))).round().astype(int)
     coloured = pixels[shown] * index.statistics.pixel_std + index.statistics.pixel_mean
@@ -176,7 +180,7 @@ def _draw_clip(axis: Axes, clip: Pixels, index: Index, frames: int, seconds: np.
 
 
 def _draw_sound(axis: Axes, bank: np.ndarray, seconds: np.ndarray) -> None:
-    """A log-mel bank [bands, mel_frames] over the second of the video of each of its columns, and over frequency."""
+    """A log-mel bank [bands, mel_frames], with times in the video and frequencies."""
     axis.imshow(bank, origin="lower", aspect="auto", cmap="magma", vmin=-3, vmax=3)
     columns = np.linspace(0, bank.shape[1] - 1, 9).round().astype(int)
     axis.set_xticks(columns, [f"{second:.2f} s" for second in seconds[columns]])

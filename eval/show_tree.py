@@ -1,4 +1,4 @@
-"""The sampling tree of a composition, printed and drawn: what a batch holds, and what each leaf attracts and repels."""
+"""`gdt eval show-tree`: the sampling tree of a composition, with what each leaf attracts and repels."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train.settings import Pretrain
 
-if TYPE_CHECKING:  # the command line, which reads the settings below, does not wait for it
+if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ATTRACTS, REPELS, IGNORES = "attracts", "repels", "is not compared with"
 _COLOURS = {ATTRACTS: "#2b7bba", REPELS: "#e08a3c", IGNORES: "#e4e4e4"}
 _SECONDS = 10
-"""Length of the videos that the printed times are of."""
+"""Length of the imaginary videos."""
 _FPS = 30
-_MOST = 256
-"""Leaves in a picture that can be read."""
+_MAX_LEAVES = 256
+"""In a legible picture."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +34,25 @@ class ShowTree:
     """Print and draw the sampling tree of a composition, with what each leaf attracts and repels."""
 
     preset: str = "l"
-    """Row of the paper's table 1, or another name of --preset help."""
+    """Row of the paper's table 1, or help for all names."""
     factors: str = ""
-    """A composition of your own instead of a preset, as in pretraining."""
-    factors_from: Path | None = None
-    """Python file with transformations of your own."""
-    videos: int = 2
-    """How many videos are drawn; the numbers of partners are those of --batch-size."""
+    """Composition, or help, instead of a preset."""
     batch_size: int = 512
-    """K_i of the batch that the numbers are of."""
+    """Videos in the batch whose positives and negatives are counted."""
+    videos: int = 2
+    """Videos to draw."""
     out: Path | None = None
     """The picture, .png, .svg or .pdf; default runs/tree-<preset>.png."""
+    factors_from: Path | None = None
+    """Python file with your own transformations."""
 
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
             raise UserError(f"--out is {self.out}; the picture's name must end in .png, .svg or .pdf")
         if self.videos > self.batch_size:
-            raise UserError(f"--videos is {self.videos} of a batch of {self.batch_size}; set it to no more")
+            raise UserError(f"--videos is {self.videos}; it must be at most --batch-size {self.batch_size}")
         if self.videos < 2:
-            raise UserError(f"--videos is {self.videos}; it must be 2 or more, or there is nothing to repel")
+            raise UserError(f"--videos is {self.videos}; it must be 2 or more, as leaves repel other videos")
 
 
 def show_tree(settings: ShowTree) -> tuple[str, Path]:
@@ -65,28 +65,28 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
     )  # fmt: skip
     batch = train.composition
     first, *others = batch.factors
-    drawn = Drawn(Composition((replace(first, k=settings.videos), *others)))
-    if drawn.n > _MOST:
-        raise UserError(f"{drawn.n} leaves are too many to draw; set --videos to fewer")
+    drawing = TreeDrawing(Composition((replace(first, k=settings.videos), *others)))
+    if drawing.n > _MAX_LEAVES:
+        raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; set --videos lower")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"
-    save(drawn.picture(title), path, dpi=130)
+    save(drawing.picture(title), path, dpi=130)
     attracted, repelled = partners(batch)
     text = "\n".join(
         [
             f"{title}: {batch}", "",
-            *(_described(factor) for factor in batch.factors), "",
+            *(_describe(factor) for factor in batch.factors), "",
             f"a batch of {batch.batch_size} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
             f"attracts {attracted} and repels {repelled}", "",
-            f"{settings.videos} of them (made up, {_SECONDS} s long), and what leaf 0 does to the other leaves:", "",
-            *drawn.lines(),
+            f"{settings.videos} imaginary videos of {_SECONDS} s, and what leaf 0 does to the other leaves:", "",
+            *drawing.lines(),
         ]
     )  # fmt: skip
     return text, path
 
 
 def partners(composition: Composition) -> tuple[str, str]:
-    """How many leaves of a batch each leaf attracts and repels; a range where leaves differ in that."""
+    """How many leaves of a batch each leaf attracts and repels; a range if leaves differ."""
     columns = toy(composition).plan(0, 0).columns
     own = {name: values[: len(columns["leaf"]) // composition.batch_size] for name, values in columns.items()}
     c, w = (f(composition.factors, own, columns) for f in (contrast, weight))
@@ -96,25 +96,25 @@ def partners(composition: Composition) -> tuple[str, str]:
 
 
 def relations(factors: Sequence[Factor], rows: Table, columns: Table) -> np.ndarray:
-    """What every leaf T of `rows` [n] does to every T' of `columns` [n']: ATTRACTS, REPELS or IGNORES, str [n, n']."""
+    """Relations of the leaves of `rows` [n] to those of `columns` [m]: ATTRACTS, REPELS or IGNORES, str [n, m]."""
     c, w = (f(factors, rows, columns) for f in (contrast, weight))
     return np.where(w, np.where(c, ATTRACTS, REPELS), IGNORES)
 
 
 def toy(composition: Composition) -> Tree:
-    """The tree over as many videos as a batch takes."""
+    """The tree over one batch of imaginary videos."""
     n = composition.batch_size
     source = Source(np.arange(n), np.full(n, max(_SECONDS * _FPS, composition.starts_needed)), _FPS)
     return Tree(composition, source, Clip(), bands=1)
 
 
-def _described(factor: Factor) -> str:
+def _describe(factor: Factor) -> str:
     kind = factor.contrast.value if factor.k > 1 else "not varied"
     only = ", only pairs that differ in it count" if factor.weight.value == "differs" else ""
     return f"  {factor.name:14}  K = {factor.k:<4}  {kind}{only}"
 
 
-class Drawn:
+class TreeDrawing:
     """A tree of a few videos, level by level."""
 
     def __init__(self, composition: Composition) -> None:
@@ -124,9 +124,9 @@ class Drawn:
         self.factors = [factor for factor in composition.factors if factor.k > 1]
         self.n = len(columns["leaf"])
         self.relation = relations(composition.factors, columns, columns)
-        """Of each leaf to each: str [n, n]."""
+        """Between leaves: str [n, n]."""
         self.labels = [self._labels(factor, columns[factor.name]) for factor in self.factors]
-        """Of every leaf, by level."""
+        """Per level and leaf."""
 
     def _labels(self, factor: Factor, values: np.ndarray) -> list[str]:
         number = {value: k for k, value in enumerate(dict.fromkeys(values.tolist()))}
@@ -135,34 +135,34 @@ class Drawn:
             for value in values.tolist()
         ]
 
-    def spans(self, level: int) -> int:
-        """Leaves below each branch of a level."""
+    def leaves_below(self, level: int) -> int:
+        """Leaves per branch of a level."""
         return int(np.prod([factor.k for factor in self.factors[level + 1 :]], dtype=int))
 
     def lines(self) -> list[str]:
-        """The tree, one line per branch; lines of leaves end with the leaf and what leaf 0 does to it."""
+        """One line per branch; at leaves also the leaf and what leaf 0 does to it."""
         lines = []
         for leaf in range(self.n):
             for level, factor in enumerate(self.factors):
-                below = self.spans(level)
+                below = self.leaves_below(level)
                 if leaf % below:
                     continue
                 stems = "".join(self._stem(leaf, above) for above in range(1, level))
                 last = leaf // below % factor.k == factor.k - 1
                 line = stems + ("" if level == 0 else "└ " if last else "├ ") + self.labels[level][leaf]
                 if level == len(self.factors) - 1:
-                    said = f"{self.relation[0, leaf]} it" if leaf else ""
-                    line = f"{line:44}  leaf {leaf:<3}  {said}".rstrip()
+                    relation = f"{self.relation[0, leaf]} it" if leaf else ""
+                    line = f"{line:44}  leaf {leaf:<3}  {relation}".rstrip()
                 lines.append(line)
         return lines
 
     def _stem(self, leaf: int, level: int) -> str:
-        """Whether a line goes down past a leaf to a later branch of a level."""
-        below = self.spans(level)
+        """The line beside a leaf that leads to a later branch of a level, if any."""
+        below = self.leaves_below(level)
         return "  " if leaf // below % self.factors[level].k == self.factors[level].k - 1 else "│ "
 
     def picture(self, title: str) -> Figure:
-        """The tree, one row per leaf, and beside it a matrix of what each leaf does to each."""
+        """The tree, one row per leaf, beside the matrix of relations."""
         from matplotlib.figure import Figure
 
         height = max(3.0, 0.28 * self.n + 1.2)
@@ -183,11 +183,11 @@ class Drawn:
     def _draw_tree(self, axes: Axes) -> None:
         levels = len(self.factors)
         for level, factor in enumerate(self.factors):
-            below = self.spans(level)
+            below = self.leaves_below(level)
             for first in range(0, self.n, below):
                 y = first + (below - 1) / 2
                 if level:
-                    above = self.spans(level - 1)
+                    above = self.leaves_below(level - 1)
                     parent = first // above * above + (above - 1) / 2
                     axes.plot([level - 0.45, level - 0.3, level - 0.3, level - 0.2], [parent, parent, y, y],
                               color="#999999", linewidth=0.8)  # fmt: skip

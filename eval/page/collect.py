@@ -1,4 +1,4 @@
-"""What lies below a folder of runs, and the models among it; what cannot be read is named with the reason."""
+"""Collects runs, evaluations and models below a folder, and lists the files that cannot be read."""
 
 from __future__ import annotations
 
@@ -29,43 +29,42 @@ _COLUMNS = ("step", "loss", "clips_per_second", "data_wait")
 
 
 class Unread(NamedTuple):
-    """A file that could not be read, or something that could not be drawn, and why."""
+    """A file that could not be read, or a part that could not be drawn."""
 
     what: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class Run:
-    """A folder of pretraining."""
+    """A pretraining run."""
 
     folder: Path
     name: str
-    """Of the folder, below that of all runs."""
+    """Its folder, relative to that of all runs."""
     settings: Pretrain | None
     starts: tuple[Start, ...]
     metrics: dict[str, np.ndarray]
-    """Of every step that could be read, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
+    """Per step, float64 [steps] by name: step, loss, clips_per_second, data_wait."""
     probes: dict[str, np.ndarray]
-    """Of every probe, float64 [probes] by name: step, and the figures that it found, percent."""
+    """Per probe, float64 [probes] by name: step, and metrics in percent."""
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest, where there is one."""
+        """The newest, if any."""
         path = self.folder / checkpoint.NAME
         return path if path.is_file() else None
 
     @property
     def dataset(self) -> str:
-        return self.settings.dataset if self.settings else "(not known)"
+        return self.settings.dataset if self.settings else "(unknown)"
 
 
-class Found(NamedTuple):
-    """A record and where its features are kept."""
+class Result(NamedTuple):
+    """A record and the folder of its features."""
 
     record: Record
     features: Path
-    """Folder of the model in that of the evaluation."""
 
 
 @dataclass
@@ -73,39 +72,39 @@ class Collected:
     """Everything below a folder."""
 
     runs: list[Run]
-    evaluations: dict[Path, list[Found]]
-    """By the folder of the evaluation."""
+    evaluations: dict[Path, list[Result]]
+    """By folder."""
     figures: dict[Path, list[Record]] = field(default_factory=dict)
-    """What `gdt study figures` found, by its folder."""
+    """Records of `gdt study figures`, by folder."""
     data: dict[tuple[str, Path], tuple[Lines, Lines] | None] = field(default_factory=dict)
-    """Data sets and folders of shards that these name, with what preprocessing counted."""
+    """Preprocessing's summary by data set and folder of shards."""
     unread: list[Unread] = field(default_factory=list)
 
 
 def collect(folder: Path) -> Collected:
-    """Read all runs and evaluations below a folder. Raises UserError where there is none."""
+    """Read all runs and evaluations below a folder. Raises UserError if there are none."""
     unread: list[Unread] = []
     logs = {path.parent for name in (METRICS, checkpoint.NAME) for path in _files(folder, name)}
     runs = [_run(path, folder, unread) for path in sorted(logs)]
-    found = Collected(runs, _evaluations(folder, unread), unread=unread)
-    if not found.runs and not found.evaluations:
-        broken = f" that can be read ({unread[0].what}: {unread[0].why})" if unread else ""
+    collected = Collected(runs, _evaluations(folder, unread), unread=unread)
+    if not collected.runs and not collected.evaluations:
+        broken = f" that can be read ({unread[0].what}: {unread[0].reason})" if unread else ""
         raise UserError(
-            f"{folder} holds no runs and no evaluations{broken}; make one with 'make pretrain', or set --runs to the "
-            "folder of yours"
+            f"{folder} holds no runs and no evaluations{broken}; set --runs to the folder of yours, or start one with "
+            "'make pretrain'"
         )
     for path in _files(folder, FIGURES):
         if (records := _records(path, unread)) is not None:
-            found.figures[path.parent] = records
-    named = {(run.dataset, run.settings.shard_folder) for run in found.runs if run.settings}
-    named |= {(row.record.dataset, row.record.shards) for rows in found.evaluations.values() for row in rows}
+            collected.figures[path.parent] = records
+    named = {(run.dataset, run.settings.shard_folder) for run in collected.runs if run.settings}
+    named |= {(row.record.dataset, row.record.shards) for rows in collected.evaluations.values() for row in rows}
     for dataset, shards in sorted(named, key=str):
-        found.data[dataset, shards] = _read(shards / SUMMARY, unread, counted)
-    return found
+        collected.data[dataset, shards] = _read(shards / SUMMARY, unread, summary_tables)
+    return collected
 
 
 def attempt(what: str, unread: list[Unread], make: Callable[[], T]) -> T | None:
-    """What `make` makes; None, which is noted, where it cannot: the page has the rest."""
+    """The result of `make`; None if it fails, which is noted, as the page shows the rest."""
     try:
         return make()
     except Exception as error:
@@ -115,13 +114,13 @@ def attempt(what: str, unread: list[Unread], make: Callable[[], T]) -> T | None:
 
 
 def _read(path: Path, unread: list[Unread], parse: Callable[[str], T]) -> T | None:
-    """What `parse` makes of the text of a file, if there is one; None, which is noted, where it cannot."""
+    """The parsed text of a file; None if there is none, or if it cannot be read, which is noted."""
 
     def read() -> T:
         try:
             return parse(path.read_text(encoding="utf-8", errors="replace"))
         except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-            raise UserError(f"it is not what this program writes there ({first_line(error)})") from error
+            raise UserError(f"not a file that this program writes ({first_line(error)})") from error
 
     return attempt(str(path), unread, read) if path.is_file() else None
 
@@ -130,20 +129,20 @@ def _records(path: Path, unread: list[Unread]) -> list[Record] | None:
     return _read(path, unread, lambda text: parse(text, str(path)))
 
 
-def counted(text: str) -> tuple[Lines, Lines]:
-    """A summary of preprocessing as tables: what is in a data set's shards, and why videos were left out."""
-    found: dict[str, Any] = json.loads(text)
-    splits = ", ".join(f"{n} {split}" for split, n in found["splits"].items())
+def summary_tables(text: str) -> tuple[Lines, Lines]:
+    """A summary of preprocessing as two tables: the contents of the shards, and the rejected videos by reason."""
+    summary: dict[str, Any] = json.loads(text)
+    splits = ", ".join(f"{n} {split}" for split, n in summary["splits"].items())
     lines = [
-        ["", "number"], ["videos found", f"{found['videos']:d}"], ["kept", f"{found['kept']:d} ({splits})"],
-        ["left out", f"{sum(found['left_out'].values())}"], ["classes", f"{found['classes']:d}"],
-        ["hours", f"{found['hours']:.2f}"], ["GB", f"{found['gigabytes']:.2f}"],
-        ["kept without sound", f"{found['without_sound']:d}"],
-        ["seconds of silence", f"{found['silent_seconds']:.0f}"], ["words", f"{found['words']:d}"],
+        ["", "number"], ["videos found", f"{summary['videos']:d}"], ["kept", f"{summary['kept']:d} ({splits})"],
+        ["rejected", f"{sum(summary['left_out'].values())}"], ["classes", f"{summary['classes']:d}"],
+        ["hours", f"{summary['hours']:.2f}"], ["GB", f"{summary['gigabytes']:.2f}"],
+        ["kept without sound", f"{summary['without_sound']:d}"],
+        ["seconds of silence", f"{summary['silent_seconds']:.0f}"], ["words", f"{summary['words']:d}"],
     ]  # fmt: skip
-    reasons = [[reason, "left out", f"{n:d}"] for reason, n in found["left_out"].items()]
-    reasons += [[note, "kept, with this note", f"{n:d}"] for note, n in found["notes"].items()]
-    return lines, [["reason", "what became of them", "videos"], *reasons] if reasons else []
+    reasons = [[reason, "rejected", f"{n:d}"] for reason, n in summary["left_out"].items()]
+    reasons += [[note, "kept, with a note", f"{n:d}"] for note, n in summary["notes"].items()]
+    return lines, [["reason", "", "videos"], *reasons] if reasons else []
 
 
 def _files(folder: Path, name: str) -> list[Path]:
@@ -166,7 +165,7 @@ def _columns(rows: Sequence[dict[str, float]], names: Sequence[str] = ()) -> dic
 
 
 def _rows(path: Path, unread: list[Unread], needed: Sequence[str]) -> list[dict[str, float]]:
-    """The lines of a log that are whole; how many are not is noted."""
+    """The complete lines of a log; incomplete ones are noted."""
     lines = _read(path, unread, str.splitlines) or []
     rows, broken = [], []
     for number, line in enumerate(lines, 1):
@@ -179,13 +178,13 @@ def _rows(path: Path, unread: list[Unread], needed: Sequence[str]) -> list[dict[
         else:
             broken.append(number)
     if broken:
-        why = f"{len(broken)} of its {len(lines)} lines are not whole, line {broken[0]} first"
-        unread.append(Unread(str(path), why))
+        reason = f"{len(broken)} of {len(lines)} lines are incomplete, the first is line {broken[0]}"
+        unread.append(Unread(str(path), reason))
     return rows
 
 
-def _evaluations(root: Path, unread: list[Unread]) -> dict[Path, list[Found]]:
-    """Records by folder, the outermost first; a record that lies in several files is of the first of them."""
+def _evaluations(root: Path, unread: list[Unread]) -> dict[Path, list[Result]]:
+    """Results by folder, the outermost first; a record in several files counts in the first."""
     features: dict[str, Path] = {}
     first: dict[str, tuple[Path, Record]] = {}
     tables = sorted(_files(root, "results.json"), key=lambda path: (len(path.parts), path))
@@ -193,85 +192,83 @@ def _evaluations(root: Path, unread: list[Unread]) -> dict[Path, list[Found]]:
     for path in [*tables, *single]:
         for row in _records(path, unread) or ():
             if not row.metrics:
-                unread.append(Unread(str(path), f"a result of {row.model} in it has no metrics"))
+                unread.append(Unread(str(path), f"a result of {row.model} has no metrics"))
                 continue
             key = serialization.to_json(row)
             first.setdefault(key, (path.parent if path in tables else path.parent.parent, row))
             if path not in tables:
                 features[key] = path.parent
-    found: dict[Path, list[Found]] = {}
+    evaluations: dict[Path, list[Result]] = {}
     for key, (home, row) in sorted(first.items(), key=lambda item: item[1][0]):
-        kept = features.get(key, home / folder_name(row.model, row.weights))
-        found.setdefault(home, []).append(Found(row, kept))
-    return found
+        folder = features.get(key, home / folder_name(row.model, row.weights))
+        evaluations.setdefault(home, []).append(Result(row, folder))
+    return evaluations
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, with all that is known of it."""
+    """A model with its run and its results."""
 
     name: str
-    """Of its run below the folder of runs, or of its file."""
+    """Of its run, or of its file."""
     checkpoint: Path | None
     run: Run | None
-    found: tuple[Found, ...]
-    """Its records, the latest first."""
+    results: tuple[Result, ...]
+    """The latest first."""
 
     @property
     def dataset(self) -> str:
-        return self.found[0].record.dataset if self.found else self.run.dataset if self.run else ""
+        return self.results[0].record.dataset if self.results else self.run.dataset if self.run else ""
 
     @property
     def shards(self) -> Path | None:
-        """Of the data set that it was evaluated on, or learned from."""
-        if self.found:
-            return self.found[0].record.shards
+        """Of the data set that it was evaluated on, or else trained on."""
+        if self.results:
+            return self.results[0].record.shards
         return self.run.settings.shard_folder if self.run and self.run.settings else None
 
     @property
     def score(self) -> float:
-        """What it is ranked by within a data set: R@1 of retrieval, or else its first figure; -1 without any."""
-        ranked = sorted(self.found, key=lambda found: found.record.protocol != "retrieval")
+        """Ranks models of a data set: R@1 of retrieval, or else the first metric; -1 without any."""
+        ranked = sorted(self.results, key=lambda result: result.record.protocol != "retrieval")
         return next(iter(ranked[0].record.metrics.values())).value if ranked else -1.0
 
 
 def subjects(collected: Collected) -> list[Subject]:
-    """All models there are, by name."""
+    """All models, by name."""
     runs = {run.folder.resolve(): run for run in collected.runs}
-    owned: dict[Path, list[Found]] = {folder: [] for folder in runs}
-    others: dict[tuple[str, Path], list[Found]] = {}
-    for found in (found for evaluation in collected.evaluations.values() for found in evaluation):
-        row = found.record
+    of_runs: dict[Path, list[Result]] = {folder: [] for folder in runs}
+    others: dict[tuple[str, Path], list[Result]] = {}
+    for result in (result for evaluation in collected.evaluations.values() for result in evaluation):
+        row = result.record
         if row.model == RANDOM:
             continue
-        # it may have been moved since, and its settings with it
+        # the run may have been moved since
         moved = (p for p, run in runs.items() if run.settings == row.pretraining and p.name == row.model)
         path = row.checkpoint.resolve()
         folder = next((each for each in (path, path.parent) if each in runs), None) or next(moved, None)
-        place = owned[folder] if folder else others.setdefault((row.model, row.checkpoint), [])
-        place.append(found)
-    made = [Subject(run.name, run.checkpoint, run, _latest(owned[folder])) for folder, run in runs.items()]
+        (of_runs[folder] if folder else others.setdefault((row.model, row.checkpoint), [])).append(result)
+    models = [Subject(run.name, run.checkpoint, run, _latest_first(of_runs[folder])) for folder, run in runs.items()]
     for (name, path), results in others.items():
-        made.append(Subject(name, path if path.exists() else None, None, _latest(results)))
-    return sorted(made, key=lambda subject: subject.name)
+        models.append(Subject(name, path if path.exists() else None, None, _latest_first(results)))
+    return sorted(models, key=lambda subject: subject.name)
 
 
-def _latest(found: list[Found]) -> tuple[Found, ...]:
-    return tuple(sorted(found, key=lambda each: each.record.provenance.started, reverse=True))
+def _latest_first(results: list[Result]) -> tuple[Result, ...]:
+    return tuple(sorted(results, key=lambda each: each.record.provenance.started, reverse=True))
 
 
-def chosen(everyone: Sequence[Subject], named: Sequence[str], most: int) -> list[Subject]:
-    """Those that are named, or the best of every data set in turn. Raises UserError where one is not there."""
-    if named:
-        by_name = {Path(subject.name).name: subject for subject in everyone}
-        by_name |= {subject.name: subject for subject in everyone}
-        if unknown := [name for name in named if name not in by_name]:
-            there = ", ".join(subject.name for subject in everyone)
-            raise UserError(f"there is no model '{unknown[0]}'; set --figures-of to some of {there}")
-        return list({by_name[name].name: by_name[name] for name in named}.values())
+def choose(models: Sequence[Subject], names: Sequence[str], most: int) -> list[Subject]:
+    """The named models, or the best of every data set in turn. Raises UserError if there is no such model."""
+    if names:
+        by_name = {Path(model.name).name: model for model in models} | {model.name: model for model in models}
+        if unknown := [name for name in names if name not in by_name]:
+            available = ", ".join(model.name for model in models)
+            raise UserError(f"unknown model '{unknown[0]}'; set --figures-of to some of: {available}")
+        return list({by_name[name].name: by_name[name] for name in names}.values())
     ranked: list[tuple[int, str, Subject]] = []
-    for dataset in {subject.dataset for subject in everyone}:
-        own = [subject for subject in everyone if subject.dataset == dataset]
-        own.sort(key=lambda subject: (-subject.score, subject.name))
-        ranked += [(place, dataset, subject) for place, subject in enumerate(own)]
-    return [subject for _, _, subject in sorted(ranked, key=lambda row: row[:2])[:most]]
+    for dataset in {model.dataset for model in models}:
+        of_dataset = [model for model in models if model.dataset == dataset]
+        of_dataset.sort(key=lambda model: (-model.score, model.name))
+        ranked += [(rank, dataset, model) for rank, model in enumerate(of_dataset)]
+    return [model for _, _, model in sorted(ranked, key=lambda row: row[:2])[:most]]

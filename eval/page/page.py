@@ -1,4 +1,4 @@
-"""The page: everything that was collected and drawn, in one HTML file that needs no network and runs no script."""
+"""`gdt eval report`: one HTML file without scripts that needs no network."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tqdm import tqdm
 from gdt.common.files import write_text
 from gdt.eval.ablation.compare import table_of
 from gdt.eval.drawing import Key, keys, svg
-from gdt.eval.page.collect import Collected, Found, Run, Subject, attempt, chosen, collect, subjects
-from gdt.eval.page.models import Plot, drawn, short_commit
+from gdt.eval.page.collect import Collected, Result, Run, Subject, attempt, choose, collect, subjects
+from gdt.eval.page.models import Plot, figures_of, short_commit
 from gdt.eval.page.settings import Report
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, format_details
@@ -30,45 +30,50 @@ from gdt.studies.figures.pictures import lines as figure_lines
 from gdt.train.provenance import git_commit
 
 _POINTS = 1000
-"""At most so many of a curve are drawn; more cannot be seen."""
+"""Maximum drawn of a curve."""
+_SMOOTHING = 21
+"""Steps over which curves are averaged."""
 _CURVES = {
     "loss": "loss (equation 1)",
     "clips_per_second": "video clips per second",
     "data_wait": "waiting for data, %",
 }
-_TRAINED = {"others": "other videos", "these": "these very videos", "unknown": "not known"}
+_TRAINED = {"others": "other videos", "these": "these videos", "unknown": "unknown"}
 
 
 def report(settings: Report) -> Path:
-    """Write the page, and give its path. Raises UserError where there is nothing to show, or no such model."""
-    found = collect(settings.runs)
-    unread, everyone = found.unread, subjects(found)
-    shown = chosen(everyone, settings.figures_of, settings.models)
-    groups = sorted({run.dataset for run in found.runs})
+    """Write the page; returns its path. Raises UserError if there is nothing to show, or no such model."""
+    collected = collect(settings.runs)
+    unread, models = collected.unread, subjects(collected)
+    shown = choose(models, settings.figures_of, settings.models)
+    datasets = sorted({run.dataset for run in collected.runs})
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     text = environment.get_template("page.html.j2").render(
         settings=settings,
-        runs=runs_table(found.runs, settings.smoothing) if found.runs else [],
+        smoothing=_SMOOTHING,
+        runs=runs_table(collected.runs) if collected.runs else [],
         evaluations=[
-            (folder, attempt(str(folder), unread, partial(compared, folder, rows)) or [])
-            for folder, rows in found.evaluations.items()
+            (folder, attempt(str(folder), unread, partial(compare, folder, results)) or [])
+            for folder, results in collected.evaluations.items()
         ],
         curves=[
-            (name, *curves([run for run in found.runs if run.dataset == name], f"d{k}", settings.smoothing))
-            for k, name in enumerate(groups)
+            (name, *curves([run for run in collected.runs if run.dataset == name], f"d{k}"))
+            for k, name in enumerate(datasets)
         ],
-        models=[drawn(subject, settings, f"m{k}") for k, subject in enumerate(tqdm(shown, "report", unit="model"))],
+        models=[
+            figures_of(subject, settings, f"m{k}") for k, subject in enumerate(tqdm(shown, "report", unit="model"))
+        ],
         figures=[
             (folder, *plots)
-            for k, (folder, records) in enumerate(found.figures.items())
+            for k, (folder, records) in enumerate(collected.figures.items())
             if (plots := attempt(str(folder), unread, partial(deviations, records, f"v{k}"))) is not None
         ],
-        data=[(dataset, folder, *(counted or ([], []))) for (dataset, folder), counted in found.data.items()],
+        data=[(dataset, folder, *(tables or ([], []))) for (dataset, folder), tables in collected.data.items()],
         unread=unread,
-        missing=_missing(settings, found, everyone, shown),
+        missing=_missing(settings, collected, models, shown),
         commit=git_commit(),
     )
     settings.path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,45 +81,45 @@ def report(settings: Report) -> Path:
     return settings.path
 
 
-class Compared(NamedTuple):
-    """Records that were got in the same way, side by side."""
+class Comparison(NamedTuple):
+    """A table of comparable records."""
 
     lines: Lines
-    said: list[str]
-    alike: list[tuple[str, str]]
-    """What could change the numbers and is the same for all of them: its name and value."""
-    sources: Lines
-    """What could change them and is not, a line for every record."""
+    notes: list[str]
+    shared: list[tuple[str, str]]
+    """Names and values of conditions that are the same for all records."""
+    conditions: Lines
+    """The other conditions, a line per record."""
 
 
-def compared(folder: Path, found: Sequence[Found]) -> list[Compared]:
-    """The tables of an evaluation.
+def compare(folder: Path, results: Sequence[Result]) -> list[Comparison]:
+    """The tables of an evaluation; by preset, over seeds, if its models are runs in this folder."""
+    records = [result.record for result in results]
+    trained = [row for row in records if row.model != RANDOM]
+    is_ablation = trained and all(
+        (folder / row.model / "eval").is_dir() and row.pretraining.factors_from is None for row in trained
+    )
+    tables: list[Table] = []
+    for group in _comparable(records):
+        tables += [table_of(group)] if is_ablation else build_tables(group)
+    return [Comparison(table.lines, table.notes, *_conditions(table)) for table in tables]
 
-    Where its models are runs in this very folder, rows are told by their presets, and are over their seeds.
-    """
-    rows = [row.record for row in found if row.record.model != RANDOM]
-    own = all((folder / row.model / "eval").is_dir() and row.pretraining.factors_from is None for row in rows)
-    made: list[Table] = []
-    for records in _alike([row.record for row in found]):
-        made += [table_of(records)] if rows and own else build_tables(records)
-    return [Compared(table.lines, table.notes, *_sources(table)) for table in made]
 
-
-def _alike(records: Sequence[Record]) -> list[list[Record]]:
-    """Records that may stand in one table: of the same videos, labels and settings."""
+def _comparable(records: Sequence[Record]) -> list[list[Record]]:
+    """Groups of records of the same videos, labels and settings."""
     groups: dict[tuple[Any, ...], list[Record]] = {}
     for row in records:
         groups.setdefault(_settings(row), []).append(row)
-    found = []
+    comparable = []
     for group in groups.values():
         labels: dict[tuple[str, int], set[str]] = {}
         for row in group:
             labels.setdefault((row.protocol, row.fold), set()).add(row.labels)
         if max(map(len, labels.values())) == 1:
-            found.append(group)
+            comparable.append(group)
         else:  # labels have changed in between
-            found += [[row for row in group if row.labels == one] for one in sorted({row.labels for row in group})]
-    return found
+            comparable += [[row for row in group if row.labels == one] for one in sorted({row.labels for row in group})]
+    return comparable
 
 
 def _settings(row: Record) -> tuple[Any, ...]:
@@ -129,9 +134,9 @@ def _settings(row: Record) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def _sources(table: Table) -> tuple[list[tuple[str, str]], Lines]:
-    heads = ["row", "protocol", "fold", "seed", "steps", "weights", "data set", "data", "labels", "split", "asked",
-             "searched", "how", "learned from", "device", "versions", "commit", "evaluated"]  # fmt: skip
+def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
+    heads = ["row", "protocol", "fold", "seed", "steps", "weights", "data set", "data", "labels", "split", "queries",
+             "gallery", "how", "trained on", "device", "versions", "commit", "evaluated"]  # fmt: skip
     lines = [heads]
     for name, records in table.groups.items():
         for row in records:
@@ -143,13 +148,13 @@ def _sources(table: Table) -> tuple[list[tuple[str, str]], Lines]:
                 short_commit(row.provenance.commit), row.provenance.started,
             ])  # fmt: skip
     columns = list(zip(*lines, strict=True))
-    alike = [(head, cells[0]) for head, *cells in columns[1:] if set(cells) == {cells[0]} - {"-"}]
+    shared = [(head, cells[0]) for head, *cells in columns[1:] if set(cells) == {cells[0]} - {"-"}]
     kept = [columns[0], *(column for column in columns[1:] if len(set(column[1:])) > 1)]
-    return alike, [list(line) for line in zip(*kept, strict=True)] if len(kept) > 1 else []
+    return shared, [list(line) for line in zip(*kept, strict=True)] if len(kept) > 1 else []
 
 
-def runs_table(runs: Sequence[Run], smoothing: int) -> Lines:
-    """A line for every run."""
+def runs_table(runs: Sequence[Run]) -> Lines:
+    """A line per run."""
     lines = [["run", "data set", "composition", "steps", "seed", "loss at the end", "clips/s", "data wait", "device",
               "commit", "started"]]  # fmt: skip
     for run in runs:
@@ -162,16 +167,16 @@ def runs_table(runs: Sequence[Run], smoothing: int) -> Lines:
         steps, loss, speed, waiting = "", "", "", ""
         if len(metrics["step"]):
             steps = f"{metrics['step'][-1] + 1:.0f}{planned}"
-            loss = f"{smooth(metrics['loss'], smoothing)[-1]:.3f}"
+            loss = f"{smooth(metrics['loss'], _SMOOTHING)[-1]:.3f}"
             speed = f"{median(metrics['clips_per_second']):.0f}"
             waiting = f"{100 * median(metrics['data_wait']):.0f} %"
-        made = [last.device, short_commit(last.commit), last.started] if last else ["", "", ""]
-        lines.append([run.name, run.dataset, composition, steps, seed, loss, speed, waiting, *made])
+        start = [last.device, short_commit(last.commit), last.started] if last else ["", "", ""]
+        lines.append([run.name, run.dataset, composition, steps, seed, loss, speed, waiting, *start])
     return lines
 
 
-def curves(runs: Sequence[Run], key: str, smoothing: int) -> tuple[list[tuple[str, Markup]], list[Key]]:
-    """How runs of a data set learned: titles and plots of loss, speed, waiting and probes, and the legend of all."""
+def curves(runs: Sequence[Run], key: str) -> tuple[list[tuple[str, Markup]], list[Key]]:
+    """Learning curves of runs on a data set: titles and plots, and their legend."""
     shown = [run for run in runs if len(run.metrics["step"])]
     if not shown:
         return [], []
@@ -181,7 +186,7 @@ def curves(runs: Sequence[Run], key: str, smoothing: int) -> tuple[list[tuple[st
     for name, title in _CURVES.items():
         scale = 100 if name == "data_wait" else 1
         series = [
-            (*_thin(run.metrics["step"], smooth(scale * run.metrics[name], smoothing)), mark) for run, mark in both
+            (*_thin(run.metrics["step"], smooth(scale * run.metrics[name], _SMOOTHING)), mark) for run, mark in both
         ]
         plots.append((title, _curve(f"{key}-{name}", title, series)))
     for name in dict.fromkeys(name for run in shown for name in run.probes if name.endswith(" R@1")):
@@ -192,9 +197,7 @@ def curves(runs: Sequence[Run], key: str, smoothing: int) -> tuple[list[tuple[st
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:
-    """Centred moving mean over `width` steps, over fewer at both ends: float64 [n]; of steps that are no numbers the
-    mean of the others.
-    """
+    """Centred moving mean over `width` steps, fewer at both ends, ignoring NaN: float64 [n]."""
     half, n = width // 2, len(values)
     known = np.isfinite(values)
     sums, counts = (np.concatenate([[0], np.cumsum(x)]) for x in (np.where(known, values, 0.0), known.astype(float)))
@@ -225,54 +228,50 @@ def _curve(key: str, title: str, series: Sequence[tuple[np.ndarray, np.ndarray, 
     return svg(key, f"{title} by step. At the end {last}.", draw)
 
 
-def deviations(found: Sequence[Record], key: str) -> tuple[Lines, list[Plot]]:
-    """How far time-shifted clips of a video lie apart, as `gdt study figures` has found it.
-
-    A table, and two plots: the paper's histogram, and what can be compared between models.
-    """
-    of, plots = marks(found), []
+def deviations(records: Sequence[Record], key: str) -> tuple[Lines, list[Plot]]:
+    """The table and the histograms of `gdt study figures`: how far time-shifted clips of a video lie apart."""
+    of, plots = marks(records), []
     for name, title in TITLES.items():
 
         def draw(axes: Axes, name: str = name, title: str = title) -> None:
-            histogram(axes, [record.per_video[name] for record in found], of)
+            histogram(axes, [record.per_video[name] for record in records], of)
             axes.set_xlabel(title)
 
-        said = f"{found[0].queries} videos, {found[0].clips} clips each; dotted: medians"
-        plots.append(Plot(title, svg(f"{key}-{name}", f"{title}: {said}", draw), said, of))
-    return figure_lines(found), plots
+        caption = f"{records[0].queries} videos, {records[0].clips} clips each; dotted: medians"
+        plots.append(Plot(title, svg(f"{key}-{name}", f"{title}: {caption}", draw), caption, of))
+    return figure_lines(records), plots
 
 
 def _missing(
-    settings: Report, found: Collected, everyone: Sequence[Subject], shown: Sequence[Subject]
+    settings: Report, collected: Collected, models: Sequence[Subject], shown: Sequence[Subject]
 ) -> list[tuple[str, str]]:
-    """What is not on the page, and the command that puts it there."""
-    said: list[tuple[str, str]] = []
+    """What is missing on the page, with the command that adds it."""
+    missing: list[tuple[str, str]] = []
 
     def add(what: str, command: str, **variables: Any) -> None:
-        # what a shell takes as it stands, make would expand
+        # a shell leaves a quoted $ as it is, but make would expand it
         given = (f"{name}={shlex.quote(str(value).replace('$', '$$'))}" for name, value in variables.items())
-        said.append((what, " ".join([command, *given])))
+        missing.append((what, " ".join([command, *given])))
 
-    for subject in everyone:
-        run = subject.run
-        if subject.checkpoint is None and run is not None:
-            made = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
-            add(f"{subject.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **made)
-        elif not subject.found:
-            elsewhere = subject.shards and subject.shards != shard_folder(subject.dataset)
-            more = {"ARGS": f"--shards {shlex.quote(str(subject.shards))}"} if elsewhere else {}
-            known = {"DATASET": subject.dataset, "CKPT": subject.checkpoint}
-            add(f"{subject.name} is not evaluated yet", "make eval", **known, **more)
-        if subject not in shown:
-            drawing = f"--figures-of {shlex.quote(subject.name)}"
-            add(f"{subject.name} is not drawn", "make report", RUNS=settings.runs, ARGS=drawing)
-    if blind := [run.name for run in found.runs if not run.probes and _is_cross_modal(run)]:
-        what = f"no probes of recall across modalities while {', '.join(blind)} learned"
+    for model in models:
+        run = model.run
+        if model.checkpoint is None and run is not None:
+            preset = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
+            add(f"{model.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **preset)
+        elif not model.results:
+            custom = model.shards and model.shards != shard_folder(model.dataset)
+            shards = {"ARGS": f"--shards {shlex.quote(str(model.shards))}"} if custom else {}
+            add(f"{model.name} is not evaluated", "make eval", DATASET=model.dataset, CKPT=model.checkpoint, **shards)
+        if model not in shown:
+            arguments = f"--figures-of {shlex.quote(model.name)}"
+            add(f"{model.name} is not drawn", "make report", RUNS=settings.runs, ARGS=arguments)
+    if without := [run.name for run in collected.runs if not run.probes and _is_cross_modal(run)]:
+        what = f"no probes of recall between modalities during the training of {', '.join(without)}"
         add(what, "make pretrain", ARGS="--probe-every 500")
-    for (dataset, folder), counted in found.data.items():
-        if counted is None:
+    for (dataset, folder), tables in collected.data.items():
+        if tables is None:
             add(f"{folder} has no summary of {dataset}", "make preprocess", DATASET=dataset)
-    return said
+    return missing
 
 
 def _is_cross_modal(run: Run) -> bool:

@@ -1,4 +1,4 @@
-"""Settings of the page of all runs."""
+"""Settings of the HTML report."""
 
 from __future__ import annotations
 
@@ -12,49 +12,32 @@ from gdt.common.errors import UserError, require_positive
 
 @dataclass(frozen=True)
 class Report:
-    """Write one HTML page of all runs below a folder: tables, learning curves, and what the models make of videos."""
+    """Write one HTML page about all runs below a folder: tables, learning curves, and what models make of videos."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "page": ("runs", "out"),
-        "models": ("figures_of", "models"),
-        "figures": ("queries", "neighbours", "smoothing", "leaves", "points", "perplexity", "seed"),
+        "page": ("runs", "out", "figures_of"),
+        "advanced": ("models", "queries", "seed"),
     }
 
     runs: Path = Path("runs")
-    """Folder; every run and every evaluation in it, however deep, is on the page."""
+    """Folder of runs and evaluations, however deep."""
     out: Path | None = None
-    """The page, .html; default report.html in --runs."""
+    """The page; default report.html in --runs."""
     figures_of: tuple[str, ...] = ()
-    """Models that are drawn, by the names of their runs' folders; default the best of every data set."""
+    """Runs whose models are drawn; default the best per data set."""
     models: int = 4
-    """At most so many models are drawn where --figures-of names none."""
+    """Models to draw without --figures-of."""
     queries: int = 5
-    """Test videos whose nearest neighbours are shown."""
-    neighbours: int = 5
-    """How many of them."""
-    smoothing: int = 21
-    """Steps over which the curves of training are averaged, half of them before and half after each."""
-    leaves: int = 128
-    """At most so many leaves of a training batch go through a model."""
-    points: int = 500
-    """At most so many test videos are drawn as points, or searched by their sound."""
-    perplexity: float = 30.0
-    """Of t-SNE; lower where there are few videos."""
+    """Test videos shown with their nearest neighbours."""
     seed: int = 0
-    """Decides which videos are shown, and where t-SNE begins."""
+    """Seed of the choice of videos, and of t-SNE."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "models", "queries", "neighbours", "smoothing")
-        if self.leaves < 16 or self.points < 10:
-            raise UserError("--leaves must be 16 or more, and --points 10 or more")
-        if not self.perplexity >= 1:
-            raise UserError(f"--perplexity is {self.perplexity}; it must be 1 or more")
-        if self.seed < 0:
-            raise UserError(f"--seed is {self.seed}; it must be 0 or more")
+        require_positive(self, "", "models", "queries")
+        require_positive(self, "", "seed", least=0)
         if self.out is not None and self.out.suffix != ".html":
             raise UserError(f"--out is {self.out}; the page's name must end in .html")
 
     @property
     def path(self) -> Path:
-        """Where the page goes."""
         return self.out or self.runs / "report.html"

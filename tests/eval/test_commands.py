@@ -17,7 +17,7 @@ from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract, load_or_extract
 from gdt.eval.settings import Downstream
-from gdt.eval.show_batch import ShowBatch, draw, in_words, show_batch
+from gdt.eval.show_batch import ShowBatch, describe_leaves, draw, show_batch
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import VIDEO
 from gdt.pipeline.loader import Loader
@@ -143,7 +143,7 @@ def test_what_leaves_attract_and_repel_is_said(
     composition = parse(factors, 3) if factors else presets.composition(preset, 3)
     planned = sampling_tree(index, composition, CLIP, "train", 0)
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
-        told = dict(in_words(next(iter(loader)), planned))
+        told = dict(describe_leaves(next(iter(loader)), planned))
     (relation,) = (relation for label, relation in told.items() if label.startswith(f"leaf {leaf}: "))
     assert relation == expected
 
@@ -209,7 +209,7 @@ def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path, tmp_path: 
         columns = batch.plan.columns
         tokens = reader.tokens(int(columns["video"][leaf]), columns["time_shift"][leaf] / index.fps).tolist()
         expected = [words.words[token] for token in (tokens[::-1] if columns["time_reversal"][leaf] else tokens)]
-        assert text == (" ".join(expected) or "(nothing is said)")
+        assert text == (" ".join(expected) or "(no words)")
 
 
 def test_custom_transformations_are_trained_evaluated_and_drawn(command: Run, shards: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, Drawn, ShowTree, partners, show_tree
+from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, ShowTree, TreeDrawing, partners, show_tree
 from gdt.pipeline import presets
 from gdt.pipeline.composition import counts
 from gdt.pipeline.notation import parse
@@ -22,8 +22,8 @@ def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
     assert "  time_shift      K = 1     not varied" in lines
     # each leaf and the other modality's: the same video and direction attracts, the other 127 of them repel
     assert "a batch of 64 videos holds 256 leaves; each attracts 1 and repels 127" in lines
-    drawn = [line.rstrip() for line in lines[lines.index("video 0") :]]
-    assert drawn == [
+    tree = [line.rstrip() for line in lines[lines.index("video 0") :]]
+    assert tree == [
         "video 0",
         "├ video",
         "│ ├ forward                                   leaf 0",
@@ -44,24 +44,26 @@ def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_every_preset_can_be_drawn(preset: str) -> None:
-    drawn = Drawn(presets.composition(preset, 2))
-    assert (drawn.relation.diagonal() == IGNORES).all() and (drawn.relation == drawn.relation.T).all()
-    assert sum("leaf " in line for line in drawn.lines()) == drawn.n
-    picture = drawn.picture(preset)
+    drawing = TreeDrawing(presets.composition(preset, 2))
+    assert (drawing.relation.diagonal() == IGNORES).all() and (drawing.relation == drawing.relation.T).all()
+    assert sum("leaf " in line for line in drawing.lines()) == drawing.n
+    picture = drawing.picture(preset)
     tree, matrix = picture.axes
-    assert len(tree.texts) == len(drawn.factors) + sum(drawn.n // drawn.spans(k) for k in range(len(drawn.factors)))
-    assert sum(len(part.get_offsets()) for part in matrix.collections) == drawn.n**2
+    assert len(tree.texts) == len(drawing.factors) + sum(
+        drawing.n // drawing.leaves_below(k) for k in range(len(drawing.factors))
+    )
+    assert sum(len(part.get_offsets()) for part in matrix.collections) == drawing.n**2
 
 
-def test_partners_are_the_lemmas_where_no_pair_is_left_out() -> None:
+def test_partner_counts_agree_with_the_lemma() -> None:
     composition = presets.composition("d", 16)
     expected = counts(composition.factors)
     assert partners(composition) == (str(expected.positives // expected.leaves), str(expected.negatives_per_leaf))
-    # two shifts of a video may be the same by chance, and then do not differ
+    # two random shifts of a video may be equal, and then do not differ
     assert partners(parse("video:d time_shift:i:1 augmentation:i:3:differs", 4)) == ("2", "9")
 
 
-def test_factors_of_ones_own_are_drawn_from_the_command_line(command: Run, tmp_path: Path) -> None:
+def test_custom_factors_are_drawn_by_the_command(command: Run, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FREEZE)
     done = command(
         "eval", "show-tree", "--factors", "video:d freeze:d:2 augmentation:i:2", "--factors-from", "mine.py",
