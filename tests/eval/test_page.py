@@ -283,7 +283,8 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
         ("older/results.json", "holds results of another version"), ("newer/results.json", "unknown: steps"),
         ("newer/figures.json", "holds results of another version"), ("runs/figures", "IndexError"),
         ("unlabelled/metrics.jsonl", "1 of 5 lines are incomplete, the first is line 5"),
-        ("unlabelled/run.json", "not a file that this program writes"), ("cut/settings.json", "not a file that this program writes"),
+        ("unlabelled/run.json", "not a file that this program writes"),
+        ("cut/settings.json", "not a file that this program writes"),
         ("shards/summary.json", "not a file that this program writes"),
     ):  # fmt: skip
         assert re.search(rf"{name}: .*{why}", listed), name
@@ -401,9 +402,7 @@ def contrast(chain: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_shows_the_page_on_a_phone_in_light_and_dark(
-    browser: Browser, text: str, runs: Path, scheme: Any
-) -> None:
+def test_a_browser_shows_the_page_on_a_phone(browser: Browser, text: str, runs: Path, scheme: Any) -> None:
     messages: list[str] = []
     with browser.new_page(viewport={"width": 360, "height": 740}, color_scheme=scheme) as view:
         view.on("console", lambda message: messages.append(message.text))
