@@ -12,7 +12,7 @@ from gdt.common.errors import UserError, require_positive
 
 @dataclass(frozen=True)
 class Report:
-    """Write one HTML page about all runs below a folder: tables, learning curves, and what models make of videos."""
+    """Write one HTML page about all runs below a folder: tables, learning curves, examples."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "page": ("runs", "out", "figures_of"),

@@ -16,11 +16,7 @@ RECALL = "recall"
 
 @dataclass(frozen=True)
 class Search:
-    """Search for the composition that learns best, with Optuna. The same command resumes.
-
-    Each trial pretrains one composition and measures it on --query-split while it learns. Poor trials stop early; the
-    best and the baseline are evaluated on the test split once, at the end.
-    """
+    """Search with Optuna for the best composition, and test it once at the end. The same command resumes."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "search": ("dataset", "factors", "metric", "trials", "steps", "baseline", "out", "jobs"),
@@ -32,7 +28,7 @@ class Search:
     shards: Path | None = None
     """Its shards; default data/shards/<dataset>."""
     factors: tuple[str, ...] = ("time_shift:2,4", "modality", "time_reversal", "speed", "order(2)")
-    """Factors to compose from, not varied, invariant or distinctive each; time_shift:2,4 tries K = 2 and 4."""
+    """Factors to compose; time_shift:2,4 tries K = 2 and 4."""
     factors_from: Path | None = None
     """Python file with your own transformations."""
     baseline: str = "e"
@@ -48,7 +44,7 @@ class Search:
     seed: int = 0
     """Seed of the sampler and of every training."""
     metric: str = RECALL
-    """recall between modalities, or a label column to retrieve by."""
+    """recall (between modalities), or a label column."""
     k: Literal[1, 5] = 1
     """R@1 or R@5."""
     query_split: str = "val"
