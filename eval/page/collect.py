@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,8 +15,6 @@ from gdt.common.errors import UserError, first_line
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, parse
 from gdt.eval.subjects import folder_name
-from gdt.eval.tables import Lines
-from gdt.preprocess.summary import SUMMARY
 from gdt.train import checkpoint, provenance
 from gdt.train.provenance import Start
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain
@@ -76,8 +74,6 @@ class Collected:
     """By folder."""
     figures: dict[Path, list[Record]] = field(default_factory=dict)
     """Records of `gdt study figures`, by folder."""
-    data: dict[tuple[str, Path], tuple[Lines, Lines] | None] = field(default_factory=dict)
-    """Preprocessing's summary by data set and folder of shards."""
     unread: list[Unread] = field(default_factory=list)
 
 
@@ -96,10 +92,6 @@ def collect(folder: Path) -> Collected:
     for path in _files(folder, FIGURES):
         if (records := _records(path, unread)) is not None:
             collected.figures[path.parent] = records
-    named = {(run.dataset, run.settings.shard_folder) for run in collected.runs if run.settings}
-    named |= {(row.record.dataset, row.record.shards) for rows in collected.evaluations.values() for row in rows}
-    for dataset, shards in sorted(named, key=str):
-        collected.data[dataset, shards] = _read(shards / SUMMARY, unread, summary_tables)
     return collected
 
 
@@ -127,22 +119,6 @@ def _read(path: Path, unread: list[Unread], parse: Callable[[str], T]) -> T | No
 
 def _records(path: Path, unread: list[Unread]) -> list[Record] | None:
     return _read(path, unread, lambda text: parse(text, str(path)))
-
-
-def summary_tables(text: str) -> tuple[Lines, Lines]:
-    """A summary of preprocessing as two tables: the contents of the shards, and the rejected videos by reason."""
-    summary: dict[str, Any] = json.loads(text)
-    splits = ", ".join(f"{n} {split}" for split, n in summary["splits"].items())
-    lines = [
-        ["", "number"], ["videos found", f"{summary['videos']:d}"], ["kept", f"{summary['kept']:d} ({splits})"],
-        ["rejected", f"{sum(summary['left_out'].values())}"], ["classes", f"{summary['classes']:d}"],
-        ["hours", f"{summary['hours']:.2f}"], ["GB", f"{summary['gigabytes']:.2f}"],
-        ["kept without sound", f"{summary['without_sound']:d}"],
-        ["seconds of silence", f"{summary['silent_seconds']:.0f}"], ["words", f"{summary['words']:d}"],
-    ]  # fmt: skip
-    reasons = [[reason, "rejected", f"{n:d}"] for reason, n in summary["left_out"].items()]
-    reasons += [[note, "kept, with a note", f"{n:d}"] for note, n in summary["notes"].items()]
-    return lines, [["reason", "", "videos"], *reasons] if reasons else []
 
 
 def _files(folder: Path, name: str) -> list[Path]:

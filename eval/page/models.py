@@ -30,10 +30,9 @@ from gdt.eval.planes import planes
 from gdt.eval.protocols import PROTOCOLS, features_name, videos_of
 from gdt.eval.retrieval import nearest, unit
 from gdt.eval.settings import Downstream
-from gdt.eval.show_batch import describe_leaves, draw
 from gdt.eval.subjects import Fold, Model, folds
 from gdt.pipeline.composition import contrast, weight
-from gdt.pipeline.loader import Batch, Loader
+from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
@@ -52,9 +51,6 @@ _LEAVES = 128
 """Maximum of a training batch."""
 _CLIPS = 2
 """Per video in a search by audio, as in a probe of pretraining."""
-_FRAMES = 8
-_WIDTH = 900
-"""Pixels of the picture of a batch."""
 _SIDE = 96
 """Pixels of the longer side of a thumbnail."""
 _SOUND = 100
@@ -121,17 +117,6 @@ class Neighbours(NamedTuple):
     """If videos have classes."""
 
 
-class Leaves(NamedTuple):
-    """One video of a training batch."""
-
-    picture: str
-    """Data URI of a JPEG."""
-    rows: list[tuple[str, str]]
-    """What each leaf is, and what it attracts and repels."""
-    source: str
-    similarities: Plot
-
-
 @dataclass
 class Figures:
     """A model on the page."""
@@ -139,7 +124,8 @@ class Figures:
     name: str
     source: str = ""
     """Its weights and their provenance."""
-    leaves: Leaves | None = None
+    similarities: Plot | None = None
+    """Of the pairs in a training batch."""
     by_features: Neighbours | None = None
     """Of stored features of test videos."""
     by_audio: Neighbours | None = None
@@ -165,7 +151,7 @@ def figures_of(subject: Subject, settings: Report, key: str) -> Figures:
         if result is not None and result.record.weights != digest:
             reason = f"the evaluation used weights {result.record.weights[:8]}; run 'make eval' for the current ones"
             figures.missing.append(Unread("neighbours by the weights in the checkpoint", reason))
-        figures.leaves = attempt("a training batch", figures.missing, lambda: training_batch(trained, key))
+        figures.similarities = attempt("a training batch", figures.missing, lambda: pair_similarities(trained, key))
     if index is not None and result is not None:
         figures.by_features = attempt("nearest neighbours, confusion matrix, PCA and t-SNE", figures.missing,
                                       lambda: search_features(result, index, settings, key))  # fmt: skip
@@ -376,17 +362,14 @@ def spread(labels: np.ndarray, n: int, seed: int) -> list[int]:
     return [index for _, index in sorted(zip(turns, order, strict=True), key=lambda pair: pair[0])[:n]]
 
 
-def training_batch(trained: Trained, key: str) -> Leaves:
-    """A batch of the model's composition and its similarities. Raises UserError if it cannot be loaded."""
+def pair_similarities(trained: Trained, key: str) -> Plot:
+    """Similarities of positive and negative pairs in a training batch. Raises UserError if it cannot be loaded."""
     train = trained.settings
     if trained.foreign is not None:
         raise UserError("the training of external weights is unknown")
     if train.factors_from is not None:  # the page does not run code that a file names
-        options = ["--factors", train.factors, "--factors-from", str(train.factors_from)]
-        raise UserError(
-            f"the page does not run the custom factors in {train.factors_from}; see "
-            f"gdt eval show-batch {shlex.join(options)}"
-        )
+        options = shlex.join(["--factors", train.factors, "--factors-from", str(train.factors_from)])
+        raise UserError(f"the page does not run custom factors; see gdt eval show-batch {options}")
     per_video = int(np.prod([factor.k for factor in train.composition.factors[1:]]))
     videos = min(train.composition.batch_size, max(2, _LEAVES // per_video))
     small = replace(train, batch_size=videos)
@@ -395,19 +378,8 @@ def training_batch(trained: Trained, key: str) -> Leaves:
     device = any_device()
     with Loader(index, [tree.plan(0, 0)], train.clip, device, Loading(threads=1), words) as loader:
         batch = next(iter(loader))
-        figure = draw(batch, tree, index, train.name, _FRAMES, words.words if words else ())
-        rows = describe_leaves(batch, tree)
         with torch.inference_mode(), autocast(device):
             embeddings = trained.model.to(device).eval()(batch.inputs).float().cpu()
-        plot = _similarities(trained, batch, embeddings, key)
-    source = f"video {index.id[batch.plan.leaves.video[0]]}, first batch of the first epoch, seed {train.seed}"
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=_WIDTH / figure.get_figwidth())
-    return Leaves(_jpeg(Image.open(png).convert("RGB"), 80), rows, source, plot)
-
-
-def _similarities(trained: Trained, batch: Batch, embeddings: torch.Tensor, key: str) -> Plot:
-    """Similarities of the positive and negative pairs in the loss, between embeddings [n, d] of a batch."""
     factors = trained.settings.composition.factors
     table = {name: column.cpu() for name, column in batch.table.items()}
     w, c = weight(factors, table, table), contrast(factors, table, table)

@@ -63,15 +63,12 @@ def report(settings: Report) -> Path:
             (name, *curves([run for run in collected.runs if run.dataset == name], f"d{k}"))
             for k, name in enumerate(datasets)
         ],
-        models=[
-            figures_of(subject, settings, f"m{k}") for k, subject in enumerate(tqdm(shown, "report", unit="model"))
-        ],
+        models=[figures_of(model, settings, f"m{k}") for k, model in enumerate(tqdm(shown, "report", unit="model"))],
         figures=[
             (folder, *plots)
             for k, (folder, records) in enumerate(collected.figures.items())
             if (plots := attempt(str(folder), unread, partial(deviations, records, f"v{k}"))) is not None
         ],
-        data=[(dataset, folder, *(tables or ([], []))) for (dataset, folder), tables in collected.data.items()],
         unread=unread,
         missing=_missing(settings, collected, models, shown),
         commit=git_commit(),
@@ -268,9 +265,6 @@ def _missing(
     if without := [run.name for run in collected.runs if not run.probes and _is_cross_modal(run)]:
         what = f"no probes of recall between modalities during the training of {', '.join(without)}"
         add(what, "make pretrain", ARGS="--probe-every 500")
-    for (dataset, folder), tables in collected.data.items():
-        if tables is None:
-            add(f"{folder} has no summary of {dataset}", "make preprocess", DATASET=dataset)
     return missing
 
 

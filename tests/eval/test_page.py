@@ -272,11 +272,6 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
     (folder / "cut").mkdir()
     (folder / "cut" / "metrics.jsonl").write_text(log)
     (folder / "cut" / "settings.json").write_text("[" * 100_000)
-    shards = tmp_path / "shards"
-    shutil.copytree(runs.parent / "unlabelled", shards)
-    (shards / "summary.json").write_text('{"videos": "many"}')
-    values = json.loads((run / "settings.json").read_text())
-    (run / "settings.json").write_text(json.dumps(values | {"shards": str(shards)}))
     page = Page(report(Report(folder, figures_of=("unlabelled",))).read_text(encoding="utf-8"))
     listed = page.text[page.text.index("Files that could not be read") : page.text.rindex("Evaluations")]
     for name, why in (
@@ -285,7 +280,6 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
         ("unlabelled/metrics.jsonl", "1 of 5 lines are incomplete, the first is line 5"),
         ("unlabelled/run.json", "not a file that this program writes"),
         ("cut/settings.json", "not a file that this program writes"),
-        ("shards/summary.json", "not a file that this program writes"),
     ):  # fmt: skip
         assert re.search(rf"{name}: .*{why}", listed), name
     assert "cannot be read as a checkpoint" in page.text  # beside its model
