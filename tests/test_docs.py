@@ -90,7 +90,7 @@ def gdt_commands(line: str, stamp: Path) -> list[list[str]]:
         return [shlex.split(line.split(" gdt ", 1)[1])]
     if line.startswith(("gdt ", "python -m ")):
         return [shlex.split(line.removeprefix("gdt ").removeprefix("python -m "))]
-    if not line.startswith("make ") or line.split()[1] in ("demo", "test", "setup", "lint", "help"):
+    if not line.startswith("make ") or line.split()[1] in ("test", "setup", "lint", "help"):
         return []
     made = make(*shlex.split(line)[1:], stamp=stamp)
     assert made.returncode == 0, (line, made.stderr)
