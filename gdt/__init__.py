@@ -1,4 +1,8 @@
-"""GDT from Python; see `gdt.api`. Names are imported when they are used: torch and DALI take seconds."""
+"""GDT from Python; see `gdt.api`. Names are imported when they are used: torch and DALI take seconds.
+
+`gdt.preprocess` is a function here and a package: type checkers see the function, so import
+`gdt.preprocess.stage` and the like by name instead of as attributes.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _NAMES = {
 def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted(_NAMES)
-    if name == "preprocess":  # the package of that name, which can be called
+    if name == "preprocess":  # the package, which is callable
         return importlib.import_module("gdt.preprocess")
     if name in _NAMES:
         from gdt import api

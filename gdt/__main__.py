@@ -1,4 +1,4 @@
-"""python -m gdt, which is gdt."""
+"""python -m gdt: the command gdt."""
 
 from gdt.command import console
 

@@ -1,4 +1,4 @@
-"""The Python interface: what `import gdt` gives is what the commands give."""
+"""The Python API does what the commands do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ import gdt
 import numpy as np
 
 made = gdt.preprocess("mine", "shards/mine", test=0.3)
-print(made.shards, made.videos, made.kept, sum(made.left_out.values()))
+print(made.shards, made.videos, made.kept, sum(made.skipped.values()))
 assert len(gdt.Index.open("shards/mine")) == made.kept
 run = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=2, out="runs/e")
 print(run.checkpoint, run.steps, np.isfinite(run.loss), 0 <= run.top1 <= 1)
@@ -46,8 +46,8 @@ print(gdt.nearest(features, one)[0])
 """
 
 
-def test_a_script_goes_from_clips_to_a_search(synthetic: Path, tmp_path: Path) -> None:
-    """As people write them, without a guard of __main__, beside files with the names of this program's folders."""
+def test_a_script_preprocesses_trains_evaluates_and_searches(synthetic: Path, tmp_path: Path) -> None:
+    """Without a __main__ guard, next to files named like the folders of this repository."""
     shutil.copytree(synthetic / "val", tmp_path / "mine")
     (tmp_path / "mine" / "broken.mp4").write_bytes(b"nonsense")
     own = [f"{name}.py" for name in ("train", "eval", "pipeline", "preprocess", "common", "studies")]
@@ -75,7 +75,7 @@ def test_a_script_goes_from_clips_to_a_search(synthetic: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow  # mypy reads all of torch
-def test_the_package_that_is_a_function_is_both_to_a_type_checker(tmp_path: Path) -> None:
+def test_type_checkers_see_preprocess_as_a_function_and_a_package(tmp_path: Path) -> None:
     assert callable(gdt.preprocess) and gdt.preprocess.stage.run is gdt.preprocess.stage.run
     script = tmp_path / "script.py"
     script.write_text(
@@ -88,8 +88,8 @@ def test_the_package_that_is_a_function_is_both_to_a_type_checker(tmp_path: Path
     assert "Found 1 error in 1 file" in said
 
 
-def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_path: Path) -> None:
-    """The same batches and the same loss, step by step, and again in a second pass."""
+def test_batches_give_the_losses_of_the_trainer(shards: Path, tmp_path: Path) -> None:
+    """The same batches and loss at every step, and in a second pass."""
     batches = gdt.batches(shards, preset="l", batch_size=4, epochs=2, size="tiny", device="cpu")
     torch.manual_seed(0)
     network = batches.network()
@@ -115,7 +115,7 @@ def test_a_loop_of_ones_own_learns_what_the_trainer_learns(shards: Path, tmp_pat
     assert first == [batch.plan.leaves.start.tolist() for batch in batches]
 
 
-def test_embeddings_may_come_by_modality(shards: Path) -> None:
+def test_loss_takes_embeddings_by_modality(shards: Path) -> None:
     batches = gdt.batches(shards, preset="e", batch_size=4, size="tiny")
     batch = next(iter(batches))
     network = batches.network().eval()
@@ -128,7 +128,7 @@ def model(checkpoint: Path) -> gdt.Model:
     return gdt.load(str(checkpoint))
 
 
-def test_shards_are_embedded_as_asked_and_the_network_left_as_it_was(model: gdt.Model, shards: Path) -> None:
+def test_embedding_shards_leaves_the_network_in_training_mode(model: gdt.Model, shards: Path) -> None:
     model.network.train()
     stored = model.embed(str(shards), clips=1, modalities="video", kind="features")
     assert list(stored.features) == ["video"] and stored.features["video"].shape[1] == 128 and not stored.skipped
@@ -137,7 +137,7 @@ def test_shards_are_embedded_as_asked_and_the_network_left_as_it_was(model: gdt.
 
 @pytest.fixture(scope="module")
 def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
-    """Features that calls below are refused with."""
+    """Arguments that the calls below are refused with."""
     stored = model.embed(shards, clips=1)
     mute = replace(stored, features=stored.features | {"audio": np.full_like(stored.features["audio"], np.nan)})
     pictures = replace(stored, features={"video": stored.features["video"]})
@@ -149,7 +149,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda r: gdt.nearest(r["stored"], "x"), "there is no video 'x'"),
+        (lambda r: gdt.nearest(r["stored"], "x"), "video 'x' is not among these features"),
         (
             lambda r: gdt.nearest(r["trunks"], r["first"], by="audio", among="video"),
             "cannot be compared across modalities",
@@ -162,17 +162,32 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: r["model"].embed(r["shards"], per="clips"), "--per is 'clips'; it must be video or clip"),
         (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),
         (lambda r: gdt.preprocess(r["empty"], r["empty"] / "out"), "there are no videos in .*expected:\\n"),
-        (lambda r: gdt.preprocess(r["shards"], r["empty"], dry_run=True), "'gdt preprocess --dry-run' says"),
-        (lambda r: gdt.batches(r["shards"], size="small"), "there is no size 'small'"),
-        (lambda r: gdt.pretrain(r["shards"], "small"), "there is no size 'small'"),
+        (lambda r: gdt.preprocess(r["shards"], r["empty"], dry_run=True), "use 'gdt preprocess --dry-run'"),
+        (lambda r: gdt.batches(r["shards"], size="small"), "unknown size 'small'; available: paper, tiny"),
+        (lambda r: gdt.pretrain(r["shards"], "small"), "unknown size 'small'; available: paper, tiny"),
         (lambda r: gdt.pretrain(r["shards"], step=3), "settings of Pretrain: unknown: step"),
         (lambda r: gdt.pretrain(r["shards"], steps="3"), "settings of Pretrain: steps is '3' instead of int"),
         (lambda r: gdt.evaluate("x", r["shards"], clips=0), "--clips is 0; it must be 1 or more"),
         (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt"),
     ],
 )
-def test_what_means_nothing_is_refused(
+def test_invalid_arguments_are_refused(
     refused: dict[str, Any], tmp_path: Path, call: Callable[[dict[str, Any]], object], message: str
 ) -> None:
     with pytest.raises(gdt.UserError, match=message):
         call(refused | {"empty": tmp_path})
+
+
+def test_home_is_expanded_in_paths(
+    synthetic: Path, shards: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for name, target in (("videos", synthetic / "val" / "spin"), ("shards", shards), ("e.pt", checkpoint)):
+        (tmp_path / name).symlink_to(target)
+    assert gdt.preprocess("~/videos", "~/mine", workers=1).shards == tmp_path / "mine"
+    model = gdt.load("~/e.pt")
+    assert len(model.embed("~/shards", clips=1).id) == len(gdt.Index.open(shards))
+    assert len(gdt.batches("~/shards", "e", batch_size=4, size="tiny")) == 6
+    run = gdt.pretrain("~/shards", "tiny", preset="e", batch_size=4, steps=1, out="~/runs/e")
+    assert run.checkpoint.parent == tmp_path / "runs" / "e" and not (tmp_path / "~").exists()
