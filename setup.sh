@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs the dependencies of pyproject.toml and ffmpeg. Called by make when the dependency list has changed.
+# Install ffmpeg and the dependencies of pyproject.toml; make runs this when these have changed.
 #   setup.sh PYTHON STAMP
 set -euo pipefail
 python=$1 stamp=$2
 
 if [[ $python == .venv/* ]] && ! "$python" -m pip --version >/dev/null 2>&1; then
-  rm -rf .venv  # half-made, or not there
-  base=$(command -v python3.11 || command -v python3) || { echo "error: Python 3.11 or newer is needed" >&2; exit 2; }
+  rm -rf .venv  # incomplete, or missing
+  base=$(command -v python3.11 || command -v python3) || { echo "error: Python 3.11 or newer is missing; install it, or use conda with environment.yml" >&2; exit 2; }
   "$base" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     { echo "error: $base is older than Python 3.11; install Python 3.11, or use conda with environment.yml" >&2; exit 2; }
   if ! "$base" -m venv .venv >/dev/null 2>&1; then
@@ -15,7 +15,7 @@ if [[ $python == .venv/* ]] && ! "$python" -m pip --version >/dev/null 2>&1; the
       apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq python3-venv >/dev/null
       "$base" -m venv .venv
     else
-      echo "error: $base cannot make a virtual environment; 'sudo apt-get install python3-venv', then run make again" >&2
+      echo "error: $base cannot create a virtual environment; run 'sudo apt-get install python3-venv', then make again" >&2
       exit 2
     fi
   fi
@@ -26,7 +26,7 @@ if ! command -v ffmpeg >/dev/null; then
     echo "installing ffmpeg with apt"
     apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq ffmpeg >/dev/null
   else
-    echo "error: ffmpeg is missing; 'sudo apt-get install ffmpeg' or 'conda install -c conda-forge ffmpeg'" >&2
+    echo "error: ffmpeg is missing; run 'sudo apt-get install ffmpeg' or 'conda install -c conda-forge ffmpeg'" >&2
     exit 2
   fi
 fi
@@ -34,8 +34,8 @@ fi
 echo "installing the Python packages (a few minutes the first time)"
 "$python" -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints.txt
 
-# torchaudio's wheel links its compiled parts to CUDA. Where torch has none, importing them fails; without them
-# torchaudio uses its pure Python code, which is all that is needed here.
+# The compiled parts of torchaudio's wheel need CUDA, and cannot be imported if torch has none. Without them torchaudio
+# uses Python code, which is enough here.
 "$python" - <<'PY'
 import pathlib
 import importlib.util

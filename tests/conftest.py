@@ -1,4 +1,4 @@
-"""Data that tests share: a small generated set and its shards, and real files where they are at hand."""
+"""Shared test data: a small synthetic set and its shards, and real files if there are any."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import signal
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # one of several, which share the cores; torch looks when it is imported
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch reads this at import
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import subprocess
@@ -23,14 +23,14 @@ from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 
-for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, which would speak of itself in every make below it
+for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, for make in tests
     os.environ.pop(name, None)
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and its children would
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it, and so would children
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = Path(os.environ.get("GDT_TEST_DATA", ROOT.parent / "shared" / "data"))
-"""Real clips to test with, where they are at hand; see the fixture `real`."""
+"""Folder of real clips; see the fixture `real`."""
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +56,8 @@ def index(shards: Path) -> Index:
 
 @pytest.fixture(scope="session")
 def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small model of picture against sound, after three steps."""
-    from gdt.train.pretrain import pretrain  # torch and DALI, which most tests of preprocessing do without
+    """A small audio-visual model after three steps."""
+    from gdt.train.pretrain import pretrain  # slow imports, which tests of preprocessing do not need
     from gdt.train.settings import SIZES
 
     out = tmp_path_factory.mktemp("runs") / "e"
@@ -65,7 +65,7 @@ def checkpoint(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def write_word2vec(path: Path, texts: Iterable[str], dimensions: int) -> None:
-    """A word2vec file, in text form, of the words in some texts, each with random numbers of its own."""
+    """Write a word2vec text file of the words in some texts, with random vectors."""
     words = sorted({word for text in texts for word in text.lower().split()})
     rng = np.random.default_rng(0)
     rows = (" ".join([word, *(f"{x:.4f}" for x in rng.normal(size=dimensions))]) for word in words)
@@ -74,7 +74,7 @@ def write_word2vec(path: Path, texts: Iterable[str], dimensions: int) -> None:
 
 @pytest.fixture(scope="session")
 def word2vec(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Vectors of 12 numbers for the words that are said in the generated videos."""
+    """Vectors of 12 numbers for the words of the synthetic captions."""
     said = json.loads((synthetic / "captions.json").read_text())
     path = tmp_path_factory.mktemp("words") / "vectors.txt"
     write_word2vec(path, (text for captions in said.values() for text in captions["text"]), 12)
@@ -83,7 +83,7 @@ def word2vec(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def captioned(synthetic: Path, word2vec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of the generated videos with what is said in them."""
+    """Shards of the synthetic videos with captions."""
     folder = tmp_path_factory.mktemp("shards") / "captioned"
     preprocess(Preprocess("synthetic", synthetic, folder, word2vec=word2vec, videos_per_shard=16, workers=2))
     return folder
@@ -91,9 +91,9 @@ def captioned(synthetic: Path, word2vec: Path, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(scope="session")
 def real() -> Path:
-    """The folder of real clips; tests that need it are skipped where it is absent."""
+    """The folder of real clips; tests that need it are skipped without it."""
     if not REAL.is_dir():
-        pytest.skip(f"real clips are not at hand: no folder {REAL}; set GDT_TEST_DATA")
+        pytest.skip(f"no real clips in {REAL}; set GDT_TEST_DATA")
     return REAL
 
 
@@ -110,7 +110,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[subprocess.Popen[str]]:
-    """A process that runs commands in forks of itself."""
+    """A process that forks to run commands."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.forked"], env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
@@ -122,7 +122,7 @@ def server() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def command(server: subprocess.Popen[str], tmp_path: Path) -> Run:
-    """Runs `python -m ...` as a user would, in an empty folder, but without waiting for Python to import everything."""
+    """Run `gdt ...` in an empty folder, without the seconds of imports."""
     return commands_in(tmp_path, server)
 
 

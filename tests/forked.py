@@ -1,6 +1,6 @@
-"""Commands in forks of a process that has imported everything: what `gdt` does, but for its seconds of start.
+"""gdt commands in forks of a process that has imported everything, to save seconds of imports.
 
-This process must stay without work of its own: what uses threads cannot be forked safely.
+This process must not start threads: it could not be forked safely.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _HEAVY = (
     *(one.run.partition(":")[0] for commands in (EVAL, STUDIES) for one in commands.values()),
 )  # fmt: skip
 _LIMIT = 900.0
-"""Seconds after which a command and all that it has started are killed."""
+"""Seconds after which a command and its children are killed."""
 
 
 def run(command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str]) -> int:
-    """Run `gdt command` in a folder, its outputs into two files; the exit status, as subprocess has it."""
+    """Run `gdt command` in a folder, with its outputs in two files; the exit status as in subprocess."""
     sys.stdout.flush()
     if not (pid := os.fork()):
         _child(command, folder, said, errors, environment)
@@ -45,7 +45,7 @@ def run(command: Sequence[str], folder: Path, said: Path, errors: Path, environm
 
 
 def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str]) -> None:
-    """Everything that a new process would have of its own, then the command; never returns."""
+    """Set up the process as a new one, and run the command; never returns."""
     code: Any = 1
     try:
         os.setsid()
@@ -70,7 +70,7 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
 
 
 def serve() -> None:
-    """Run what comes on standard input, a line of JSON each, and answer with its exit status."""
+    """Run commands from standard input, a line of JSON each, and print their exit status."""
     for line in sys.stdin:
         request = json.loads(line)
         paths = {name: Path(request.pop(name)) for name in ("folder", "said", "errors")}

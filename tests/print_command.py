@@ -1,4 +1,4 @@
-"""In the place of Python in a recipe of make: print the command with the options that the variables stand for."""
+"""Replaces Python in make's recipes: prints the command with the options of make's variables."""
 
 from __future__ import annotations
 

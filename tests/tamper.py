@@ -1,4 +1,4 @@
-"""Files changed behind the program's back, with checksums that hide the change where a test asks for it."""
+"""Change files, with or without updating their checksums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdt.pipeline.shards.seal import seal
 
 
 def reseal(path: Path) -> None:
-    """Make the seal of a shard or an index fit what is in it now."""
+    """Update the seal of a shard or an index."""
     notes = json.loads(path.read_bytes().split(b"\n")[0][13:])["notes"]
     with h5py.File(path, "r") as file:
         pieces = PIECES if "frames/jpeg" in file else ()
@@ -26,7 +26,7 @@ def reseal(path: Path) -> None:
 
 
 def recheck(file: h5py.File) -> None:
-    """Make the checksums of the frames, the sound and the words of a shard fit what is there now."""
+    """Update the checksums of frames, audio and words of a shard."""
     offset, jpeg = file["frames/offset"][:], file["frames/jpeg"][:]
     file["frames/crc32"][:] = [zlib.crc32(jpeg[a:b].tobytes()) for a, b in pairwise(offset)]
     bank = file["audio/logmel"][:]
@@ -38,7 +38,7 @@ def recheck(file: h5py.File) -> None:
 
 @contextlib.contextmanager
 def changed(path: Path, hidden: bool = False) -> Iterator[h5py.File]:
-    """Change what is in a shard or an index; `hidden` makes every checksum fit the change."""
+    """Change a shard or an index; `hidden` updates all checksums."""
     with h5py.File(path, "a") as file:
         yield file
         if hidden and "frames/jpeg" in file and np.all(np.diff(file["frames/offset"][:]) >= 0):
@@ -48,7 +48,7 @@ def changed(path: Path, hidden: bool = False) -> Iterator[h5py.File]:
 
 
 def reindex(folder: Path) -> None:
-    """Make the index speak of the shards as they are now."""
+    """Rebuild the index of the shards."""
     with h5py.File(folder / "index.h5", "r") as file:
         names, settings = file["shard/name"].asstr()[:], file.attrs["settings"]
     write_index(folder, [folder / name for name in names], {"settings": settings})

@@ -1,8 +1,7 @@
-"""Thousands of faults, each of which has to end in the right result or in one sentence.
+"""Thousands of faults: damaged shards, indexes, checkpoints and small files, odd files and names among the videos.
 
-Damage in shards, index, checkpoints and the small files beside them, odd entries and odd names among the videos: each
-meets the commands that read it, which may give what they give without the fault, or say in one sentence what is wrong
-and exit with 2. A crash, a hang, a traceback, or a result that is wrong without a word fails.
+The commands that read them must either give the same results as without the fault, or exit with 2 and one message. A
+crash, a hang, a traceback or a wrong result fails.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ from tests.test_kills import kill, run_command
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
 
 COUNT = int(os.environ.get("GDT_FAULTS", "2000"))
-"""How many faults, over all tests: GDT_FAULTS=100 takes minutes."""
+"""Number of faults over all tests; GDT_FAULTS=100 takes minutes."""
 LIMIT = 120.0
-"""Seconds that no command may take; the slowest undisturbed ones take about 10."""
+"""Seconds that a command may take; without faults the slowest takes about 10."""
 SHARDS = [f"shard-{number:06d}.h5" for number in range(3)]
 SPECIAL = [
     "\n", "\r", "\t", " ", "'", '"', "%d", "%", "$(x)", "`y`", "|", ";", "&", "*", "?", "[0-9]", "\\", "-", "--",
@@ -47,12 +46,12 @@ SPECIAL = [
     "#", "=", ",", "No space left on device", "[error] ", "[fatal] x: No space left on device", "Duration: 9",
     "matches no streams", "a", "b",
 ]  # fmt: skip
-"""What some program would stumble over in a name."""
+"""Parts of file names that programs stumble over."""
 
 
 @dataclass(frozen=True)
 class World:
-    """What is damaged, and what comes of it without damage."""
+    """Files to damage, and the results without damage."""
 
     folder: Path
     losses: list[float]
@@ -60,21 +59,21 @@ class World:
     digests: dict[str, str]
 
     def fresh(self) -> Path:
-        """A folder for an example, in the place of the last one's."""
+        """An empty folder for the next example."""
         here = self.folder / "here"
         shutil.rmtree(here, ignore_errors=True)
         here.mkdir()
         return here
 
     def copy(self, name: str) -> Path:
-        """A copy, in a fresh folder, of one of its folders: links that nothing but Damage.apply writes to."""
+        """A copy, by hard links, of one of its folders; only Damage.apply writes to it."""
         ignored = shutil.ignore_patterns(".lock")
         return shutil.copytree(self.folder / name, self.fresh() / name, copy_function=os.link, ignore=ignored)
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Videos, shards, a run of four steps, one that was killed after two, and metrics of frozen features."""
+    """Videos, shards, a run of four steps, a run killed after two, and metrics of frozen features."""
     folder = tmp_path_factory.mktemp("world")
     videos, shards = folder / "videos", folder / "shards"
     generate(videos, Synthetic(train=6, val=1, test=2, classes=2, seconds=2.0), workers=1, progress=False)
@@ -87,7 +86,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def fuzz(share: float, **drawn: st.SearchStrategy) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test of this share of all faults; it gets what is drawn, and `real` once in forty times."""
+    """A test of a share of all faults, with drawn arguments; `real` is true once in forty times."""
     tried = settings(
         max_examples=max(1, round(share * COUNT)), deadline=None, database=None, print_blob=True,
         phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck),
@@ -100,22 +99,22 @@ def fuzz(share: float, **drawn: st.SearchStrategy) -> Callable[[Callable[..., No
 
 @dataclass(frozen=True)
 class Damage:
-    """What happens to a file."""
+    """Damage to a file."""
 
     kind: str
     place: int
-    """Where, modulo the length; from the end where it is negative."""
+    """Offset modulo the length; negative from the end."""
     size: int
     seed: int
 
     def apply(self, path: Path) -> bool:
-        """Whether that changed anything."""
+        """Damage a file; whether that changed it."""
         whole = path.read_bytes()
         data, n, draw = bytearray(whole), len(whole), random.Random(self.seed)
         place = self.place % max(n, 1)
         piece = slice(place, min(place + self.size, n))
         length = piece.stop - piece.start
-        match self.kind if n else "longer":  # a data set without rejects has an empty list of them
+        match self.kind if n else "longer":  # rejected.jsonl may be empty
             case "bit":
                 data[place] ^= 1 << draw.randrange(8)
             case "bits":
@@ -131,12 +130,12 @@ class Damage:
                 data += draw.randbytes(self.size)
             case "empty":
                 data.clear()
-        path.unlink()  # it may be a link to what other examples use
+        path.unlink()  # it is a hard link to a file of other examples
         path.write_bytes(data)
         return data != whole
 
 
-# the beginning and the end, where formats keep what they are about, more often than by chance
+# more often at the beginning and the end, where formats keep their headers
 PLACES = st.integers(0, 2**40) | st.integers(0, 8191) | st.integers(-8192, -1)
 KINDS = ["bit", "bit", "bit", "bits", "hole", "hole", "ones", "cut", "longer", "noise", "empty"]
 DAMAGE = st.builds(Damage, st.sampled_from(KINDS), PLACES, st.sampled_from([16, 512, 4096]), st.integers(0, 2**32))
@@ -151,7 +150,7 @@ def damage_to(names: list[str], most: int = 1) -> st.SearchStrategy[Faults]:
 
 
 def damage(folder: Path, faults: Faults) -> bool:
-    """Whether anything has changed."""
+    """Damage files of a folder; whether any has changed."""
     changed = [fault.apply(folder / name) for name, fault in faults.items()]
     return any(changed)
 
@@ -177,15 +176,15 @@ def metrics(folder: Path) -> list[object]:
 
 
 def digests(shards: Path) -> dict[str, str]:
-    """Of everything that the videos and the settings decide."""
+    """Digests of everything that depends on videos and settings only."""
     names = ["index.h5", "plan.jsonl", "rejected.jsonl", *(path.name for path in shards.glob("shard-*.h5"))]
     return {name: hashlib.sha256((shards / name).read_bytes()).hexdigest() for name in names}
 
 
 def end(command: Run, arguments: list[object], real: bool) -> tuple[bool, str]:
-    """Whether a command did what it should, and what it said; where it did not, that has to be one sentence.
+    """Whether a command succeeded, and its output; a failure must be one message.
 
-    `real` runs it as a user does, by a new Python; else it runs in a fork of one that has imported everything.
+    `real` runs it in a new Python as a user would, else in a fork of a process that has imported everything.
     """
     began = time.monotonic()
     if real:
@@ -216,7 +215,7 @@ def test_training_on_damaged_shards(world: World, command: Run, faults: Faults, 
 
 
 @fuzz(0.10, faults=damage_to(["checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl", "settings.json"], most=2))
-def test_training_that_goes_on_from_damage(world: World, command: Run, faults: Faults, real: bool) -> None:
+def test_resuming_from_damaged_files(world: World, command: Run, faults: Faults, real: bool) -> None:
     run = world.copy("half")
     damage(run, faults)
     good, _ = end(command, training(world.folder / "shards", run), real)
@@ -238,7 +237,7 @@ def test_features_of_a_damaged_checkpoint(world: World, command: Run, fault: Dam
 
 
 @fuzz(0.17, faults=damage_to([*SHARDS, "index.h5"]))
-def test_verifying_finds_and_names_all_damage(world: World, command: Run, faults: Faults, real: bool) -> None:
+def test_verify_reports_all_damage(world: World, command: Run, faults: Faults, real: bool) -> None:
     shards = world.copy("shards")
     changed = damage(shards, faults)
     good, said = end(command, ["verify", "--shards", shards, "--workers", 1], real)
@@ -250,8 +249,8 @@ SMALL = ["index.h5", "plan.jsonl", "rejected.jsonl", "summary.json"]
 
 
 @fuzz(0.23, faults=damage_to(SHARDS) | damage_to(SMALL, most=3))
-def test_preprocessing_makes_again_what_is_damaged(world: World, command: Run, faults: Faults, real: bool) -> None:
-    """But for damage in the data of a shard, which is left to those who read it."""
+def test_preprocessing_rebuilds_damaged_files(world: World, command: Run, faults: Faults, real: bool) -> None:
+    """Except damage in the data of a shard, which its readers report."""
     shards = world.copy("shards")
     damage(shards, faults)
     if end(command, preprocessing(shards, world.folder / "videos"), real)[0]:
@@ -268,7 +267,7 @@ PATHS = st.builds("{}{}{}".format, st.sampled_from(["", "a/"]), STEMS,
 
 
 def enter(path: Path, kind: str, video: Path, fault: Damage) -> str:
-    """Put something that is named like a video there; whether it is kept, left out, or either."""
+    """Create an entry named like a video; whether it is to be kept, left out, or either."""
     match kind:
         case "video":
             os.link(video, path)

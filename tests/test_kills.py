@@ -1,8 +1,7 @@
-"""Kills at moments that are chosen, over the whole of preprocessing, verifying and pretraining.
+"""Kills at chosen moments of preprocessing, verifying and pretraining.
 
-Python tells of every file that is opened, renamed, linked or removed (sys.addaudithook) before it does it; there, or a
-moment later, all processes of the run are killed. Some of the forty are in the suite, the others are slow:
-`python -m pytest -m slow tests/test_kills.py`.
+An audit hook (sys.addaudithook) sees every file before it is opened, renamed, linked or removed; there, or a moment
+later, all processes of the run are killed. Most of the forty kills are slow tests: `python -m pytest -m slow`.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ sys.addaudithook(watch)
 
 
 def run_command(arguments: list[object], folder: Path, **environment: str) -> int:
-    """The exit status of a command that is in a session of its own, with all that it starts."""
+    """The exit status of a command in its own session."""
     done = subprocess.run(
         [sys.executable, "-m", "gdt", *map(str, arguments)], cwd=folder, start_new_session=True, check=False,
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=300,
@@ -50,14 +49,14 @@ def run_command(arguments: list[object], folder: Path, **environment: str) -> in
 
 
 def kill(arguments: list[object], folder: Path, moment: str) -> None:
-    """Run a command that is killed, with all its processes, at a moment that has to come."""
+    """Run a command that is killed, with all its processes, at a moment that must come."""
     (folder / "hook").mkdir(exist_ok=True)
     (folder / "hook" / "sitecustomize.py").write_text(HOOK)
     ended = run_command(arguments, folder, PYTHONPATH=f"{folder / 'hook'}:{ROOT}", GDT_KILL=moment)
     assert ended == -signal.SIGKILL, (moment, ended)
 
 
-# what is about to happen, to which file, the how manieth time, and seconds to wait after that
+# event, file, which occurrence of it, and seconds to wait after it
 PREPROCESSING = """\
 os.rename plan.jsonl 1 0
 open plan.jsonl.partial 1 0.0005
@@ -123,12 +122,12 @@ def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Pa
     command = ["preprocess", "--source", videos, "--destination", folder, "--videos-per-shard", 3, "--workers", 2]
     for moment in moments:
         name = moment.split()[1]
-        if name == "shard-000009.h5":  # one that is no part of the plan, and is removed at the end
+        if name == "shard-000009.h5":  # not in the plan, so it is removed at the end
             shutil.copy(next(folder.glob("shard-*.h5")), folder / name)
         if moment.startswith("os.remove index.h5") and not (folder / name).exists():
             shutil.copy(whole / name, folder / name)
         made = sorted(folder.glob("shard-00000[0-5].h5"))
-        for path in [path for path in made if path.name == name] or made[:2]:  # so that there is something to do
+        for path in [path for path in made if path.name == name] or made[:2]:  # so that there is work to do
             path.unlink()
         kill(command, tmp_path, moment)
     assert run_command(command, tmp_path) == 0

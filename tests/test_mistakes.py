@@ -1,4 +1,4 @@
-"""Mistakes that a user makes, typed as users type them: one sentence says what is wrong and what to do."""
+"""User errors on the command line: one message says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.conftest import ROOT, Run
 
 
 def sentence(done: object) -> str:
-    """What a command that failed says, which is one line."""
+    """The message of a failed command, a single line."""
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2 and line.startswith("error: "), line
     return line.removeprefix("error: ")
@@ -42,7 +42,7 @@ def sentence(done: object) -> str:
         ("synthetic-z", "'make pretrain' makes runs/<dataset>-<preset>, and the presets are a, b, c, d, e, "),
     ],
 )
-def test_a_model_that_was_never_trained_is_named_with_the_command_that_trains_it(
+def test_a_missing_checkpoint_is_reported_with_the_command_that_trains_it(
     command: Run, run: str, advice: str, tmp_path: Path
 ) -> None:
     path = f"runs/{run}/checkpoint.pt"
@@ -53,7 +53,7 @@ def test_a_model_that_was_never_trained_is_named_with_the_command_that_trains_it
         assert sentence(command("eval", "export", "--ckpt", path, "--out", "x.safetensors")) == said
 
 
-def test_what_torch_says_of_unpickling_is_not_passed_on(command: Run, tmp_path: Path) -> None:
+def test_messages_about_unpickling_are_replaced(command: Run, tmp_path: Path) -> None:
     path = tmp_path / "x.pt"
     torch.save({"model": Path("/")}, path)
     for last in (b"", b"damaged"):
@@ -68,12 +68,12 @@ def test_what_torch_says_of_unpickling_is_not_passed_on(command: Run, tmp_path: 
     assert "save the state_dict of a model" in said
 
 
-def test_preprocessing_that_fails_leaves_no_folder(command: Run, tmp_path: Path) -> None:
+def test_failed_preprocessing_leaves_no_folder(command: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     before = sorted(tmp_path.iterdir())
     for arguments, message in (
         (("--source", "empty"), "there are no videos in"),
-        (("--source", "nowhere"), "does not exist; set SOURCE to the folder of your videos"),
+        (("--source", "~/My videos"), f"{Path.home()}/My videos does not exist; set SOURCE"),
         (("--dataset", "howto100m", "--source", "empty"), "set --word2vec"),
         (("--source", "empty", "--destination", "a/b/c"), "there are no videos in"),
         (("--source", "empty", "--dataset", "kinetic"), "unknown data set 'kinetic'; available: audioset, "),
@@ -81,12 +81,12 @@ def test_preprocessing_that_fails_leaves_no_folder(command: Run, tmp_path: Path)
         done = command("preprocess", *arguments)
         assert done.returncode == 2 and message in done.stderr
         assert sorted(tmp_path.iterdir()) == before
-    (tmp_path / "there").mkdir()  # somebody else's
+    (tmp_path / "there").mkdir()  # not created by the command
     assert command("preprocess", "--source", "empty", "--destination", "there/x").returncode == 2
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_the_command_that_makes_shards_can_be_typed() -> None:
+def test_messages_name_the_command_that_makes_shards() -> None:
     assert tuple(datasets.DATASETS) == DATASETS
     assert preprocess_command(Path("data/shards/synthetic")) == "make preprocess DATASET=synthetic"
     assert preprocess_command(Path("data/shards/kinetics")) == "make preprocess DATASET=kinetics SOURCE=<your videos>"
@@ -98,7 +98,7 @@ def test_the_command_that_makes_shards_can_be_typed() -> None:
 
 
 def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """What make would do, or says, where everything is set up; `more` is set in the environment."""
+    """Run make with a Python that prints its command, as if set-up were complete; `more` is set in the environment."""
     stamp.touch()
     left_out = ("MAKEFLAGS", "CONDA_PREFIX")
     environment = {name: value for name, value in os.environ.items() if name not in left_out} | more
@@ -126,14 +126,14 @@ def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProce
         ("""pretrain ARGS=--out=it's""", "ARGS is .*, which a shell cannot parse .No closing quotation.$"),
     ],
 )
-def test_a_variable_that_has_no_effect_is_refused(tmp_path: Path, typed: str, message: str) -> None:
+def test_variables_without_effect_are_refused(tmp_path: Path, typed: str, message: str) -> None:
     done = make(*typed.split(), stamp=tmp_path / "stamp")
     said, _ = done.stderr.splitlines()  # the second is make's
     assert done.returncode == 2 and not done.stdout
     assert said.startswith("error: ") and re.search(message, said), said
 
 
-def test_targets_without_variables_refuse_them(tmp_path: Path) -> None:
+def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
     for target, variables in (
         ("demo", "no variables"),
         ("test", "no variables"),
@@ -151,6 +151,7 @@ def test_targets_without_variables_refuse_them(tmp_path: Path) -> None:
         ("preprocess", "gdt preprocess --dataset synthetic"),
         ("preprocess DATASET=folder SOURCE=/x DRY_RUN=1", "gdt preprocess --dataset=folder --source=/x --dry-run"),
         ("preprocess SOURCE='/a b/$x `c`'", "gdt preprocess --dataset synthetic '--source=/a b/ `c`'"),
+        ("preprocess SOURCE='~/My videos'", "gdt preprocess --dataset synthetic '--source=~/My videos'"),
         ("verify DATASET=x FULL=1", "gdt verify --dataset=x --full"),
         ("pretrain SIZE=tiny", "gdt pretrain --dataset synthetic tiny"),
         ("pretrain SIZE=tiny STEPS=3 ARGS='--seed 1 --clip.size 24'",
@@ -182,14 +183,14 @@ def test_targets_without_variables_refuse_them(tmp_path: Path) -> None:
          "gdt preprocess --dataset=folder --source=/x\ngdt eval downstream --ckpt y --dataset=folder --size=tiny"),
     ],
 )  # fmt: skip
-def test_what_make_runs(tmp_path: Path, typed: str, meant: str) -> None:
+def test_make_runs_the_command_with_its_variables(tmp_path: Path, typed: str, meant: str) -> None:
     done = make(*shlex.split(typed), stamp=tmp_path / "stamp")
     assert done.returncode == 0, done.stderr
     for said, expected in zip(done.stdout.splitlines(), meant.split("\n"), strict=True):
         assert sorted(shlex.split(said)) == sorted(shlex.split(expected)), said
 
 
-def test_variables_of_the_environment_count_where_they_are_options(tmp_path: Path) -> None:
+def test_environment_variables_that_are_options_count(tmp_path: Path) -> None:
     done = make("pretrain", "SIZE=tiny", stamp=tmp_path / "stamp", DATASET="mine", PRESET="e", ROWS="a", LABEL="x")
     assert done.stdout.split() == ["gdt", "pretrain", "tiny", "--dataset=mine", "--preset=e"]
     done = make("eval", "SIZE=tiny", stamp=tmp_path / "stamp", DATASET="mine")
@@ -206,7 +207,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_run_that_ends_says_what_comes_next_and_a_finished_one_that_nothing_does(
+def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
     command: Run, shards: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "a run"
@@ -233,9 +234,7 @@ def test_a_run_that_ends_says_what_comes_next_and_a_finished_one_that_nothing_do
     assert contents(run) == left
 
 
-def test_a_run_is_prolonged_where_its_steps_would_have_been_the_same(
-    command: Run, shards: Path, tmp_path: Path
-) -> None:
+def test_a_run_with_a_constant_rate_can_be_prolonged(command: Run, shards: Path, tmp_path: Path) -> None:
     run, straight = tmp_path / "run", tmp_path / "straight"
     constant = ("--optimization.lr-decay", 0, "--optimization.warmup-epochs", 0.5, "--network.dropout", 0.3,
                 "--batch-size", 6)  # fmt: skip
@@ -253,7 +252,7 @@ def test_a_run_is_prolonged_where_its_steps_would_have_been_the_same(
     )
 
 
-def test_a_run_whose_rate_has_fallen_is_not_prolonged(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_decayed_rate_cannot_be_prolonged(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     falling = ("--optimization.lr-decay", 0.5)
     assert command(*tiny(shards, run, *falling, "--steps", 4)).returncode == 0
@@ -271,7 +270,7 @@ def test_a_run_whose_rate_has_fallen_is_not_prolonged(command: Run, shards: Path
     ("decay", "before", "after", "done", "same"),
     [(0.0, 8, 20, 8, True), (0.0, 8, 4, 3, True), (0.5, 8, 20, 4, True), (0.5, 8, 20, 6, False), (0.5, 8, 6, 5, False)],
 )
-def test_a_run_becomes_one_of_another_length_while_the_rates_were_the_same(
+def test_a_run_can_change_its_length_while_the_rates_are_the_same(
     decay: float, before: int, after: int, done: int, same: bool
 ) -> None:
     base = replace(SIZES["tiny"][1], device="cpu", precision="float32")
@@ -289,7 +288,7 @@ def test_a_run_becomes_one_of_another_length_while_the_rates_were_the_same(
         require_same_run(state, now, data, 4, Path("run/checkpoint.pt"))
 
 
-def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, shards: Path, tmp_path: Path) -> None:
     (tmp_path / "data" / "shards").mkdir(parents=True)
     (tmp_path / "data" / "shards" / "mine").symlink_to(shards)
     said = sentence(command("pretrain", "tiny", "--dataset", "mien"))
@@ -297,7 +296,7 @@ def test_a_data_set_that_is_not_there_names_those_that_are(command: Run, shards:
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
-def test_a_lack_of_memory_is_a_sentence_with_an_advice_and_other_errors_are_not(error: Exception) -> None:
+def test_out_of_memory_is_explained_and_other_errors_are_not(error: Exception) -> None:
     sentence = r"^out of memory \(.+\); stop other programs, or set --videos lower$"
     with pytest.raises(UserError, match=sentence), explain_out_of_memory("set --videos lower"):
         raise error

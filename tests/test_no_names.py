@@ -1,4 +1,4 @@
-"""Who executes plans knows no factor and no preset by name: the next transformation is a class, not a branch."""
+"""Code that executes plans has no branches on names of factors or presets."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_no_factor_is_looked_up_by_name(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_preset_decides_anything(path: Path) -> None:
-    """Letters are compared with nothing; they may be defaults of settings."""
+    """Names of presets may be defaults of settings only."""
     tree = ast.parse(path.read_text())
     compared = [
         side.value

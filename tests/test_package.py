@@ -1,4 +1,4 @@
-"""The package: one name for every module, importable from any folder, whatever scripts lie there."""
+"""The package: one name per module, importable from any folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_folder_with_code_is_a_link_in_the_package() -> None:
 
 
 def test_no_module_is_imported_by_its_folder_alone() -> None:
-    """`import train.step` would be another module than `gdt.train.step`, with classes of its own."""
+    """`import train.step` would be a second module with its own classes."""
     for path in OURS:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -42,7 +42,7 @@ BELOW = {
 }  # fmt: skip
 """What each folder may import from."""
 EXCEPT = {"eval/page/page.py": {"studies"}}
-"""The page shows the paper's figures, too."""
+"""The page shows the paper's figures."""
 
 
 @pytest.mark.parametrize("folder", BELOW)
@@ -68,7 +68,7 @@ def test_no_file_is_two_modules() -> None:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with this package, which is not the checkout's, and the dependencies of the running one."""
+    """An environment with this package installed and the dependencies of the running one."""
     folder = tmp_path_factory.mktemp("installed")
     source = folder / "source"
     for name in ("gdt", *FOLDERS):
@@ -78,14 +78,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "env", with_pip=False)
     python = folder / "env" / "bin" / "python"
     there = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env"), "platbase": str(folder / "env")}))
-    # a path, whose own .pth files, such as that of this checkout, are not read
+    # .pth files in this path, such as that of the checkout, are not read
     (there / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", str(source)]
     subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
     return python.parent
 
 
-def test_what_is_installed_works_beside_scripts_of_the_same_names(installed: Path, tmp_path: Path) -> None:
+def test_the_installed_package_ignores_scripts_of_the_same_names(installed: Path, tmp_path: Path) -> None:
     for name in (*FOLDERS, "gdt_train"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else')")
     script = tmp_path / "mine.py"
@@ -102,7 +102,7 @@ def test_what_is_installed_works_beside_scripts_of_the_same_names(installed: Pat
         assert str(installed.parent) in done.stdout or "usage: gdt" in done.stdout
 
 
-def test_what_is_no_code_is_installed_too(installed: Path) -> None:
+def test_data_files_are_installed(installed: Path) -> None:
     (there,) = installed.parent.glob("lib/*/site-packages/gdt")
     for name in FOLDERS:
         for path in (ROOT / name).rglob("*"):
@@ -110,7 +110,7 @@ def test_what_is_no_code_is_installed_too(installed: Path) -> None:
                 assert (there / path.relative_to(ROOT)).is_file(), path
 
 
-def test_names_come_late_and_are_those_of_the_api() -> None:
+def test_lazy_names_are_those_of_the_api() -> None:
     from gdt import api
 
     assert gdt.__all__ == sorted(api.__all__) and gdt.load is api.load

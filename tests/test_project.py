@@ -1,4 +1,4 @@
-"""The project itself: one list of dependencies, documented commands that exist."""
+"""Project files: dependencies, make targets, documented commands."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,7 +14,7 @@ import yaml
 from tests.conftest import ROOT
 
 
-def test_environment_yml_is_the_list_of_pyproject_toml() -> None:
+def test_environment_yml_has_the_dependencies_of_pyproject_toml() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     expected = project["dependencies"] + project["optional-dependencies"]["test"]
     listed = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
@@ -22,16 +23,23 @@ def test_environment_yml_is_the_list_of_pyproject_toml() -> None:
     assert all("==" in line for line in expected)
 
 
-def test_make_help_lists_every_target() -> None:
+def test_make_help_lists_every_target_in_100_columns() -> None:
     text = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert max(map(len, text.splitlines())) <= 100
     listed = set(re.findall(r"^  make ([a-z-]+)", text, re.M))
     phony = set((ROOT / "Makefile").read_text().split(".PHONY:")[1].splitlines()[0].split())
     assert listed == phony
 
 
 @pytest.mark.parametrize("stage", ["preprocess", "train", "eval", "studies"])
-def test_the_command_line_is_there_before_what_takes_seconds_to_import(stage: str) -> None:
-    """So `--help` and mistakes are answered at once."""
+def test_command_lines_import_nothing_slow(stage: str) -> None:
+    """So that `--help` and errors come at once."""
     code = f"import sys, gdt.{stage}.command; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"torch", "nvidia.dali", "sklearn", "matplotlib"} & set(done.stdout.split())
+
+
+def test_make_refuses_variables_before_set_up(tmp_path: Path) -> None:
+    command = ["make", "bench", "GPUS=2", f"STAMP={tmp_path / 'stamp'}", "PYTHON=false"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "'make bench' takes only SOURCE; remove GPUS" in done.stderr and not done.stdout

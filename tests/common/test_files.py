@@ -1,4 +1,4 @@
-"""Files appear whole or not at all; files that are files: what a path leads to, and nothing waited for is opened."""
+"""Atomic writes, kinds of paths, and opening of regular files only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     sync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: [flushed.append(os.fstat(file).st_size), sync(file)])
     write_text(path, "before \N{SNOWMAN}\n")
-    os.mkfifo(partial)  # what a killed writer left may be anything
+    os.mkfifo(partial)  # a leftover may be anything
     with pytest.raises(ZeroDivisionError), writing(path) as file:
         assert file.name == str(partial)
         file.write(b"half")
@@ -28,7 +28,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == b"0\n1\n" and flushed == [11, 4]
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    with writing(path, scratch) as file, Path(file.name).open("r+b") as other:  # as libraries that take a name do
+    with writing(path, scratch) as file, Path(file.name).open("r+b") as other:  # as libraries do that take a name
         assert file.name == str(scratch / "a.txt")
         other.write(b"by name")
     assert path.read_bytes() == b"by name" and not [*scratch.iterdir()]
@@ -36,7 +36,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with one of everything, each with a link to it."""
+    """A folder with one of each kind of path, and a link to each."""
     (tmp_path / "file").write_text("text")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
@@ -57,7 +57,7 @@ KINDS = {
 }  # fmt: skip
 
 
-def test_what_a_path_leads_to(everything: Path) -> None:
+def test_kinds_of_paths(everything: Path) -> None:
     assert {name: kind(everything / name) for name in KINDS} == KINDS
     links = ("file", "folder", "fifo", "socket", "device", "loop")
     assert {name: kind(everything / f"to {name}") for name in links} == {name: KINDS[name] for name in links}
@@ -80,18 +80,16 @@ def test_only_regular_files_are_opened(everything: Path) -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_file_that_becomes_something_else_is_not_waited_for(
-    everything: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_becomes_something_else_does_not_block(everything: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    monkeypatch.setattr("gdt.common.files.kind", lambda path: "")  # what it was when it was looked at
+    monkeypatch.setattr("gdt.common.files.kind", lambda path: "")  # as at the first check
     for name, message in {"fifo": "is a FIFO", "folder": "is a folder", "socket": "No such device"}.items():
         with pytest.raises(UserError, match=f"/{name}.* {message}"):
             open_regular(everything / name)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-def test_a_folder_that_may_not_be_looked_into_is_named(tmp_path: Path) -> None:
+def test_a_folder_without_permission_is_reported(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0)
     me = os.geteuid()
     if me == 0:  # who may look anywhere

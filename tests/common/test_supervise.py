@@ -1,4 +1,4 @@
-"""The parent that says how its child ended."""
+"""The parent process that reports how its child ended."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def start(body: str, folder: Path) -> subprocess.Popen[str]:
         ("os.kill(os.getpid(), signal.SIGTERM)", 143, ""),
     ],
 )
-def test_the_end_of_the_child_is_told_in_a_sentence(tmp_path: Path, body: str, code: int, message: str) -> None:
+def test_the_end_of_the_child_is_reported(tmp_path: Path, body: str, code: int, message: str) -> None:
     process = start(body, tmp_path)
     output, error = process.communicate(timeout=30)
     assert process.returncode == code
@@ -61,7 +61,7 @@ def test_the_end_of_the_child_is_told_in_a_sentence(tmp_path: Path, body: str, c
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_signals_reach_the_child(tmp_path: Path, number: signal.Signals) -> None:
-    # short sleeps: a signal that comes just before one is seen when it ends
+    # short sleeps: a signal just before one is seen only at its end
     wait = "[time.sleep(0.1) for _ in range(600)]"
     body = f"signal.signal({int(number)}, lambda n, f: sys.exit(50 + n)); print('ready', flush=True); {wait}"
     process = start(body, tmp_path)

@@ -137,13 +137,16 @@ def test_failing_ffmpeg_is_quoted() -> None:
 
 
 @every_set
-def test_the_command_makes_the_same_files(settings: GeneratedSet, tmp_path: Path) -> None:
+def test_the_command_makes_the_same_files(
+    settings: GeneratedSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = replace(settings, train=1, val=0, test=0)
     generate(tmp_path / "expected", small, workers=1, progress=False)
     options = ["--train", "1", "--val", "0", "--test", "0", "--seconds", "1", "--size", "32"]
     options += ["--classes", "3"] if isinstance(settings, Synthetic) else []
     command = [sys.executable, "-m", "gdt", "generate", settings.name, "--no-progress", *options]
-    command += ["--destination", str(tmp_path / "typed")]
+    command += ["--destination", "~/typed"]
+    monkeypatch.setenv("HOME", str(tmp_path))
     subprocess.run(command, check=True)
     assert contents(tmp_path / "typed") == contents(tmp_path / "expected")
     again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
