@@ -44,7 +44,7 @@ def run_settings(settings: Settings, row: str, leaves: int) -> Pretrain:
 
 def tree_of(run: Pretrain) -> Tree:
     """The sampling tree over videos that are never read."""
-    videos = run.batch_size
+    videos = run.composition.batch_size
     return Tree(run.composition, Source(np.arange(videos), np.full(videos, 300), 30), run.clip, BANDS, run.seed)
 
 
@@ -77,7 +77,7 @@ class Step:
 
     def __init__(self, way: Way, run: Pretrain, device: torch.device) -> None:
         # a group is the k-th leaf of every video
-        bn_group_size = 0 if way.one_forward else run.batch_size
+        bn_group_size = 0 if way.one_forward else run.composition.batch_size
         micro_batch_size = bn_group_size if way.cached else 0
         precision = torch.bfloat16 if way.bfloat16 else torch.float32
         if run.threads:
