@@ -190,7 +190,7 @@ class DaliEngine(Engine):
             for branch in range(run.rows.shape[1]):
                 inputs[f"begin{branch}"] = np.repeat(run.begin[:, branch], frames, 0)
                 inputs[f"end{branch}"] = np.repeat(run.end[:, branch], frames, 0)
-                inputs[f"order{branch}"] = (first + run.order[:, branch]).reshape(-1).astype(np.int32)
+                inputs[f"indices{branch}"] = (first + run.order[:, branch]).reshape(-1).astype(np.int32)
             yield inputs
 
 

@@ -28,14 +28,14 @@ def video_graph(size: int, branches: int, decoder: str, hardware: float) -> Any:
     )
     outputs = []
     for branch in range(branches):
-        begin, end, order = (
+        begin, end, indices = (
             fn.external_source(name=f"{name}{branch}", batch=True, dtype=dtype, ndim=ndim)
-            for name, dtype, ndim in (("begin", types.FLOAT, 1), ("end", types.FLOAT, 1), ("order", types.INT32, 0))
+            for name, dtype, ndim in (("begin", types.FLOAT, 1), ("end", types.FLOAT, 1), ("indices", types.INT32, 0))
         )
         crop = fn.resize(
             frames, size=(size, size), roi_start=begin, roi_end=end, interp_type=types.INTERP_LINEAR, antialias=False
         )
-        outputs.append(fn.permute_batch(crop, indices=order))
+        outputs.append(fn.permute_batch(crop, indices=indices))
     return tuple(outputs)
 
 
