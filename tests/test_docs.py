@@ -52,7 +52,6 @@ SHORTER = {
     "pretrain": ["--steps", "2", "--batch-size", "4"], "eval downstream": ["--clips", "2"],
     "eval embed": ["--clips", "2"],
     "eval factors": ["--videos", "8", "--starts", "1", "--folds", "2", "--split", "train"],
-    "eval report": ["--points", "20"],
 }  # fmt: skip
 """Options that make the commands short."""
 ERRORS = {
