@@ -1,1 +1,1 @@
-"""Shared by all stages, and without knowledge of video: errors, files, locks, serialization, the command line."""
+"""Utilities shared by all stages and independent of video: errors, files, locks, serialization, the command line."""

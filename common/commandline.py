@@ -14,7 +14,7 @@ import tyro
 
 T = TypeVar("T")
 ADVANCED = "advanced"
-"""Heading of the options that few people set; --help shows it last."""
+"""Heading of rarely used options, shown last in --help."""
 
 
 class Options(Generic[T]):
@@ -39,7 +39,9 @@ class Options(Generic[T]):
         return self.type(**groups, **{f.name: values[f.name] for f in fields(self.type) if f.name not in groups})
 
     def settings(self, parsed: Any) -> T:
-        """The settings of a parsed instance of `type`, with ~ expanded in paths. Raises whatever the dataclass does."""
+        """The settings of a parsed instance of `type`, with ~ expanded in paths. Raises the errors of the dataclass's
+        validation.
+        """
         flat = dict(vars(parsed))
         for title in self._groups:
             flat |= vars(flat.pop(title))
@@ -95,7 +97,7 @@ def _grouped(kind: Any, groups: Mapping[str, Sequence[str]]) -> Any:
 
 
 def _metavar(hint: Any) -> str | None:
-    """PATH for Path | None, INT ... for tuple[int, ...]; None leaves it to tyro."""
+    """PATH for Path | None, INT ... for tuple[int, ...]; None for tyro's default."""
     arguments = get_args(hint)
     if NoneType in arguments:
         (hint,) = (option for option in arguments if option is not NoneType)

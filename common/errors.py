@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one message and exit status 2, without a traceback."""
+"""Errors that the user can fix: one message and exit status 2, without a traceback."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def _exit(status: int, message: str) -> NoReturn:
     print(message, file=sys.stderr)
     try:
         _flush()
-    except OSError:  # else Python reports it a second time at exit
+    except OSError:  # otherwise Python reports it again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""Atomic writes, and opening of regular files only: a FIFO would block."""
+"""Atomic writes, and safe opening of files: only regular files are opened, since opening a FIFO blocks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def require_readable(what: object, error: OSError) -> None:
 
 @contextmanager
 def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
-    """Write a binary file that appears whole or not at all.
+    """Write a binary file atomically: it appears complete or not at all.
 
     Yields `<name>.partial` beside `path` (or in `scratch`, a folder of the same file system), which is synced to disk
     and renamed at the end, and removed after an error. For example:
@@ -78,7 +78,7 @@ def dump_row(row: Mapping[str, Any]) -> str:
 
 
 def with_checksum(lines: Iterable[str]) -> Iterator[str]:
-    """The lines, then a line with their checksum."""
+    """Yield the lines, then one line with their checksum."""
     value = 0
     for line in lines:
         value = zlib.crc32(line.encode(), value)
@@ -104,7 +104,7 @@ def _all_but_last(path: Path) -> Iterator[str]:
 
 
 def kind(path: Path) -> str:
-    """What a path is, with links followed: "" for a regular file.
+    """Kind of file at a path, following links: "" for a regular file.
 
     Else "a folder", "a FIFO", "a socket", "a device", "a virtual file", "a broken link" or "missing" (also for a name
     that no file can have). Raises UserError if the path cannot be accessed.
@@ -120,7 +120,7 @@ def kind(path: Path) -> str:
 
 
 def is_regular(status: os.stat_result) -> bool:
-    """Whether this is a regular file on a disk; virtual ones of the kernel may be endless."""
+    """Whether this is a regular file on a disk, not a virtual file of the kernel, which may be endless."""
     return stat.S_ISREG(status.st_mode) and status.st_dev not in _virtual_devices()
 
 
@@ -154,7 +154,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def _not_a_file(path: Path, what: str) -> UserError:
-    return UserError(f"{path} is {what}, not a file; replace it by a regular file, or remove it")
+    return UserError(f"{path} is {what}, not a file; replace it with a regular file, or remove it")
 
 
 def require_new_file(out: Path, overwrite: bool) -> None:
@@ -162,6 +162,6 @@ def require_new_file(out: Path, overwrite: bool) -> None:
     if (what := kind(out)) not in ("", "missing"):
         raise UserError(f"{out} is {what}, not a file; set --out to a file")
     if out.exists() and not overwrite:
-        raise UserError(f"{out} exists; set --out to another file, or --overwrite to replace it")
+        raise UserError(f"{out} already exists; set --out to another file, or pass --overwrite to replace it")
     if not out.absolute().parent.is_dir():
         raise UserError(f"the folder {out.parent} does not exist; create it, or set --out to a file in another")

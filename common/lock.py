@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""Folder locks: only one run at a time may write to a folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def locked(destination: Path, alternative: str = "set --destination") -> Iterato
 
 
 def _is_at(file: int, path: Path) -> bool:
-    """Whether the open file is still at `path`: a run that failed removes the folder that it created."""
+    """Whether `path` still refers to the open file; a failed run removes the folder it created."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(file), path.stat())
     return False

@@ -20,7 +20,7 @@ def to_json(values: Any, indent: int | None = None) -> str:
 
 
 def from_dict(kind: type[T], values: Any) -> T:
-    """The dataclass with the values of its parsed JSON; all fields must be there, since defaults may have changed.
+    """Build a dataclass from parsed JSON. All fields are required, since defaults may have changed.
 
     Raises ValueError, naming the fields (`clip.size`), if one is missing, unknown or of another type, and whatever the
     dataclasses raise.

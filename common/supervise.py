@@ -1,6 +1,7 @@
 """Run a command in a child process, so that a crash of compiled code still ends in a message.
 
-Decoders and drivers can end a process without a word; the parent, which does nothing else, reports how it ended.
+Decoders and drivers can end a process without an error message; the parent only waits for the child and reports how it
+ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 _SI_KERNEL = 0x80
 _PR_SET_PDEATHSIG = 1
 PARENT_PID = "GDT_PARENT_PID"
-"""Environment variable: the process with which a command that was started by another has to end."""
+"""Environment variable: ID of the parent process; the command ends when that process ends."""
 
 
 def supervise(main: Callable[[], None], advice: str) -> None:

@@ -33,7 +33,7 @@ class Option(NamedTuple):
 Variables = Mapping[str, Option]
 """The options of a command by the names of their variables."""
 _ALIASES = {"GPUS": "JOBS"}
-"""Variables of commands without an option of that name."""
+"""Variable names that stand for an option with another name."""
 _COUNTS = ("GPUS", "NODES")
 _SIMILAR = 0.65
 """Accepts PRESETS for PRESET and DATA for DATASET, but not STEPS for SEEDS."""
@@ -41,7 +41,9 @@ _FLAGS = {"1": "", "yes": "", "true": "", "on": "", "0": "no-", "no": "no-", "fa
 
 
 def options_of(kind: Any, prefix: str = "", prefixed: bool = True) -> dict[str, Option]:
-    """The options of a dataclass and those nested in it, these with prefixes or, as with OmitArgPrefixes, without."""
+    """Options of a dataclass and of the dataclasses nested in it; nested options have a prefix unless OmitArgPrefixes
+    is set.
+    """
     options: dict[str, Option] = {}
     types = get_type_hints(kind, include_extras=True)
     for field in fields(kind):
@@ -60,7 +62,7 @@ def with_variables(
     environment: MutableMapping[str, str] = os.environ,
     all_variables: Callable[[], Iterable[str]] = tuple,
 ) -> list[str]:
-    """The arguments of a recipe with the options of make's variables; outside make, the arguments as they are.
+    """Add make's variables to the arguments of a recipe, as options; outside make, return the arguments unchanged.
 
     With several targets, a variable may be any command's (`all_variables`). Raises UserError for a variable without
     effect and for a value that cannot be parsed.
@@ -111,7 +113,7 @@ def _split(variable: str, value: str) -> list[str]:
 
 
 def _without(arguments: Iterable[str], options: Iterable[str]) -> list[str]:
-    """The arguments without some options and their values."""
+    """Remove options and their values from the arguments."""
     kept, skipping = [], False
     for word in arguments:
         if word.startswith("--"):

@@ -1,4 +1,5 @@
-"""GDT from Python; see `gdt.api`. Names are imported when they are used: torch and DALI take seconds.
+"""Python interface of GDT; see `gdt.api`. Names are imported on first use, since importing torch and DALI takes
+seconds.
 
 `gdt.preprocess` is a function here and a package: type checkers see the function, so import
 `gdt.preprocess.stage` and the like by name instead of as attributes.

@@ -1,4 +1,4 @@
-"""python -m gdt: the command gdt."""
+"""Entry point of `python -m gdt`."""
 
 from gdt.command import console
 

@@ -1,6 +1,6 @@
 """The command line: `gdt <command>`, also as `python -m gdt <command>`.
 
-A command's module is imported once its name is known, and torch and DALI once there is something to compute.
+A command's module is imported only when the command runs, and torch and DALI only when something is computed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from gdt.common.supervise import supervise
 
 
 class Command(NamedTuple):
-    """A command, whose module has `main(arguments)`, and `options(arguments)` for make's variables."""
+    """A command. Its module defines `main(arguments)`, and `options(arguments)` for make's variables."""
 
     module: str
     help: str
     after_crash: str = ""
-    """Advice after a crash of compiled code, for commands that run any; these run in a child process."""
+    """Advice printed after a crash of compiled code. Commands with such advice run in a child process."""
 
 
 _TRAINED = "make:"

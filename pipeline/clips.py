@@ -1,6 +1,6 @@
-"""Plans of clips for finetuning and evaluation, executed by the same loader as those of the tree.
+"""Clip plans for finetuning and evaluation, executed by the same loader as the plans of the sampling tree.
 
-Videos shorter than a clip are used, too, with their last frame repeated, since official splits count every video.
+Videos shorter than a clip are padded by repeating the last frame, since official splits count every video.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ResizedCrop:
         """Crops of n frames: `height` and `width` as shares of the frame's, `top` and `left` as shares of the free
         margin; float32 [n] each.
 
-        The first of ten tries that fits into the frame, else the largest centre crop of an allowed ratio.
+        Takes the first of ten tries that fits into the frame, or else the largest centre crop of an allowed ratio.
         """
         shape = (_TRIES, len(height))
         area = rng.uniform(self.area[0], self.area[1], shape) * height * width
@@ -112,7 +112,7 @@ def uniform_clips(
     leaves.video = spread(videos.astype(np.int64)[:, None, None, None])
     leaves.modality = spread(np.array([MODALITIES.index(name) for name in modalities])[None, :, None, None])
     leaves.start = spread(first[:, None, :, None])
-    rng = np.random.Generator(np.random.Philox(0))  # without effect: an evaluation augmentation has no ranges
+    rng = np.random.Generator(np.random.Philox(0))  # unused: the evaluation augmentation draws nothing at random
     leaves.draws = augmentation.draw(rng, len(leaves), (1, 1))
     if crops > 1:
         tall = (index.height > index.width)[leaves.video]

@@ -61,8 +61,8 @@ class Pixels:
     def floats(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Normalised clips for the encoder: [n, 3, frames, size, size], channels-last in memory, on the crops' device.
 
-        Computed in float32 and rounded to `dtype`. On a CPU they are valid until the next batch of the same loader is
-        converted.
+        Computed in float32 and rounded to `dtype`. On a CPU the result is valid until the next batch of the same
+        loader is converted.
         """
         out = self._memory(dtype)
         (_on_cpu if self.crops.device.type == "cpu" else _on_any_device)(self, out)
@@ -82,7 +82,7 @@ _CHUNK = 1 << 28
 
 
 def _on_cpu(pixels: Pixels, out: torch.Tensor) -> None:
-    """Frame by frame, which fits into the cache."""
+    """Convert frame by frame, since one frame fits into the cache."""
     n, frames = pixels.crops.shape[:2]
     crops, matrix, offset = pixels.crops.view(n, frames, -1).numpy(), pixels.matrix.numpy(), pixels.offset.numpy()
     to = out.view(n, frames, -1)
@@ -95,7 +95,7 @@ def _on_cpu(pixels: Pixels, out: torch.Tensor) -> None:
 
 
 def _on_any_device(pixels: Pixels, out: torch.Tensor) -> None:
-    """With torch. A block-diagonal matrix over several pixels keeps matrix units busy."""
+    """Convert with torch; a block-diagonal matrix over several pixels uses the matrix units better."""
     n = len(pixels)
     x = pixels.crops.view(n, -1, 3)
     group = next(size for size in (8, 4, 2, 1) if x.shape[1] % size == 0)

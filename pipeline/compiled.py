@@ -12,7 +12,7 @@ from numba import njit
 def _compiled(function: Callable[..., None]) -> Any:
     try:
         return njit(nogil=True, cache=True)(function)
-    except RuntimeError:  # no writable cache folder: every process compiles anew
+    except RuntimeError:  # no writable cache folder: every process compiles again
         return njit(nogil=True)(function)
 
 

@@ -18,7 +18,7 @@ from gdt.pipeline.transformations.base import Transformation
 
 Table = Mapping[str, Any]
 _MAX_LEAVES = 1 << 24
-"""Per batch; more would take terabytes."""
+"""Maximum leaves per batch; more would take terabytes."""
 
 
 class Contrast(Enum):
@@ -45,7 +45,7 @@ class Factor:
     weight: Weight = Weight.ANY
 
     def __str__(self) -> str:
-        """As on the command line."""
+        """The factor as written on the command line."""
         weight = f":{self.weight.value}" if self.weight is not Weight.ANY else ""
         return f"{self.transformation}:{self.contrast.value[0]}:{self.k}{weight}"
 
@@ -105,7 +105,7 @@ class Composition:
             if not factor.transformation.modalities(factor.k):  # only the leaves of one modality, video, are decoded
                 branches *= factor.k
             if factor.transformation.selects_frames:
-                # a factor that is sampled anew in every branch takes other frames in each
+                # a factor that is resampled in every branch selects different frames in each
                 decoded = decoded * factor.k if factor.transformation.takes_all(factor.k) else branches
         return decoded
 
@@ -168,7 +168,7 @@ def check(factors: Sequence[Factor]) -> None:
             )
     _check_order(factors)
     _check_variation(factors, Contrast.INVARIANT, "every positive pair is trivial, T = T' (condition ii)")
-    _check_variation(factors, Contrast.DISTINCTIVE, "there is no negative T'' to tell apart (condition iii)")
+    _check_variation(factors, Contrast.DISTINCTIVE, "no leaf has a negative T'' (condition iii)")
 
 
 def _check_order(factors: Sequence[Factor]) -> None:

@@ -1,4 +1,4 @@
-"""The device on which batches are made, a CPU or a GPU with its streams, and what differs between them."""
+"""Device of the loader: a CPU, or a GPU with its streams."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Canvas:
     rows: np.ndarray
     """Row in `pixels` of each leaf of a run: int64, in the shape of the run's rows."""
     done: Callable[[], None]
-    """Call it when all crops are drawn."""
+    """Call this once all crops are drawn."""
 
 
 class Device:
@@ -41,13 +41,13 @@ class Device:
 
     is_gpu = False
     CANVASES = 3
-    """Maximum canvases in use."""
+    """Maximum number of canvases in use."""
 
     def __init__(self, device: torch.device, dali: DaliDevice = DaliDevice("cpu", "cpu", None)) -> None:
         self.device, self.dali = device, dali
 
     def loader_stream(self) -> AbstractContextManager[Any]:
-        """Run this thread's work on the loader's own stream."""
+        """Run the work of this thread on the loader's stream."""
         return nullcontext()
 
     def record(self) -> Any:

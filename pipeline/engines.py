@@ -57,7 +57,7 @@ class Engine(ABC):
 
     @abstractmethod
     def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
-        """Yield once per batch, when its crops are complete; may take runs ahead of that.
+        """Yield once per batch, when its crops are complete; may consume runs in advance.
 
         Raises RuntimeError if a frame cannot be decoded.
         """
@@ -119,7 +119,7 @@ class CoresEngine(Engine):
 
 
 class DecodeError(RuntimeError):
-    """A frame is no JPEG of the expected size."""
+    """A frame is not a JPEG of the expected size."""
 
 
 def decode(jpeg: np.ndarray, into: np.ndarray) -> None:
@@ -153,7 +153,7 @@ def taps(begin: float, end: float, size: int, length: int, step: int = 1) -> tup
 
 
 class DaliEngine(Engine):
-    """A DALI graph per number of branches; on a GPU it decodes there."""
+    """One DALI graph per number of branches; decodes on the GPU if there is one."""
 
     def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
         super().__init__(clip, device, loading)
@@ -195,7 +195,9 @@ class DaliEngine(Engine):
 
 
 def engine(clip: Clip, device: Device, loading: Loading) -> Engine:
-    """The engine of --loading.decoder; auto takes DALI on a GPU and the cores otherwise. Raises UserError."""
+    """Create the engine for --loading.decoder; auto uses DALI on a GPU and the CPU cores otherwise. Raises UserError
+    for gpu without a GPU.
+    """
     if loading.decoder == "gpu" and not device.is_gpu:
         raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU cores")
     dali = loading.decoder == "gpu" or (loading.decoder == "auto" and device.is_gpu)

@@ -48,7 +48,7 @@ def audio_graph(device: DaliDevice, mean: float, scale: float) -> Any:
     )
     if device.operators == "gpu":
         rows, gain = rows.gpu(), gain.gpu()
-    amplified = rows + gain * (rows > MEL_FLOOR)  # silence stays silent
+    amplified = rows + gain * (rows > MEL_FLOOR)  # silence keeps its value
     bank = fn.transpose((amplified - mean) * scale, perm=[1, 0])
     for axis, name in enumerate(("frequency", "time")):
         start = fn.external_source(name=f"{name}_start", batch=True, dtype=types.FLOAT, ndim=1)

@@ -1,4 +1,4 @@
-"""The order in which the leaves of a batch are embedded, and which rank holds which.
+"""The order in which the leaves of a batch are embedded, and their assignment to ranks.
 
 Batch norm takes its statistics over groups of `bn_group_size` leaves of one modality, and a rank holds whole groups.
 The order is a function of the plan, so the groups are the same on any number of ranks.
@@ -51,10 +51,11 @@ def _listed(numbers: list[int]) -> str:
 def take_rank(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) -> BatchPlan:
     """The leaves of one rank, sorted by modality, then by group; `joined` has the columns of all ranks.
 
-    Without groups, a rank takes an equal run of whole videos. With groups (`bn_group_size` > 0), it takes an equal run
-    of these. A group holds one view of each of its videos (all first leaves in a modality, or all second ones, ...), so
-    no video is in it twice. The plan draws another order of the videos for each view and modality, so the statistics of
-    one group do not reveal the videos of another. Raises UserError if ranks cannot take equal shares.
+    Without groups, a rank takes an equal, contiguous share of whole videos. With groups (`bn_group_size` > 0), it
+    takes an equal, contiguous share of the groups. A group holds one view of each of its videos (all first leaves in a
+    modality, or all second ones, ...), so no video is in it twice. The plan draws another order of the videos for each
+    view and modality, so the statistics of one group do not reveal the videos of another. Raises UserError if ranks
+    cannot take equal shares.
     """
     modality = plan.leaves.modality
     videos = len(np.unique(plan.leaves.video))

@@ -19,7 +19,7 @@ class Clip:
     """The size of a leaf."""
 
     frames: int = 30
-    """Frames of a video clip; the paper takes 30 consecutive ones at 30 fps."""
+    """Frames of a video clip; the paper uses 30 consecutive frames at 30 fps."""
     stride: int = 1
     """Step between the stored frames of a clip."""
     size: int = 112
@@ -45,7 +45,7 @@ INPUT_FIELDS = {"video": ("start", "frames", "turns", "crop_scale"), "audio": ("
 class Leaves:
     """What to load for each of n leaves. Transformations write these fields in turn; the loader reads them.
 
-    Add a new field to `INPUT_FIELDS`, too.
+    A new field must also be added to `INPUT_FIELDS`.
     """
 
     video: np.ndarray
@@ -65,12 +65,14 @@ class Leaves:
     turns: np.ndarray
     """Quarter turns of the crop, counter-clockwise: int64 [n]."""
     crop_scale: np.ndarray
-    """Side of the crop relative to the augmentation's: float64 [n]; below 1 zooms in, above 1 out up to the frame."""
+    """Side of the crop relative to the augmentation's: float64 [n]; below 1 zooms in; above 1 zooms out, at most to
+    the whole frame."""
     bands: int
     """Mel bands."""
     draws: dict[str, np.ndarray]
-    """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw. Empty before the
-    augmentation acts, which replaces them all. `height` and `width`, shares of the frame's size, override `scale`."""
+    """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw. Empty until the
+    augmentation is applied, which replaces all of them. `height` and `width`, shares of the frame's size, override
+    `scale`."""
 
     @classmethod
     def plain(cls, n: int, clip: Clip, bands: int) -> Leaves:

@@ -1,4 +1,6 @@
-"""BatchPlan stream -> sources, one per modality -> batches. All numbers come from the plan; nothing is drawn here."""
+"""BatchPlan stream -> sources, one per modality -> batches. All random numbers come from the plan; none are drawn
+here.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ class Batch:
     """Factor table: factor name -> int64 [leaves], sorted by modality like the inputs. If there is text, or damaged
     clips are skipped, its column `usable` is 0 for the leaves that the loss ignores."""
     joined: dict[str, torch.Tensor]
-    """The tables of all ranks, rank after rank, without `usable`; equal to this rank's own if there is one rank."""
+    """The tables of all ranks, rank after rank, without `usable`; equal to `table` without `usable` if there is only
+    one rank."""
     plan: BatchPlan
     """The plan of these leaves, in the same order."""
     damaged: list[str]

@@ -52,7 +52,7 @@ def parse(
     """
     factors = tuple(_factor(part, batch_size, augmentation, known) for part in text.split())
     if not factors or not isinstance(factors[0].transformation, Video):
-        raise UserError(f"a composition begins with its videos, as in 'video:d'; '{text}' does not")
+        raise UserError(f"composition '{text}' does not begin with the factor video; put 'video:d' first")
     composition = Composition(factors)
     if not any(isinstance(factor.transformation, Augment) for factor in factors):
         raise UserError(f"'{text}' has no 'augmentation', which crops and normalises; add augmentation:i:1")
@@ -96,7 +96,7 @@ def _create(kind: type[Transformation], settings: str | None, text: str) -> Tran
         if isinstance(default, tuple):
             return kind(tuple(type(default[0])(part) for part in parts))  # type: ignore[call-arg]
         if len(parts) > 1:
-            raise ValueError(f"{kind.name} has one setting")
+            raise ValueError(f"{kind.name} takes exactly one setting")
         return kind(type(default)(parts[0]))  # type: ignore[call-arg]
     except (ValueError, TypeError, IndexError) as error:
         raise UserError(f"cannot parse the settings in brackets of factor '{text}': {error}") from error
@@ -117,7 +117,7 @@ def read_factors(path: Path) -> bytes:
 @lru_cache(maxsize=4)
 def compile_factors(path: Path, code: bytes) -> Transformations:
     """Like `load_factors`, from the source of the file."""
-    if match := _WRONG_IMPORT.search(code):  # it fails, or imports other classes of the same names
+    if match := _WRONG_IMPORT.search(code):  # such an import fails, or imports duplicates of the classes
         line = code[: match.start()].count(b"\n") + 1
         raise UserError(f"{path}, line {line}: import gdt.pipeline…, not pipeline…")
     module = types.ModuleType(_CUSTOM + path.stem)
@@ -134,7 +134,7 @@ def compile_factors(path: Path, code: bytes) -> Transformations:
             "or Transformation"
         )
     if taken := custom.keys() & (TRANSFORMATIONS.keys() | _COLUMNS):
-        raise UserError(f"{path} defines '{min(taken)}', which exists already; choose another name")
+        raise UserError(f"{path} defines '{min(taken)}', which is already the name of a factor; choose another name")
     return {**TRANSFORMATIONS, **custom}
 
 
@@ -163,7 +163,7 @@ _WRONG_IMPORT = re.compile(rb"^[ \t]*(from|import)[ \t]+pipeline\b", re.MULTILIN
 _CUSTOM = "_factors_of_"
 """Prefix of the modules of --factors-from."""
 _COLUMNS = {"leaf", "usable"}
-"""Columns of the factor table that are no factors."""
+"""Columns of the factor table that are not factors."""
 
 
 def _checked_name(kind: type[Transformation], path: Path) -> str:
@@ -180,7 +180,7 @@ def _checked_name(kind: type[Transformation], path: Path) -> str:
     except Exception as error:
         raise UserError(
             f"{path}: class {kind.__name__} cannot be created without arguments, or a Choice lacks its values "
-            f"({type(error).__name__}: {first_line(error)}); give its settings defaults"
+            f"({type(error).__name__}: {first_line(error)}); give every setting a default, and a Choice its values"
         ) from error
     return name
 

@@ -17,7 +17,7 @@ class Preset(NamedTuple):
     """A named composition."""
 
     label: str
-    """For tables and plots."""
+    """Label in tables and plots."""
     source: str
     """The paper's table and row, or another origin."""
     factors: str
@@ -27,7 +27,7 @@ class Preset(NamedTuple):
 def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
     """A row from the roles of time reversal and time shift (distinctive, invariant, not varied) and the modalities.
 
-    Rows of video alone take K_g = 2 augmentations; the others pair the modalities.
+    Video-only rows use K_g = 2 augmentations; the others pair modalities.
     """
     reversal, shift, modalities = role
     names = ",".join(_MODALITIES[letter] for letter in modalities)
@@ -72,7 +72,7 @@ PRESETS = {
         "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1",
     ),
     "mil-nce": Preset(
-        "VT, several moments match",
+        "VT, several positive moments",
         "like MIL-NCE: two moments of a video are positives",
         "video:d time_shift:i:2 modality(video,text):i:2:differs augmentation:i:1",
     ),

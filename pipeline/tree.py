@@ -1,4 +1,4 @@
-"""Hierarchical sampling: composition -> BatchPlan, a table of all that a batch contains (sections 3.1, A.1.2).
+"""Hierarchical sampling: composition -> BatchPlan, a table of everything in a batch (sections 3.1, A.1.2).
 
 A plan is a pure function of (composition, source, seed, epoch, batch): no I/O, no state, the same for any number of
 ranks. Loaders execute it; the loss compares its columns.
@@ -61,7 +61,7 @@ class Tree:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Number of full batches; every epoch leaves out other videos."""
+        """Number of full batches; every epoch leaves out different videos."""
         return len(self.source.videos) // self.composition.batch_size
 
     def plan(self, epoch: int, batch: int) -> BatchPlan:

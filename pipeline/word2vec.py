@@ -1,4 +1,4 @@
-"""Word2vec files: tokens index their words, the text encoder takes their vectors."""
+"""Word2vec files: a token is the row of a word, and the text encoder takes the vector of that row."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def digest(words: Iterable[str]) -> str:
-    """Hash of words in order, 16 hex digits, which identifies the meaning of tokens."""
+    """Hash of words in order, 16 hex digits, equal hashes mean equal tokens."""
     value = hashlib.sha256()
     for word in words:
         value.update(word.encode() + b"\n")
@@ -74,7 +74,7 @@ class WordVectors:
     def of(index: Index, path: Path | None) -> WordVectors:
         """Load the vectors of the file with which the shards were made.
 
-        Raises UserError if the shards have no words, or the file is missing or another one.
+        Raises UserError if the shards have no words, or the file is missing or not the original one.
         """
         if not index.text_count.any():
             raise UserError(

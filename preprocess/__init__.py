@@ -1,4 +1,4 @@
-"""Videos to shards. The package can be called, which is `gdt.api.preprocess`: gdt.preprocess("videos", "shards")."""
+"""From videos to shards. Calling the package calls `gdt.api.preprocess`: gdt.preprocess("videos", "shards")."""
 
 from __future__ import annotations
 

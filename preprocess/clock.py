@@ -1,9 +1,10 @@
-"""Align sound to the presentation clock: silence where its time stamps leave a gap, samples cut where they overlap.
+"""Align sound to the presentation clock: insert silence where time stamps leave a gap, and cut samples where they
+overlap.
 
 ffmpeg's own `aresample=async=1` takes one time stamp after the other and cannot tell a gap from a late stamp: it
 ignores gaps below its threshold of 0.1 s, and with a lower one it fills and drops several times a second where stamps
-jitter, as those of screen recorders and web cameras do. Here all stamps are known: what lasts is a gap, what returns is
-jitter.
+jitter, as those of screen recorders and web cameras do. Here all stamps are known in advance: a lasting offset is a
+gap, a temporary one is jitter.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 from gdt.preprocess.logmel import SAMPLE_RATE
 
 _TOLERANCE = SAMPLE_RATE * 15 // 1000
-"""Samples that the sound may be off its stamps: half a frame; codecs and containers may add the other half."""
+"""Tolerated offset between sound and stamps, samples: half a frame; codecs and containers may add the other half."""
 _LASTING = SAMPLE_RATE // 2
-"""Samples for which the stamps must be off to count as a gap."""
+"""Duration from which an offset counts as a gap, samples."""
 _MIN_STAMPS, _MAX_STAMPS = 4, 50
 """Bounds of _LASTING in stamps: sounds have from eight to hundreds per second."""
 _ROWS = 1 << 14

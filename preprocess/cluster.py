@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gdt.common.errors import UserError, require_positive
 
-if TYPE_CHECKING:  # half a second to import, which a run with nothing to do saves
+if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do does not need it
     import distributed
 
 _Task = TypeVar("_Task")
@@ -60,7 +60,7 @@ class Workers:
 
 @contextlib.contextmanager
 def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
-    """A Dask client; workers that it starts end with it.
+    """A Dask client; workers that it starts end with the client.
 
     `scheduler` is empty for this machine, an address (tcp://host:8786), or `slurm` for jobs of one worker each.
     Raises UserError if the scheduler cannot be reached.
@@ -100,7 +100,7 @@ def _local(workers: int) -> distributed.LocalCluster:
     main = threading.current_thread() is threading.main_thread()
     interrupts: list[int] = []
     resource_tracker.ensure_running()  # it would unblock signals when it starts
-    # blocked, not ignored: child processes inherit either, and this process still needs to know
+    # blocked, not ignored: child processes inherit both, but this process must still receive the signal
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number)) if main else None
     try:
@@ -147,8 +147,8 @@ def unordered(
 ) -> Iterator[_Result]:
     """Results in the order of completion, with two tasks per worker on the scheduler, which bounds the memory.
 
-    Workers may come and go; `expected` is their number before they have come. Raises UserError if the scheduler is
-    lost, or if one task ends several workers.
+    The number of workers may change; `expected` is assumed until workers have connected. Raises UserError if the
+    scheduler is lost, or if one task ends several workers.
     """
     import distributed
 
@@ -163,7 +163,7 @@ def unordered(
         while True:
             wanted = 2 * max(expected, len(client.scheduler_info(n_workers=-1)["workers"]))
             while len(task_of) < wanted and (task := next(waiting, None)) is not None:
-                # retried on another worker where an ffmpeg was stopped with its worker
+                # retried on another worker if ffmpeg was stopped together with its worker
                 future = client.submit(function, task, pure=False, retries=2)
                 task_of[future.key] = task
                 running.add(future)

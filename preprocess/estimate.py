@@ -37,7 +37,7 @@ class _Sample:
     """The result of decoding some videos."""
 
     seconds: float
-    """Of one worker, with all others busy."""
+    """Seconds of one worker while all others are busy."""
     videos: int
     rejected: list[dict[str, str]]
     """Rows of rejected.jsonl."""
@@ -75,7 +75,7 @@ def estimate(settings: Preprocess) -> str:
         size = sum(sample.shard_bytes for sample in samples) * scale
         return (
             f"{sum(sample.videos for sample in samples)} of {len(videos)} videos decoded, "
-            f"{len(rejected)} of them unusable; {videos.missing} listed or named like videos, but missing\n"
+            f"{len(rejected)} of them unusable; {videos.missing} listed or with a video suffix, but missing\n"
             + "".join(f"  {row['path']}: {row['reason']}\n" for row in rejected[:_SHOWN])
             + (f"  and {len(rejected) - _SHOWN} more\n" if len(rejected) > _SHOWN else "")
             + f"about {_size(size)} of shards from {_size(videos.source_bytes)} of videos\n"

@@ -56,8 +56,10 @@ def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
 
 
 def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
-    """Decode several videos in one process; after any error, each alone, so that no video suffers for another."""
-    # segments alone: whether one has to be cut out depends on the length of the file
+    """Decode several videos in one process; after an error, decode each separately, so that one bad video does not
+    affect the others.
+    """
+    # segments are decoded separately: whether one must be cut out depends on the length of the file
     if len(targets) > 1 and all(size_of(target.video.path) > 0 and not target.video.segment for target in targets):
         outputs = [path for target in targets for path in (target.jpeg, target.pcm)]
         try:
@@ -92,7 +94,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     log, sound = decode(sound=True), True
     errors = log.errors
     if errors and not _has_bytes(target.jpeg):
-        # no decodable sound, perhaps: to try again is cheaper than to probe every video beforehand
+        # the sound may be undecodable: retrying without it is cheaper than probing every video first
         with_sound = errors
         log, sound = decode(sound=False), False
         errors = log.errors
@@ -123,7 +125,7 @@ def _why_not_a_file(path: Path) -> str:
 
 
 def _ignore_cut_segment(target: Target, settings: Extraction) -> Target:
-    """Drop the segment of a file that is no longer than it: the segment was already cut out."""
+    """Drop the segment if the file is not longer than it: the segment was already cut out."""
     video = target.video
     if video.segment is None:
         return target

@@ -1,8 +1,8 @@
 """The ffmpeg command line: one process, one pass over a video, to JPEG frames and the 24 kHz waveform.
 
 Both are aligned to the presentation clock: a stream that starts late is padded in front (video with its first frame,
-sound with silence), and what lies before time 0 is cut. No file can make ffmpeg open another file or an address, run
-for ever, or fill the memory or the disk.
+sound with silence), and anything before time 0 is cut. Limits prevent files from making ffmpeg open other files or
+URLs, run forever, or fill the memory or the disk.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
             f"scale={size}", "zscale=t=linear:npl=100", "format=gbrpf32le", "zscale=p=bt709", "tonemap=hable:desat=0",
             "zscale=t=bt709:m=bt709:r=tv", "format=yuv420p",
         ]  # fmt: skip
-    # the YCbCr of JPEG, whatever the coding of the video
+    # JPEG's YCbCr, independent of the colour coding of the video
     after += [f"scale={size}:out_color_matrix=bt601:out_range=pc", "setsar=1"]
     outputs = []
     for target, source in zip(targets, _inputs(targets), strict=True):

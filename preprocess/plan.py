@@ -61,8 +61,9 @@ class ShardTask:
 class Plan:
     """The shards of a data set, each with its number and the numbers of its videos in the list.
 
-    Videos of an earlier plan stay in their shards; videos that are gone leave them; new videos are divided, in the
-    order of the list, into new shards of at most `videos_per_shard` videos and about `megabytes_per_shard` of files.
+    Videos of an earlier plan stay in their shards; deleted videos are removed from their shards; new videos are
+    divided, in the order of the list, into new shards of at most `videos_per_shard` videos and about
+    `megabytes_per_shard` of files.
     """
 
     def __init__(self, videos: VideoList, destination: Path, videos_per_shard: int, megabytes_per_shard: float) -> None:
@@ -145,7 +146,7 @@ def _split_folder(path: str, video_id: str) -> str:
 
 
 def with_planned_ids(items: Iterable[Video | Missing], source: Path, destination: Path) -> Iterator[Video | Missing]:
-    """The videos, with the ids of the plan in `destination` where those name the same file in another way.
+    """Yield the videos, keeping the ids of the plan in `destination` for files that it names differently.
 
     An id that is a path below train/, val/ or test/ becomes the whole path once another of these folders has that path
     too, and back again, which is no reason to decode the video again. Takes 16 bytes per video of the plan.

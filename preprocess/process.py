@@ -22,7 +22,7 @@ from gdt.common.files import is_disk_full
 _NOT_STARTED = {126, 127}
 """Exit statuses of a shell, setpriv or the library loader when a program cannot be started."""
 _STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP}
-"""Exit statuses of an ffmpeg stopped from outside; 255 is its own for SIGINT and SIGTERM."""
+"""Exit statuses of an ffmpeg stopped from outside; ffmpeg itself exits with 255 after SIGINT and SIGTERM."""
 _LOG_BYTES = 1 << 16
 _GRACE = 60.0
 """Seconds before the time limit depends on the length of the output."""
@@ -117,7 +117,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         log.open("wb") as stderr,
         subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-        ) as process,  # in a session of its own: the worker handles Ctrl-C
+        ) as process,  # in a new session, so that the worker handles Ctrl-C
     ):
         try:
             memory = int(limits.ffmpeg_memory * (1 << 30))

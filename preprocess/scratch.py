@@ -1,4 +1,4 @@
-"""SQLite tables on disk that are longer than the memory, in unnamed files that vanish with the process."""
+"""SQLite tables on disk for data larger than memory, in unlinked files that are freed when the process ends."""
 
 from __future__ import annotations
 

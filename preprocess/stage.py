@@ -35,7 +35,7 @@ from gdt.preprocess.videos import Shares, VideoList
 from gdt.preprocess.worker import PROGRESS, ChangedVideo, explain_full_disk, make_planned_shard
 
 _ATTEMPTS = 4
-"""Attempts at a shard whose videos change or come and go."""
+"""Maximum attempts at a shard whose videos change, disappear or reappear."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def report_changed_shares(settings: Preprocess, shares: Shares) -> None:
     last = read_shares(destination)
     if last is None:
         if None in (settings.val, settings.test) and any(destination.glob("shard-*.h5")):
-            lost = "is damaged or missing, and with it the last --val and --test: those not given now are 0"
+            lost = "is damaged or missing, so the last --val and --test are unknown; those not given are 0"
             print(f"{destination / PLAN} {lost}", flush=True)
         return
     pairs = zip(("--val", "--test"), astuple(shares), astuple(last), strict=True)
@@ -217,7 +217,7 @@ def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any
     if not drop_missing and (gone := list(finished_videos(destination, absent))):
         raise UserError(
             f"{len(gone)} videos of the finished shards in {destination} are no longer in {videos.source} (first: "
-            f"'{gone[0]}'); bring them back, or pass --drop-missing to rebuild those shards without them"
+            f"'{gone[0]}'); restore them, or pass --drop-missing to rebuild those shards without them"
         )
 
 
@@ -241,7 +241,10 @@ def _make_shards(plan: Plan, pending: Sequence[int], details: dict[str, Any], se
                 if not pending:
                     break
             else:
-                raise UserError(f"videos in {settings.source_folder} come and go; run the same command again")
+                raise UserError(
+                    f"videos in {settings.source_folder} kept changing during the run; wait until they are complete, "
+                    "then run the same command again"
+                )
             client.unsubscribe_topic(PROGRESS)
             bar.update(total - bar.n)
     return slow
@@ -257,7 +260,7 @@ def _update_sizes(plan: Plan, shard: int, changed: Sequence[ChangedVideo]) -> No
 
 
 def _remove_scratch(destination: Path) -> None:
-    """Remove what killed workers have left behind."""
+    """Remove temporary folders of killed workers."""
     for scratch in destination.glob(".shard-*"):
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -97,7 +97,7 @@ class AnnotationKeys(NamedTuple):
 
     @staticmethod
     def read(folder: Path) -> AnnotationKeys:
-        """Those of the index in a folder; empty without a readable one."""
+        """Read the keys of the index in a folder; empty without a readable index."""
         try:
             ids, annotations = read_annotations(folder)
         except (OSError, Damaged):

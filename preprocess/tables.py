@@ -27,7 +27,7 @@ def parse_rows(
     """The parsed rows of a csv with these columns; others may follow in a file with a header.
 
     Without a header, lines that begin with # are comments, and quotes may follow a blank. Raises UserError, with the
-    line, for missing columns, rows of another length, text that is no csv or not UTF-8, and rows for which `parse`
+    line, for missing columns, rows of another length, text that is not csv or not UTF-8, and rows for which `parse`
     raises ValueError or KeyError.
     """
     rows = csv.DictReader(lines, None if header else columns, strict=True, skipinitialspace=not header)

@@ -1,8 +1,8 @@
-"""gdt verify: check that every shard is as it was written.
+"""gdt verify: check that every shard is unchanged since it was written.
 
 Checks all checksums and offsets, and the markers at both ends of every JPEG; `--full` also decodes every frame. Damaged
 shards are reported; `--remove` removes them, and preprocessing rebuilds them. A shard counts as damaged only if it was
-read and differs from what was written: what cannot be read is reported and never removed.
+read and differs from what was written: unreadable files are reported but never removed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Verify(cluster.Workers):
 
 
 def check_shard(path: Path, full: bool) -> list[str]:
-    """The problems of a shard; empty if it is intact. Raises the error that keeps it from being read."""
+    """The problems of a shard; empty if it is intact. Raises the error if it cannot be read."""
     try:
         with open_sealed(path) as file:
             return list(_problems(file, full))
@@ -89,7 +89,7 @@ def _problems(file: h5py.File, full: bool) -> Iterator[str]:
 
 
 def _misfits(file: h5py.File) -> Iterator[str]:
-    """Inconsistent tables; after the first, others may be unreadable."""
+    """Inconsistencies of the tables; after the first, other tables may be unreadable."""
     if missing := [name for name in SHARD if name not in file]:
         yield f"it has no {', '.join(missing)}"
     size = Path(file.filename).stat().st_size
@@ -184,7 +184,7 @@ def _is_420(layers: object) -> bool:
 def verify(settings: Verify) -> dict[str, Finding]:
     """Check the shards and the index; returns all that are not intact, by name.
 
-    Checks the finished shards of an unfinished run, too. No run can start while damaged shards are to be removed.
+    Checks the finished shards of an unfinished run, too. With --remove, no run can start during the check.
     Raises UserError if there are no shards, or if a worker does not see them.
     """
     folder = settings.shard_folder

@@ -38,7 +38,7 @@ _DUPLICATES = """
 """
 """Videos with the id of an earlier one, and the path of that."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
-"""Errors of a file whose disk is there."""
+"""Errors of a missing or inaccessible file on a mounted disk."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class VideoList:
         pairs = itertools.islice(self._table.execute(_DUPLICATES), _SHOWN)
         lines = [f"\n  '{id}': {self.source / first} and {self.source / path}" for _, id, path, first in pairs]
         rest = f"\n  and {count - _SHOWN} more" if count > _SHOWN else ""
-        what = "two videos have one id" if count == 1 else f"{count} videos have the ids of others"
+        what = "two videos have the same id" if count == 1 else f"{count} videos have the ids of others"
         return (
             f"{what}; rename them, or pass --duplicates first, which keeps the first of each and lists the others in "
             f"rejected.jsonl:{''.join(lines)}{rest}"
@@ -206,7 +206,7 @@ class VideoList:
         return datasets
 
     def update_size(self, number: int) -> int:
-        """The current bytes of a video, which the list then has.
+        """Update the size of a video in the list; returns its current bytes.
 
         Raises UserError if its disk or folder is gone, not only the file.
         """
@@ -236,7 +236,7 @@ def _real_folder(path: Path) -> Path:
 
 
 def _device(folder: Path) -> int:
-    """The file system of a folder, or of its nearest existing parent: another one after a disk was unmounted."""
+    """The file system of a folder, or of its nearest existing parent: it changes when a disk is unmounted."""
     try:
         return folder.stat().st_dev
     except OSError:
@@ -244,6 +244,6 @@ def _device(folder: Path) -> int:
 
 
 def content_key(video: Video) -> list[object]:
-    """What determines the bytes made of a video, except the file itself."""
+    """Everything that determines the stored data of a video, except the file itself."""
     words = astuple(video.words) if video.words else None
     return [video.id, video.segment, video.stretches, words]

@@ -55,8 +55,8 @@ class ShardResult:
 def make_shard(task: ShardTask) -> ShardResult:
     """Decode the videos of one shard and write it.
 
-    If a video has changed since it was listed, or changes meanwhile, no shard is written. In the last attempt such
-    videos are rejected instead, and the next run makes the shard again.
+    If a video has changed since it was listed, or changes during decoding, no shard is written. In the last attempt
+    such videos are rejected instead, and the next run makes the shard again.
     """
     states = [_file_state(video.path) for video in task.videos]
     changed = [
@@ -92,7 +92,7 @@ def explain_full_disk(error: Exception, folder: Path) -> Exception:
 
 
 class _FileState(NamedTuple):
-    """What tells whether a file was written to."""
+    """State of a file, to detect writes."""
 
     size: int
     modified: int = 0
@@ -110,7 +110,7 @@ def _file_state(path: Path) -> _FileState:
 def _read_error(path: Path) -> str:
     """The error of the disk, if any, that keeps the file from being read."""
     left = size_of(path)
-    if left <= 0:  # some files of the system look empty and never end
+    if left <= 0:  # some system files report size 0 but are endless
         return ""
     try:
         with open_regular(path) as file:

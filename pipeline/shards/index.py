@@ -24,7 +24,7 @@ MEL_ONE = 1 << 16
 _COLUMN = "column/"
 
 Annotations = dict[str, np.ndarray]
-"""LABELS and further columns as datasets of an index, which can be rewritten without the shards."""
+"""LABELS and extra columns as datasets of an index; they can be rewritten without reading the shards."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Statistics:
             n = max(n, 1)
             variance = (n * square * one - total**2) / (
                 n * one
-            ) ** 2  # integers until the division, without cancellation
+            ) ** 2  # integer arithmetic until the division avoids cancellation
             return total / (n * one), max(variance, 0.0) ** 0.5
 
         pixel = np.array([moments(channel, one=1) for channel in pixels])
@@ -120,13 +120,13 @@ def is_annotation(dataset: str) -> bool:
 
 
 def column_dataset(name: str) -> str:
-    """The dataset of a further column: `column/<name>`, with %, / and a lone . percent-encoded."""
+    """Dataset of an extra column: `column/<name>`, with %, / and a lone . percent-encoded."""
     encoded = name.replace("%", "%25").replace("/", "%2F")
     return _COLUMN + ("%2E" if encoded == "." else encoded)
 
 
 def annotations_digest(datasets: Mapping[str, np.ndarray]) -> str:
-    """Hash of the annotations of all videos, by which `verify` recognises them."""
+    """Hash of the annotations of all videos, which `verify` compares."""
     digest = hashlib.sha256()
     for name in ("video/id", *sorted(filter(is_annotation, datasets))):
         digest.update(b"\0\0".join([name.encode(), b"\0".join(datasets[name].tolist())]))
@@ -141,7 +141,7 @@ def classes_of(labels: np.ndarray) -> np.ndarray:
 def with_annotations(
     datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any], annotations: Annotations
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Datasets and attributes of an index with other annotations."""
+    """Replace the annotations in the datasets and attributes of an index."""
     datasets = {name: values for name, values in datasets.items() if not is_annotation(name)} | annotations
     datasets["classes"] = classes_of(annotations["video/label"])
     return datasets, {**attributes, "said": annotations_digest(datasets)}
@@ -214,7 +214,7 @@ class Index(VideoTable):
     statistics: Statistics
     settings: dict[str, Any] = field(default_factory=dict)
     columns: dict[str, np.ndarray] = field(default_factory=dict)
-    """Further annotations by name, strings, empty where a video has none."""
+    """Extra annotation columns by name: strings, empty where a video has no value."""
 
     def __len__(self) -> int:
         return len(self.id)
@@ -282,7 +282,7 @@ class Index(VideoTable):
         return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
 
     def labelled(self, column: str) -> Index:
-        """The index with another column as labels, a further one or a numeric one of VideoTable.
+        """The index with labels from another column: an extra column, or a numeric column of VideoTable.
 
         "label" and "" keep the labels. Raises UserError for an unknown column.
         """

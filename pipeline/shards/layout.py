@@ -55,7 +55,7 @@ class VideoTable:
     label: Annotated[np.ndarray, Stored(str, "name of the class, or empty", "")]
     split: Annotated[np.ndarray, Stored(str, "train, val or test", "")]
     folds: Annotated[np.ndarray, Stored(str, "the split in each official fold, as in train,test,unused; or empty", "")]
-    note: Annotated[np.ndarray, Stored(str, "complaints of the decoder, or empty", "")]
+    note: Annotated[np.ndarray, Stored(str, "decoder warnings, or empty", "")]
 
 
 COLUMNS: dict[str, Stored] = {
@@ -81,17 +81,18 @@ SHARD: dict[str, Stored] = {
     "rejected": Stored(str, "[n_rejected]: JSON of id, path and reason of each rejected video"),
 }
 PARTS = {"frame": "frames/crc32", "mel": "audio/logmel", "text": "text/token"}
-"""Parts of which a video has a run of rows, and a dataset with these rows; video/<part> has the bounds."""
+"""Parts in which every video has a contiguous range of rows, and a dataset with these rows; video/<part> holds the
+bounds."""
 WORDS = ("token", "start", "end")
 """Columns of text/, in the order of their checksum."""
 PIECES = tuple(name for name in SHARD if name.startswith(("frames/", "audio/", "text/")))
-"""Datasets that training reads in pieces; a wrong offset or checksum shows as a damaged piece."""
+"""Datasets that training reads in pieces; a wrong offset or checksum appears as a damaged piece."""
 ROWS = 100
 """Rows of audio/logmel per checksum."""
 
 
 def shard_folder(dataset: str, named: Path | None = None) -> Path:
-    """The folder of a data set's shards, unless another is `named`."""
+    """Folder of a data set's shards: `named` if given, else the default."""
     return named or Path("data/shards") / dataset
 
 

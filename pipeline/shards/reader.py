@@ -94,7 +94,7 @@ class ShardReader:
         if first < 0 or last >= counts[video]:
             raise UserError(
                 f"a clip takes {what} {first} to {last} of '{self.index.id[video]}', which has {counts[video]}; a "
-                "transformation moved it out of its video: its reach() or starts_needed() must return what it takes"
+                "transformation moved it out of its video: make its reach() or starts_needed() cover what it takes"
             )
 
     def _damaged(self, video: int, shard: _OpenShard, what: str) -> DamagedVideo:
@@ -119,7 +119,7 @@ class _OpenShard:
             raise self._unreadable(error) from error
         if seal.own != index.shard_seal[number] or not _fits(seal, index.shard_totals[number].tolist(), index.bands):
             raise UserError(
-                f"shard {self.path} is not the one of the index; run the same 'make preprocess' command again to "
+                f"shard {self.path} does not belong to the index; run the same 'make preprocess' command again to "
                 "rebuild the index"
             )
         self._spans = seal.spans
@@ -157,7 +157,7 @@ class _OpenShard:
 
 
 def _fits(seal: Seal, totals: list[int], bands: int) -> bool:
-    """Whether the datasets of a shard have the lengths of the index."""
+    """Whether the datasets of a shard have the lengths recorded in the index."""
     frames, rows, words = totals
     lengths = {
         "frames/offset": frames + 1, "frames/crc32": frames, "audio/logmel": bands * rows,

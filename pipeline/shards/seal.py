@@ -91,7 +91,7 @@ def _position(dataset: h5py.Dataset) -> tuple[int, int]:
 
 
 def read_seal(path: Path) -> Seal:
-    """Read the seal of a file, and nothing else. Raises Damaged, OtherSchema or OSError."""
+    """Read only the seal of a file. Raises Damaged, OtherSchema or OSError."""
     with _open(path) as file:
         return _parse(file)
 

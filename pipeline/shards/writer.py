@@ -1,4 +1,4 @@
-"""Writing a shard."""
+"""Shard writer."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class _Work:
 
 
 class AudioSource(InputSource):
-    """float32 [n, 1, bands, mel_frames]; the stand-in for a damaged clip is the mean log-mel value."""
+    """float32 [n, 1, bands, mel_frames]; a damaged clip is replaced by the mean log-mel value."""
 
     modality = "audio"
     _graph: Pipeline | None = None

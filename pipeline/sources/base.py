@@ -50,7 +50,8 @@ class Part:
     inputs: Any
     """Encoder inputs, in the batch's memory."""
     usable: np.ndarray
-    """Whether the loss counts each leaf: bool [n]; not if it is empty, or damaged and replaced by a stand-in."""
+    """Whether each leaf counts in the loss: bool [n]; False for empty leaves and for damaged ones replaced by a
+    stand-in."""
     damaged: list[str]
     """Video and shard of every damaged clip."""
 
@@ -72,7 +73,7 @@ class Reading(Generic[T]):
 
 
 def ahead(items: Iterable[T], clips: int, count: Callable[[T], int]) -> Iterator[T]:
-    """Take items in advance: at least one, and as many as have up to `clips` clips together."""
+    """Take items in advance: at least one, and as many as hold at most `clips` clips in total."""
     waiting: deque[T] = deque()
     total = 0
     for item in items:
@@ -101,7 +102,7 @@ class InputSource(ABC):
         self._pool = ThreadPoolExecutor(loading.readers, thread_name_prefix="reader")
 
     def prepare(self) -> None:  # noqa: B027 - optional
-        """Set up what else the source needs. Raises UserError if it cannot."""
+        """Set up further resources of the source. Raises UserError if that fails."""
 
     def close(self) -> None:
         """Cancel pending reads."""

@@ -1,4 +1,4 @@
-"""JPEG frames -> crops. This file plans what to decode for which leaves; an engine does it.
+"""JPEG frames -> crops. This module plans what to decode for which leaves; an engine decodes it.
 
 Frames that leaves share are decoded once. Per leaf, one resize of a region does scale jitter, crop and flip, a
 permutation orders the frames, and one affine map of RGB does colour jitter and normalisation on the encoder's device.
@@ -53,7 +53,7 @@ class _Clips:
 
 
 class VideoSource(InputSource):
-    """Pixels; grey frames stand in for a damaged clip."""
+    """Pixels; a damaged clip is replaced by grey frames."""
 
     modality = "video"
 
@@ -137,7 +137,7 @@ class VideoSource(InputSource):
         return True
 
     def _require_decodable(self, video: int, positions: np.ndarray) -> None:
-        """Raise UserError if another library cannot decode a frame of a clip either."""
+        """Raise UserError if Pillow cannot decode a frame of the clip either."""
         size = (int(self.index.width[video]), int(self.index.height[video]))
         for position, jpeg in zip(positions, self.reader.frames(video, positions), strict=True):
             try:
@@ -156,7 +156,8 @@ class VideoSource(InputSource):
 
 
 def regions(index: Index, leaves: Leaves, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x.
+    """Corners (y, x) of each leaf's crop in the stored frame, pixels: float32 [n, 2] each; a flip swaps the x
+    coordinates.
 
     Crops are resized to squares of `size` pixels.
     """

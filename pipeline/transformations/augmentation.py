@@ -28,7 +28,7 @@ class Augmentation:
     saturation: float = 0.4
     """Saturation is multiplied by 1 - x to 1 + x; 0.4 in the published release."""
     hue: float = 0.0
-    """Hue is rotated by -x to x of a full turn; neither the paper nor the published release does."""
+    """Hue is rotated by -x to x of a full turn; 0 in the paper and in the published release."""
     volume: float = 0.1
     """The waveform is multiplied by 1 - x to 1 + x."""
     frequency_mask: int = 3
@@ -92,7 +92,7 @@ def centred(scale: int) -> Augmentation:
 
 @dataclass(frozen=True)
 class Augment(Transformation):
-    """Crop, flip, colour, loudness and masks, drawn anew for every leaf and numbered."""
+    """Crop, flip, colour, loudness and masks, drawn separately for every leaf; its values number the draws."""
 
     name = "augmentation"
     ranges: Augmentation = Augmentation()

@@ -30,7 +30,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Draw:
-    """The seed and position of a batch, of which it is a pure function."""
+    """Seed and position of a batch, which determine its plan."""
 
     seed: int
     epoch: int
@@ -58,7 +58,7 @@ class Transformation(ABC):
     name: ClassVar[str]
     """Name in the factor table and on the command line."""
     selects_frames: ClassVar[bool] = False
-    """Whether different values take different frames, rather than the same ones in another order or look."""
+    """Whether different values select different frames, rather than reorder or change the same frames."""
 
     def __str__(self) -> str:
         """As on the command line: the name, with settings other than the default in brackets."""

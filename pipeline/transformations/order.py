@@ -18,7 +18,7 @@ class Order(Choice):
 
     name = "order"
     segments: int = 3
-    """2 to 5; there are segments! orders, of which the first is the original."""
+    """Number of segments, 2 to 5; of the segments! orders, the first is the original."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.segments <= 5:

@@ -15,7 +15,7 @@ from gdt.pipeline.transformations.base import Choice
 class Speed(Choice):
     """Playback rate of frames and sound: speed(1,2) takes every frame or every second one.
 
-    The text clip spans a time that is longer by the same rate, with the same maximum of words.
+    The text clip is longer by the same factor, with the same maximum number of words.
     """
 
     name = "speed"

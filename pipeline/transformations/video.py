@@ -36,7 +36,7 @@ def _order(source: Source, seed: int, epoch: int) -> np.ndarray:
 
     A random permutation. With a window, the shards are permuted and cut into as few, equal windows as possible; the
     videos of the first window follow each other in random order, then those of the second, and so on, so that a shard
-    is read only while its window is.
+    is read only during its window.
 
     With n videos in S equal shards and windows of N shards, or M = nN/S >= k videos, two videos of one shard share a
     batch in about (k - 1) / (M - 1) of the epochs instead of (k - 1) / (n - 1), S/N times as often; two of different

@@ -1,1 +1,1 @@
-"""Captions: their files, the words they say and when, and the parts of a video they cover."""
+"""Captions: their files, their words with times, and the parts of a video that they cover."""

@@ -14,7 +14,7 @@ from gdt.preprocess.captions.words import Vocabulary
 from gdt.preprocess.datasets.listing import Missing, Video
 
 _STRETCHES = 1000
-"""Most stretches of a video, since they are arguments of ffmpeg."""
+"""Maximum stretches per video, since each becomes an argument of ffmpeg."""
 
 
 def attach(

@@ -1,4 +1,4 @@
-"""Files of captions, read as a stream and looked up on disk: those of HowTo100M take 10 GB."""
+"""Files of captions, read as a stream and looked up on disk, since those of HowTo100M take 10 GB."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ EXPECTED = f"""\
 source/{JSON_NAMES[0]} or {", ".join(JSON_NAMES[1:])}     {{id: {{start: [...], end: [...], text: [...]}}}}
 source/{FOLDERS[0]}/<id>.csv or .json             one file per video, with the columns start,end,text
 source/*.csv                              with the columns video_id,start,end,text
-where an <id> is the video's, or its path below source without the suffix (cats/a for source/cats/a.mp4)"""
+<id> is the id of the video, or its path below source without the suffix (cats/a for source/cats/a.mp4)"""
 LAYOUT = "{start: [...], end: [...], text: [...]}"
 
 _MAX_SECONDS = 1e6
-"""Longer than any video (eleven days)."""
+"""Maximum time of a caption (eleven days)."""
 _MAX_BYTES = 16 << 20
-"""Of the captions of one video: four times the words of twelve hours."""
+"""Maximum size of the captions of one video: four times the words of twelve hours."""
 _MAX_VALUE_BYTES = 1 << 20
-"""Of a JSON value; the parser starts an unfinished value again with every chunk."""
+"""Maximum size of a JSON value; the parser restarts an unfinished value with every chunk."""
 _MAX_DEPTH = 8
 """Of nested lists and objects in the JSON of one video; LAYOUT has two, and other keys may be there too."""
 _CHUNK = 1 << 15
@@ -50,7 +50,7 @@ _SHORT.maxstring = 200
 
 
 class Caption(NamedTuple):
-    """What is said from `start` to `end`, in seconds from the start of the video."""
+    """Text spoken from `start` to `end`, in seconds from the start of the video."""
 
     start: float
     end: float
@@ -66,7 +66,7 @@ class Captions(ABC):
 
         Looks for the JSON files of HowTo100M (JSON_NAMES, {id: LAYOUT}), then for one csv or JSON file per video
         (FOLDERS), then for any csv with the columns video_id, start, end, text. A file of many videos is read once, as
-        a stream, into a compressed nameless file in `scratch`, which vanishes even if the process is killed.
+        a stream, into a compressed unlinked file in `scratch`, which is freed even if the process is killed.
 
         Raises UserError for a file that is damaged or empty, and if `scratch` cannot be written.
         """
@@ -104,7 +104,7 @@ class Captions(ABC):
 
 
 class _Database(Captions):
-    """Compressed captions of many videos; an id may come again with more captions."""
+    """Compressed captions of many videos; an id may occur again with more captions."""
 
     def __init__(self, videos: Iterable[tuple[str, list[Caption]]], scratch: Path, path: Path) -> None:
         """Store the captions of `videos`, which come from `path`."""
@@ -172,9 +172,8 @@ def _caption_files(folder: Path) -> Iterator[str]:
 
 
 class _Source(io.RawIOBase):
-    """A file that may be read as far as one video may take, and further once `next_video` is called.
-
-    So memory is bounded, whatever the file holds.
+    """A file with a limit on the bytes read for one video; `next_video` resets the limit. This bounds the memory for
+    any content.
     """
 
     def __init__(self, path: Path, file: BinaryIO, content: str) -> None:
@@ -200,7 +199,7 @@ class _Source(io.RawIOBase):
         if self.position > self._end:
             raise UserError(
                 f"{self.path} holds more than {_MAX_BYTES >> 20} MB of {self._content}, up to byte {self.position}; "
-                "is it the right file?"
+                "check that it is the right file"
             )
         if self.unfinished > _MAX_VALUE_BYTES:
             raise ValueError(f"a value is longer than {_MAX_VALUE_BYTES >> 20} MB, up to byte {self.position}")

@@ -1,4 +1,4 @@
-"""The parts of a video that captions cover, and the times of words after the others are cut out."""
+"""The parts of a video that captions cover, and the times of words after the uncovered parts are cut out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of captions with their times, as far as a word2vec file has them, without stop words."""
+"""Words of captions with their times, restricted to the words of a word2vec file, without stop words."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def _stop_words(path: Path | None) -> frozenset[str]:
         for number, line in enumerate(file.text(), start=1):
             parts = line.partition("#")[0].split()
             if len(parts) > 1:
-                raise UserError(f"line {number} of {path}: several words; expected one stop word per line")
+                raise UserError(f"line {number} of {path}: several words; write one stop word per line")
             words.update(parts)
     return frozenset(words)

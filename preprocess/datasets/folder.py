@@ -20,7 +20,7 @@ source/test/cats/indoor/a.mp4     class cats/indoor, split test
 source/{LABELS}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
 files ending in {", ".join(sorted(SUFFIXES))}"""
 
-_AMBIGUOUS = f"named in {LABELS}, but several splits have such a file; name each by its whole path"
+_AMBIGUOUS = f"named in {LABELS}, but several splits have such a file; name each by its path including the split folder"
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:

@@ -46,7 +46,7 @@ def read_lines(path: Path, tree: str) -> Iterator[str]:
 
 @dataclass
 class _Entry:
-    """What the lists say of one video."""
+    """Entry of one video in the official lists."""
 
     stem: str
     class_name: str

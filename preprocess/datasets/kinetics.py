@@ -26,7 +26,7 @@ _COLUMNS = ("youtube_id", "time_start", "time_end", "split")  # and a label, exc
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems; label and split are those of the csv, else of the folders."""
+    """Videos by their file stems; label and split are from the csv, or else from the folders."""
     rows = (row for path in sorted(source.glob("*.csv")) for row in read_csv(path, _COLUMNS, _segment))
     return youtube.listing(source, youtube.by_youtube_id(rows), _name, _from_folders)
 

@@ -16,7 +16,7 @@ from gdt.preprocess.scratch import database
 
 LABELS = "labels.csv"
 NAMES = ("path", "id", "file", "filename", "video", "name")
-"""Names of the first column, which names the videos."""
+"""Accepted names of the first column, which identifies the videos."""
 
 
 class Labels:
@@ -92,7 +92,7 @@ class Labels:
                     yield [rows.line_num, name, label, split, [row[k].strip() for k in others]]
             except csv.Error as error:
                 raise self._error(rows.line_num, str(error)) from error
-            except ValueError as error:  # of the line that the csv reader asked for next
+            except ValueError as error:  # raised for the line that the csv reader requested next
                 raise self._error(rows.line_num + 1, str(error)) from error
 
     def _require_header(self, header: list[str]) -> None:

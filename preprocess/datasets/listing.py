@@ -77,7 +77,7 @@ class DataSet:
     tree: str
     """The expected files and folders, for messages."""
     needs_captions: bool = False
-    """Whether videos, and stretches of them, without captions are left out."""
+    """Whether videos and stretches without captions are skipped."""
     generate: Callable[[Path], None] | None = None
     """Generates the videos into a folder, unless they are there."""
 
@@ -88,7 +88,7 @@ def incomplete(what: str, tree: str) -> UserError:
 
 
 def is_missing(path: Path) -> bool:
-    """Whether there is nothing at a path; what is no regular file is refused when it is opened."""
+    """Whether there is nothing at a path; other non-regular files are rejected when they are opened."""
     return kind(path) == "missing"
 
 
@@ -105,7 +105,7 @@ def find_key(keys: np.ndarray, name: str) -> int | None:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a regular file; -1 for anything else (a FIFO, a broken link) and for what cannot be accessed."""
+    """Bytes of a regular file; -1 for anything else (a FIFO, a broken link) and for inaccessible files."""
     try:
         status = path.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""Synthetic data sets, which are generated if they are not there (see preprocess/synthetic).
+"""Synthetic data sets, which are generated if they are missing (see preprocess/synthetic).
 
 source/train/bounce/*.mp4, source/val/..., source/test/..., source/captions.json or labels.csv, source/<data set>.json
 """

@@ -23,7 +23,7 @@ _SECONDS = 10
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
-    """Videos by their file stems; files that the csv does not list are missing a split, and reported."""
+    """Videos by their file stems; files that are not in the csv have no split and are reported as missing."""
     path = source / "vggsound.csv"
     if is_missing(path):
         raise incomplete(f"{path} is missing", TREE)

@@ -55,7 +55,7 @@ def listing(
         youtube_id, start = parse_name(path.stem)
         candidates = segments.get(youtube_id, ())
         if start is None and len(candidates) > 1:
-            originals.append((path, candidates))  # which of them have their own files is known at the end only
+            originals.append((path, candidates))  # which of them have their own files is known only at the end
         elif segment := _match(candidates, start):
             segment.has_file = True
             times = (segment.start, segment.end) if start is None else None

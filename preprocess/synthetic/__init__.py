@@ -11,6 +11,6 @@ __all__ = ["GeneratedSet", "Synthetic", "generate", "generated"]
 
 
 def generated(name: str) -> type[GeneratedSet]:
-    """The settings of a synthetic set: those of `synthetic-x` are the one GeneratedSet in x.py."""
+    """The settings of a synthetic set: `synthetic-x` uses the GeneratedSet that x.py defines."""
     module = importlib.import_module(f"{__name__}.{name.removeprefix('synthetic').removeprefix('-') or 'standard'}")
     return next(kind for kind in GeneratedSet.__subclasses__() if kind.__module__ == module.__name__)

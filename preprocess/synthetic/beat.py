@@ -1,4 +1,4 @@
-"""The times of events in a synthetic video, and motions and sounds on them."""
+"""Event times of a synthetic video, and the motions and sounds that follow them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Beat(NamedTuple):
         return np.mod(self.phase * np.float32(events) - np.float32(offset), 1)
 
     def since(self, events: float = 1, offset: float = 0) -> Array:
-        """Seconds since the last event, as if the tempo were constant since."""
+        """Seconds since the last event, assuming a constant tempo."""
         return self.part(events, offset) / (events * self.rate)
 
     def wave(self, frequency: float = 1) -> Array:

@@ -50,7 +50,7 @@ class GeneratedSet(ABC):
     name: ClassVar[str]
     """Name of the set, whose marker is <name>.json."""
     format: ClassVar[int]
-    """Version of the files: raised whenever the same settings give others."""
+    """Version of the files; increase it when the same settings produce different files."""
 
     seed: int = 0
     """Random seed; every video has its own stream."""
@@ -83,7 +83,7 @@ class GeneratedSet(ABC):
 
     @abstractmethod
     def checks(self) -> dict[str, bool]:
-        """Messages about the set's own settings, and whether each check passes."""
+        """Error message of each check of the settings, and whether it passes."""
 
     @abstractmethod
     def render(self, split: str, action: str, n: int) -> Video:
@@ -151,7 +151,7 @@ def run_ffmpeg(command: list[str]) -> None:
 
 
 def claim(destination: Path, settings: GeneratedSet) -> bool:
-    """Whether the set is missing or incomplete, in which case a marker with the settings is there afterwards.
+    """Write the marker with the settings unless the set is complete; returns whether videos are missing.
 
     Raises UserError if the folder holds a set with other settings, or something else.
     """
@@ -197,7 +197,7 @@ def make_missing(settings: GeneratedSet, missing: Sequence[Task], workers: int, 
 def generate(destination: Path, settings: GeneratedSet, workers: int = 0, progress: bool = True) -> None:
     """Write a data set: `<split>/<class>/<id>.mp4`, labels or captions and, once complete, the marker.
 
-    A complete set with the same settings is left alone, an incomplete one completed. `workers` processes render and
+    A complete set with the same settings is not changed, an incomplete one is completed. `workers` processes render and
     encode, 0 for one per core. Raises UserError if the destination is in use or ffmpeg fails.
     """
     if not claim(destination, settings):

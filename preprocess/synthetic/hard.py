@@ -40,7 +40,7 @@ IDLE = ("drift", "circle", "wobble", "walk")
 WALK = 0.5
 """Seconds between the turns of a random walk."""
 RIM = 0.75
-"""Distance of the marker, in radii: without one, a disc would not be seen to turn."""
+"""Distance of the marker, in radii: without it, the rotation of a disc is invisible."""
 
 
 def saw(beat: Beat) -> Array:
@@ -174,7 +174,8 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class SyntheticHard(GeneratedSet):
-    """Twins of actions that differ only in the direction of time or the order of events; equal settings, equal files.
+    """Twins of actions that differ only in the direction of time or the order of events; equal settings give equal
+    files.
 
     docs/synthetic_hard.md says how the settings from `distractors` on, which make it harder, were chosen.
     """
@@ -384,7 +385,7 @@ def act(scene: Scene, times: drawing.Times) -> Motion:
 
 
 def idle(thing: Idle, times: drawing.Times) -> Motion:
-    """A distractor's motion; reversed in time, it is of the same kind."""
+    """A distractor's motion; its time reversal is a motion of the same kind."""
     (x, y), (drift_x, drift_y) = thing.thing.place, thing.thing.drift
     turned = 2 * np.pi * thing.rate * times + thing.lead
     if thing.kind == "drift":

@@ -1,4 +1,4 @@
-"""The data set `synthetic`: ten actions that video, audio and captions tell apart."""
+"""The data set `synthetic`: ten actions that differ in video, audio and captions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class Synthetic(GeneratedSet):
-    """Ten actions that video, audio and captions tell apart; equal settings give equal files."""
+    """Ten actions that differ in video, audio and captions; equal settings give equal files."""
 
     name: ClassVar[str] = "synthetic"
     format: ClassVar[int] = 1

@@ -71,7 +71,7 @@ def test_only_regular_files_are_opened(everything: Path) -> None:
             assert os.get_blocking(file.fileno())
     for name in ("folder", "fifo", "socket", "device", "loop", "to folder", "to fifo", "to socket", "to absent"):
         what = KINDS.get(name) or KINDS[name.removeprefix("to ")]
-        with pytest.raises(UserError, match=f"/{name} is {what}, not a file; replace it by a regular file"):
+        with pytest.raises(UserError, match=f"/{name} is {what}, not a file; replace it with a regular file"):
             open_regular(everything / name)
     with pytest.raises(UserError, match="cannot read .*/absent: No such file or directory"):
         open_regular(everything / "absent")

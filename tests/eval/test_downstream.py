@@ -216,15 +216,13 @@ def test_damaged_records_are_computed_again_or_skipped(
     assert "holds results of another version" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("protocol", "message"), [("retrieval", "contain NaN or infinity: the weights"), ("cross-modal", "are not finite")]
-)
-def test_nan_weights_are_refused(on_ucf: Downstream, tmp_path: Path, protocol: str, message: str) -> None:
+@pytest.mark.parametrize("protocol", ["retrieval", "cross-modal"])
+def test_nan_weights_are_refused(on_ucf: Downstream, tmp_path: Path, protocol: str) -> None:
     state = torch.load(on_ucf.ckpt[0], weights_only=True)
     state["model"]["video_network.base.stem.0.weight"].fill_(float("nan"))
     torch.save(state, tmp_path / "nan.pt")
     folds = (1,) if protocol == "retrieval" else ()
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match="contain NaN or infinity: the weights"):
         downstream(replace(on_ucf, ckpt=(tmp_path / "nan.pt",), protocols=(protocol,), folds=folds, clips=1))
 
 

@@ -200,7 +200,7 @@ def test_files_that_cannot_be_written_are_refused(tmp_path: Path) -> None:
     for out_path, message in (
         (tmp_path / "nowhere" / "x", "the folder .*nowhere does not exist; create it, or set --out"),
         (tmp_path, "is a folder, not a file; set --out to a file"),
-        (out, "x exists; set --out to another file, or --overwrite"),
+        (out, "x already exists; set --out to another file, or pass --overwrite"),
         (tmp_path / "y", "y cannot be written .Is a directory.; check the free disk space"),
     ):
         with pytest.raises(UserError, match=message):

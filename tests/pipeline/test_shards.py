@@ -289,7 +289,7 @@ def test_a_shard_of_another_index_is_refused(copy: Path, shards: Path) -> None:
     data = one.read_bytes()
     one.write_bytes(other.read_bytes())
     video = int(np.flatnonzero(index.shard == 0)[0])
-    with pytest.raises(UserError, match="shard-000000.h5 is not the one of the index"):
+    with pytest.raises(UserError, match="shard-000000.h5 does not belong to the index"):
         ShardReader(index).frames(video, np.arange(5))
     one.write_bytes(data)
     assert len(ShardReader(index).frames(video, np.arange(5))) == 5

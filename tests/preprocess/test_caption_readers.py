@@ -431,7 +431,7 @@ def test_captions_of_one_video_are_bounded(tmp_path: Path, name: str, monkeypatc
     with find(tmp_path) as captions:
         assert len(captions.get("a")) == 25_000
     write(a=60_000, b=1)
-    message = f"{name} holds more than 1 MB of captions of one video, up to byte .*; is it the right file?"
+    message = f"{name} holds more than 1 MB of captions of one video, up to byte .*; check that it is the right file"
     with pytest.raises(UserError, match=message), find(tmp_path) as captions:
         captions.get("a")
 

@@ -137,7 +137,9 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
     names = ["zebra.mp4", "a.mp4", ".hidden.mp4", "cats/1.mp4", "aardvark.mp4", "train/cats/1.mp4"]
     write(tmp_path, "name,label\n" + "".join(f"{name},x\n" for name in names))
     no_file = "named in labels.csv, but there is no such file"
-    several = "named in labels.csv, but several splits have such a file; name each by its whole path"
+    several = (
+        "named in labels.csv, but several splits have such a file; name each by its path including the split folder"
+    )
     assert missing("folder", tmp_path) == [
         Missing(".hidden.mp4", "it is hidden: its name begins with a dot", tmp_path / ".hidden.mp4"),
         Missing("zebra.mp4", no_file), Missing("cats/1.mp4", several), Missing("aardvark.mp4", no_file),

@@ -58,8 +58,8 @@ def test_duplicate_ids_are_refused_with_their_files(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         VideoList(items, tmp_path, tmp_path)
     assert str(error.value) == (
-        "two videos have one id; rename them, or pass --duplicates first, which keeps the first of each and lists the "
-        f"others in rejected.jsonl:\n  'a': {tmp_path}/1/a.mp4 and {tmp_path}/2/a.mp4"
+        "two videos have the same id; rename them, or pass --duplicates first, which keeps the first of each and lists "
+        f"the others in rejected.jsonl:\n  'a': {tmp_path}/1/a.mp4 and {tmp_path}/2/a.mp4"
     )
     many = [Video(f"{k % 13}", tmp_path / str(k) / "a.mp4") for k in range(39)]  # each id three times
     with pytest.raises(UserError, match="^26 videos have the ids of others; rename them, or pass --dup") as error:

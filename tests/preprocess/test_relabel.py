@@ -313,7 +313,7 @@ def test_dry_run_uses_and_keeps_remembered_shares(pets: Preprocess, capsys: pyte
 
 def test_shares_lost_with_a_damaged_plan_are_reported(pets: Preprocess, capsys: pytest.CaptureFixture[str]) -> None:
     path = pets.shard_folder / "plan.jsonl"
-    message = "plan.jsonl is damaged or missing, and with it the last --val and --test: those not given now are 0\n"
+    message = "plan.jsonl is damaged or missing, so the last --val and --test are unknown; those not given are 0\n"
     for given, expected in (({}, ""), ({"test": 0.5}, ""), ({"val": 0.1, "test": 0.5}, None)):
         run(replace(pets, val=0.1, test=0.5))
         path.write_bytes(path.read_bytes()[:-9])

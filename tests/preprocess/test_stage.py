@@ -540,7 +540,7 @@ def test_unmounted_disk_at_the_start_removes_no_shards(alone: None, synthetic: P
     run(settings)
     before = digests(tmp_path / "shards")
     (disk / "test").rename(tmp_path / "unmounted")
-    with pytest.raises(UserError, match=r"12 videos of the finished shards in .* are no longer in .*; bring them back"):
+    with pytest.raises(UserError, match=r"12 videos of the finished shards in .* are no longer in .*; restore them"):
         run(settings)
     assert digests(tmp_path / "shards") == before
     run(replace(settings, drop_missing=True))

@@ -66,7 +66,7 @@ def test_stop_words_of_a_file(word2vec: Path, tmp_path: Path) -> None:
     vocabulary = Vocabulary.load(word2vec, tmp_path / "stop.txt")
     assert rows(vocabulary, "Stir stir don't the well until") == [7, 4, 8]
     (tmp_path / "stop.txt").write_text("a\nthe until\n")
-    with pytest.raises(UserError, match="line 2 of .*stop.txt: several words; expected one stop word per line"):
+    with pytest.raises(UserError, match="line 2 of .*stop.txt: several words; write one stop word per line"):
         Vocabulary.load(word2vec, tmp_path / "stop.txt")
     (tmp_path / "stop.txt").write_bytes(b"\xe9\n")
     with pytest.raises(UserError, match="stop.txt is not UTF-8 text"):

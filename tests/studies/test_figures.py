@@ -256,7 +256,7 @@ def test_data_set_without_audio_and_labels(synthetic: Path, weights: Callable[[s
     ("ckpt", "typed", "message"),
     [
         ("sound", "", "sound.pt was trained without video, so it has no features of it"),
-        ("trunk", "--kind embeddings", "is of no run of this program; say with --dataset"),
+        ("trunk", "--kind embeddings", "does not name its data set; set --dataset"),
         ("e trunk", "--kind embeddings", "trunk.pt has no head, so it has no embeddings; set --kind features"),
         ("damaged", "--videos 8 --clips 3 --shown 4", "damaged.pt: the features contain NaN or infinity: the weights"),
         ("e", "--split nowhere", "has no held-out videos (split 'nowhere')"),
