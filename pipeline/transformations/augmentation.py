@@ -92,7 +92,7 @@ def centred(scale: int) -> Augmentation:
 
 @dataclass(frozen=True)
 class Augment(Transformation):
-    """Crop, flip, colour, loudness and masks, drawn separately for every leaf; its values number the draws."""
+    """Crop, flip, colour, loudness and masks, drawn separately for every leaf."""
 
     name = "augmentation"
     ranges: Augmentation = Augmentation()
