@@ -99,7 +99,9 @@ def all_of(verdicts: Sequence[Verdict]) -> Verdict:
     return "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "held"
 
 
-_COMPARISON = re.compile(r"(\w+): (?:mean of )?([a-m, ]+?) (<|>|as|no better than|not above) (?:mean of )?([a-m, ]+)")
+_COMPARISON = re.compile(
+    r"(\w+): (?:mean of )?([a-m, ]+?) (<|>|equals|no better than|not above) (?:mean of )?([a-m, ]+)"
+)
 """A prediction that compares the means of rows by a label."""
 
 
@@ -110,7 +112,7 @@ def _compare(prediction: str, runs: Runs) -> Judgement:
     more, less = ([row for row in rows if row.isalpha()] for rows in ((other, one) if sign == "<" else (one, other)))
     weights = {row: 1 / len(more) for row in more} | {row: -1 / len(less) for row in less}
     found = contrast(weights, partial(runs.values, label))
-    return (judge_positive(found) if sign in "<>" else judge_equal(found, two_sided=sign == "as")), found
+    return (judge_positive(found) if sign in "<>" else judge_equal(found, two_sided=sign == "equals")), found
 
 
 def _below_65(runs: Runs) -> Judgement:
@@ -184,18 +186,19 @@ PREDICTIONS: Mapping[str, Callable[[Runs], Judgement]] = {
     "direction: f, h, l < 65": _below_65,
     **_comparisons("direction: i > e", "direction: k > g", "direction: m > j",
                    "direction: b, d no better than a, c"),
-    **{f"order: {one} loses less against {other} than of direction": partial(_loses_less, one, other)
+    **{f"order: {one} loses less than of direction, relative to {other}": partial(_loses_less, one, other)
        for one, other in ("fe", "hg", "lj")},
-    **_comparisons("motion: mean of efghijklm > mean of abcd", "motion: f as e", "motion: h as g", "motion: l as j"),
+    **_comparisons("motion: mean of efghijklm > mean of abcd", "motion: f equals e", "motion: h equals g",
+                   "motion: l equals j"),
     **_comparisons("action: f < e", "action: h < g", "action: l < j", "action: i > e", "action: k > g",
                    "action: m > j", "action: mean of efghijklm > mean of abcd", "action: l < e", "action: m > l"),
     **_comparisons("shape: mean of abcd > mean of efghijklm", "colour: mean of abcd > mean of efghijklm",
-                   "tempo: mean of efghijklm > mean of abcd", "tempo: g > e", "tempo: j < g", "tempo: f as e"),
+                   "tempo: mean of efghijklm > mean of abcd", "tempo: g > e", "tempo: j < g", "tempo: f equals e"),
     "timbre: every row at chance": _timbre_at_chance,
     **_comparisons("motion: l not above e"),
     "direction of time decodable from i, k, m": partial(_decodable, "ikm"),
     "direction of time decodable from e, g, j": partial(_decodable, "egj"),
-    "reversal invariant: decoded less well than its pair": _reversal_pairs,
+    "direction of time decoded less well if reversal is invariant": _reversal_pairs,
     "third of the video: every row at chance": _third_at_chance,
 }  # fmt: skip
 """In the order of their numbers in docs/predictions.md."""
