@@ -234,7 +234,7 @@ def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
     assert contents(run) == left
 
 
-def test_a_run_with_a_constant_rate_can_be_prolonged(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_constant_rate_can_be_extended(command: Run, shards: Path, tmp_path: Path) -> None:
     run, straight = tmp_path / "run", tmp_path / "straight"
     constant = ("--optimization.lr-decay", 0, "--optimization.warmup-epochs", 0.5, "--network.dropout", 0.3,
                 "--batch-size", 6)  # fmt: skip
@@ -252,14 +252,14 @@ def test_a_run_with_a_constant_rate_can_be_prolonged(command: Run, shards: Path,
     )
 
 
-def test_a_run_with_a_decayed_rate_cannot_be_prolonged(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_decayed_rate_cannot_be_extended(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     falling = ("--optimization.lr-decay", 0.5)
     assert command(*tiny(shards, run, *falling, "--steps", 4)).returncode == 0
     said = sentence(command(*tiny(shards, run, *falling, "--steps", 6)))
     assert said == (
         f"{run} holds a run of 4 steps whose learning rate from step 3 on differs from that of 6 steps "
-        f"(--optimization.lr-decay 0.5), so it cannot be prolonged; start from its weights with --init "
+        f"(--optimization.lr-decay 0.5), so it cannot be extended; start from its weights with --init "
         f"{run}/checkpoint.pt --out <another folder>"
     )
     both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
@@ -284,7 +284,7 @@ def test_a_run_can_change_its_length_while_the_rates_are_the_same(
         "step": done,
         "settings": to_json(then),
     }
-    with contextlib.nullcontext() if same else pytest.raises(UserError, match="so it cannot be prolonged"):
+    with contextlib.nullcontext() if same else pytest.raises(UserError, match="so it cannot be extended"):
         require_same_run(state, now, data, 4, Path("run/checkpoint.pt"))
 
 

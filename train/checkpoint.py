@@ -25,7 +25,7 @@ from gdt.train.weights import damaged_part, read_foreign
 
 NAME = CHECKPOINT
 PREVIOUS = "checkpoint.previous.pt"
-"""The checkpoint before the newest, in case that one is damaged."""
+"""The previous checkpoint, in case the newest is damaged."""
 DAMAGED = "checkpoint.damaged.pt"
 FORMAT = "gdt-pretrain-2"
 
@@ -35,11 +35,11 @@ class Data:
     """Data of a run."""
 
     fingerprint: str
-    """Of the shards."""
+    """Fingerprint of the shards."""
     statistics: Statistics
-    """Normalisation of the inputs, also wherever the model is used."""
+    """Normalisation of the inputs, which later uses of the model repeat."""
     words: str = ""
-    """Checksum of captions and word vectors; empty if text is no modality."""
+    """Checksum of captions and word vectors; empty without text."""
 
 
 def make_state(
@@ -53,7 +53,7 @@ def make_state(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state atomically; the checkpoint before is kept as PREVIOUS. Raises UserError if the disk is full."""
+    """Write a state atomically, keeping the previous checkpoint as PREVIOUS. Raises UserError if the disk is full."""
     try:
         with writing(path) as file:
             torch.save(dict(state), file)
@@ -64,12 +64,12 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise UserError(
             f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({reason}); free some space, "
-            "then run the same command to resume from the checkpoint before"
+            "then run the same command to resume from the previous checkpoint"
         ) from error
 
 
 def _keep(path: Path) -> None:
-    """Rename the newest checkpoint to PREVIOUS, without a moment in which there is none."""
+    """Rename the newest checkpoint to PREVIOUS, so that there is a checkpoint at every moment."""
     link = path.with_name(PREVIOUS + ".partial")
     try:
         link.unlink(missing_ok=True)
@@ -86,7 +86,7 @@ def _existing(path: Path) -> Path:
     if not path.is_file():
         previous = path.with_name(PREVIOUS)
         if previous.is_file() and path.name == NAME:
-            raise UserError(f"there is no checkpoint {path}; use the one before, {previous}")
+            raise UserError(f"there is no checkpoint {path}; use the previous one, {previous}")
         there = sorted(Path("runs").glob(f"*/{NAME}"), key=lambda known: -known.stat().st_mtime)[:3]
         yours = f"one of {', '.join(map(str, there))}" if there else "yours"
         raise UserError(f"there is no checkpoint {path}; {_how_to_make(path)}, or set CKPT to {yours}")
@@ -110,7 +110,7 @@ def _how_to_make(path: Path) -> str:
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The newest intact checkpoint of a run, None if it has none, and a message about a newer, damaged one.
+    """The newest intact checkpoint of a run, None without one, and a message about a newer, damaged one.
 
     Raises UserError if all checkpoints are damaged.
     """
@@ -146,18 +146,18 @@ def load_checked(path: Path) -> Any:
     except (MemoryError, Damaged):
         raise
     except zipfile.BadZipFile as error:
-        raise Damaged("it is damaged or something else (not a torch file, or truncated)") from error
+        raise Damaged("it is truncated or not a torch file") from error
     except OSError as error:
         require_readable(path, error)  # else damaged bytes led to a bad offset
-        raise Damaged(f"it is damaged or something else ({first_line(error)})") from error
+        raise Damaged(f"it is damaged or not a torch file ({first_line(error)})") from error
     except Exception as error:  # damaged bytes raise anything
-        # torch's message advises to build the objects, which would run the file's code
+        # torch's message suggests weights_only=False, which would run the file's code
         if named := re.search(r"GLOBAL `?([\w.]+)", str(error)):
             raise Damaged(
                 f"it holds a Python object ({named[1]}), which was not loaded; save the state_dict of a model, not the "
                 "model"
             ) from error
-        raise Damaged("it is damaged or something else") from error
+        raise Damaged("it is damaged or not a torch file") from error
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def read(path: Path) -> dict[str, Any]:
 def load_model(path: Path) -> Trained:
     """The model of a checkpoint, an exported file (`train.portable`) or foreign weights (`train.weights`).
 
-    Raises UserError if it is none of these, of another version, or does not fit.
+    Raises UserError if the file is of another kind or version, or does not fit.
     """
     path = _existing(path)
     try:
@@ -180,7 +180,9 @@ def load_model(path: Path) -> Trained:
         if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
             return other
         previous = path.with_name(PREVIOUS)
-        instead = f"use the one before, {previous}" if previous.is_file() and path.name == NAME else "use another file"
+        instead = (
+            f"use the previous one, {previous}" if previous.is_file() and path.name == NAME else "use another file"
+        )
         raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}") from damage
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
@@ -207,7 +209,7 @@ class Saver:
             self._thread.join()
 
     def start(self, state: Any) -> None:
-        """Write a copy of the state, after the one before is written. Raises what that one raised."""
+        """Write a copy of the state once the previous write is done. Raises the error of a failed write."""
         self.wait()
         self._thread = threading.Thread(target=self._run, args=(copy_to_cpu(state),), name="checkpoint")
         self._thread.start()
@@ -225,7 +227,7 @@ class Saver:
             raise error
 
     def wait(self) -> None:
-        """Wait until the newest is written. Raises the error of a failed write."""
+        """Wait until the newest checkpoint is written. Raises the error of a failed write."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -233,7 +235,7 @@ class Saver:
 
 
 def copy_to_cpu(state: Any) -> Any:
-    """With all tensors copy_to_cpu to memory of the CPU."""
+    """A copy of the state with all tensors in CPU memory."""
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     if isinstance(state, dict):
@@ -246,19 +248,19 @@ def copy_to_cpu(state: Any) -> Any:
 def require_same_run(
     state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
 ) -> None:
-    """Raise UserError unless a run with these settings and data would have reached this state itself.
+    """Raise UserError unless the state belongs to a run with these settings and data.
 
-    `state` is the content of `path`.
+    `state`: content of the checkpoint `path`.
     """
     run, now = path.parent, to_json(settings)
     if state["data"] == data.fingerprint and state["words"] != data.words:
         raise UserError(
-            f"{run} holds a run with other words: the vectors or the captions have changed since; set --out to another "
+            f"{run} holds a run with other words: the word vectors or captions have changed; set --out to another "
             "folder, or --word2vec to the original file"
         )
     if state["data"] != data.fingerprint:
         raise UserError(
-            f"{run} holds a run on other shards: they were rebuilt since, or hold other videos or splits; set --out to "
+            f"{run} holds a run on other shards: they were rebuilt, or have other videos or splits; set --out to "
             "another folder, or restore the original shards"
         )
     if differences(state["settings"], now, ignored=LENGTH):
@@ -268,8 +270,8 @@ def require_same_run(
         )
     if state["statistics"] != data.statistics.to_numbers():
         raise UserError(
-            f"{run} holds a run with another normalisation of its inputs: {settings.init}, from which it started, has "
-            "changed since; set --out to another folder, or restore the original file"
+            f"{run} holds a run with another normalisation of its inputs: --init {settings.init} has changed; "
+            "set --out to another folder, or restore the original file"
         )
     _require_same_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"]), path)
 
@@ -287,5 +289,5 @@ def _require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch:
         raise UserError(
             f"{path.parent} holds a run of {then.steps} steps whose learning rate from step {other} on differs from "
             f"that of {now.steps} steps (--optimization.lr-decay {then.optimization.lr_decay:g}), so it cannot be "
-            f"prolonged; start from its weights with --init {path} --out <another folder>"
+            f"extended; start from its weights with --init {path} --out <another folder>"
         )

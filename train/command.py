@@ -17,7 +17,7 @@ from gdt.common.errors import UserError, exit_with_message
 from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
-from gdt.train.launch import ranks, require_meeting
+from gdt.train.launch import ranks, require_master_address
 from gdt.train.models.network import BACKBONES, VIDEO_OPTIONS, Network
 from gdt.train.settings import SIZES, Pretrain, require_one_name
 
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
         exit_with_message(lambda: _start(job, arguments))
     except SystemExit as end:
         status = end.code
-    if "torch" in sys.modules:  # which --help does not import
+    if "torch" in sys.modules:  # --help does not import it
         import torch.distributed as dist
 
         from gdt.train.distributed import leave_without_teardown
@@ -49,7 +49,7 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
         os.environ.update(ranks(os.environ))
     with launch.silence_other_ranks():
         settings = settings_of(arguments)
-        require_meeting(os.environ)
+        require_master_address(os.environ)
     if settings is None:
         return
     if job.nodes > 1 or job.scheduler or job.sbatch:
@@ -68,7 +68,7 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
 
 
 def settings_of(arguments: Sequence[str]) -> Pretrain | None:
-    """The settings of a command line; None where it asks for a list of presets or factors, which is printed."""
+    """The settings of a command line; with --preset help or --factors help, prints the list and returns None."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
         raise UserError(f"unknown size '{arguments[0]}'; available: {', '.join(SIZES)}")
     require_one_name(arguments)
@@ -89,19 +89,19 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     return settings
 
 
-# the options of the job, which `submit.parsed` has taken from the arguments: here they are for --help
+# for --help only: `submit.parsed` has already removed the options of the job from the arguments
 _JOB = ("job", Annotated[submit.Job, tyro.conf.arg(name="")], field(default_factory=submit.Job))
 
 
 def _with_job(defaults: Any) -> Any:
-    """Options with those of the job after the first group, in --help."""
+    """Options with those of the job after the first group, for --help."""
     types = get_type_hints(type(defaults), include_extras=True)
     members: list[Any] = [(name, types[name], field(default=value)) for name, value in vars(defaults).items()]
     return make_dataclass("Size", [members[0], _JOB, *members[1:]], frozen=True, kw_only=True)()
 
 
 def _require_network_options_used(network: Network, arguments: Sequence[str]) -> None:
-    """Raise UserError where the command line sets an option of another video network."""
+    """Raise UserError if the command line sets an option of another video network."""
     typed = {word.split("=")[0].replace("--no-", "--").replace("-", "_") for word in arguments if word.startswith("--")}
     names = [name for name in VIDEO_OPTIONS if {f"__network.{name}", f"__network.no_{name}"} & typed]
     if not names or network.backbone == Network.backbone:
@@ -109,12 +109,13 @@ def _require_network_options_used(network: Network, arguments: Sequence[str]) ->
     used = resolve_name(BACKBONES[network.backbone]).options
     if unused := [name for name in names if name not in used]:
         raise UserError(
-            f"--network.{unused[0].replace('_', '-')} has no effect on the video network '{network.backbone}'"
+            f"--network.{unused[0].replace('_', '-')} has no effect on the video network "
+            f"'{network.backbone}'; leave it out"
         )
 
 
 def _with_one_length(base: Pretrain, arguments: Sequence[str]) -> Pretrain:
-    """With --steps on the command line in place of the default epochs, or --epochs in place of steps."""
+    """Drop the default epochs if the command line has --steps, and the default steps if it has --epochs."""
     given = {argument.split("=")[0] for argument in arguments} & {"--steps", "--epochs"}
     if given == {"--steps"}:
         return replace(base, epochs=0, steps=1)

@@ -1,6 +1,6 @@
 """Cost of a leaf in training: activation memory and FLOPs, counted on torch's meta device.
 
-Tensors there have shapes only, so both can be counted for any size on any machine.
+Meta tensors have shapes but no data, so both can be counted for any size on any machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PEAKS = {
     "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
     "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
 }  # fmt: skip
-"""Dense TFLOP/s by the makers in bfloat16 (float16 where there is none), by part of the device's name."""
+"""Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
 
 
 def memory(
@@ -65,16 +65,16 @@ def _counted(network: Network, modalities: tuple[str, ...]) -> GDT:
 
 
 class _Scale(_BatchNorm):
-    """Keeps its input, as batch norm does, which is slow on the meta device."""
+    """Fast stand-in for batch norm on the meta device; like it, keeps its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight.view(1, -1, *[1] * (x.dim() - 2))
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Peak FLOP/s of a device in bfloat16, by its maker; None where unknown."""
+    """Peak FLOP/s of a device in bfloat16 from its data sheet; None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-    longest_first = sorted(_PEAKS, key=len, reverse=True)  # an L40 is no L4
+    longest_first = sorted(_PEAKS, key=len, reverse=True)  # "L4" is also part of "L40"
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
@@ -110,7 +110,7 @@ def _kept(model: GDT, modality: str, inputs: Any, recomputed: int) -> int:
         return tensor
 
     def before(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        keep(given[0])  # inputs of a part are kept in any case
+        keep(given[0])  # recomputed blocks keep their inputs
         parts.append(-sum(kept.values()))
 
     def after(module: nn.Module, given: Any, made: Tensor) -> None:

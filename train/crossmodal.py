@@ -1,4 +1,4 @@
-"""Recall across modalities among held-out videos, which needs no labels."""
+"""Cross-modal recall among held-out videos, which needs no labels."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Embedded(NamedTuple):
 
 
 def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
-    """The rows of the index, among `videos`, that have every modality for the length of a clip."""
+    """Rows among `videos` that have every modality for the length of a clip."""
     starts = index.start_counts(clip.frames, clip.stride, clip.mel_frames if "audio" in modalities else 0)
     usable = starts > 0
     if "text" in modalities:
@@ -51,7 +51,7 @@ def embed(
 ) -> Embedded:  # fmt: skip
     """Mean embeddings over `clips` uniform centre-cropped clips of every video, as from `usable_videos`.
 
-    Leaves the model in evaluation mode. Where text is a modality, videos without captions in any clip are skipped.
+    Leaves the model in evaluation mode. With text, videos whose clips all lack captions are skipped.
     """
     order = [name for name in MODALITIES if name in modalities]
     plans = uniform_plans(index, videos, clips, clip, centred(scale), modalities=order)
@@ -73,9 +73,9 @@ def embed(
     sums = {name: torch.cat(parts) for name, parts in means.items()}
     if not all(bool(value.isfinite().all()) for value in sums.values()):
         raise UserError("embeddings contain NaN or infinity: the weights are damaged, or training has diverged")
-    said = torch.stack([value.norm(dim=1) > 0 for value in sums.values()]).all(0)
+    valid = torch.stack([value.norm(dim=1) > 0 for value in sums.values()]).all(0)
     return Embedded(
-        videos[said.numpy()], {name: functional.normalize(value[said], dim=1) for name, value in sums.items()}
+        videos[valid.numpy()], {name: functional.normalize(value[valid], dim=1) for name, value in sums.items()}
     )
 
 
@@ -93,7 +93,7 @@ def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> to
 
 
 class Probe:
-    """Measures recall across modalities among the same held-out videos during training."""
+    """Measures cross-modal recall on a fixed set of held-out videos during training."""
 
     def __init__(self, settings: Pretrain, index: Index, device: torch.device, words: WordVectors | None) -> None:
         """Raises UserError if there is only one modality, or too few videos are held out."""
@@ -101,19 +101,20 @@ class Probe:
         self._modalities = settings.composition.modalities
         if len(self._modalities) < 2:
             raise UserError(
-                f"--probe-every compares modalities, and '{settings.composition}' has one, {self._modalities[0]}; "
+                f"--probe-every compares modalities, but '{settings.composition}' has only {self._modalities[0]}; "
                 "leave it out"
             )
         split = settings.probe_split or ("val" if (index.split == "val").any() else "test")
         held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
         if len(held_out) < 2:
             raise UserError(
-                f"--probe-every needs held-out videos, and {len(held_out)} of the split '{split}' of {index.folder} "
-                f"have {' and '.join(self._modalities)} for the length of a clip; name another with --probe-split, or "
-                "set some apart: the same 'make preprocess' command with ARGS=\"--val 0.05\" decodes nothing again"
+                f"--probe-every needs 2 or more held-out videos, but {len(held_out)} of the split '{split}' of "
+                f"{index.folder} have {' and '.join(self._modalities)} for the length of a clip; set --probe-split to "
+                "another split, or hold some out with the same 'make preprocess' command and ARGS=\"--val 0.05\", "
+                "which does not decode again"
             )
         some = np.random.Generator(np.random.Philox(0)).permutation(held_out)[: settings.probe_videos]
-        self._videos = np.sort(some)  # the first ids may be of few classes
+        self._videos = np.sort(some)  # drawn at random, since the first ids may be of few classes
 
     def __call__(self, model: GDT) -> dict[str, float]:
         """R@k in percent by query modality, gallery modality and k; and the number of videos."""

@@ -1,7 +1,7 @@
-"""The ranks of a run: their devices, whether they start alike, and how they stop together.
+"""The ranks of a run: join, check that all start equal, and stop together.
 
-Torch's collectives wait for minutes, or for ever, if a rank has died. So every rank keeps an idle connection to rank 0:
-the system closes it however a process ends, and TCP notices within half a minute that a machine is gone.
+Torch's collectives hang for minutes, or forever, if a rank dies. So every rank keeps an idle connection to rank 0. The
+system closes it whenever a process ends, and TCP keep-alive detects a lost machine within 30 seconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TOKEN = 16
 def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, int, torch.device]:
     """Join the process group if a launcher started several ranks; returns rank, number of ranks, and device.
 
-    `threads` are CPU threads of this process; 0 leaves it to torch.
+    `threads`: CPU threads of this process; 0 for torch's default.
     """
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
@@ -73,7 +73,7 @@ def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[in
 
 
 def require_equal(facts: Mapping[str, str], what_to_do: str) -> None:
-    """Raise UserError on every rank unless all have the same `facts`, by their names in the message."""
+    """Raise UserError on every rank unless all have equal `facts`; the message names the one that differs."""
     if not dist.is_initialized():
         return
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -105,9 +105,9 @@ def leave_without_teardown(status: int = 0) -> NoReturn:
 
 @contextlib.contextmanager
 def watch_ranks(device: torch.device) -> Iterator[None]:
-    """Inside, the end of any rank ends all, with one message; exits once all ranks are done.
+    """Context in which a failing rank ends all ranks, with one message; left once all ranks are done.
 
-    The other ranks learn of an error before it is raised.
+    An error is sent to the other ranks before it is raised.
     """
     if not dist.is_initialized():
         yield
@@ -128,7 +128,9 @@ def watch_ranks(device: torch.device) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, RuntimeError):
-            time.sleep(_SECONDS / 12)  # a collective fails when a rank is gone; the watch then ends this process
+            time.sleep(
+                _SECONDS / 12
+            )  # a collective also fails if another rank has died; then the watch ends this process
         watch.end(f"error: {first_line(error)}")
         raise
     else:
@@ -158,14 +160,14 @@ class _Watch:
         self._thread.start()
 
     def end(self, error: str | None, status: int = 2) -> None:
-        """Tell the others that this rank is done, or its error and exit status; if done, wait a little for them."""
+        """Tell the other ranks that this one is done, or its error and status; if done, wait a little for them."""
         with self._lock:
             self._over = error is not None
-        self._say(error, status)
+        self._send(error, status)
         if error is None:
             self._thread.join(_SECONDS / 4)
 
-    def _say(self, error: str | None, status: int, but: int = -1) -> None:
+    def _send(self, error: str | None, status: int, but: int = -1) -> None:
         for rank, peer in self._peers.items():
             if rank != but:
                 with contextlib.suppress(OSError):
@@ -190,7 +192,7 @@ class _Watch:
             if error is None or self._over:
                 return
             if self.rank == 0:
-                self._say(error, status, but=rank)
+                self._send(error, status, but=rank)
             if self.rank == 0 or (self.rank == 1 and silent):  # the lowest rank that is left
                 tqdm.write(error, file=sys.stderr)
                 sys.stderr.flush()
@@ -227,7 +229,9 @@ def _reached(port: int, token: bytes, rank: int) -> Connection:
     try:
         peer = socket.create_connection((host, port), _SECONDS)
     except OSError as error:
-        raise UserError(f"rank {rank} cannot reach rank 0 at {host}:{port} ({error})") from error
+        raise UserError(
+            f"rank {rank} cannot reach rank 0 at {host}:{port} ({error}); allow connections to all its ports"
+        ) from error
     peer.sendall(token + rank.to_bytes(4, "little"))
     return _kept(peer)
 
@@ -241,7 +245,7 @@ def _kept(peer: socket.socket) -> Connection:
 
 
 class StopSignal:
-    """Inside, remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; a second Ctrl-C stops at once."""
+    """Context that remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; a second Ctrl-C stops at once."""
 
     def __init__(self) -> None:
         self.signal = 0

@@ -1,4 +1,4 @@
-"""Choice of the kernels that a GPU computes with, checked before a run relies on them.
+"""Choose a GPU's kernels, and check their results before a run uses them.
 
 bfloat16 3D convolutions have returned wrong results (cuDNN 9.10, pytorch#163539) and have been many times slower than
 float32 (torch 2.9, pytorch#166122), so the network is compared with itself in float32, at the shapes of the run.
@@ -21,7 +21,7 @@ from gdt.train.models.network import Network
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 TOLERANCE = 0.1
-"""Largest relative difference of a trunk's features from float32; rounding to bfloat16 makes 0.01 to 0.03."""
+"""Largest relative difference of a trunk's features from float32; rounding to bfloat16 alone gives 0.01 to 0.03."""
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 
 
@@ -36,9 +36,9 @@ class Kernels:
 
     precision: torch.dtype
     channels_last: bool = True
-    """Memory layout, which is that of the loader's batches."""
+    """Memory layout; the loader's batches are channels last."""
     compiled: bool = False
-    """torch.compile for the video trunk, which fuses what lies between the convolutions."""
+    """torch.compile for the video trunk, which fuses the operations between convolutions."""
 
     def __str__(self) -> str:
         return ", ".join(
@@ -76,10 +76,10 @@ def choose_kernels(
     candidates: list[Kernels], network: Network, clip: Clip, leaves: int, recomputed: int, device: torch.device,
     say: Callable[[str], None],
 ) -> Kernels:  # fmt: skip
-    """The first candidate with the features of float32, within TOLERANCE, that is not slower than float32.
+    """The first candidate whose features match float32 within TOLERANCE and which is not slower than float32.
 
-    Each does a forward and a backward pass over `leaves` clips; `say` gets why one was rejected. Raises when out of
-    memory.
+    Each runs a forward and a backward pass over `leaves` clips; `say` gets the reasons for rejections. Raises when out
+    of memory.
     """
     torch.manual_seed(0)
     with torch.device(device):

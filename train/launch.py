@@ -1,8 +1,8 @@
 """gdt pretrain --gpus N: N ranks on this machine, one per GPU; and ranks that srun or mpirun start.
 
 Like `torchrun --standalone --nproc-per-node N -m gdt pretrain`, but errors in the command are reported once and before
-the ranks start, a checkpoint may take as long as it needs, and the exit status is that of the ranks. Started once per
-machine by srun or mpirun, it starts the ranks of its machine.
+the ranks start, a checkpoint may take as long as it needs, and the exit status is that of the ranks. If srun
+or mpirun starts it once per machine, it starts the ranks of that machine.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ _COUNTS = (
 )
 """Rank and number of ranks, overall and on this machine, of Open MPI, of MPICH and Intel MPI, and of srun.
 
-mpirun comes first, since in a SLURM job its ranks are children of daemons that srun started. For srun it is the step's
-number of tasks: SLURM_NTASKS is also set in job scripts and shells, which are one process.
+mpirun comes first, since in a SLURM job its ranks are children of daemons that srun started. For srun, the number of
+ranks is that of the step: SLURM_NTASKS is also set in job scripts and shells, which are one process.
 """
 _TERMINAL = "SLURM_PTY_PORT"
-"""Set by srun --pty, whose one interactive task is no rank."""
+"""Set by srun --pty, whose only task is a shell, not a rank."""
 _PORTS = range(10_000, 30_000)
 """Above the ports of services, below ephemeral ports."""
 
 
 def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
-    """Start the ranks and exit with their status; `settings` are those of the arguments.
+    """Start the ranks and exit with their status; `settings` are parsed from `arguments`.
 
     Raises UserError if there are too few GPUs.
     """
     require_gpus(number, settings.device)
     machine = ranks(os.environ)
-    require_meeting(machine)
+    require_master_address(machine)
     if machine and int(machine["LOCAL_WORLD_SIZE"]) > 1:
         raise UserError(
-            f"this command was started {machine['LOCAL_WORLD_SIZE']} times on one machine, to start {number} processes "
-            "each time; start it once on each (srun --ntasks-per-node=1), or gdt pretrain once per GPU, without --gpus"
+            f"this command was started {machine['LOCAL_WORLD_SIZE']} times on one machine, and each would start "
+            f"{number} ranks; start it once per machine (srun --ntasks-per-node=1), or once per GPU without --gpus"
         )
     sys.exit(run([sys.executable, "-P", "-m", "gdt", "pretrain", *arguments], number, machine=machine))
 
@@ -59,8 +59,8 @@ def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
 def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Mapping[str, str] | None = None) -> int:
     """Run a command as `number` ranks, forwarding signals; returns the status of the first that failed.
 
-    After a failure the other ranks have `patience` seconds to end before they are killed. `machine` has RANK and
-    WORLD_SIZE of this machine among several, and MASTER_ADDR and MASTER_PORT.
+    After a failure the other ranks have `patience` seconds to end before they are killed. `machine`: RANK and
+    WORLD_SIZE of this machine among several, MASTER_ADDR and MASTER_PORT.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     started = [
@@ -103,9 +103,9 @@ def _environments(number: int, machine: Mapping[str, str] | None) -> list[dict[s
 
 @contextlib.contextmanager
 def silence_other_ranks() -> Iterator[None]:
-    """Print from one rank per machine what all would print before they are connected.
+    """Print from one rank per machine only, before the ranks are connected.
 
-    LOCAL_WORLD_SIZE tells that a launcher started this rank with others.
+    LOCAL_WORLD_SIZE is set if a launcher has started several.
     """
     if "LOCAL_WORLD_SIZE" not in os.environ or os.environ.get("LOCAL_RANK", "0") == "0":
         yield
@@ -118,7 +118,7 @@ def silence_other_ranks() -> Iterator[None]:
 
 
 def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
-    """Raise UserError if several ranks for GPUs are more than the GPUs of this machine."""
+    """Raise UserError if this machine has fewer GPUs than ranks."""
     if ranks == 1 or device == "cpu":
         return
     import torch
@@ -128,14 +128,14 @@ def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
         return
     instead = "leave --gpus out" if found < 2 else f"set --gpus to {found} or less"
     there = f"only {found} GPU{'s' if found > 1 else ''}" if found else "no GPU"
-    raise UserError(f"--gpus is {ranks}, and torch finds {there}; {instead}, or train on the CPU with --device cpu")
+    raise UserError(f"--gpus is {ranks}, but torch finds {there}; {instead}, or train on the CPU with --device cpu")
 
 
 def ranks(environment: Mapping[str, str]) -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for a process of mpirun or srun.
 
     Empty if they are set already, and for a single process. Without the last two if the launcher does not provide them,
-    which `require_meeting` checks.
+    which `require_master_address` checks.
     """
     names = next((names for names in _COUNTS if all(name in environment for name in names)), None)
     if "RANK" in environment or names is None or int(environment[names[1]]) < 2:
@@ -156,8 +156,8 @@ def ranks(environment: Mapping[str, str]) -> dict[str, str]:
     return found | {name: value for name, other in meeting if (value := environment.get(name, other))}
 
 
-def require_meeting(environment: Mapping[str, str]) -> None:
-    """Raise UserError if several processes have no common address."""
+def require_master_address(environment: Mapping[str, str]) -> None:
+    """Raise UserError if several ranks lack MASTER_ADDR or MASTER_PORT."""
     world = int(environment.get("WORLD_SIZE", "1"))
     lacking = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(name)]
     if world > 1 and lacking:

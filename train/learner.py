@@ -65,7 +65,7 @@ class Learner:
         return checkpoint.make_state(self.model, self.optimizer, done, to_json(self.settings), self._data)
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """Load the state of a checkpoint; returns the next step. Raises UserError where `require_same_run` does."""
+        """Load the state of a checkpoint; returns the next step. Raises UserError if `require_same_run` does."""
         require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, self.path)
         load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(dict(state["optimizer"]))
@@ -79,13 +79,13 @@ class Learner:
         return value.hexdigest()
 
     def flops(self, bands: int) -> tuple[float, float] | None:
-        """FLOPs of a step per GPU, and its peak FLOP/s by its maker; None where that is unknown."""
-        if (stated := peak_flops(self.device)) is None:
+        """FLOPs of a step per GPU, and the GPU's peak FLOP/s; None if the peak is unknown."""
+        if (peak := peak_flops(self.device)) is None:
             return None
         settings, composition = self.settings, self.composition
         of_leaf = training_flops(settings.network, settings.clip, bands, composition.modalities)
         leaves = composition.batch_size * composition.clips_per_video / self.world
-        return leaves * sum(of_leaf.values()), stated
+        return leaves * sum(of_leaf.values()), peak
 
 
 def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:
@@ -96,16 +96,16 @@ def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim
 
 
 def start_from(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
-    """Copy the parts that two models share, without those of `start` named in `fresh`; returns a description.
+    """Copy the parts that both models have, except those in `fresh`; returns a description.
 
-    Raises UserError where they do not fit.
+    Raises UserError if they do not fit.
     """
     parts = {name: part for name, part in start.named_children() if name not in fresh}
     taken = [name for name, _ in model.named_children() if name in parts]
     for name in taken:
         load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
     left = [name for name, _ in model.named_children() if name not in parts]
-    return f"took {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
+    return f"loaded {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
 
 
 def _tensors(state: Any) -> Iterator[torch.Tensor]:

@@ -27,7 +27,7 @@ class Log:
     def __init__(
         self, settings: Pretrain, first: int, schedule: Schedule, clips: int, flops: tuple[float, float] | None = None
     ) -> None:
-        """From step `first` on. `clips`: video clips per step over all ranks; `flops`: as from `Learner.flops`."""
+        """`first`: first step; `clips`: video clips per step over all ranks; `flops`: as from `Learner.flops`."""
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / SETTINGS, json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
@@ -79,7 +79,7 @@ class Log:
         self._bar.update()
 
     def summary(self) -> str:
-        """The last metrics of a run that is done, with the median clips/s of its steps."""
+        """The last metrics of a finished run, and the median clips/s of its steps."""
         seconds = timedelta(seconds=round(time.monotonic() - self._began))
         steps = f"{self._bar.n} steps, the last {len(self._rates)} in {seconds}"
         return f"{steps}: {self._last}{self._probed}, {np.median(self._rates):.0f} clips/s"
@@ -115,7 +115,7 @@ def _weights_and_biases(settings: Pretrain) -> Any:
 
 
 def _keep_until(path: Path, last: int) -> None:
-    """Remove lines of a log after a step, and truncated ones: steps after the checkpoint are repeated."""
+    """Remove lines after step `last` and truncated ones: a resumed run repeats the steps after its checkpoint."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
 

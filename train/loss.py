@@ -19,7 +19,7 @@ class Outcome(NamedTuple):
     loss: Tensor
     """Equation 1; its gradient is that of this rank's share."""
     top1: Tensor
-    """Share of the leaves with positives whose most similar leaf, of those with w = 1, is a positive."""
+    """Share of the leaves with positives whose most similar leaf, among those with w = 1, is a positive."""
 
 
 def gdt_loss(
@@ -29,9 +29,9 @@ def gdt_loss(
     """Equation 1 as the mean over the positive pairs (c w = 1) of the whole batch: a scalar, equal on every rank.
 
     `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves. Ranks have
-    equal shares, and the average of their gradients, as DDP takes it, is the gradient of the joined batch. Computed in
+    equal shares, and the average of their gradients, as in DDP, is the gradient of the joined batch. Computed in
     float32, or float64 if the embeddings are. Leaves whose `usable` in the table is 0 are ignored; the loss is 0 if no
-    positive pair is left. `joined` is the table of all ranks without `usable`, which is gathered if not given.
+    positive pair is left. `joined`: the table of all ranks without `usable`; gathered if not given.
     """
     return outcome(embeddings, table, factors, temperature, joined).loss
 

@@ -1,8 +1,8 @@
 """How a batch fits into memory: batch-norm groups, micro-batches, recomputation, and kernels.
 
-`fit` estimates it before anything runs. `plan_run` tries one micro-batch on the device, since libraries take working
-memory that cannot be estimated; groups can still change. During the run groups are fixed, and `step.Gradient` halves
-micro-batches when out of memory.
+`fit` estimates it before anything runs. `plan_run` tries one micro-batch on the device, since libraries use working
+memory that cannot be estimated; groups can still change then. During the run, groups are fixed, and `step.Gradient`
+halves micro-batches when out of memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Memory = Callable[[int], dict[str, float]]
 
 @dataclass(frozen=True)
 class Fit:
-    """How a rank computes its share of a batch; only the groups change numbers."""
+    """How a rank computes its share of a batch; only the groups affect results."""
 
     bn_group_size: int
     """As in the settings; 0 for the whole batch."""
@@ -78,7 +78,7 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     """The cheapest computation that fits into `room` bytes on each of `world` ranks.
 
     Groups and micro-batches in the settings are kept. Otherwise batch norm is over the whole batch if that fits, else
-    over the largest groups that do. If nothing fits, it is what needs least memory with the smallest groups.
+    over the largest groups that do. If nothing fits, returns what needs least memory with the smallest groups.
     """
     leaves = composition.batch_size * composition.clips_per_video // world
     fixed = _fixed(settings, composition, world, parameters)
@@ -99,8 +99,8 @@ def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[in
     sizes = [asked] if asked else [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
     if chunk and not (sizes := [n for n in sizes if chunk % n == 0]):
         raise UserError(
-            f"--micro-batch-size {chunk} is not a multiple of a batch-norm group size that divides the {batch} videos "
-            "of a batch; use one that is"
+            f"--micro-batch-size {chunk} is not a multiple of any batch-norm group size that divides the {batch} "
+            f"videos of a batch; set it to a multiple of a divisor of {batch}"
         )
     if not asked and not chunk:
         yield from ((0, 0, recomputed) for recomputed in stages)
@@ -114,7 +114,7 @@ def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[in
 
 
 def _fixed(settings: Pretrain, composition: Composition, world: int, parameters: int) -> float:
-    """Bytes needed whatever the micro-batch: weights, optimizer, batches, loss."""
+    """Bytes that do not depend on the micro-batch: weights, optimizer, batches, loss."""
     clip, leaves = settings.clip, composition.batch_size * composition.clips_per_video
     moments = 2 if settings.optimization.optimizer == "adamw" else 1
     pixels = leaves / world * clip.frames * clip.size**2 * 3 if "video" in composition.modalities else 0
@@ -140,10 +140,10 @@ def _group_limit(folder: Path = Path("/sys/fs/cgroup")) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the ranks compute, equal on all of them."""
+    """How all ranks compute."""
 
     settings: Pretrain
-    """With the chosen groups and precision."""
+    """With the chosen groups, micro-batches and precision."""
     fit: Fit
     kernels: Kernels
 
@@ -154,7 +154,7 @@ def plan_run(
 ) -> Plan:  # fmt: skip
     """Choose groups, micro-batches and kernels; a run that resumes keeps the groups and precision of `begun`.
 
-    `trial`: compute one micro-batch first, to find a lack of memory and wrong or slow kernels. Raises UserError where
+    `trial`: compute one micro-batch first, to detect a lack of memory and wrong or slow kernels. Raises UserError if
     the ranks cannot have whole groups.
     """
     if settings.bn_group_size is None and begun is not None:
@@ -191,7 +191,7 @@ def plan_run(
         free = _least(free, device)
         one = fit(settings, composition, world, weights, free, memory_of)
         choice = tried(one)
-        # every rank reduces whatever its trial gave, or they would wait for each other; the most careful rank decides
+        # every rank joins the reduction, even if its trial failed, or the others would hang; the safest choice wins
         agreed = -_least(-choice, device)
         if agreed < _SHORT:
             kernels = candidates[int(agreed)]
@@ -202,7 +202,7 @@ def plan_run(
         smaller = fit(settings, composition, world, weights, free * _LESS, memory_of)
         if replace(smaller, room=one.room) == one:
             kernels = candidates[0]
-            break  # nothing needs less; the run itself reports what to change
+            break  # nothing needs less; if the run fails, its error says what to change
         say(f"out of memory with {one.batch} ({one.memory}); trying less")
         free *= _LESS
     exact: Any = str(kernels.precision).removeprefix("torch.")

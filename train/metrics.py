@@ -24,7 +24,7 @@ class Metrics(NamedTuple):
     loss: Any
     """Scalar: a tensor on the device, a number in reports."""
     top1: Any
-    """Share of the leaves whose most similar leaf with w = 1 is a positive."""
+    """Share of the leaves whose most similar leaf, among those with w = 1, is a positive."""
     gradient_norm: Any
 
 
@@ -34,35 +34,35 @@ class Report(NamedTuple):
     step: int
     metrics: Metrics
     signal: int
-    """Signal that any rank had got by the end of the step; 0 for none."""
+    """Signal that any rank has received by the end of the step; 0 without one."""
     seconds: float
     """Duration of the step with its data wait, without checkpoints and probes."""
     waiting: float
-    """Seconds of these until the batch was on the device."""
+    """Seconds of these spent waiting for the batch."""
     memory: float
     """Peak memory so far, GiB: of the GPU, or of the process on a CPU."""
 
 
 class Reports:
-    """Gives the report of a step once the next one has started."""
+    """Returns the report of a step once the next one has started."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        if device.type == "cuda":  # without the trials before the run
+        if device.type == "cuda":  # do not count the trials before the run
             torch.cuda.reset_peak_memory_stats(device)
         self._pending: tuple[int, torch.Tensor, list[Any]] | None = None
         self._marks = [mark(device)]
 
     def begin(self) -> None:
-        """The wait for the next batch begins."""
+        """Mark the start of the wait for the next batch."""
         self._marks = [mark(self._device)]
 
     def loaded(self) -> None:
-        """The batch has arrived."""
+        """Mark the arrival of the batch."""
         self._marks.append(mark(self._device))
 
     def add(self, step: int, metrics: Metrics, signal: int) -> Report | None:
-        """A step has been started on the device; returns the report of the one before, unless it was read."""
+        """Record a step that has started on the device; returns the report of the previous step, unless it was read."""
         before = self.last()
         received = torch.full((), signal, device=self._device)
         if dist.is_initialized():

@@ -1,7 +1,7 @@
 """Batch norm over groups of leaves, or over the whole batch of all ranks.
 
-A group is one forward pass of plain batch norm; a batch shared by ranks needs `SyncBatchNorm`. Running statistics move
-once per step, by the mean over the groups.
+A group is one forward pass of plain batch norm; a batch shared by ranks needs `SyncBatchNorm`. Running statistics are
+updated once per step, with the mean over the groups.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with batch norm over the leaves of all ranks: torch's on GPUs, ours elsewhere."""
+    """The model with batch norm over the leaves of all ranks: torch's on GPUs, ours on CPUs."""
     if device.type == "cuda":
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
@@ -91,14 +91,14 @@ def _along(values: Tensor, x: Tensor) -> Tensor:
 
 
 def gather(rows: Tensor) -> list[Tensor]:
-    """Rows of all ranks, in the order of the ranks, equally many each."""
+    """Rows of all ranks, in the order of the ranks; all have the same number."""
     parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, rows.contiguous())
     return parts
 
 
 class RunningStatistics:
-    """Running statistics of a model's batch norms, moved once per step however many passes it takes."""
+    """Running statistics of a model's batch norms, updated once per step, whatever the number of passes."""
 
     def __init__(self, parts: Mapping[str, Sequence[nn.Module]]) -> None:
         """`parts`: the networks of each modality."""
@@ -111,9 +111,9 @@ class RunningStatistics:
 
     @contextlib.contextmanager
     def step(self, shared: bool) -> Iterator[None]:
-        """Surrounds the passes of a step; `shared`: each rank has its own groups, equally many.
+        """Context for the passes of a step; `shared`: each rank has its own groups, the same number on all.
 
-        Inside, running statistics are those of the last group; an error restores them.
+        In it, running statistics are those of the last group; an error restores the old ones.
         """
         norms = [norm for several in self._norms.values() for norm in several]
         momenta = [norm.momentum for norm in norms]
@@ -138,7 +138,7 @@ class RunningStatistics:
                 torch._foreach_copy_(self._running(name), values)
 
     def add(self, name: str) -> None:
-        """Add the statistics of the group that has just been forwarded."""
+        """Add the statistics of the group whose forward pass was the last."""
         if name in self._sums:
             torch._foreach_add_(self._sums[name], self._running(name))
         else:
@@ -146,7 +146,7 @@ class RunningStatistics:
         self._groups[name] += 1
 
     def forget(self) -> None:
-        """Drop the groups added so far, which will be forwarded again."""
+        """Drop the groups added so far, before they are computed again."""
         self._sums.clear()
         self._groups.clear()
 

@@ -1,9 +1,9 @@
-"""Models of any size as safetensors, with metadata for using them.
+"""Models as safetensors files, with the metadata needed to use them.
 
 Metadata: `network` and `clip` (JSON of these settings), `statistics` (JSON of `Statistics.to_numbers`), `short_side`
 (pixels of the shorter side of evaluated frames), `step` (training steps), `data` (fingerprint of the training shards),
-`settings` (of the run). Foreign weights add `kind`, `dropped` and `fresh` parts, and what they `learned`.
-Parameters have the names in `GDT`, from which the modalities follow.
+`settings` (of the run). Foreign weights add `kind`, `dropped`, `fresh` and `learned` (see
+`trained.Foreign`). Parameters are named as in `GDT`; the names tell the modalities.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def write(path: Path, trained: Trained) -> None:
 
 
 def read(path: Path) -> Trained | None:
-    """What `write` wrote; None if the file is something else.
+    """The model that `write` wrote; None for other files.
 
     Raises UserError if it is damaged, of another version, or does not fit.
     """

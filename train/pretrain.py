@@ -19,8 +19,8 @@ from gdt.train.trainer import Trainer
 def pretrain(settings: Pretrain) -> Path:
     """Train to the last step, from the run's checkpoint if there is one; returns the path of the checkpoint.
 
-    Losses depend on settings and shards only: a run that was killed and resumed gives the same ones, bit for bit on a
-    CPU. Raises UserError on bad input; exits with 128 + n on a stopping signal n.
+    Losses depend on settings and shards only: a killed and resumed run gives the same ones, bit for bit on a CPU.
+    Raises UserError on bad input; exits with 128 + n on a stopping signal n.
     """
     rank, world, device = join_ranks(settings.device, settings.threads)
     with watch_ranks(device), report_shortage(settings):
@@ -29,7 +29,7 @@ def pretrain(settings: Pretrain) -> Path:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")
             return trainer.path
         trainer.train()
-        barrier()  # no rank leaves while another still talks to it
+        barrier()  # no rank exits while another still communicates with it
         if trainer.log:
             print(trainer.log.summary())
             print(_next_steps(trainer.settings, trainer.path))
@@ -60,7 +60,7 @@ def report_shortage(settings: Pretrain) -> Iterator[None]:
 def _next_steps(settings: Pretrain, path: Path) -> str:
     """Where the trained model is, and the commands that use it."""
     if settings.cached_batches:
-        return f"no model was written: {settings.cached_batches} batches over and over only measure speed"
+        return "no model was written: a run with --cached-batches only measures speed"
     runs = settings.run_folder if settings.out else settings.run_folder.parent
     commands = (
         ("downstream", "--ckpt", path),
@@ -73,7 +73,7 @@ def _next_steps(settings: Pretrain, path: Path) -> str:
 
 def _program(program: str) -> str:
     """Command for a program in the environment of this Python."""
-    beside = Path(sys.executable).with_name(program)
-    if not beside.is_file() or shutil.which(program) == str(beside):
+    script = Path(sys.executable).with_name(program)
+    if not script.is_file() or shutil.which(program) == str(script):
         return program
-    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else str(beside)
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)

@@ -30,11 +30,11 @@ class Provenance:
     """Provenance of one process; empty text is unknown."""
 
     command: str
-    """Command line for a shell; of a rank, after its RANK and WORLD_SIZE."""
+    """Command line for a shell; for one of several ranks, RANK and WORLD_SIZE come first."""
     commit: str
     """Git commit of the code, as from `git_commit`."""
     versions: dict[str, str]
-    """Versions of Python and of the packages that numbers depend on."""
+    """Versions of Python and of the packages that results depend on."""
     device: str
     """Name of the GPU or the processor."""
     started: str
@@ -57,7 +57,7 @@ class Start:
     """Fingerprint of the shards."""
     provenance: Provenance
     ranks: int = 1
-    """Number of ranks, which changes numbers only by rounding."""
+    """Number of ranks, which affects results only by rounding."""
 
 
 def record(folder: Path, start: Start) -> None:
@@ -83,7 +83,7 @@ def command_line() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what numbers depend on; without this package's if it is not installed."""
+    """Versions of Python and of the packages that results depend on; without `gdt` if it is not installed."""
     import numpy as np
     import nvidia.dali
     import torch
@@ -113,7 +113,7 @@ def device_name(device: torch.device) -> str:
 def git_commit(file: Path = Path(__file__)) -> str:
     """Commit of the checkout that tracks a file, with `-dirty` if tracked files were changed.
 
-    Empty if no checkout does, or git is missing or fails.
+    Empty if there is no such checkout, or git is missing or fails.
     """
     elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # may point to another repository
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}

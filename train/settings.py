@@ -31,7 +31,7 @@ from gdt.train.schedule import Optimization, Schedule
 CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Files of a run: its settings, a line per step, and a line per probe."""
-_TWO_NAMES = "--preset and --factors both set the composition; give one of them"
+_TWO_NAMES = "--preset and --factors both set the composition; leave one of them out"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -106,8 +106,8 @@ class Pretrain:
     """Threads and buffers of the loader."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
-    # torch 2.13's bfloat16 convolutions on CPUs returned NaN for finite inputs; in float32, rounding differs between
-    # two ways to compute a run and decides after some steps where training goes
+    # float32 on CPUs: torch 2.13's bfloat16 convolutions return NaN there for finite inputs. float64 for comparisons:
+    # in float32, rounding differences between two ways to compute a run grow within a few steps
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Precision of the networks; auto is bfloat16 on GPUs and float32 on CPUs. float64 is for exact comparisons."""
     compile: Literal["auto", "on", "off"] = "auto"
@@ -134,13 +134,16 @@ class Pretrain:
 
     def __post_init__(self) -> None:
         _require(not self.factors or self.preset == "l", _TWO_NAMES)
-        _require(bool(self.factors) or not self.factors_from, "--factors-from has no effect without --factors")
+        _require(
+            bool(self.factors) or not self.factors_from,
+            "--factors-from has no effect without --factors; set --factors, or leave it out",
+        )
         if not self.factors and self.preset != "help":
             presets.preset(self.preset)
         _require(
             self.batch_size is None or self.batch_size >= 2,
             f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "
-            "or there is no other video to tell apart (condition iii)",
+            "so that there are negatives (condition iii)",
         )
         _require(
             min(self.epochs, self.steps) == 0 and max(self.epochs, self.steps) >= 1,
@@ -152,7 +155,7 @@ class Pretrain:
         _require((norm or 2) >= 2, f"--bn-group-size is {norm}; it must be 0, for the whole batch, or 2 or more")
         _require(
             chunk >= 0 and not (chunk and norm == 0),
-            f"--micro-batch-size is {chunk}; it must be 0 or more, and 0 where batch norm is over the whole batch "
+            f"--micro-batch-size is {chunk}; it must be 0 or more, and 0 if batch norm is over the whole batch "
             "(--bn-group-size 0)",
         )
         _require(
@@ -182,7 +185,7 @@ class Pretrain:
         return notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
 
     def resolved(self) -> Pretrain:
-        """With the checksum of the file of factors. Raises UserError where that file is broken."""
+        """With the checksum of --factors-from filled in. Raises UserError if that file is broken."""
         if self.factors_from is None:
             return self
         code = notation.read_factors(self.factors_from)
@@ -190,9 +193,9 @@ class Pretrain:
         return replace(self, factors_digest=hashlib.sha256(code).hexdigest()[:16])
 
     def with_batch_size(self, index: Index, world: int = 1) -> Pretrain:
-        """With the batch size that None stands for: the default, or a multiple of `world` where there are fewer videos.
+        """With the default batch size filled in, lowered to a multiple of `world` if there are fewer videos.
 
-        Raises UserError where no batch can be made.
+        Raises UserError if there are too few videos for a batch.
         """
         if self.batch_size is not None or self.factors.split()[:1] not in ([], ["video:d"], ["video:i"]):
             return replace(self, batch_size=self.composition.batch_size)
@@ -201,7 +204,7 @@ class Pretrain:
         return replace(self, batch_size=size - size % world or size)
 
     def tree(self, index: Index, say: Callable[[str], None] = lambda _: None) -> Tree:
-        """The sampling tree over these shards; `say` gets the number of videos. Raises UserError if it is too low."""
+        """The sampling tree over these shards; `say` gets their number of videos. Raises UserError if too few."""
         return sampling_tree(index, self.composition, self.clip, self.split, self.seed, say, self.shuffle_shards)
 
     def schedule(self, batches_per_epoch: int) -> Schedule:
@@ -210,16 +213,16 @@ class Pretrain:
         return Schedule(self.optimization, self.batch_size or self.default_batch_size, batches_per_epoch, steps)
 
     def words(self, index: Index) -> WordVectors | None:
-        """Word vectors of these shards, None where text is no modality. Raises UserError where they do not fit."""
+        """Word vectors of these shards; None without text. Raises UserError if they do not fit."""
         if "text" not in self.composition.modalities:
             if self.word2vec:
-                raise UserError(f"--word2vec has no effect: text is no modality of '{self.composition}'")
+                raise UserError(f"--word2vec has no effect: '{self.composition}' has no text; leave it out")
             return None
         vectors = WordVectors.of(index, self.word2vec)
         if self.network.word_dimensions not in (0, vectors.dimensions):
             raise UserError(
-                f"the vectors of {self.word2vec} have {vectors.dimensions} dimensions, and --network.word-dimensions "
-                f"is {self.network.word_dimensions}; leave that out"
+                f"the vectors of {self.word2vec} have {vectors.dimensions} dimensions, but --network.word-dimensions "
+                f"is {self.network.word_dimensions}; leave that option out"
             )
         return vectors
 
@@ -269,7 +272,7 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
             epochs=0,
             steps=600,
             clip=Clip(frames=8, stride=4, size=32),
-            augmentation=Augmentation(scale=(36, 46), hue=0.1),  # with which the README's figures were taken
+            augmentation=Augmentation(scale=(36, 46), hue=0.1),  # as in the README's results
             network=Network(
                 stem=16, stem_middle=16, widths=(16, 32, 64, 128), depth=1, slim=True, audio_stem=16,
                 audio_widths=(16, 32, 64), text_width=256, hidden=256, embedding=128, dropout=0.0,
@@ -284,12 +287,12 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
 }  # fmt: skip
 """Named defaults; any option overrides them."""
 
-_NO_EFFECT_ON_NUMBERS = {
+_NO_EFFECT_ON_RESULTS = {
     "default_batch_size", "out", "shards", "word2vec", "factors_from", "loading", "compile", "micro_batch_size",
     "checkpoint_minutes", "checkpoint_steps", "probe_every", "probe_videos", "probe_split", "wandb", "profile",
 }  # fmt: skip
 LENGTH = ("epochs", "steps")
-"""The length of a run, on which its numbers depend only through the learning rate."""
+"""The length of a run, which affects results only through the learning rate."""
 
 
 def to_json(settings: Pretrain) -> str:
@@ -298,7 +301,7 @@ def to_json(settings: Pretrain) -> str:
 
 
 def from_json(text: str, source: str = "this text") -> Pretrain:
-    """The settings that `to_json` wrote, on any machine: neither the files that they name nor a GPU are needed.
+    """The settings that `to_json` wrote; needs neither a GPU nor the files that they name.
 
     Raises UserError that names `source` and the settings that are missing, unknown or out of range.
     """
@@ -311,7 +314,7 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
 
 
 def require_one_name(arguments: Sequence[str]) -> None:
-    """Raise UserError where a command line has --preset and --factors."""
+    """Raise UserError if a command line has --preset and --factors."""
     _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, _TWO_NAMES)
 
 
@@ -322,7 +325,7 @@ def shared_flags(settings: Pretrain) -> dict[str, str]:
 
 
 def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:
-    """The settings that differ between two texts of `to_json` and change numbers, each as a phrase."""
+    """Descriptions of the differences between two texts of `to_json` that affect results."""
     old, new = (_flat(json.loads(text)) for text in (before, now))
     return [
         f"{name} was {old.get(name)}, now {new.get(name)}"
@@ -332,10 +335,10 @@ def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[st
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that numbers depend on, by dotted name."""
+    """Settings that affect results, by dotted name."""
     values: dict[str, Any] = {}
     for name, value in settings.items():
-        if name not in _NO_EFFECT_ON_NUMBERS:
+        if name not in _NO_EFFECT_ON_RESULTS:
             values |= (
                 {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
             )

@@ -1,8 +1,9 @@
-"""The exact gradient of a batch, in the memory of a micro-batch where needed.
+"""The exact gradient of a batch, in the memory of a micro-batch if needed.
 
 If a rank's leaves fit into memory, they are embedded once. Otherwise they are embedded without gradient, equation 1
 gives the gradient of the embeddings, and each micro-batch is embedded again to propagate it to the weights (gradient
-caching, Gao et al. 2021). Micro-batches change no number: batch norm is over groups, and dropout depends on the leaf.
+caching, Gao et al. 2021). Micro-batches do not change results: batch norm is over groups, and dropout depends on
+the leaf.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepConfig:
-    """Settings of a step; `micro_batch_size` changes no number."""
+    """Settings of a step; `micro_batch_size` does not change results."""
 
     factors: Sequence[Factor]
     temperature: float
     seed: int
     precision: torch.dtype = torch.float32
-    """Of the networks."""
+    """Precision of the networks."""
     bn_group_size: int = 0
     """Leaves of one modality that share batch-norm statistics; 0 for the whole batch."""
     micro_batch_size: int = 0
@@ -54,10 +55,10 @@ class _Group(NamedTuple):
 
 
 class Gradient:
-    """Computes the gradient of a batch, which ranks share, into the parameters of a model."""
+    """Computes the gradient of a batch, split over ranks, into the parameters of a model."""
 
     def __init__(self, model: GDT, how: StepConfig, world: int = 1, say: Callable[[str], None] = print) -> None:
-        """`model` has synchronised batch norm where `how` needs it; `say` gets a message when micro-batches shrink."""
+        """`model` has synchronised batch norm if `how` needs it; `say` gets a message when micro-batches shrink."""
         self.model, self.how, self.micro_batch_size = model, how, how.micro_batch_size
         self._world, self._say = world, say
         self._statistics = RunningStatistics(
@@ -68,7 +69,7 @@ class Gradient:
         )
 
     def __call__(self, step: int, batch: Batch) -> Metrics:
-        """Gradient of this rank's share of a batch, averaged over ranks; moves running statistics once.
+        """Gradient of this rank's share of a batch, averaged over ranks; updates running statistics once.
 
         Raises torch's error if not even one group fits into memory.
         """
@@ -82,7 +83,7 @@ class Gradient:
             found.loss.backward()
             assert leaf.grad is not None
             of_embeddings = leaf.grad
-            self._with_less(groups, lambda: self._take_back(groups, embedded, of_embeddings))
+            self._with_less(groups, lambda: self._backward(groups, embedded, of_embeddings))
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self._world > 1:
             all_reduce_flat(gradients)
@@ -100,7 +101,7 @@ class Gradient:
                 self._statistics.add(group.modality)
         return torch.cat(parts)
 
-    def _take_back(self, groups: Sequence[_Group], embedded: list[Tensor], gradient: Tensor) -> None:
+    def _backward(self, groups: Sequence[_Group], embedded: list[Tensor], gradient: Tensor) -> None:
         """Propagate the gradient of the embeddings to the weights.
 
         `embedded` is the only reference to the graph, so that a failed backward pass frees it.
@@ -142,7 +143,7 @@ class Gradient:
             self._halve(groups, shortage)
 
     def _halve(self, groups: Sequence[_Group], shortage: Exception) -> None:
-        """Halve the micro-batches, or recompute more. Raises `shortage` if neither is possible."""
+        """Halve the micro-batches, or recompute more. Raises `shortage` if both are impossible."""
         group = self.how.bn_group_size
         before = min(self.micro_batch_size or _most(groups), _most(groups))
         if group and before > group:
@@ -153,7 +154,7 @@ class Gradient:
         else:
             raise shortage
         empty_caches()
-        self._say(f"out of memory{change}, which changes no number")
+        self._say(f"out of memory{change}, which does not change results")
 
     def _recompute_more(self) -> bool:
         """Recompute more of the video trunk; False if that is not possible."""
@@ -167,17 +168,17 @@ def _grouped(batch: Batch, keys: Tensor, bn_group_size: int) -> Iterator[_Group]
     done = 0
     for modality, inputs in batch.inputs.items():
         count = len(inputs)
-        for places in grouping.groups(count, bn_group_size):
-            rows = slice(done + places.start, done + places.stop)
-            whole = places.stop - places.start == count
-            yield _Group(modality, inputs if whole else _part(inputs, places), keys[rows], rows)
+        for span in grouping.groups(count, bn_group_size):
+            rows = slice(done + span.start, done + span.stop)
+            whole = span.stop - span.start == count
+            yield _Group(modality, inputs if whole else _part(inputs, span), keys[rows], rows)
         done += count
 
 
-def _part(inputs: Any, places: slice) -> Any:
+def _part(inputs: Any, span: slice) -> Any:
     if isinstance(inputs, Tensor):
-        return inputs[places]
-    return inputs.part(places.start, places.stop - places.start)
+        return inputs[span]
+    return inputs.part(span.start, span.stop - span.start)
 
 
 def _most(groups: Sequence[_Group]) -> int:

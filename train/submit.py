@@ -1,10 +1,10 @@
 """gdt pretrain --nodes N --gpus N --scheduler slurm: pretrain on several machines as a SLURM job.
 
-The job has one task per machine, which starts its ranks with --gpus: what a task per GPU sees would depend on how the
-cluster shares GPUs and cores.
+The job has one task per machine, which starts its ranks with --gpus. With one task per GPU, the GPUs and cores that a
+task sees would depend on how the cluster is configured.
 
-Five minutes before the time limit, SLURM sends SIGUSR1 to the tasks. The ranks stop after the step with a checkpoint
-and status 128 + SIGUSR1, and only then the job is queued again, unless it wrote no checkpoint.
+Five minutes before the time limit, SLURM sends SIGUSR1 to the tasks. The ranks finish the step, write a checkpoint and
+exit with 128 + SIGUSR1. Only with this status, and a new checkpoint, is the job queued again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gdt.train.settings import CHECKPOINT, Pretrain
 
 _SCRIPT = """\
 #!/bin/bash
-# One task per machine, which starts its {gpus} ranks; a minute after one fails, the others are ended.
+# One task per machine, which starts its {gpus} ranks; a minute after one fails, srun ends the others.
 written() {{ stat --format=%i.%y -- {checkpoint} 2>/dev/null; }}
 before=$(written)
 srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --kill-on-bad-exit=0 --wait=60 \\
@@ -37,7 +37,7 @@ srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --kill
 status=$?
 if [ $status -eq {stopped} ]; then
     if [ "$(written)" = "$before" ]; then
-        echo "error: stopped before the first checkpoint; give the job more time, or --signal less" >&2
+        echo "error: stopped before the first checkpoint; give the job more --time in --sbatch" >&2
     elif scontrol requeue "$SLURM_JOB_ID"; then
         echo "job $SLURM_JOB_ID was stopped; it is queued again and resumes from its checkpoint"
     else
@@ -77,7 +77,9 @@ def submit(job: Job, settings: Pretrain, arguments: Sequence[str]) -> None:
     if job.scheduler != "slurm":
         raise UserError(_by_hand(job, arguments))
     if shutil.which("sbatch") is None:
-        raise UserError("--scheduler slurm needs SLURM's commands, and there is no sbatch on this machine")
+        raise UserError(
+            "--scheduler slurm needs sbatch, which this machine lacks; run this on a login node of the cluster"
+        )
     index = Index.open(settings.shard_folder)
     settings.with_batch_size(index).tree(index)  # fails now rather than in the job
     options = _options(job, settings)
@@ -99,7 +101,7 @@ def _by_hand(job: Job, arguments: Sequence[str]) -> str:
             f"unknown scheduler '{job.scheduler}'; available: slurm; or start the ranks with torchrun, srun or mpirun"
         )
     if job.nodes == 1:
-        return "--sbatch has no effect without --scheduler slurm"
+        return "--sbatch has no effect without --scheduler slurm; set it, or leave --sbatch out"
     torchrun = ["torchrun", "--nnodes", job.nodes, "--node-rank", 0, "--rdzv-endpoint", "host:port", "--nproc-per-node",
                 job.gpus, "-m", "gdt", "pretrain", *arguments]  # fmt: skip
     last = f"{'0 and 1' if job.nodes == 2 else f'0 to {job.nodes - 1}'}"
@@ -111,11 +113,13 @@ def _by_hand(job: Job, arguments: Sequence[str]) -> str:
 
 
 def _options(job: Job, settings: Pretrain) -> list[str]:
-    """Options of sbatch; typed ones come last and override the others."""
+    """Options of sbatch; those of --sbatch come last and override the others."""
     try:
         typed = shlex.split(job.sbatch)
     except ValueError as error:
-        raise UserError(f"--sbatch is {job.sbatch!r}, which a shell cannot split into words ({error})") from error
+        raise UserError(
+            f"--sbatch is {job.sbatch!r}, which a shell cannot split into words ({error}); check its quotes"
+        ) from error
     folder = settings.run_folder.absolute()
     options = [
         f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={job.gpus}", "--requeue", "--open-mode=append",

@@ -16,7 +16,7 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_readable, writing
 
 CHECKSUM = "crc32"
-"""Key of the checksum, which safetensors itself lacks."""
+"""Key of the checksum; safetensors has none of its own."""
 _LONGEST = 100_000_000
 """Maximum bytes of a header."""
 
@@ -32,10 +32,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     """Tensors and texts of a safetensors file, None if the file is of another kind.
 
-    Raises UserError if it is truncated, or does not match its checksum if it has one.
+    Raises UserError if it is truncated or does not match its checksum.
     """
     try:
-        if not _begins_as_one(path):
+        if not _is_safetensors(path):
             return None
         with safetensors.safe_open(path, framework="pt", backend="pread") as file:
             tensors, texts = file.get_tensors(), dict(file.metadata() or {})
@@ -49,7 +49,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     return tensors, texts
 
 
-def _begins_as_one(path: Path) -> bool:
+def _is_safetensors(path: Path) -> bool:
     """Whether the file starts with the length of a header and a brace."""
     with path.open("rb") as file:
         start = file.read(9)

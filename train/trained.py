@@ -1,4 +1,4 @@
-"""A trained model and what it takes to use it."""
+"""A trained model with everything needed to use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Foreign:
     fresh: tuple[str, ...]
     """Parts of the model that the file does not have; their weights are random."""
     learned: tuple[str, int] | None = None
-    """Of finetuned weights, fingerprint of the shards and fold whose labels they learned; None if unknown."""
+    """Fingerprint of the shards and fold that the weights were finetuned on; None if unknown."""
 
     @staticmethod
     def of(
@@ -48,7 +48,7 @@ class Trained:
 
     model: GDT
     settings: Pretrain
-    """The paper's, for foreign weights without settings."""
+    """Those of the paper for foreign weights without settings."""
     step: int
     """Training steps; 0 if unknown."""
     statistics: Statistics

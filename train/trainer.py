@@ -74,7 +74,7 @@ class Trainer:
         self.words = settings.words(self.index)
         words = ""
         if self.words is not None:
-            # captions are under the seals of the shards, but not in the fingerprint
+            # the fingerprint does not cover captions, the shards' seals do
             words = f"{self.words.checksum()}{zlib.crc32(self.index.shard_seal.tobytes()):08x}"
             settings = replace(settings, network=replace(settings.network, word_dimensions=self.words.dimensions))
         self.data = Data(shards, self.index.statistics, words)
@@ -84,7 +84,7 @@ class Trainer:
             | {"normalisation of the inputs": str(self.index.statistics.to_numbers())},
             "start all ranks with the same command, software and shards",
         )
-        if auto_precision and begun:  # it may have found bfloat16 wrong
+        if auto_precision and begun:  # its trial may have rejected bfloat16
             settings = replace(settings, precision=begun.precision)
         trial = device.type != "cpu"
         plan = plan_run(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
@@ -141,7 +141,7 @@ class Trainer:
                 done, earlier = step + 1, 0
                 saving, probing = bool(signal) or self.checkpoint_due(done), self.probe_due(done)
                 if saving or probing:
-                    earlier = self.log_step(self.reports.last())  # checks the loss before anything is saved
+                    earlier = self.log_step(self.reports.last())  # checks the loss before saving
                 if probing:
                     self.run_probe(done)
                 if saving:
@@ -174,7 +174,7 @@ class Trainer:
             if done > self.first:
                 self.save(done)
                 self.saver.wait()
-            raise UserError(f"{damage}; --loading.damaged skip ignores such clips") from damage
+            raise UserError(f"{damage}; to skip such clips, set --loading.damaged skip") from damage
 
     def logging(self) -> AbstractContextManager[Log | None]:
         """The log, on rank 0."""
@@ -185,7 +185,7 @@ class Trainer:
         return Log(self.settings, self.first, self.learner.schedule, clips, flops)
 
     def log_step(self, report: Report | None) -> int:
-        """Log a step and check its loss; returns the signal that any rank had got, 0 for none."""
+        """Log a step and check its loss; returns the signal that any rank has received, or 0."""
         if report is None:
             return 0
         if self.log:
@@ -193,7 +193,7 @@ class Trainer:
         loss = report.metrics.loss
         if loss == 0 and self.skipped:
             raise UserError(
-                f"every pair of step {report.step} is damaged, so nothing can be learned; run 'make verify'"
+                f"every pair of step {report.step} is damaged, so nothing can be learned; run 'make verify' to find it"
             )
         if not np.isfinite(loss):
             raise UserError(f"the loss is {loss} at step {report.step}; lower --optimization.lr")

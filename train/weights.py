@@ -1,7 +1,8 @@
-"""Foreign weights: the published GDT release, torchvision's r2plus1d_18, and safetensors files with their names.
+"""Foreign weights: the published GDT release, torchvision's r2plus1d_18, and safetensors files with their
+parameter names.
 
-No object in a file is ever built. Each kind of weights has its normalisation, unless the file states it, as files that
-this program exported do.
+Objects in a file are never built. Each kind of weights has its own normalisation, unless the file stores one, as files
+that this program exported do.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ KINETICS = Statistics(
 STATISTICS = "statistics"
 """Key of the normalisation in exported files: `Statistics.to_numbers`."""
 SETTINGS = "settings"
-"""Key of the pretraining settings, and so of the sizes, in finetuned weights: `train.settings.to_json`."""
+"""Key of the pretraining settings, which hold the sizes, in finetuned weights: `train.settings.to_json`."""
 LEARNED = "learned"
 """Key of the labels in finetuned weights: fingerprint of the shards, and fold."""
 
 
 def read_foreign(path: Path) -> Trained | None:
-    """The model in a file of foreign weights, None if it is of no known kind.
+    """The model in a file of foreign weights, None if its kind is unknown.
 
     Raises UserError, naming what differs, if the weights do not fit, or if the file holds code.
     """
@@ -69,7 +70,7 @@ def read_foreign(path: Path) -> Trained | None:
 
 
 def _stated(found: Mapping[Any, Any]) -> Statistics | None:
-    """Normalisation stated in a file, beside its weights or in the metadata of a state_dict; None if there is none."""
+    """Normalisation stored in a file, next to its weights or in the metadata of a state_dict; None if missing."""
     kept = getattr(found, "_metadata", None)
     root = kept.get("") if isinstance(kept, Mapping) else None
     numbers = root.get(STATISTICS) if isinstance(root, Mapping) else found.get(STATISTICS)
@@ -79,7 +80,7 @@ def _stated(found: Mapping[Any, Any]) -> Statistics | None:
 
 
 def damaged_part(path: Path) -> str | None:
-    """The first part of a torch file with a checksum mismatch, which torch does not check; None if there is none.
+    """The first part of a torch file with a checksum mismatch, which torch does not check; None if all match.
 
     Raises what zipfile raises if the file is something else or badly damaged.
     """
@@ -113,7 +114,7 @@ def _contents(path: Path) -> Any:
         except Exception as error:  # damaged bytes raise anything
             if blocked := re.search(r"unsupported GLOBAL ([\w.]+) whose module \w+ is blocked", str(error)):
                 raise UserError(
-                    f"{path} holds {blocked[1]}, which would run on loading; nothing was run, and it is not used"
+                    f"{path} holds {blocked[1]}, which would run on loading; nothing was run; use another file"
                 ) from error
             if not _stand_in_more(stand_ins, str(error)):
                 return None
@@ -121,7 +122,7 @@ def _contents(path: Path) -> Any:
 
 
 def _stand_in_more(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bool:
-    """Add a stand-in for the object that torch refused in a message; False if there is none."""
+    """Add a stand-in for the object that torch's message `refused`; False if it names no new one."""
     if unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global", refused):
         name = unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
         if name in stand_ins:
@@ -137,7 +138,7 @@ def _stand_in_more(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bo
 
 
 class _Inert:
-    """Accepts what unpickling does to an object, and ignores it."""
+    """Accepts and ignores everything that unpickling does to an object."""
 
     def __new__(cls, *arguments: object, **named: object) -> _Inert:
         return object.__new__(cls)
@@ -170,7 +171,7 @@ def _trunk(
     weights: dict[str, Tensor], prefix: str, left: tuple[str, ...], kind: str, statistics: Statistics, path: Path,
     settings: Pretrain, learned: tuple[str, int] | None = None,
 ) -> Trained:  # fmt: skip
-    """A video trunk whose names have a `prefix`, without the parts in `left`."""
+    """A video trunk whose names start with `prefix`; parts in `left` are dropped."""
     kept, dropped = _without(weights, left)
     model = GDT(settings.network, ["video"]).eval()
     load_weights(
@@ -180,7 +181,7 @@ def _trunk(
 
 
 def _without(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Parameters without those of some parts, and which of the parts there were."""
+    """Parameters without those of some parts, and the parts that were dropped."""
     kept = {name: value for name, value in weights.items() if not name.startswith(prefixes)}
     there = tuple(p.removesuffix(".") for p in prefixes if any(name.startswith(p) for name in weights))
     return kept, there

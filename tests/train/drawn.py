@@ -1,4 +1,4 @@
-"""Shards made of formulas, without ffmpeg and alike on every machine."""
+"""Shards drawn by formulas, without ffmpeg and identical on every machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRAMES, ROWS, SIZE = 75, 250, 48
 
 
 def draw(folder: Path, videos: int) -> tuple[Path, Path]:
-    """Shards of so many videos: wandering blobs, humming at their pace; and the vectors of their words."""
+    """Shards of `videos` videos (moving blobs with a hum of the same pace), and word vectors for their captions."""
     words = folder / "vectors.txt"
     write_word2vec(words, WORDS, 10)
     (folder / "scratch").mkdir()
@@ -28,7 +28,7 @@ def draw(folder: Path, videos: int) -> tuple[Path, Path]:
     for n in range(videos):
         pace = 1 + n % 4
         rng = np.random.default_rng(n)
-        # something everywhere: batch norm enlarges the rounding of what hardly varies
+        # texture everywhere: batch norm amplifies rounding in channels that hardly vary
         texture = np.kron(rng.uniform(-70, 70, (SIZE // 4, SIZE // 4, 3)), np.ones((4, 4, 1)))
         jpegs = []
         for t in range(FRAMES):

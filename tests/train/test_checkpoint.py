@@ -1,4 +1,4 @@
-"""Checkpoints: whole or refused, with one before to go on from."""
+"""Checkpoints: intact or rejected, with the previous one kept for resuming."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DATA = Data("data", Statistics(np.array([90.0, 100.0, 110.0]), np.array([50.0, 6
 
 
 def model_at(step: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    """A model and its optimiser, other ones for every step."""
+    """State of a model and its optimizer, different for every step."""
     torch.manual_seed(step)
     model = torch.nn.Sequential(torch.nn.Linear(40, 30), torch.nn.BatchNorm1d(30))
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -54,7 +54,7 @@ def same(state: dict, step: int) -> bool:
     )  # fmt: skip
 
 
-def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
+def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
     path = tmp_path / checkpoint.NAME
     save(path, 5)
     whole = path.read_bytes()
@@ -68,10 +68,10 @@ def test_no_flipped_bit_changes_what_is_read(tmp_path: Path) -> None:
             assert "\n" not in str(error)
             refused += 1
         path.write_bytes(whole)
-    assert refused > 150  # the others hit bytes that fill gaps between the parts of the file
+    assert refused > 150  # the other flips hit padding between the parts of the file
 
 
-def test_the_one_before_is_kept_and_taken_where_the_newest_is_damaged(tmp_path: Path) -> None:
+def test_the_previous_checkpoint_is_used_if_the_newest_is_damaged(tmp_path: Path) -> None:
     path, previous = tmp_path / checkpoint.NAME, tmp_path / checkpoint.PREVIOUS
     assert checkpoint.read_newest(tmp_path) == (None, "")
     for step in (1, 2, 3):
@@ -80,12 +80,12 @@ def test_the_one_before_is_kept_and_taken_where_the_newest_is_damaged(tmp_path: 
     path.write_bytes(path.read_bytes()[:-500])
     state, wrong = checkpoint.read_newest(tmp_path)
     assert same(state, 2) and str(path) in wrong and "damaged" in wrong
-    with pytest.raises(UserError, match=f"cannot be read as a checkpoint: .*use the one before, {previous}"):
+    with pytest.raises(UserError, match=f"cannot be read as a checkpoint: .*use the previous one, {previous}"):
         checkpoint.load_model(path)
     checkpoint.set_aside(tmp_path)
-    save(path, 4)  # the damaged one does not take the place of a whole one
+    save(path, 4)  # the damaged one does not replace an intact one
     assert same(torch.load(previous, weights_only=True), 2) and (tmp_path / checkpoint.DAMAGED).is_file()
-    path.unlink()  # as where the machine went down between two names
+    path.unlink()  # as if the machine had crashed between two renames
     state, wrong = checkpoint.read_newest(tmp_path)
     assert same(state, 2) and wrong == ""
     path.write_bytes(b"nonsense")
@@ -94,9 +94,7 @@ def test_the_one_before_is_kept_and_taken_where_the_newest_is_damaged(tmp_path: 
         checkpoint.read_newest(tmp_path)
 
 
-def test_a_file_system_without_hard_links_keeps_the_one_before_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_previous_checkpoint_is_kept_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*arguments: object) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -110,7 +108,7 @@ def test_a_file_system_without_hard_links_keeps_the_one_before_too(
 
 @pytest.fixture
 def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 24 kB, on which a checkpoint takes 16."""
+    """A disk of 24 kB; a checkpoint takes 16."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24k", "tmpfs", folder], capture_output=True).returncode:
@@ -119,7 +117,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_a_full_disk_keeps_the_checkpoint_before(tiny_disk: Path) -> None:
+def test_a_full_disk_keeps_the_previous_checkpoint(tiny_disk: Path) -> None:
     path = tiny_disk / checkpoint.NAME
     save(path, 1)
     assert 12_000 < path.stat().st_size < 16_384
@@ -133,7 +131,7 @@ VIDEO, AUDIO, TEXT = ({f"{name}_network", f"mlp_{name[0]}"} for name in ("video"
 
 
 @pytest.mark.parametrize(("preset", "networks"), [("a", VIDEO), ("l", VIDEO | AUDIO), ("three", VIDEO | AUDIO | TEXT)])
-def test_the_untrained_model_is_the_one_that_the_run_began_with(
+def test_the_untrained_model_has_the_initial_weights_of_the_run(
     tmp_path: Path, preset: str, networks: set[str]
 ) -> None:
     settings = replace(SIZES["tiny"][1], preset=preset, seed=5, device="cpu", precision="float32", out=tmp_path)
@@ -154,7 +152,7 @@ def test_the_untrained_model_is_the_one_that_the_run_began_with(
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-def test_a_checkpoint_with_settings_of_another_version_is_one_sentence(tmp_path: Path) -> None:
+def test_settings_of_another_version_give_one_message(tmp_path: Path) -> None:
     path = tmp_path / checkpoint.NAME
     newer = to_json(SIZES["tiny"][1]).replace('"seed"', '"luck": 3, "seed"')
     save(path, 1, newer)

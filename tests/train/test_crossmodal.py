@@ -1,4 +1,4 @@
-"""Recall across modalities against counting, and the probe of a run."""
+"""Cross-modal recall against plain counting, and the probe of a run."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def settings(shards: Path, out: Path, **changes: object) -> Pretrain:
     return replace(TINY, shards=shards, out=out, batch_size=4, steps=4, preset="e", **changes)
 
 
-def test_ranks_equal_counting() -> None:
+def test_ranks_equal_plain_counting() -> None:
     rng = torch.Generator().manual_seed(0)
     query, gallery = (functional.normalize(torch.randn(70, 4, generator=rng).double(), dim=1) for _ in range(2))
     expected = [sum(float(q @ g) > float(q @ gallery[k]) for g in gallery) for k, q in enumerate(query)]
     assert ranks(query, gallery).tolist() == ranks(query, gallery, at_once=32).tolist() == expected
 
 
-def test_a_model_that_maps_everything_to_one_point_finds_nothing() -> None:
+def test_constant_embeddings_have_no_recall() -> None:
     point = functional.normalize(torch.ones(5, 3), dim=1)
     assert not any(right.any() for right in hits({"video": point, "audio": point}, (1, 4)).values())
 
 
-def test_hits_are_by_direction_and_k() -> None:
+def test_hits_by_direction_and_k() -> None:
     video = torch.eye(4)
-    audio = torch.eye(4)[[0, 1, 3, 2]]  # the sounds of the last two are swapped
+    audio = torch.eye(4)[[0, 1, 3, 2]]  # audio of the last two is swapped
     found = hits({"video": video, "audio": audio}, (1, 2, 4))
     assert found["video", "audio", 1].tolist() == [True, True, False, False]
     assert found["audio", "video", 4].all() and len(found) == 6
 
 
-def test_embeddings_are_the_mean_over_clips_of_single_clips(index: Index) -> None:
+def test_embeddings_are_means_over_clips(index: Index) -> None:
     torch.manual_seed(0)
     model, videos = GDT(TINY.network), np.array([4, 11, 30])
     found = embed(model, index, videos, TINY.clip, 36, 3, CPU, ("audio", "video"))
@@ -68,7 +68,7 @@ def test_embeddings_are_the_mean_over_clips_of_single_clips(index: Index) -> Non
                 assert torch.allclose(found.embeddings[name][row], expected, atol=1e-5)
 
 
-def test_videos_without_sound_or_too_short_take_no_part(index: Index) -> None:
+def test_silent_and_short_videos_are_left_out(index: Index) -> None:
     mute = replace(index, mel_count=np.where(np.arange(len(index)) == 2, 0, index.mel_count))
     short = replace(mute, frame_count=np.where(np.arange(len(index)) == 5, 3, index.frame_count))
     every = np.arange(8)
@@ -77,7 +77,7 @@ def test_videos_without_sound_or_too_short_take_no_part(index: Index) -> None:
     assert usable_videos(short, every, Clip(frames=1000), ("video",)).tolist() == []
 
 
-def test_words_are_compared_where_some_are_said(captioned: Path, word2vec: Path) -> None:
+def test_videos_without_captions_are_left_out_with_text(captioned: Path, word2vec: Path) -> None:
     index = Index.open(captioned)
     words = WordVectors.of(index, word2vec)
     torch.manual_seed(0)
@@ -90,14 +90,14 @@ def test_words_are_compared_where_some_are_said(captioned: Path, word2vec: Path)
     assert len(found.embeddings["text"]) == len(found.videos) <= 5 and len(found.videos) > 1
 
 
-def test_a_probe_changes_nothing_about_the_run(shards: Path, tmp_path: Path) -> None:
+def test_a_probe_does_not_change_the_run(shards: Path, tmp_path: Path) -> None:
     pretrain(settings(shards, tmp_path / "plain"))
     path = pretrain(settings(shards, tmp_path / "probed", probe_every=3))
     assert losses(tmp_path / "plain") == losses(tmp_path / "probed")
     probes = [json.loads(line) for line in (tmp_path / "probed" / "probe.jsonl").read_text().splitlines()]
     assert [row["step"] for row in probes] == [0, 3, 4]
     assert probes[0]["videos"] == 6 and 0 <= probes[0]["video to audio R@1"] <= probes[0]["video to audio R@5"] <= 100
-    # an evaluation of the checkpoint by itself finds what the last probe said
+    # evaluating the checkpoint gives the numbers of the last probe
     state = torch.load(path, weights_only=True)
     model = GDT(TINY.network)
     model.load_state_dict(state["model"])
@@ -109,11 +109,11 @@ def test_a_probe_changes_nothing_about_the_run(shards: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"preset": "a"}, "compares modalities, and 'video:d.*' has one, video; leave it out"),
-        ({"probe_split": "holdout"}, "0 of the split 'holdout' .* name another with --probe-split, or set some apart"),
+        ({"preset": "a"}, "compares modalities, but 'video:d.*' has only video; leave it out"),
+        ({"probe_split": "holdout"}, "0 of the split 'holdout' .* set --probe-split to another split, or hold"),
     ],
 )
-def test_a_probe_that_cannot_be_is_refused_before_training(
+def test_an_impossible_probe_is_refused_before_training(
     shards: Path, tmp_path: Path, changes: dict, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

@@ -1,4 +1,4 @@
-"""A run that is killed on one number of ranks goes on with another, to the same losses."""
+"""A killed run resumes on another number of ranks with the same losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS, KILLED_AFTER = 10, 3
 
 def arguments(shards: Path, run: Path, ranks: int, *more: object) -> list[str]:
     start = ["pretrain", "--gpus", str(ranks)] if ranks > 1 else ["pretrain"]
-    # in float32 rounding decides, after some steps, where training goes
+    # in float32, rounding differences grow within a few steps
     return [
         *start, "tiny", "--shards", str(shards), "--out", str(run), "--device", "cpu", "--threads", "1",
         "--preset", "l",
@@ -29,7 +29,7 @@ def arguments(shards: Path, run: Path, ranks: int, *more: object) -> list[str]:
 
 
 @pytest.mark.parametrize(("first", "then", "bn_group_size"), [(2, 1, 4), pytest.param(1, 2, 0, marks=pytest.mark.slow)])
-def test_a_run_goes_on_with_another_number_of_ranks(
+def test_a_run_resumes_with_another_number_of_ranks(
     command: Run, shards: Path, tmp_path: Path, first: int, then: int, bn_group_size: int
 ) -> None:
     whole, run, norm = tmp_path / "whole", tmp_path / "run", ("--bn-group-size", bn_group_size)
@@ -42,7 +42,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert KILLED_AFTER < len(losses(run)) < STEPS
-    done = command(*arguments(shards, run, then))  # without a word of the groups, which are the run's
+    done = command(*arguments(shards, run, then))  # without --bn-group-size: the run's is kept
     assert done.returncode == 0, done.stderr
     assert len(losses(run)) == STEPS and np.abs(np.subtract(losses(run), losses(whole))).max() < 1e-6
     one, other = (torch.load(folder / "checkpoint.pt", weights_only=True) for folder in (run, whole))

@@ -1,4 +1,4 @@
-"""Several ranks that one command starts: checked before, ended together, and heard once."""
+"""Several ranks started by one command: checked first, ended together, with errors printed once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.train.runs import wait_for
 
 
 class Terminal:
-    """A command in the foreground of a terminal of its own, where Ctrl-C reaches all of its processes at once."""
+    """A command in the foreground of its own terminal, so that Ctrl-C reaches all its processes."""
 
     def __init__(self, *command: object, folder: Path) -> None:
         self.pid, self._file = pty.fork()
@@ -32,25 +32,25 @@ class Terminal:
         os.write(self._file, b"\x03")
 
     def ended(self) -> tuple[int, str]:
-        """Exit status, and what it has said."""
+        """Exit status and output."""
         said = b""
-        with contextlib.suppress(OSError):  # which is how a terminal ends
+        with contextlib.suppress(OSError):  # a closed terminal raises it
             while True:
                 said += os.read(self._file, 1 << 16)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]), said.decode()
 
 
 def launch(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
-    """Two ranks."""
+    """Arguments that start two ranks."""
     return (*tiny(shards, run, "--device", "cpu", *more), "--gpus", 2)
 
 
-def test_more_processes_than_gpus_are_refused_before_any_starts(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_more_ranks_than_gpus_are_refused_before_the_start(command: Run, shards: Path, tmp_path: Path) -> None:
     for number, device in ((2, "auto"), (8, "cuda")):
         arguments = ("pretrain", "--gpus", number, *tiny(shards, tmp_path / "run", "--device", device)[1:])
         said = sentence(command(*arguments, CUDA_VISIBLE_DEVICES=""))
         assert said == (
-            f"--gpus is {number}, and torch finds no GPU; leave --gpus out, or train on the CPU with --device cpu"
+            f"--gpus is {number}, but torch finds no GPU; leave --gpus out, or train on the CPU with --device cpu"
         )
     assert sentence(command("pretrain", "--gpus", 0, "tiny")) == "--gpus is 0; it must be 1 or more"
     assert "--gpus=2" in make("pretrain", "GPUS=2", stamp=tmp_path / "stamp").stdout
@@ -60,7 +60,7 @@ def test_children_ignore_a_gdt_py_in_the_current_folder(
     command: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gdt.py").write_text("raise SystemExit('the wrong gdt')")
-    ranks = command(*launch(shards, tmp_path / "run", "--batch-size", 5))  # which only the ranks refuse
+    ranks = command(*launch(shards, tmp_path / "run", "--batch-size", 5))  # refused by the ranks, not by the launcher
     assert "cannot be split over 2 GPUs" in ranks.stderr and "the wrong gdt" not in ranks.stderr
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -68,16 +68,16 @@ def test_children_ignore_a_gdt_py_in_the_current_folder(
     assert (tmp_path / "log.txt").read_text().startswith("usage: gdt ")
 
 
-def test_what_is_wrong_with_several_ranks_is_said_once(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_errors_of_several_ranks_are_printed_once(command: Run, shards: Path, tmp_path: Path) -> None:
     for more, message in (
-        (("--preset", "z"), "unknown preset 'z'; available: a, b, c"),  # before they start
-        (("--batch-size", 5), "5 videos per batch cannot be split over 2 GPUs"),  # all of them find it
+        (("--preset", "z"), "unknown preset 'z'; available: a, b, c"),  # found before the ranks start
+        (("--batch-size", 5), "5 videos per batch cannot be split over 2 GPUs"),  # found by all ranks
     ):
         assert message in sentence(command(*launch(shards, tmp_path / "run", *more)))
 
 
-@pytest.mark.slow  # tests/train/test_ranks.py has a signal to one of two
-def test_several_ranks_are_stopped_by_one_ctrl_c_and_go_on(command: Run, shards: Path, tmp_path: Path) -> None:
+@pytest.mark.slow  # tests/train/test_ranks.py sends a signal to one of two
+def test_one_ctrl_c_stops_all_ranks_and_they_resume(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     constant = ("--device", "cpu", "--optimization.lr-decay", 0)
     ranks = Terminal("-m", "gdt", *launch(shards, run, "--steps", 200, *constant), folder=tmp_path)
@@ -114,13 +114,13 @@ while not os.path.exists(f"ready{1 - rank}"):
     ("body", "status", "said"),
     [
         ("pass", 0, []),
-        ("sys.exit(2) if rank else wait()", 2, ["rank 0: 15"]),  # one that does not know is told
+        ("sys.exit(2) if rank else wait()", 2, ["rank 0: 15"]),  # the other rank gets a signal
         ("os.kill(os.getpid(), 9) if rank == 0 else wait()", 137, ["rank 1: 15"]),
-        ("signal.signal(15, signal.SIG_IGN); sys.exit(3) if rank else wait()", 3, []),  # or ended
-        ("time.sleep(0.2 * rank); sys.exit(7 * rank)", 7, []),  # waited for
+        ("signal.signal(15, signal.SIG_IGN); sys.exit(3) if rank else wait()", 3, []),  # or is killed
+        ("time.sleep(0.2 * rank); sys.exit(7 * rank)", 7, []),  # the launcher waits for all
     ],
 )
-def test_the_status_of_several_ranks_is_that_of_the_first_that_fails(
+def test_the_status_is_that_of_the_first_rank_that_fails(
     tmp_path: Path, body: str, status: int, said: list[str]
 ) -> None:
     (tmp_path / "rank.py").write_text(RANK + body)

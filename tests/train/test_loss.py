@@ -68,12 +68,12 @@ def test_equals_the_triple_loop_forward_and_backward(preset: str, videos: int) -
 
 
 @pytest.mark.parametrize("videos", [2, 5, 11])
-def test_simclr_is_the_special_case_in_its_usual_form(videos: int) -> None:
+def test_simclr_equals_nt_xent(videos: int) -> None:
     factors, plan = planned("a", videos)
     z = embed(len(plan))
     similarity = z @ z.T / RHO
     similarity.fill_diagonal_(-torch.inf)
-    partner = torch.arange(len(z)) ^ 1  # NT-Xent: the two augmentations of a video lie side by side
+    partner = torch.arange(len(z)) ^ 1  # NT-Xent: the two augmentations of a video are neighbours
     usual = functional.cross_entropy(similarity, partner)
     assert math.isclose(usual.item(), gdt_loss(z, tensors(plan), factors, RHO).item(), rel_tol=1e-12)
 
@@ -88,7 +88,7 @@ def test_the_order_of_the_leaves_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("preset", ["a", "e", "l"])
-def test_leaves_that_are_not_usable_count_for_nothing(preset: str) -> None:
+def test_unusable_leaves_are_ignored(preset: str) -> None:
     factors, plan = planned(preset, 4)
     usable = np.random.default_rng(0).random(len(plan)) > 0.3
     z, y = embed(len(plan)), embed(len(plan))
@@ -116,7 +116,7 @@ def test_float32_is_close_to_float64_even_under_autocast() -> None:
     assert math.isclose(narrow.item(), gdt_loss(z, tensors(plan), factors, RHO).item(), rel_tol=1e-5)
 
 
-def test_a_perfect_embedding_has_no_loss_and_a_constant_one_the_entropy() -> None:
+def test_loss_of_perfect_and_constant_embeddings() -> None:
     factors, plan = planned("e", 6)
     table = tensors(plan)
     perfect = torch.eye(6, dtype=torch.float64)[torch.unique(table["video"], return_inverse=True)[1]]
@@ -132,7 +132,7 @@ def _rank(rank: int, world: int, folder: str, names: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     results = {preset: _shared(rank, world, preset) for preset in names}
     torch.save(results, f"{folder}/{world}-{rank}.pt")
-    dist.barrier()  # none leaves while another still talks to it
+    dist.barrier()  # no rank exits while another still communicates
     leave_without_teardown()
 
 

@@ -1,4 +1,4 @@
-"""How a batch is made to fit, which kernels compute it, and what happens where memory runs out all the same."""
+"""How a batch fits into memory, which kernels compute it, and what happens when out of memory."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SMALL = replace(
 
 
 def kept(recomputed: int) -> dict[str, float]:
-    """About what a leaf of the paper's networks keeps in bfloat16."""
+    """Roughly the memory of a leaf of the paper's networks in bfloat16."""
     return {"video": {0: 450, WIDE: 261, WIDER: 179}[recomputed] * 2**20, "audio": 0.7 * 2**20}
 
 
@@ -48,7 +48,7 @@ def fitted(world: int, gib: float, **changes: object) -> Fit:
     return fit(settings, settings.composition, world, 47_000_000, gib * GIB, kept)
 
 
-def test_the_whole_batch_where_it_fits_else_groups_as_large_as_fit() -> None:
+def test_the_whole_batch_if_it_fits_else_the_largest_groups() -> None:
     found = {
         (preset, world, gib): (one.bn_group_size, one.micro_batch_size, one.recomputed)
         for preset, world, gib in (("e", 8, 78), ("l", 8, 139), ("l", 8, 78), ("l", 1, 78), ("e", 1, 22))
@@ -65,26 +65,26 @@ def test_the_whole_batch_where_it_fits_else_groups_as_large_as_fit() -> None:
         for gib in (16, 24, 40, 80, 141):
             for preset in "ael":
                 one = fitted(world, gib * 0.93, preset=preset)
-                assert one.needed <= 0.85 * one.room, (world, gib, preset)  # every GPU of today trains every row
+                assert one.needed <= 0.85 * one.room, (world, gib, preset)  # every current GPU can train every row
                 assert 512 % (size := one.bn_group_size or 1) == 0 and one.micro_batch_size % size == 0
                 assert 512 * {"a": 2, "e": 1, "l": 4}[preset] // world % size == 0
 
 
-def test_what_is_asked_for_is_kept_to() -> None:
+def test_settings_are_kept_even_if_they_do_not_fit() -> None:
     assert fitted(1, 78, bn_group_size=32).bn_group_size == 32
     asked = fitted(1, 78, bn_group_size=32, micro_batch_size=64)
     assert (asked.bn_group_size, asked.micro_batch_size) == (32, 64)
-    assert fitted(1, 78, micro_batch_size=96).bn_group_size == 32  # 512 videos have no group of 96 or 48
+    assert fitted(1, 78, micro_batch_size=96).bn_group_size == 32  # 96 and 48 do not divide 512 videos
     whole = fitted(1, 78, bn_group_size=0)
     assert whole.bn_group_size == 0 and "expect to run out of memory" in whole.memory
     assert asked.batch.startswith("batch norm over groups of 32 leaves, micro-batches of 64 leaves, embedded twice")
-    with pytest.raises(UserError, match="--micro-batch-size 3 is not a multiple of a batch-norm group size"):
+    with pytest.raises(UserError, match="--micro-batch-size 3 is not a multiple of any batch-norm group size"):
         fitted(1, 78, micro_batch_size=3)
     for changes, message in (
         ({"bn_group_size": 1}, "--bn-group-size is 1; it must be 0, for the whole batch, or 2 or more"),
         (
             {"bn_group_size": 0, "micro_batch_size": 8},
-            "--micro-batch-size is 8; it must be 0 or more, and 0 where batch norm",
+            "--micro-batch-size is 8; it must be 0 or more, and 0 if batch norm",
         ),
         (
             {"bn_group_size": 8, "micro_batch_size": 12},
@@ -95,8 +95,8 @@ def test_what_is_asked_for_is_kept_to() -> None:
             replace(PAPER, **changes)
 
 
-def test_memory_and_arithmetic_are_those_of_the_real_network() -> None:
-    """What autograd really keeps on this machine for one leaf more, and the multiplications of the convolutions."""
+def test_counted_memory_and_flops_equal_those_of_a_real_pass() -> None:
+    """Against what autograd keeps for one more leaf, and the arithmetic of the convolutions."""
     network, clip = TINY.network, TINY.clip
     found = memory(network, clip, 40, ("video",), torch.float32)["video"]
     again = memory(network, clip, 40, ("video",), torch.float32, WIDE)["video"]
@@ -124,8 +124,8 @@ def test_memory_and_arithmetic_are_those_of_the_real_network() -> None:
     assert 0 < available_memory(CPU) < 2**50
 
 
-def test_kernels_that_are_wrong_slow_or_missing_are_not_computed_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With what a GPU would give replaced: features and times by the kernels that compute them."""
+def test_wrong_slow_and_missing_kernels_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With fake features and times of a GPU for each kind of kernels."""
     truth = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
     bf16 = torch.bfloat16
     results: dict[Kernels, object] = {
@@ -167,8 +167,8 @@ def test_kernels_are_measured_on_the_network_itself() -> None:
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_convolutions_get_the_layout_that_was_chosen(channels_last: bool) -> None:
-    """Also of clips whose channels lie side by side, as they do in the loader's batches."""
+def test_convolutions_get_the_chosen_layout(channels_last: bool) -> None:
+    """Also for channels-last clips, as in the loader's batches."""
     model = GDT(replace(TINY.network, stem=4, stem_middle=4, widths=(4, 8)), ("video",))
     Kernels(torch.float32, channels_last).apply(model)
     seen = []
@@ -177,11 +177,11 @@ def test_convolutions_get_the_layout_that_was_chosen(channels_last: bool) -> Non
             module.register_forward_hook(lambda module, given, made: seen.extend([given[0], made]))
     model.embed("video", torch.randn(4, 8, 16, 16, 3).permute(0, 4, 1, 2, 3))
     assert seen[0].is_contiguous() != channels_last
-    # which layout a processor's convolutions go on with is their own choice where they may choose
+    # with channels last, a CPU's convolutions choose their output layout themselves
     assert channels_last or all(x.is_contiguous() for x in seen)
 
 
-def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_out_of_memory_leads_to_smaller_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     def trial(candidates: list[Kernels], network: object, clip: object, leaves: int, *rest: object) -> Kernels:
@@ -198,26 +198,26 @@ def test_a_trial_that_runs_out_of_memory_leads_to_smaller_chunks(monkeypatch: py
     assert tried == sorted(tried, reverse=True) and tried[-1] <= 8 < tried[-2]
     assert plan.settings.bn_group_size == plan.fit.bn_group_size <= 8
     assert all(line.startswith("out of memory with batch norm over") for line in said) and len(said) == len(tried) - 1
-    # groups that were asked for are kept, whatever comes
+    # groups in the settings are kept in any case
     plan = plan_run(
         replace(settings, bn_group_size=16), settings.composition, 40, None, CPU, 1, said.append, trial=True
     )
     assert plan.settings.bn_group_size == 16
 
 
-def test_a_run_keeps_the_groups_that_it_began_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = replace(SMALL, bn_group_size=2)
     for memory_there in (0.001 * GIB, 100 * GIB):
         monkeypatch.setattr(fitting, "available_memory", lambda device, there=memory_there: there)
         plan = plan_run(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
         assert plan.settings.bn_group_size == 2 and (plan.fit.micro_batch_size > 0) == (memory_there < GIB)
-    plan_run(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # 2 groups of each of 4 leaves
+    plan_run(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # each of 4 leaves has 2 groups
     with pytest.raises(UserError, match=r"4 videos .* groups of --bn-group-size 2 for 16 GPUs; take 1, 2, 4 or 8 GPUs"):
         plan_run(SMALL, SMALL.composition, 40, begun, CPU, 16, print, trial=False)
 
 
-def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that is not short: what the other says comes out of the same reduction."""
+def test_all_ranks_try_less_if_one_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen from a rank with enough memory; the reduction returns the value of the other."""
     tried: list[int] = []
     said: list[float] = []
 
@@ -227,19 +227,19 @@ def test_ranks_of_which_one_is_short_of_memory_all_try_less(monkeypatch: pytest.
 
     def least(value: float, device: torch.device) -> float:
         said.append(value)
-        return -math.inf if len(said) == 2 else value  # the other rank has had no memory for its first trial
+        return -math.inf if len(said) == 2 else value  # the other rank's first trial was out of memory
 
     monkeypatch.setattr(fitting, "choose_kernels", trial)
     monkeypatch.setattr(fitting, "_least", least)
     monkeypatch.setattr(fitting, "available_memory", lambda device: 0.1 * GIB)
     settings = replace(SMALL, preset="e", batch_size=128)
     plan = plan_run(settings, settings.composition, 40, None, CPU, 1, print, trial=True)
-    assert len(tried) == 2 and len(said) == 4  # two reductions each time, as on the rank that was short
+    assert len(tried) == 2 and len(said) == 4  # two reductions per trial, as on the other rank
     assert said[2] == pytest.approx(0.75 * said[0]) and plan.fit.needed < 0.85 * said[2]
 
 
 class _Held(torch.autograd.Function):
-    """Nothing, with a graph that tells how long it lives."""
+    """Identity whose graph holds a token, to tell how long the graph lives."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, alive: weakref.WeakSet[Any]) -> torch.Tensor:
@@ -259,9 +259,9 @@ class _Token:
 
 @contextlib.contextmanager
 def scarce(model: GDT, most: int, forward: bool) -> Iterator[list[int]]:
-    """No pass, forward or backward, with more leaves than so many in graphs that live; gives how many did, each time.
+    """Raise out of memory in a forward or backward pass with more than `most` leaves in live graphs; 0 for no limit.
 
-    For any number of them where `most` is 0.
+    Yields the numbers of leaves in live graphs, pass by pass.
     """
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     held: list[int] = []
@@ -281,7 +281,7 @@ def scarce(model: GDT, most: int, forward: bool) -> Iterator[list[int]]:
         return made
 
     def taken_back(tensor: torch.Tensor, *arguments: object) -> None:
-        if arguments and not forward:  # not that of the loss
+        if arguments and not forward:  # not the backward pass of the loss
             require(sum(token.leaves for token in alive))
         backward(tensor, *arguments)
 
@@ -296,12 +296,12 @@ def curve(
     shards: Path, bn_group_size: int = 0, micro_batch_size: int = 0, most: int = 0, forward: bool = True,
     kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, Learner, list[int]]:  # fmt: skip
-    """Losses of a few steps with `scarce` memory, what learned, and how many leaves were held."""
+    """Losses of a few steps with `scarce` memory, the learner, and the numbers of leaves held."""
     settings: Pretrain = replace(SMALL, shards=shards, bn_group_size=bn_group_size, micro_batch_size=micro_batch_size)
     index = Index.open(shards)
     tree = settings.tree(index)
     learner = Learner(settings, tree, DATA, CPU, kernels=kernels)
-    learner.model.double()  # or what a ReLU rounds to decides, after a few steps
+    learner.model.double()  # in float32, rounding differences grow within a few steps
     plans = (take_rank(plan, 0, 1, bn_group_size) for plan in tree.plans(0, 3))
     losses = []
     with scarce(learner.model, most, forward) as held, Loader(index, plans, settings.clip, CPU) as loader:
@@ -317,7 +317,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("forward", "micro_batch_size"), [(True, 0), (False, 0), (False, 8)])
-def test_a_lack_of_memory_halves_the_chunks_says_so_and_changes_no_number(
+def test_out_of_memory_halves_the_micro_batches_with_the_same_results(
     shards: Path, capsys: pytest.CaptureFixture[str], forward: bool, micro_batch_size: int
 ) -> None:
     plain, one, _ = curve(shards, bn_group_size=4)  # 16 leaves of each modality
@@ -326,26 +326,26 @@ def test_a_lack_of_memory_halves_the_chunks_says_so_and_changes_no_number(
     said = capsys.readouterr().out
     assert other.gradient.micro_batch_size == 4
     for before, after in ((16, 8), (8, 4))[micro_batch_size > 0 :]:
-        words = f"out of memory with micro-batches of {before} leaves; now --micro-batch-size {after}, which changes no"
+        words = f"out of memory with micro-batches of {before} leaves; now --micro-batch-size {after}, which does not"
         assert words in said
     assert torch.allclose(plain, halved, atol=1e-9)
     state, same = one.model.state_dict(), other.model.state_dict()
     assert all(torch.allclose(state[name], same[name], atol=1e-9) for name in state)
-    assert held[-8:] == [4] * 8  # what failed before is gone
+    assert held[-8:] == [4] * 8  # graphs of failed passes are freed
 
 
-def test_where_less_at_a_time_cannot_be_a_lack_of_memory_is_raised(
+def test_out_of_memory_is_raised_if_nothing_smaller_is_possible(
     shards: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(torch.OutOfMemoryError):  # one group is too much
+    with pytest.raises(torch.OutOfMemoryError):  # even one group does not fit
         curve(shards, bn_group_size=4, most=3)
     capsys.readouterr()
-    with pytest.raises(torch.OutOfMemoryError):  # over the whole batch more is computed twice, and then there is no way
+    with pytest.raises(torch.OutOfMemoryError):  # the whole batch cannot be split: more is recomputed, then it fails
         curve(shards, most=3)
     assert "now recomputing activations of the first stages" in capsys.readouterr().out
 
 
-@pytest.mark.slow  # it compiles C++ for a minute or two
+@pytest.mark.slow  # compiles C++ for a minute or two
 def test_a_compiled_network_learns_the_same(shards: Path) -> None:
     losses = [curve(shards, kernels=Kernels(torch.float32, compiled=compiled))[0] for compiled in (False, True)]
     assert torch.allclose(losses[0], losses[1], atol=1e-4)

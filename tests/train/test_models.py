@@ -51,7 +51,7 @@ class Flat(Backbone):
         return [[self.only]]
 
 
-def test_another_video_network_is_a_class_and_a_line(
+def test_a_custom_video_network_is_a_class_and_a_line(
     shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(BACKBONES, "flat", "tests.train.test_models.Flat")
@@ -60,7 +60,7 @@ def test_another_video_network_is_a_class_and_a_line(
     trained_path = pretrain(settings)
     trained = load_model(trained_path)
     portable.write(tmp_path / "x.safetensors", trained)
-    # what finetuning writes, whose parameters have this network's names
+    # as finetuning writes it, with the parameter names of this network
     state = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
     state |= {"classifier.weight": torch.zeros(3, 6), "classifier.bias": torch.zeros(3)}
     beside = {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings), LEARNED: ["x", 1]}
@@ -103,10 +103,10 @@ def test_shapes_and_unit_length() -> None:
     assert torch.allclose(maps.mean((2, 3, 4)), model.video_network(clips), atol=1e-6)
 
 
-def test_weights_of_another_model_are_refused_with_what_differs() -> None:
+def test_weights_of_another_model_are_refused_with_the_differences() -> None:
     tiny = GDT(TINY.network)
     weights = {f"module.{name}": value for name, value in tiny.state_dict().items()}
-    load_weights(tiny, weights, "x.pt")  # the prefix of data-parallel training is taken off
+    load_weights(tiny, weights, "x.pt")  # the prefix of data-parallel training is removed
     with pytest.raises(UserError, match=r"x.pt holds another model: .* are missing"):
         load_weights(
             GDT(TINY.network, ["video", "audio"]),

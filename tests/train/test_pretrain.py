@@ -1,4 +1,4 @@
-"""The trainer: exact resuming, clean stops, and mistakes that cost one sentence."""
+"""Pretraining: exact resuming, clean stops, and one message per mistake."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-def test_a_run_writes_down_how_it_was_started(shards: Path, undisturbed: Path) -> None:
+def test_a_run_records_its_start(shards: Path, undisturbed: Path) -> None:
     (start,) = starts(undisturbed)
     assert shlex.split(start["provenance"]["command"]) == ["gdt", *arguments(shards, undisturbed, *DROPOUT)]
     assert start["step"] == 0 and start["data"] == fingerprint(Index.open(shards))
@@ -62,7 +62,7 @@ def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tm
     assert losses(other) != losses(undisturbed)[:3]
 
 
-def test_a_killed_run_goes_on_with_bitwise_the_same_losses(
+def test_a_killed_run_resumes_with_bitwise_equal_losses(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run, kill_after = tmp_path / "killed", 7
@@ -79,7 +79,7 @@ def test_a_killed_run_goes_on_with_bitwise_the_same_losses(
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in other["model"])
 
 
-def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
+def test_sigterm_stops_cleanly_and_the_same_command_resumes(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "stopped"
@@ -96,13 +96,13 @@ def test_sigterm_stops_cleanly_and_the_same_command_goes_on(
     assert [start["step"] for start in starts(run)] == [0, step]
 
 
-def test_a_run_with_other_settings_is_not_mixed_in(command: Run, shards: Path, undisturbed: Path) -> None:
+def test_a_run_is_not_resumed_with_other_settings(command: Run, shards: Path, undisturbed: Path) -> None:
     done = command(*arguments(shards, undisturbed, *DROPOUT, "--temperature", 0.1))
     assert done.returncode == 2
     assert "temperature was 0.07, now 0.1" in done.stderr and "set --out to another folder" in done.stderr
 
 
-def test_a_line_of_the_log_cut_off_by_a_crash_does_not_stop_a_run(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_truncated_line_of_the_log_does_not_prevent_resuming(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "crashed"
     more = ("--steps", 6, "--checkpoint-steps", 4)
     assert command(*arguments(shards, run, *more)).returncode == 0
@@ -116,7 +116,7 @@ def test_a_line_of_the_log_cut_off_by_a_crash_does_not_stop_a_run(command: Run, 
     assert losses(run) == whole
 
 
-def test_epochs_or_steps_alone_are_enough(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_epochs_and_steps_replace_each_others_default(command: Run, shards: Path, tmp_path: Path) -> None:
     for number, length in enumerate((("--epochs", 1), ("--steps", 6))):
         run = tmp_path / str(number)
         assert command(*arguments(shards, run), *length).returncode == 0
@@ -144,7 +144,7 @@ def test_a_default_batch_size_is_lowered_to_the_number_of_videos(
         api.pretrain(shards, "tiny", out=tmp_path / "other", batch_size=8, **more)
 
 
-def test_videos_that_are_too_short_are_counted(index: Index) -> None:
+def test_short_videos_are_counted(index: Index) -> None:
     lines: list[str] = []
     short = replace(index, frame_count=np.where(np.arange(len(index)) % 4 == 0, 20, index.frame_count))
     replace(TINY, preset="e", batch_size=4).tree(short, lines.append)
@@ -177,7 +177,7 @@ def test_every_preset_trains(command: Run, shards: Path, tmp_path: Path) -> None
         assert np.isfinite(losses(run)).all()
 
 
-@pytest.mark.slow  # tests/train/test_launch.py has several ranks, too
+@pytest.mark.slow  # tests/train/test_launch.py also starts several ranks
 def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shards: Path, tmp_path: Path) -> None:
     run = tmp_path / "two"
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m")
@@ -190,7 +190,7 @@ def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shar
     assert start["provenance"]["command"].startswith("RANK=0 WORLD_SIZE=2 gdt pretrain ")
     assert start["provenance"]["command"].endswith(shlex.join(four))
     refused = command(*torchrun, *four, "--device", "auto", CUDA_VISIBLE_DEVICES="")
-    assert refused.stderr.count("error: --gpus is 2, and torch finds no GPU; ") == 1
+    assert refused.stderr.count("error: --gpus is 2, but torch finds no GPU; ") == 1
 
 
 def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: Path, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
         (("--loading.prefetch", "0"), "--loading.prefetch is 0; it must be 1 or more"),
     ],
 )
-def test_mistakes_are_one_sentence_and_exit_2(
+def test_mistakes_give_one_message_and_exit_2(
     command: Run, shards: Path, tmp_path: Path, more: tuple[str, ...], message: str
 ) -> None:
     done = command(*arguments(shards, tmp_path / "run", "--steps", 2), *more)
@@ -230,7 +230,7 @@ def test_mistakes_are_one_sentence_and_exit_2(
 
 
 def ruin(shards: Path, *numbers: int) -> None:
-    """Zeros in the middle of the frames of some shards, over a tenth of them or, with all shards, everything."""
+    """Overwrite frames with zeros: the middle tenth in some shards, or all in all shards."""
     for path in sorted(shards.glob("shard-*.h5")):
         if not numbers or int(path.stem[-6:]) in numbers:
             begin, size = read_seal(path).spans["frames/jpeg"]
@@ -240,27 +240,25 @@ def ruin(shards: Path, *numbers: int) -> None:
                 file.write(bytes(part))
 
 
-def test_damage_ends_a_run_with_its_name_and_nothing_learned_is_lost(
-    command: Run, shards: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_clip_ends_a_run_after_a_checkpoint(command: Run, shards: Path, tmp_path: Path) -> None:
     copy, run = tmp_path / "shards", tmp_path / "run"
     shutil.copytree(shards, copy)
     ruin(copy, 1)
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.prefetch", 1, "--loading.decode-batch-size", 2))
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert done.returncode == 2 and "shard-000001.h5 is damaged: checksum mismatch in frame" in said
-    assert said.endswith("; --loading.damaged skip ignores such clips")
+    assert said.endswith("; to skip such clips, set --loading.damaged skip")
     state = torch.load(run / "checkpoint.pt", weights_only=True)
     assert 0 < state["step"] == len(losses(run)) < STEPS
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))
     assert done.returncode == 0 and len(losses(run)) == STEPS
     counted = re.search(r"(\d+) damaged clips were skipped", done.stderr)
-    assert counted and 0 < int(counted[1]) < 8 * (STEPS - state["step"])  # 4 videos a step, 2 clips of each
+    assert counted and 0 < int(counted[1]) < 8 * (STEPS - state["step"])  # 4 videos per step, 2 clips each
     named = re.findall(r"^ +(\d+) of '.*' in .*shard-000001.h5$", done.stderr, re.MULTILINE)
     assert sum(map(int, named)) == int(counted[1])
 
 
-def test_where_everything_is_damaged_there_is_no_run(command: Run, shards: Path, tmp_path: Path) -> None:
+def test_a_run_fails_if_everything_is_damaged(command: Run, shards: Path, tmp_path: Path) -> None:
     copy, run = tmp_path / "shards", tmp_path / "run"
     shutil.copytree(shards, copy)
     ruin(copy)

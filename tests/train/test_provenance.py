@@ -1,4 +1,4 @@
-"""What is written down of where a run comes from."""
+"""Provenance of a run: command, code, software and device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gdt.train.provenance import DAMAGED, NAME, Provenance, Start, command_line,
 CPU = torch.device("cpu")
 
 
-def test_the_command_is_the_one_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_is_recorded_as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["/opt/my python", "-u", "-m", "train", "tiny", "--factors", "video:d modality(video,text):i:2:differs"]
     monkeypatch.setattr(sys, "orig_argv", typed)
     for name in ("RANK", "WORLD_SIZE"):
@@ -30,11 +30,11 @@ def test_the_command_is_the_one_that_was_typed(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "16")
     said = subprocess.run(["bash", "-c", f"{command_line()}; true"], env={}, capture_output=True, text=True)
-    assert "/opt/my python: No such file" in said.stderr  # a shell reads the variables as such
+    assert "/opt/my python: No such file" in said.stderr  # a shell parses the variables
     assert shlex.split(command_line()) == ["RANK=0", "WORLD_SIZE=16", *typed]
 
 
-def test_the_machine_and_the_software_are_named() -> None:
+def test_the_device_and_the_versions_are_recorded() -> None:
     found = Provenance.of(CPU)
     assert found.versions["python"] == platform.python_version() and found.versions["torch"] == torch.__version__
     assert found.versions.keys() >= {"python", "numpy", "torch", "nvidia-dali"} and all(found.versions.values())
@@ -43,7 +43,7 @@ def test_the_machine_and_the_software_are_named() -> None:
     assert serialization.from_dict(Provenance, json.loads(serialization.to_json(found))) == found
 
 
-def test_every_start_of_a_run_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_start_of_a_run_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "runs" / "l"
     starts = [Start(step, "0a1b", Provenance(f"python -m train {step}", "2c3d", {}, "cpu", "")) for step in (0, 7, 9)]
     for start in starts:
@@ -58,7 +58,7 @@ def test_every_start_of_a_run_is_added(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not there")
-def test_the_commit_is_that_of_the_checkout_the_code_is_tracked_in(
+def test_the_commit_is_that_of_the_checkout_that_tracks_the_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*arguments: str) -> str:
@@ -73,7 +73,7 @@ def test_the_commit_is_that_of_the_checkout_the_code_is_tracked_in(
     other.write_text("1")
     git("add", "other.py")
     git("commit", "-m", "first")
-    assert git_commit(code) == ""  # lies in the checkout of another project
+    assert git_commit(code) == ""  # inside the checkout of another project
     git("add", "code.py")
     git("commit", "-m", "second")
     git("tag", "-a", "v1", "-m", "v1")

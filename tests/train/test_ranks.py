@@ -1,4 +1,4 @@
-"""Two ranks that start alike, stop together, and do not wait for one that is gone."""
+"""Two ranks start equal, stop together, and do not wait for a dead one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Start = Callable[..., Ranks]
 
 @pytest.fixture
 def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
-    """Starts two ranks as any launcher does, each with arguments of its own; nobody but they ends the other."""
+    """Start two ranks as a launcher does, each with its arguments, but without ending the others when one fails."""
     started: Ranks = []
 
     def ranks(*arguments: tuple[object, ...]) -> Ranks:
@@ -50,18 +50,18 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 def ended(ranks: Ranks) -> tuple[list[int], list[str]]:
-    """Exit statuses, and what was said on stderr but for progress."""
+    """Exit statuses, and stderr without progress bars."""
     said = [process.communicate(timeout=120)[1] for process in ranks]
     lines = ["\n".join(line for line in text.splitlines() if line.strip() and "pretrain " not in line) for text in said]
     return [process.returncode for process in ranks], lines
 
 
-def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_they_go_on(start: Start, tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_they_resume(start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    often = ("--checkpoint-minutes", 1e-6)  # which only the first rank looks at
+    often = ("--checkpoint-minutes", 1e-6)  # only rank 0 looks at the clock
     ranks = start(often, often)
     wait_until(lambda: len(losses(run)) >= 3)
-    ranks[1].send_signal(signal.SIGUSR1)  # not the one that writes the checkpoint
+    ranks[1].send_signal(signal.SIGUSR1)  # rank 0 writes the checkpoint
     codes, _ = ended(ranks)
     assert codes == [128 + signal.SIGUSR1] * 2
     stopped = len(losses(run))
@@ -75,7 +75,7 @@ def test_a_signal_to_one_rank_stops_both_after_the_same_step_and_they_go_on(star
 
 
 @pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_rank_that_is_killed_ends_the_other_with_a_reason(start: Start, tmp_path: Path, victim: int) -> None:
+def test_a_killed_rank_ends_the_other_with_a_reason(start: Start, tmp_path: Path, victim: int) -> None:
     ranks = start((), ())
     wait_until(lambda: len(losses(tmp_path / "run")) >= 2)
     (child,) = psutil.Process(ranks[victim].pid).children()
@@ -103,15 +103,15 @@ def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path:
         assert codes == [2, 2]
         assert f"error: rank 1 starts with {words}" in said[0]
         assert "; start all ranks with the same command" in said[0]
-        assert said[1] == ""  # told once
+        assert said[1] == ""  # printed once
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_ranks_that_go_on_from_different_steps_refuse_to_start(start: Start, tmp_path: Path) -> None:
+def test_ranks_that_resume_from_different_steps_refuse_to_start(start: Start, tmp_path: Path) -> None:
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     assert ended(start(("--steps", 4), ("--steps", 4)))[0] == [0, 0]
-    codes, said = ended(start(("--steps", 4), ("--steps", 4, "--out", elsewhere)))  # a disk that is not shared
+    codes, said = ended(start(("--steps", 4), ("--steps", 4, "--out", elsewhere)))  # as if the disk were not shared
     assert codes == [2, 2]
     assert "error: rank 1 starts with another step than rank 0 (0, not 4); the folder" in said[0]
     assert "must be on a disk that all ranks share" in said[0]

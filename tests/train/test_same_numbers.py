@@ -1,4 +1,4 @@
-"""The same losses and gradients on any number of ranks and in any chunks, with dropout and batch norm."""
+"""The same losses and gradients on any number of ranks and with any micro-batches, with dropout and batch norm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Curve = dict[str, torch.Tensor]
 
 
 class Way(NamedTuple):
-    """One of the ways to compute a run."""
+    """A way to compute a run."""
 
     bn_group_size: int
     micro_batch_size: int = 0
@@ -42,7 +42,7 @@ WAYS = {
     2: [Way(0), Way(0, recompute=True), Way(2), Way(2, 2)],
     4: [Way(0), Way(2), Way(2, 2)],
 }
-"""By the number of ranks."""
+"""Ways by number of ranks."""
 
 
 def settings(shards: Path, preset: str, way: Way) -> Pretrain:
@@ -58,11 +58,11 @@ def settings(shards: Path, preset: str, way: Way) -> Pretrain:
 
 
 Leaves = dict[str, tuple[torch.Tensor, ...]]
-"""By modality, what the leaves of a batch hold, in the order of the tree."""
+"""Inputs of the leaves of a batch by modality, in the order of the tree."""
 
 
 def loaded(shards: Path, preset: str) -> list[Leaves]:
-    """The leaves of every step."""
+    """Leaves of every step."""
     asked, index = settings(shards, preset, Way(0)), Index.open(shards)
     found = []
     with Loader(index, asked.tree(index).plans(0, STEPS), asked.clip, torch.device("cpu")) as loader:
@@ -76,9 +76,9 @@ def loaded(shards: Path, preset: str) -> list[Leaves]:
 
 
 def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 0, world: int = 1) -> Curve:
-    """Loss and gradient of every step, and the running statistics at the end; in float64, where nothing is by chance.
+    """Losses and gradients of every step and the final running statistics, in float64.
 
-    In float32 a unit of a ReLU here and there falls on the other side of 0, and the gradient jumps by what it holds.
+    In float32, rounding would flip the sign of some inputs of ReLUs, and gradients would jump.
     """
     asked = settings(shards, preset, way)
     tree = asked.tree(Index.open(shards))
@@ -108,7 +108,7 @@ def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 
 
 
 def _rank(rank: int, folder: str) -> None:
-    """This process as one of 4 ranks, of 2, and alone, as far as it takes part; imports take longer than the runs."""
+    """Run this process as one of 4 ranks, then of 2, then alone; imports take longer than the runs."""
     torch.set_num_threads(1)
     steps = torch.load(f"{folder}/steps.pt", weights_only=True)
     for world in sorted(WAYS, reverse=True):
@@ -126,7 +126,7 @@ def _rank(rank: int, folder: str) -> None:
 
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, Way, int], Curve]:
-    """By preset, number of ranks, way, and rank."""
+    """Curves by preset, number of ranks, way and rank."""
     folder = tmp_path_factory.mktemp("drawn")
     shards, _ = draw(folder, VIDEOS + 1)
     torch.save({preset: loaded(shards, preset) for preset in PRESETS}, folder / "steps.pt")
@@ -143,7 +143,7 @@ def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, Way
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("bn_group_size", [0, 2])
-def test_ranks_and_chunks_change_no_number(
+def test_ranks_and_micro_batches_do_not_change_results(
     curves: dict[tuple[str, int, Way, int], Curve], preset: str, bn_group_size: int
 ) -> None:
     one = curves[preset, 1, Way(bn_group_size), 0]

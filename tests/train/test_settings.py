@@ -1,4 +1,4 @@
-"""Settings as text and back, across versions and machines."""
+"""Settings to text and back, across versions and machines."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ OTHER = Pretrain(
     compile="on",
 )  # fmt: skip
 MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentation:i:1"
-"""No value is a default. The file of factors and, on most machines, the GPU are not there."""
+"""No value is a default. The file of factors does not exist, nor, on most machines, the GPU."""
 
 
 @pytest.mark.parametrize("settings", [*(settings for _, settings in SIZES.values()), OTHER], ids=[*SIZES, "other"])
-def test_settings_come_back_as_they_were(settings: Pretrain) -> None:
+def test_settings_survive_the_round_trip(settings: Pretrain) -> None:
     again = from_json(to_json(settings))
     assert again == settings
-    assert hash(again) == hash(settings)  # lists in place of tuples would have none
+    assert hash(again) == hash(settings)  # fails for lists in place of tuples
 
 
-def test_the_other_settings_differ_from_the_defaults_everywhere() -> None:
+def test_no_value_of_other_is_a_default() -> None:
     def differ(one: dict, other: dict) -> bool:
         return all(
             differ(one[key], other[key]) if isinstance(one[key], dict) else one[key] != other[key] for key in one
         )
 
     plain = json.loads(to_json(OTHER)), json.loads(to_json(replace(Pretrain(), loading=Loading(threads=99))))
-    assert plain[0].pop("preset") == plain[1].pop("preset")  # of which the factors are another name
+    assert plain[0].pop("preset") == plain[1].pop("preset")  # set by the factors instead
     assert [settings["network"].pop("backbone") for settings in plain] == ["r2plus1d"] * 2
     assert differ(*plain)
 
@@ -69,7 +69,7 @@ def test_the_default_folder_names_the_composition_and_the_seed(changes: dict, fo
     assert replace(Pretrain(dataset="folder"), **changes).run_folder == Path(folder)
 
 
-def test_what_differs_is_said_but_for_what_changes_no_number() -> None:
+def test_differences_list_only_settings_that_affect_results() -> None:
     tiny = SIZES["tiny"][1]
     other = replace(
         tiny, preset="l", factors="video:d", network=replace(tiny.network, dropout=0.5), out=Path("x"), threads=3,
@@ -103,12 +103,12 @@ def test_what_differs_is_said_but_for_what_changes_no_number() -> None:
         ({"network": TEXT["network"] | {"widths": ["a"]}}, r"network\.widths is 'a' instead of int\)"),
     ],
 )
-def test_settings_of_another_version_are_one_sentence(change: dict, message: str) -> None:
+def test_settings_of_another_version_give_one_message(change: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         from_json(json.dumps(TEXT | change))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
-def test_a_text_that_holds_no_settings_is_one_sentence(text: str) -> None:
+def test_a_text_without_settings_gives_one_message(text: str) -> None:
     with pytest.raises(UserError, match="this text holds settings of another version"):
         from_json(text)

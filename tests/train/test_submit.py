@@ -1,4 +1,4 @@
-"""Jobs of SLURM: submitted, stopped before their time is up, queued again, and gone on with.
+"""SLURM jobs: submitted, stopped before their time limit, queued again and resumed.
 
 `sbatch`, `srun` and `scontrol` are stand-ins that start the job script and its tasks on this machine, with variables
 that SLURM sets: SLURM itself is what is not tested.
@@ -22,7 +22,7 @@ from tests.test_mistakes import make, sentence, tiny
 from tests.train.runs import losses, starts, wait_until
 
 SBATCH = """#!/bin/bash
-# Keeps the options and the script, and starts it once somebody has seen to that
+# Stores the options and the script, and starts it
 printf '%s\\n' "$@" >{state}/options
 [[ " $* " == *" --partition=nowhere "* ]] && {{ echo "sbatch: error: invalid partition: nowhere" >&2; exit 1; }}
 cat >{state}/script
@@ -30,14 +30,14 @@ env -i HOME="$HOME" PATH="$PATH" PYTHONPATH="$PYTHONPATH" setsid {state}/bin/sta
 echo "7;cluster"
 """
 STARTED = """#!/bin/bash
-# What a node does with the job
+# Runs the job as a node does
 export SLURM_JOB_ID=7 SLURM_JOB_NODELIST=localhost,other SLURM_NNODES=2 SLURM_NTASKS=2 SLURM_PROCID=0 SLURM_LOCALID=0
 log=$(sed -n s/--output=//p {state}/options | sed 's/%%/%/g; s/%j/7/')
 bash {state}/script >>"$log" 2>&1
 echo $? >>{state}/ended
 """
 SRUN = """#!/bin/bash
-# Two machines, which are this one
+# Two machines, both of them this one
 echo "$@" >>{state}/steps
 while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && tasks=${{1#*=}}; shift; done
 for ((task = 0; task < tasks; task++)); do
@@ -61,7 +61,7 @@ setsid {state}/bin/started >/dev/null 2>&1 &
 
 
 class Cluster:
-    """Two machines that are this one."""
+    """A fake cluster of two machines, both of them this one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "slurm"
@@ -78,13 +78,13 @@ class Cluster:
         return path.read_text().splitlines() if path.is_file() else []
 
     def send(self, number: int) -> None:
-        """A signal to the tasks, as SLURM does it."""
+        """Send a signal to the tasks as SLURM does."""
         for pid in self.lines("tasks")[-1].split():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), number)
 
     def wait(self, ends: int) -> list[str]:
-        """Until the job script has ended so often; the statuses."""
+        """Wait until the job script has ended `ends` times; returns the statuses."""
         wait_until(lambda: len(self.lines("ended")) >= ends)
         return self.lines("ended")
 
@@ -98,12 +98,12 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 def submit(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
-    """A job of two machines with a rank each."""
+    """Arguments for a job of two machines with a rank each."""
     name, *arguments = tiny(shards, run, "--device", "cpu", *more)
     return (name, "--nodes", 2, "--scheduler", "slurm", *arguments)
 
 
-def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
+def test_a_job_is_stopped_before_its_time_limit_and_resumes(
     command: Run, shards: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     run, steps = tmp_path / "a run", 20
@@ -119,23 +119,23 @@ def test_a_job_is_stopped_before_its_time_is_up_and_goes_on(
     assert cluster.wait(2)[1] == "0"
     first, second = (start["step"] for start in starts(run))
     assert first == 0 and 2 < second < steps
-    log = (run / "slurm-7.log").read_text()  # of both starts
+    log = (run / "slurm-7.log").read_text()  # log of both starts
     assert f"stopped after step {second} of {steps}; run the same command to resume" in log
     assert "job 7 was stopped; it is queued again and resumes from its checkpoint" in log
     assert f"the trained model is in {run}/checkpoint.pt" in log and "rror" not in log
     assert len(cluster.lines("requeued")) == 1 and len(cluster.lines("steps")) == 2
-    assert len(losses(run)) == steps  # to the same losses, as the tests of ranks show
+    assert len(losses(run)) == steps  # tests of ranks compare their values
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == steps
 
 
 @pytest.mark.parametrize(
     ("more", "stop", "status", "said"),
     [
-        (("--optimization.lr", 1e9), False, "2", "error: the loss is nan at step"),  # it has failed
+        (("--optimization.lr", 1e9), False, "2", "error: the loss is nan at step"),  # failed
         pytest.param(("--steps", 4000), signal.SIGTERM, "143", "stopped after step", marks=pytest.mark.slow),  # scancel
     ],
 )
-def test_a_job_that_was_not_told_to_stop_is_not_queued_again(
+def test_failed_and_cancelled_jobs_are_not_queued_again(
     command: Run, shards: Path, cluster: Cluster, tmp_path: Path, more: tuple[object, ...], stop: int, status: str,
     said: str,
 ) -> None:  # fmt: skip
@@ -150,22 +150,20 @@ def test_a_job_that_was_not_told_to_stop_is_not_queued_again(
     assert not cluster.lines("requeued")
 
 
-def test_a_job_that_would_be_stopped_there_for_ever_is_not_queued_again(
+def test_a_job_without_a_new_checkpoint_is_not_queued_again(
     command: Run, shards: Path, cluster: Cluster, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     assert command(*submit(shards, run, "--steps", 4000), PATH=cluster.path).returncode == 0
     wait_until(lambda: cluster.lines("tasks"))
-    cluster.send(signal.SIGUSR1)  # while they start
+    cluster.send(signal.SIGUSR1)  # while the ranks start
     assert cluster.wait(1) == ["138"]
-    assert "stopped before the first checkpoint; give the job more time" in (run / "slurm-7.log").read_text()
+    assert "stopped before the first checkpoint; give the job more --time" in (run / "slurm-7.log").read_text()
     assert not cluster.lines("requeued")
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_be_queued_again_says_so(
-    command: Run, shards: Path, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_failed_requeue_is_reported(command: Run, shards: Path, cluster: Cluster, tmp_path: Path) -> None:
     run = tmp_path / "run"
     (cluster.folder / "full").touch()
     assert command(*submit(shards, run, "--steps", 4000), PATH=cluster.path).returncode == 0
@@ -176,7 +174,7 @@ def test_a_job_that_cannot_be_queued_again_says_so(
     assert "error: job 7 cannot be queued again; submit it again to resume" in said
 
 
-def test_what_sbatch_is_told(command: Run, shards: Path, cluster: Cluster, tmp_path: Path) -> None:
+def test_options_of_sbatch(command: Run, shards: Path, cluster: Cluster, tmp_path: Path) -> None:
     (cluster.folder / "bin" / "started").write_text("#!/bin/sh\n")
 
     def options(*more: object, device: str = "auto", **environment: str) -> list[str]:
@@ -202,9 +200,7 @@ def test_what_sbatch_is_told(command: Run, shards: Path, cluster: Cluster, tmp_p
     assert typed == [*plain[:-1], "--partition=gpu", "--gpus-per-node=h100:8", "--comment=a b"]
 
 
-def test_mistakes_are_said_before_anything_is_submitted(
-    command: Run, shards: Path, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_mistakes_are_reported_before_submission(command: Run, shards: Path, cluster: Cluster, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = submit(shards, run)
 
@@ -212,7 +208,7 @@ def test_mistakes_are_said_before_anything_is_submitted(
         return sentence(command(*arguments, PATH=path))
 
     assert said(*job, path="/usr/bin:/bin") == (
-        "--scheduler slurm needs SLURM's commands, and there is no sbatch on this machine"
+        "--scheduler slurm needs sbatch, which this machine lacks; run this on a login node of the cluster"
     )
     assert said(*job, "--sbatch=--partition=nowhere") == (
         "sbatch rejects the job (invalid partition: nowhere); set its options with --sbatch"
@@ -225,7 +221,10 @@ def test_mistakes_are_said_before_anything_is_submitted(
     assert said("pretrain", "--scheduler", "pbs", "tiny").startswith(
         "unknown scheduler 'pbs'; available: slurm; or start"
     )
-    assert said("pretrain", "--sbatch=-p gpu", "tiny") == "--sbatch has no effect without --scheduler slurm"
+    assert (
+        said("pretrain", "--sbatch=-p gpu", "tiny")
+        == "--sbatch has no effect without --scheduler slurm; set it, or leave --sbatch out"
+    )
     assert said("pretrain", "--nodes", 4, "--gpus", 8, "tiny", "--preset", "e", "--out", "a b") == (
         "--nodes 4 needs --scheduler slurm; without one, type this on each machine, with --node-rank 0 to 3, "
         "and the name of the first machine and a free port as host:port: torchrun --nnodes 4 --node-rank 0 "
@@ -243,7 +242,7 @@ def test_help_shows_the_options_of_the_job(command: Run) -> None:
     assert sorted(order, key=text.index) == [*order]
 
 
-def test_what_make_submits(tmp_path: Path) -> None:
+def test_make_submits_the_job(tmp_path: Path) -> None:
     def made(*typed: str) -> str:
         return make("pretrain", "SIZE=tiny", *typed, stamp=tmp_path / "stamp").stdout.strip()
 

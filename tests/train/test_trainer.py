@@ -1,4 +1,4 @@
-"""The trainer's parts: schedule, optimiser, normalisation across ranks, signals, memory."""
+"""Parts of training: schedule, optimizer, batch norm across ranks, signals, memory."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ PAPER, TINY = SIZES["paper"][1], SIZES["tiny"][1]
 
 
 def trainer(settings: Pretrain, videos: int) -> Learner:
-    """A trainer of a small network with these settings, over so many videos."""
+    """A learner of a small network with these settings, over `videos` videos."""
     source = Source(np.arange(videos), np.full(videos, 100), 30)
     tree = Tree(settings.composition, source, settings.clip, 40, settings.seed)
     return Learner(replace(settings, network=TINY.network, device="cpu", precision="float32"), tree, DATA, CPU)
 
 
-def test_the_rate_is_that_of_the_published_schedule() -> None:
-    """Goyal et al.: from the rate of one GPU to that of all, over 10 epochs; then constant."""
+def test_the_schedule_is_the_published_one() -> None:
+    """Goyal et al.: 10 epochs of warm-up from the rate of one GPU to that of all, then constant."""
     one = trainer(PAPER, videos=512 * 7)
     at_epochs = [one.schedule.lr(7 * epoch) for epoch in range(100)]
     warm = [0.01, 0.073, 0.136, 0.199, 0.262, 0.325, 0.388, 0.451, 0.514, 0.577]
     assert np.allclose(at_epochs[:10], warm, rtol=1e-12) and np.allclose(at_epochs[10:], 0.64, rtol=1e-12)
     steps = np.array([one.schedule.lr(step) for step in range(one.schedule.steps)])
     assert one.schedule.steps == 700 and np.allclose(np.diff(steps[:71]), 0.063 / 7) and np.ptp(steps[70:]) == 0
-    few = trainer(replace(PAPER, batch_size=16), videos=16 * 7)  # two GPUs' worth
+    few = trainer(replace(PAPER, batch_size=16), videos=16 * 7)  # the batch of two GPUs
     assert np.allclose([few.schedule.lr(0), few.schedule.lr(35), few.schedule.lr(70)], [0.01, 0.015, 0.02])
-    fewer = trainer(replace(PAPER, batch_size=4), videos=28)  # less than one GPU's: nothing to warm up to
+    fewer = trainer(replace(PAPER, batch_size=4), videos=28)  # less than the batch of one GPU: no warm-up
     assert np.allclose([fewer.schedule.lr(0), fewer.schedule.lr(300)], 0.005)
 
 
@@ -65,7 +65,7 @@ def batch_settings(shards: Path) -> Pretrain:
     )  # fmt: skip
 
 
-def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings: Pretrain, index: Index) -> None:
+def test_a_step_is_sgd_with_momentum_weight_decay_and_lr(batch_settings: Pretrain, index: Index) -> None:
     tree = batch_settings.tree(index)
     one = Learner(batch_settings, tree, DATA, CPU)
     weights = {name: p.detach().clone() for name, p in one.model.named_parameters()}
@@ -81,7 +81,7 @@ def test_a_step_is_sgd_with_the_settings_momentum_decay_and_rate(batch_settings:
                 weights[name] = p.detach().clone()
 
 
-def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretrain, index: Index) -> None:
+def test_steps_use_the_rate_of_the_schedule(batch_settings: Pretrain, index: Index) -> None:
     optimization = replace(batch_settings.optimization, base_batch_size=1, warmup_epochs=1, lr_decay=0.5)
     settings = replace(batch_settings, optimization=optimization, steps=8)
     tree = settings.tree(index)
@@ -93,13 +93,13 @@ def test_the_rate_of_the_schedule_is_the_one_that_is_used(batch_settings: Pretra
     assert len({one.schedule.lr(step) for step in range(8)}) > 5
 
 
-def test_adamw_is_taken_where_it_is_asked_for() -> None:
+def test_adamw_is_used_if_set() -> None:
     (group,) = trainer(TINY, videos=64).optimizer.param_groups
     assert isinstance(trainer(TINY, videos=64).optimizer, torch.optim.AdamW)
     assert (group["betas"], group["weight_decay"]) == ((0.9, 0.999), 1e-2)
 
 
-def test_batch_norm_over_all_ranks_is_torchs_on_gpus_and_ours_elsewhere() -> None:
+def test_sync_batch_norm_is_torchs_on_gpus_and_ours_on_cpus() -> None:
     norms = torch.nn.modules.batchnorm._BatchNorm
     for device, kind in (("cuda", torch.nn.SyncBatchNorm), ("cpu", SyncBatchNorm)):
         model = GDT(TINY.network)
@@ -109,17 +109,17 @@ def test_batch_norm_over_all_ranks_is_torchs_on_gpus_and_ours_elsewhere() -> Non
         found = {name: module for name, module in after.named_modules() if isinstance(module, kind)}
         assert found.keys() == before.keys() and len(before) > 10
         assert all(torch.equal(value, state[name]) for name, value in after.state_dict().items())
-        assert all(found[name].weight is before[name].weight for name in before)  # which the optimiser may know already
+        assert all(found[name].weight is before[name].weight for name in before)  # the optimizer may hold it already
 
 
-def test_signals_are_remembered_for_a_while_and_then_what_they_were() -> None:
+def test_signals_are_remembered_and_handlers_restored() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
     with StopSignal() as stop:
         assert stop.signal == 0
         os.kill(os.getpid(), signal.SIGUSR1)
         assert stop.signal == signal.SIGUSR1
         os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGTERM)  # as where a launcher and a supervisor both tell
+        os.kill(os.getpid(), signal.SIGTERM)  # as when a launcher and a supervisor both send it
         assert stop.signal == signal.SIGTERM
     with pytest.raises(KeyboardInterrupt), StopSignal():
         os.kill(os.getpid(), signal.SIGINT)
@@ -128,11 +128,11 @@ def test_signals_are_remembered_for_a_while_and_then_what_they_were() -> None:
 
 
 @pytest.mark.parametrize("where", ["gdt.train.step.outcome", "gdt.pipeline.sources.video.affine"])
-def test_a_lack_of_memory_is_one_sentence_with_what_to_change(
+def test_out_of_memory_gives_one_message_with_what_to_change(
     batch_settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     def greedy(*arguments: object) -> None:
-        torch.empty(1 << 50)  # what torch really says where there is no memory
+        torch.empty(1 << 50)  # raises torch's real out-of-memory error
 
     monkeypatch.setattr(where, greedy)
     with pytest.raises(UserError, match=r"out of memory \(.*\); lower --loading.prefetch, .*--batch-size \(now 4\)"):

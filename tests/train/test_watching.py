@@ -1,4 +1,4 @@
-"""What a run tells while it trains, and that neither this nor saving makes it wait or changes it."""
+"""Logs and checkpoints of a run, which neither delay nor change it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def metrics(value: float) -> Metrics:
     return Metrics(torch.tensor(value), torch.tensor(0.5), torch.tensor(2.0))
 
 
-def test_a_report_comes_a_step_late_and_the_last_one_when_it_is_asked_for() -> None:
+def test_reports_come_one_step_late() -> None:
     reports = Reports(CPU)
     reports.loaded()
     assert reports.add(3, metrics(1.5), 0) is None
@@ -50,7 +50,7 @@ def test_a_report_comes_a_step_late_and_the_last_one_when_it_is_asked_for() -> N
     assert reports.last() is None
 
 
-def test_time_between_steps_is_not_counted_and_waiting_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_time_includes_data_wait_but_not_time_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("gdt.train.metrics.time.perf_counter", lambda: now[0])
     reports = Reports(CPU)
@@ -66,7 +66,7 @@ def test_time_between_steps_is_not_counted_and_waiting_is(monkeypatch: pytest.Mo
     assert HostMark().elapsed_time(HostMark()) == 0
 
 
-def test_every_step_is_logged_with_all_that_is_known(settings: Pretrain, tmp_path: Path) -> None:
+def test_every_step_is_logged_with_all_metrics(settings: Pretrain, tmp_path: Path) -> None:
     run = tmp_path / "run"
     pretrain(replace(settings, out=run))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -80,7 +80,7 @@ def test_every_step_is_logged_with_all_that_is_known(settings: Pretrain, tmp_pat
     assert start["ranks"] == 1
 
 
-def test_mfu_is_the_arithmetic_over_what_the_maker_states(settings: Pretrain, tmp_path: Path) -> None:
+def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path) -> None:
     run = replace(settings, out=tmp_path / "run")
     with Log(run, 0, run.schedule(1), 10, (3e12, 6e12)) as log:
         log.stepped(Report(0, Metrics(1.0, 0.5, 2.0), 0, seconds=2.0, waiting=0.5, memory=1.0))
@@ -88,7 +88,7 @@ def test_mfu_is_the_arithmetic_over_what_the_maker_states(settings: Pretrain, tm
     assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 5.0, 0.25, 3e-3)
 
 
-def test_weights_and_biases_get_the_same_figures(
+def test_weights_and_biases_get_the_same_metrics(
     settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: dict[int, dict[str, float]] = {}
@@ -107,7 +107,7 @@ def test_weights_and_biases_get_the_same_figures(
     assert started[0]["config"]["batch_size"] == 4
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [{"step": step} | metrics for step, metrics in told.items()] == rows
-    monkeypatch.setitem(sys.modules, "wandb", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(UserError, match="--wandb needs the package wandb; run 'pip install wandb'"):
         pretrain(replace(settings, out=tmp_path / "other", steps=3, wandb="mine"))
 
@@ -119,7 +119,7 @@ def test_a_trace_of_some_steps_is_written(settings: Pretrain, tmp_path: Path) ->
     assert any("convolution" in name for name in names)
 
 
-def test_a_checkpoint_is_written_beside_the_training_as_it_was_when_it_was_asked_for() -> None:
+def test_a_checkpoint_written_in_the_background_holds_the_state_at_its_start() -> None:
     written: list[float] = []
     go = threading.Event()
     value = torch.ones(3)
@@ -137,7 +137,7 @@ def test_a_checkpoint_is_written_beside_the_training_as_it_was_when_it_was_asked
     assert written == [3.0, 6.0]
 
 
-def test_a_disk_that_is_full_ends_the_run_and_keeps_the_checkpoint_before(
+def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(
     settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save = torch.save
@@ -151,9 +151,11 @@ def test_a_disk_that_is_full_ends_the_run_and_keeps_the_checkpoint_before(
         save(state, file)
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(UserError, match="checkpoint of step 4 cannot be written .*No space left on device.* before"):
+    with pytest.raises(
+        UserError, match="checkpoint of step 4 cannot be written .*No space left on device.* previous checkpoint"
+    ):
         pretrain(replace(settings, out=tmp_path, checkpoint_steps=2))
-    assert saved == [2, 4]  # it did not go on for long
+    assert saved == [2, 4]  # it stopped soon
     assert checkpoint.read(tmp_path / checkpoint.NAME)["step"] == 2
     assert not list(tmp_path.glob("*.partial"))
     monkeypatch.setattr(torch, "save", save)

@@ -1,4 +1,4 @@
-"""Weights from elsewhere, saved as others save them, against networks that are written here anew."""
+"""Foreign weights, saved as their programs save them, against independent implementations of the networks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def convolution(inputs: int, middle: int, outputs: int, stride: int = 1) -> nn.S
 
 
 class Residual(nn.Module):
-    """y = relu(x' + f(x)), in three dimensions as R(2+1)D has it or in two."""
+    """y = relu(x' + f(x)), in three dimensions as in R(2+1)D, or in two."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, flat: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Video(nn.Module):
 
 
 class Sound(nn.Module):
-    """resnet9 over one channel, with the classifier that nothing uses."""
+    """resnet9 over one channel, with an unused classifier."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Text(nn.Module):
 
 
 class Release(nn.Module):
-    """The published model: names, and what it computes."""
+    """The published model: parameter names and computation."""
 
     def __init__(self, text: bool = False) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Release(nn.Module):
 
 
 def random(network: nn.Module) -> nn.Module:
-    """In evaluation mode, its batch norms with statistics and weights of their own, so that each of them shows."""
+    """The network in evaluation mode; statistics and weights of its batch norms are random, so that each matters."""
     generator = torch.Generator().manual_seed(0)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d):
@@ -145,15 +145,15 @@ def random(network: nn.Module) -> nn.Module:
 
 
 class History(list):
-    """What a list may be a kind of."""
+    """A subclass of list, as files hold it."""
 
 
 class Table(dict):
-    """And a table."""
+    """A subclass of dict."""
 
 
 def saved(network: nn.Module, path: Path, prefix: str = "", legacy: bool = False) -> Path:
-    """As the release's script saves it: with the objects of its command line, optimiser, scheduler and meters."""
+    """Save as the release's script does: with objects of its command line, optimizer, scheduler and meters."""
     optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20])
     state = {
@@ -172,7 +172,7 @@ BANKS = torch.randn(2, 1, 40, 99, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.parametrize(("prefix", "legacy"), [("", False), ("module.", False), ("module.", True)])
-def test_the_published_model_gives_its_own_outputs(tmp_path: Path, prefix: str, legacy: bool) -> None:
+def test_published_weights_reproduce_the_outputs(tmp_path: Path, prefix: str, legacy: bool) -> None:
     release = random(Release())
     trained = load_model(saved(release, tmp_path / "gdt_K400.pth", prefix, legacy))
     assert str(trained.foreign) == (
@@ -187,10 +187,10 @@ def test_the_published_model_gives_its_own_outputs(tmp_path: Path, prefix: str, 
     assert trained.statistics is RELEASE and not trained.model.training
     assert np.allclose((np.array([0.0, 255.0]) - RELEASE.pixel_mean[0]) / RELEASE.pixel_std[0], [-2, 0.55 / 0.225])
     names = sum(1 for name in release.state_dict() if ".fc." not in name)
-    assert len(trained.model.state_dict()) == names == 312 - 2  # as many as the release's files hold, but for fc
+    assert len(trained.model.state_dict()) == names == 312 - 2  # as many as in the release's files, without fc
 
 
-def test_models_with_text_and_finetuned_ones_load_what_there_is_a_place_for(tmp_path: Path) -> None:
+def test_published_text_and_finetuned_models_load(tmp_path: Path) -> None:
     release = random(Release(text=True))
     trained = load_model(saved(release, tmp_path / "gdt_HT100M.pth"))
     assert trained.foreign.dropped == ("text_network.word_embd",) and trained.foreign.fresh == ()
@@ -206,7 +206,7 @@ def test_models_with_text_and_finetuned_ones_load_what_there_is_a_place_for(tmp_
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
 
 
-def test_torchvisions_weights_load_but_for_the_classifier(tmp_path: Path) -> None:
+def test_torchvisions_weights_load_without_the_classifier(tmp_path: Path) -> None:
     network = random(Video())
     torch.save(network.state_dict(), tmp_path / "r2plus1d_18-91a641e6.pth")
     trained = load_model(tmp_path / "r2plus1d_18-91a641e6.pth")
@@ -228,7 +228,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("function", [os.system, eval, exec])
-def test_what_would_run_does_not(tmp_path: Path, function: Any) -> None:
+def test_code_in_files_is_not_run(tmp_path: Path, function: Any) -> None:
     ran = tmp_path / "ran"
     told = f"touch {ran}" if function is os.system else f"open('{ran}', 'w')"
     state = {"model": random(Release()).state_dict(), "args": Evil(function, told)}
@@ -240,7 +240,7 @@ def test_what_would_run_does_not(tmp_path: Path, function: Any) -> None:
     assert not ran.exists()
 
 
-def test_what_does_not_fit_is_listed(tmp_path: Path) -> None:
+def test_differing_parameters_are_listed(tmp_path: Path) -> None:
     weights = random(Video()).state_dict()
     torch.save({name: value for name, value in weights.items() if "layer3" not in name}, tmp_path / "part.pth")
     with pytest.raises(UserError, match="part.pth holds another model: 54 parameters are missing .first: layer3"):
@@ -263,7 +263,7 @@ def run(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pretrain(replace(SIZES["tiny"][1], shards=shards, out=out, preset="e", batch_size=4, steps=2))
 
 
-def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
+def test_evaluation_uses_the_statistics_of_training(
     run: Path, index: Index, shards: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trained = load_model(run)
@@ -281,7 +281,7 @@ def test_a_model_is_evaluated_with_the_statistics_that_it_was_trained_with(
     assert [result.metrics for result in one] == [result.metrics for result in other] and len(one) == 3
 
 
-def test_a_damaged_checkpoint_of_ours_is_not_taken_for_another(run: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_not_read_as_foreign_weights(run: Path, tmp_path: Path) -> None:
     whole = run.read_bytes()
     place = whole.index(torch.load(run, weights_only=True)["model"]["mlp_v.block_forward.8.weight"].numpy().tobytes())
     (tmp_path / "x.pt").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
@@ -289,15 +289,15 @@ def test_a_damaged_checkpoint_of_ours_is_not_taken_for_another(run: Path, tmp_pa
         load_model(tmp_path / "x.pt")
 
 
-def test_damage_that_makes_parts_look_encrypted_is_one_sentence(run: Path, tmp_path: Path) -> None:
+def test_damage_that_looks_like_encryption_gives_one_message(run: Path, tmp_path: Path) -> None:
     whole = bytearray(run.read_bytes())
-    whole[whole.index(b"PK\x01\x02") + 8] |= 1  # the flags of the first part in the table of parts
+    whole[whole.index(b"PK\x01\x02") + 8] |= 1  # flags of the first part in the central directory
     (tmp_path / "x.pt").write_bytes(whole)
-    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: it is damaged or something else"):
+    with pytest.raises(UserError, match="x.pt cannot be read as a checkpoint: it is damaged or not a torch file"):
         load_model(tmp_path / "x.pt")
 
 
-def test_pretraining_starts_from_weights_that_are_named(
+def test_init_starts_from_the_given_weights(
     run: Path, shards: Path, index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = torch.load(run, weights_only=True)
@@ -308,27 +308,29 @@ def test_pretraining_starts_from_weights_that_are_named(
         init=tmp_path / "start.pt", optimization=Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
     began, now = load_model(run), load_model(pretrain(settings))
-    assert "start.pt: took video_network, mlp_v" in " ".join(capsys.readouterr().out.split())
+    assert "start.pt: loaded video_network, mlp_v" in " ".join(capsys.readouterr().out.split())
     for (name, one), (_, other) in zip(
         began.model.video_network.named_parameters(), now.model.video_network.named_parameters(), strict=True
     ):
         assert torch.allclose(one, other, atol=1e-8), name
     assert now.statistics.to_numbers() == state["statistics"] != index.statistics.to_numbers()
     assert torch.load(tmp_path / "run" / checkpoint.NAME, weights_only=True)["data"] == fingerprint(index)
-    pretrain(settings)  # goes on, to find that it is done
+    pretrain(settings)  # resumes, and finds that it is done
     torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
-    with pytest.raises(UserError, match="holds a run with another normalisation of its inputs: .*start.pt, from which"):
+    with pytest.raises(
+        UserError, match="holds a run with another normalisation of its inputs: --init .*start.pt has changed"
+    ):
         pretrain(settings)
     with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: .* are missing"):
         pretrain(replace(settings, out=tmp_path / "other", network=replace(settings.network, depth=2)))
 
 
-def test_random_parts_of_weights_from_elsewhere_are_not_taken() -> None:
+def test_random_parts_of_foreign_weights_are_not_copied() -> None:
     small = SIZES["tiny"][1].network
     model, start = GDT(small), random(GDT(small, ["video"]))
     head = {name: value.clone() for name, value in model.mlp_v.state_dict().items()}
     said = start_from(model, start, "r2plus1d_18.pth", ("mlp_v",))
-    assert said == "took video_network; random mlp_v, audio_network, mlp_a"
+    assert said == "loaded video_network; random mlp_v, audio_network, mlp_a"
     assert all(torch.equal(value, head[name]) for name, value in model.mlp_v.state_dict().items())
     weights = model.video_network.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in start.video_network.state_dict().items())

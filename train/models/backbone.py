@@ -1,4 +1,4 @@
-"""Base class of video networks; another one is a subclass in its own file and a line in `network.BACKBONES`."""
+"""Base class of video networks; to add one, subclass it and add a line to `network.BACKBONES`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Backbone(nn.Module):
     def parts(self) -> list[list[nn.Module]]:
         """Blocks of the stem and of each stage, which `maps` calls in this order.
 
-        Every block takes and returns one tensor: `cost.memory` hooks each to count its activations, and blocks of the
+        Every block maps one tensor to one tensor: `cost.memory` hooks each to count its activations, and blocks of the
         first `recomputed` parts are checkpointed one by one.
         """
         raise NotImplementedError

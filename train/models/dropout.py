@@ -11,7 +11,7 @@ _LAYER = 1 << 24
 
 
 class Dropout(nn.Dropout):
-    """torch's dropout, unless it gets keys of the leaves."""
+    """Dropout decided by keys of the leaves; torch's without keys."""
 
     def __init__(self, p: float, layer: int) -> None:
         """`layer` distinguishes the dropout layers of a network."""
@@ -35,7 +35,7 @@ def leaf_keys(seed: int, step: int, leaves: Tensor) -> Tensor:
 def uniform(keys: Tensor, first: int, count: int) -> Tensor:
     """Uniform numbers in [0, 1) from `keys` [n] and the indices first..first+count-1: float32 [n, count].
 
-    splitmix64 (Steele et al. 2014), whose integers overflow equally on every device.
+    splitmix64 (Steele et al. 2014), whose integer arithmetic is equal on every device.
     """
     indices = torch.arange(first + 1, first + 1 + count, device=keys.device)
     mixed = _mixed(_mixed(keys)[:, None] + indices[None] * _GAMMA)
@@ -56,5 +56,5 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift; torch's copies the sign."""
+    """Logical right shift; torch's own is arithmetic."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

@@ -26,7 +26,7 @@ class Head(nn.Module):
     def __init__(self, inputs: int, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.block_forward = nn.Sequential(
-            nn.Identity(),  # here and below: layers without weights that take an index in the release's names
+            nn.Identity(),  # here and below: keeps the layer numbers of the release
             Dropout(dropout, layer=0),
             nn.Linear(inputs, hidden, bias=False),
             nn.Identity(),
@@ -38,7 +38,7 @@ class Head(nn.Module):
         )
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """With `keys` of the leaves, int64 [n], dropout depends on them alone (see `leaf_keys`)."""
+        """With `keys` of the leaves, int64 [n], dropout depends only on them (see `leaf_keys`)."""
         for layer in self.block_forward:
             x = layer(x, keys) if isinstance(layer, Dropout) else layer(x)
         return functional.normalize(x if x.dtype == torch.float64 else x.float(), dim=1)
@@ -58,7 +58,7 @@ class Trunk(nn.Module):
 
 
 class VideoTrunk(Trunk):
-    """Takes clips of the loader, or floats [n, 3, frames, height, width]."""
+    """Video trunk for clips of the loader, or floats [n, 3, frames, height, width]."""
 
     base: Backbone
 
@@ -137,5 +137,5 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
                 f"{len(shapes)} have another shape (first: {name}, {list(weights[name].shape)} "
                 f"instead of {list(own[name].shape)})"
             )
-        raise UserError(f"{source} holds another model: {'; '.join(parts)}")
+        raise UserError(f"{source} holds another model: {'; '.join(parts)}; use weights of this network")
     model.load_state_dict(weights)

@@ -9,7 +9,7 @@ from gdt.common.errors import UserError, require_positive
 BACKBONES = {"r2plus1d": "gdt.train.models.r2plus1d.R2Plus1D"}
 """Video networks by name: module and class, a `models.backbone.Backbone`."""
 VIDEO_OPTIONS = ("stem", "stem_middle", "widths", "depth", "slim")
-"""Fields of `Network` that set up the video network; each uses those that its class names in `options`."""
+"""Fields of `Network` for video networks; each network uses those in its `options`."""
 
 
 @dataclass(frozen=True)

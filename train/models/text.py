@@ -11,7 +11,7 @@ from gdt.pipeline.sources.text import Words
 class TextNetwork(nn.Module):
     """Word vectors of n text clips to features [n, width]: linear, ReLU, maximum.
 
-    Unlike in the release, padding takes no part in the maximum.
+    Unlike in the release, padding is excluded from the maximum.
     """
 
     def __init__(self, dimensions: int = 300, width: int = 2048) -> None:
