@@ -37,7 +37,7 @@ class Data:
     fingerprint: str
     """Fingerprint of the shards."""
     statistics: Statistics
-    """Normalisation of the inputs, which later uses of the model repeat."""
+    """Normalisation of the inputs, stored for later uses of the model."""
     words: str = ""
     """Checksum of captions and word vectors; empty without text."""
 
@@ -146,7 +146,7 @@ def load_checked(path: Path) -> Any:
     except (MemoryError, Damaged):
         raise
     except zipfile.BadZipFile as error:
-        raise Damaged("it is truncated or not a torch file") from error
+        raise Damaged("it is damaged, truncated or not a torch file") from error
     except OSError as error:
         require_readable(path, error)  # else damaged bytes led to a bad offset
         raise Damaged(f"it is damaged or not a torch file ({first_line(error)})") from error

@@ -128,9 +128,8 @@ def watch_ranks(device: torch.device) -> Iterator[None]:
         raise
     except BaseException as error:
         if isinstance(error, RuntimeError):
-            time.sleep(
-                _SECONDS / 12
-            )  # a collective also fails if another rank has died; then the watch ends this process
+            # a collective also fails if another rank has died; then the watch ends this process
+            time.sleep(_SECONDS / 12)
         watch.end(f"error: {first_line(error)}")
         raise
     else:
