@@ -1,1 +1,1 @@
-"""Checkpoints to numbers and pictures."""
+"""Evaluation of checkpoints: protocols, tables, plots and reports."""

@@ -31,10 +31,10 @@ class Command(NamedTuple):
 
     settings: type
     run: str
-    """module:function that takes the settings and returns what to print. It is imported late, since torch and DALI take
-    seconds, which --help should not."""
+    """module:function that takes the settings and returns the text to print. Imported late, since torch and DALI take
+    seconds to import and --help should be fast."""
     message: str = "{0}"
-    """Format of what it returns."""
+    """Format of the returned value."""
     cleans_up: bool = False
     """Whether it stops its subprocesses and removes temporary files on SIGTERM; others end immediately."""
 

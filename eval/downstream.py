@@ -1,7 +1,7 @@
-"""Downstream evaluation: every model, protocol and fold gives one record, which is stored and not computed again.
+"""Downstream evaluation: one record per model, protocol and fold, which is stored and reused.
 
-The name of a record's file covers everything that could change it (weights, data, labels, settings). A call reuses the
-records that exist, and its tables include every model that was evaluated in the same way.
+The name of a record's file covers everything that could change it (weights, data, labels, settings). The tables
+include every model that was evaluated with the same settings, by this call or an earlier one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DEFAULT = Downstream(())
 
 
 def downstream(settings: Downstream) -> str:
-    """Evaluate what is missing and return the tables.
+    """Run the missing evaluations and return the tables.
 
     Raises UserError if the shards, their labels, a split, a fold or a checkpoint is missing or does not fit.
     """
@@ -43,7 +43,7 @@ def downstream(settings: Downstream) -> str:
         torch.set_num_threads(settings.threads)
     extracted: dict[str, tuple[Path, np.ndarray]] = {}  # shared by all columns of labels
     evaluations = [_plan(replace(settings, label=label), extracted) for label in settings.labels]
-    with explain_out_of_memory("take a smaller network; finished results are kept"):
+    with explain_out_of_memory("use a smaller network; finished results are kept"):
         for evaluation in evaluations:
             _run(evaluation)
     return _write_tables(evaluations) if settings.tables else ""
@@ -84,7 +84,7 @@ class Evaluation:
                         yield Job(model, protocol, fold, self.evaluator.out / model.folder / name)
 
     def records(self) -> Iterator[Record]:
-        """Records of all models that were evaluated in the same way, by this call or an earlier one."""
+        """Records of all models evaluated with the same settings, by this call or an earlier one."""
         for _, _, name in self.files:
             for path in sorted(self.evaluator.out.glob(f"*/{name}")):
                 yield from read(path)
@@ -117,7 +117,7 @@ def _plan(settings: Downstream, extracted: dict[str, tuple[Path, np.ndarray]]) -
 
 
 def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> list[str]:
-    """The protocols of --protocols, or the default ones that models and data fit."""
+    """The protocols of --protocols, or the default ones that suit the models and the data."""
     if settings.protocols:
         return [name for name in PROTOCOLS if name in settings.protocols]
     labelled = {*data.index.split[data.index.label != ""]}
@@ -141,7 +141,7 @@ def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> l
     if not chosen:
         raise UserError(
             f"there is nothing to evaluate: {data.index.folder} has no labels with a train and a test split, and no "
-            "model has two modalities that the videos have"
+            "model has two modalities that the videos have; evaluate a cross-modal model, or add labels"
         )
     return chosen
 
@@ -162,7 +162,7 @@ def _require_unseen(model: Model, data: Data, parts: Sequence[Fold]) -> None:
 
 
 def _file_name(evaluator: Evaluator, protocol: str, fold: Fold) -> str:
-    """File name of a record. It covers everything that could change it, except the weights: they name the folder."""
+    """File name of a record: covers all that could change it, except the weights, which are in the folder's name."""
     details = decisive_settings(evaluator.settings, protocol) | {"precision": _precision(evaluator)}
     if "word2vec" in PROTOCOLS[protocol].settings and evaluator.words is not None:
         details |= {"words": evaluator.words.checksum(), "captions": evaluator.index.shard_seal.tolist()}
@@ -180,7 +180,7 @@ def _run(evaluation: Evaluation) -> None:
     for job in evaluation.jobs():
         protocol = PROTOCOLS[job.protocol]
         if protocol.pairs and not settings.protocols and not _has_pairs(job.model, settings, evaluation.data):
-            print(f"{job.model.name} is skipped in {job.protocol}: it has no two modalities that the videos have")
+            print(f"{job.model.name} is skipped in {job.protocol}: the videos have fewer than two of its modalities")
         elif read(job.path):
             continue
         elif protocol.trains:
@@ -211,9 +211,9 @@ def _run_job(evaluation: Evaluation, job: Job) -> None:
 
 
 def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
-    """Run every job as a subprocess of one fold, or in this process with --jobs 1.
+    """Run every job in its own subprocess, or in this process with --jobs 1.
 
-    So the number of threads, and with it the last digits, do not depend on how many jobs are left.
+    So the number of threads, and with it the last digits, does not depend on the number of remaining jobs.
     """
     limit = job_limit(evaluation.evaluator.settings.jobs)
     if limit == 1:
@@ -253,7 +253,7 @@ def _command(evaluation: Evaluation, job: Job) -> list[str]:
 
 
 def _write_tables(evaluations: Sequence[Evaluation]) -> str:
-    """Write and return tables of all models that were evaluated in these ways, by this call or earlier ones."""
+    """Write and return the tables of all models evaluated with these settings, by this call or earlier ones."""
     out = evaluations[0].evaluator.out
     first, *others = [list(evaluation.records()) for evaluation in evaluations]
     # protocols without labels give the same records for every column of labels
@@ -264,7 +264,7 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
 
 
 def read(path: Path) -> list[Record]:
-    """The records in a file; none if it is missing, or, with a warning, damaged or of another version."""
+    """The records in a file; empty if it is missing, or (with a warning) damaged or of another version."""
     if not path.is_file():
         return []
     try:

@@ -1,4 +1,4 @@
-"""Shared by all plots: colours and markers, image files, and SVG for pages."""
+"""Colours and markers of all plots, image files, and SVG for pages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Key:
 
     colour: str
     marker: str
-    """Of matplotlib."""
+    """Matplotlib's name of the marker."""
     glyph: str
     """The marker as text, for legends in HTML."""
     name: str = ""
@@ -48,7 +48,7 @@ MOST = len(_COLOURS)
 
 
 def keys(names: list[str]) -> list[Key]:
-    """One for each name; from the eleventh on, colours repeat with other markers."""
+    """One key per name; from the eleventh on, colours repeat with other markers."""
     n = len(_COLOURS)
     return [Key(_COLOURS[k % n], *_SHAPES[(k + k // n) % n], name) for k, name in enumerate(names)]
 
@@ -77,4 +77,4 @@ def svg(key: str, description: str, draw: Callable[[Axes], None], size: tuple[fl
     inner = inner[head.end() :].replace(_INK, "currentColor")
     inner = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{key}-", inner).replace("xlink:href", "href")
     opening = f'<svg viewBox="{head[1]}" role="img" aria-label="{escape(description)}" class="plot">'
-    return Markup(opening + inner)  # safe: numbers and our own words only
+    return Markup(opening + inner)  # safe: only numbers and constant text

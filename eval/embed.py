@@ -105,15 +105,15 @@ class Features:
     start: np.ndarray
     """Start of the clip in seconds, float32 [n]; 0 for rows per video."""
     features: dict[str, np.ndarray]
-    """By modality, float32 [n, d]; NaN for videos that do not have it for the length of a clip."""
+    """By modality, float32 [n, d]; NaN for videos that lack the modality for the length of a clip."""
     metadata: dict[str, str]
     """Checkpoint, kind, clips and provenance."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """Files that could not be used, with reasons; not stored."""
+    """Skipped files with reasons; not stored."""
 
 
 def embed(settings: Embed) -> str:
-    """Write the file; returns a summary of what is in it and what was skipped.
+    """Write the file; returns a summary of its contents and of the skipped videos.
 
     Raises UserError if the checkpoint, the videos or the file cannot be used.
     """
@@ -156,7 +156,7 @@ def _next_steps(path: Path, rows: Features) -> list[str]:
 
 
 def features(settings: Embed, trained: Trained | None = None) -> Features:
-    """Compute features, with `trained` if the checkpoint was read already.
+    """Compute features; `trained` is the checkpoint, if it is already loaded.
 
     Raises UserError if the checkpoint or the videos cannot be used.
     """
@@ -200,7 +200,7 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
         if not source.is_dir() and not source.is_file():
             raise UserError(f"no file or folder {source}; set --source to videos")
         if source.is_file() and source.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{source} does not end like a video file; known: {', '.join(sorted(SUFFIXES))}")
+            raise UserError(f"{source} does not have the suffix of a video file; known: {', '.join(sorted(SUFFIXES))}")
         (links / f"{number}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
     single = len(settings.source) == 1 and settings.source[0].is_dir()
     root = settings.source[0] if single else links
@@ -221,7 +221,7 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
             raise
         path, reason = user_path(rejected[0]["path"]), rejected[0]["reason"]
         more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
-        raise UserError(f"no usable video: {path}: {reason}{more}") from error
+        raise UserError(f"no video can be used: {path}: {reason}{more}") from error
     paths = {item.id: user_path(str(item.path)) for item in folder.listing(root) if not isinstance(item, Missing)}
     skipped = [(user_path(row["path"]), row["reason"]) for row in read_rejected(shards)]
     if single:
@@ -283,7 +283,7 @@ def features_of(
 
 @contextlib.contextmanager
 def _for_evaluation(model: torch.nn.Module, device: torch.device) -> Iterator[None]:
-    """Move a model to a device in evaluation mode, and restore it afterwards: it may be in training."""
+    """Move a model to a device in evaluation mode, and restore it afterwards, as it may be training."""
     original, training = next(model.parameters()).device, model.training
     try:
         model.to(device).eval()
@@ -334,10 +334,10 @@ _WRITERS: dict[str, Callable[[BinaryIO, Features], None]] = {
 
 
 def read(path: str | Path) -> Features:
-    """Read features from .h5 or .npz. Raises UserError if the file holds anything else."""
+    """Read features from .h5 or .npz. Raises UserError for any other file."""
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"no file of features {path}; make one with 'gdt eval embed'")
+        raise UserError(f"no features file {path}; write one with 'gdt eval embed'")
     try:
         if path.suffix == ".npz":
             with np.load(path) as file:
@@ -352,4 +352,4 @@ def read(path: str | Path) -> Features:
         return Features(arrays["id"].astype(object), arrays["path"].astype(object), arrays["start"], values, metadata)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         reason = first_line(error)
-        raise UserError(f"{path} is no file of features ({reason}); make it with 'gdt eval embed'") from error
+        raise UserError(f"{path} is not a features file ({reason}); write one with 'gdt eval embed'") from error

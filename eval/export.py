@@ -11,7 +11,7 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_new_file, writing
 from gdt.train.models.network import Network
 
-if TYPE_CHECKING:  # --help does not wait for torch
+if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from gdt.train.checkpoint import Trained
 
 _SIZES = {
@@ -82,7 +82,7 @@ def _published(trained: Trained) -> dict[str, Any]:
         raise UserError(
             f"--format published needs {parts}, but these weights are only a trunk; set --format torchvision"
         )
-    # the published code prints the epoch and does nothing else with it
+    # the published code only prints the epoch
     statistics = trained.statistics.to_numbers()
     return {"model": trained.model.state_dict(), "epoch": 0, "step": trained.step, STATISTICS: statistics}
 
@@ -92,10 +92,10 @@ def _torchvision(trained: Trained) -> dict[str, Any]:
     from gdt.train.weights import STATISTICS
 
     if "video" not in trained.model.modalities:
-        raise UserError("--format torchvision needs a video network, but the model was trained without video")
+        raise UserError("--format torchvision needs a video network, but the model has none; set --format safetensors")
     _require_published_sizes(trained, "torchvision", ("video",), ())
     state: Any = trained.model.video_network.base.state_dict()
-    # torch keeps this metadata with a state, and other programs ignore it
+    # torch saves this metadata with the state, and other programs ignore it
     state._metadata[""][STATISTICS] = trained.statistics.to_numbers()
     return state
 

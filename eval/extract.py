@@ -1,4 +1,4 @@
-"""Features of videos, cached in files, and other outputs of networks."""
+"""Outputs of networks on videos, and features cached in files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Features:
     """Max-pooled output of the last residual block, for retrieval."""
 
     def positions(self, videos: np.ndarray) -> np.ndarray:
-        """Positions of some rows of the index."""
+        """Positions of rows of the index among these features."""
         return np.searchsorted(self.videos, videos)
 
 
@@ -62,7 +62,9 @@ def extract(
 ) -> Features:
     """Features of `clips` uniform centre-cropped clips per video. Raises UserError without a video network."""
     if not hasattr(trained.model, "video_network"):
-        raise UserError("the model was trained without video, so it has no video features; name another")
+        raise UserError(
+            "the model was trained without video, so it has no video features; set --ckpt to one with a video network"
+        )
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     index = trained.normalise(index)
     plans = uniform_plans(index, videos, clips, clip, augmentation, crops_per_plan=clips_per_batch)
@@ -93,7 +95,7 @@ def load_or_extract(
     """Read the features of some videos from a file, or extract them and write it.
 
     The file's name has to identify model, data and clips. If `whole`, another file and its videos, covers these videos,
-    they are taken from there instead.
+    their features are copied from it.
     """
     if (features := read(path, videos)) is not None:
         return features

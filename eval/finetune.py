@@ -41,7 +41,7 @@ STATE = "finetune.pt"
 WEIGHTS = "finetuned.pt"
 METRICS = "finetune.jsonl"
 _CLASSIFIER_SEED = 1 << 20
-"""Seed of the classifier's initial weights, distinct from the epochs' numbers."""
+"""Seed of the classifier's initial weights, distinct from the seeds of epochs."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Recipe:
         return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
 
     def describe(self) -> dict[str, str]:
-        """Everything that could change a number, in words, for logs and records."""
+        """Everything that could change a number, as text for logs and records."""
         a, low, high = self.augmentation, *self.augmentation.scale
         shape = f"random crops of frames of {low} to {high} pixels"
         if self.resized:
@@ -146,7 +146,7 @@ def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
 
 
 def describe_clip(clip: Clip) -> str:
-    """A clip in words."""
+    """Frames, stride and size of a clip as text."""
     every = f", every {clip.stride}-th" if clip.stride > 1 else ""
     return f"{clip.frames} frames{every}, {clip.size}x{clip.size}"
 
@@ -191,9 +191,14 @@ class Finetuning:
         self, trained: Trained, task: Task, recipe: Recipe, seed: int, fold: int, device: torch.device, folder: Path
     ) -> None:
         if not hasattr(trained.model, "video_network"):
-            raise UserError("the model was trained without video, so it cannot be finetuned; name another")
+            raise UserError(
+                "the model was trained without video, so it cannot be finetuned; set --ckpt to one with a video network"
+            )
         if len(task.classes) < 2:
-            raise UserError(f"finetuning needs at least two classes; there is only '{task.classes[0]}'")
+            raise UserError(
+                f"finetuning needs at least two classes; there is only '{task.classes[0]}'; set --label to another "
+                "column"
+            )
         self.recipe, self.task, self.device, self.folder = recipe, task, device, folder
         self._metadata = {
             STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings),
@@ -204,11 +209,11 @@ class Finetuning:
         self.batches = self._training.batches(len(task.train))
         if not self.batches:
             raise UserError(
-                f"{len(task.train)} training videos give less than a batch of {recipe.batch} clips; set "
+                f"{len(task.train)} training videos give fewer clips than a batch of {recipe.batch}; set "
                 f"--clips-per-epoch to {-(-recipe.batch // len(task.train))} or more"
             )
         self._seed(_CLASSIFIER_SEED)
-        base = copy.deepcopy(trained.model.video_network.base)  # other folds start from it
+        base = copy.deepcopy(trained.model.video_network.base)  # other folds start from the same weights
         model = Classifier(base, base.dim, len(task.classes)).to(device)
         self.model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         groups = [
@@ -258,7 +263,7 @@ class Finetuning:
         return {f"finetune top-{k}": metric for k, metric in of_videos.items()} | clip_wise
 
     def plans(self, first: int) -> Iterator[BatchPlan]:
-        """Training clips from an epoch on."""
+        """Training clips of epoch `first` and later."""
         task, recipe = self.task, self.recipe
         for epoch in range(first, recipe.epochs):
             seeds = (*self._seeds, epoch)
@@ -326,7 +331,7 @@ class Finetuning:
             ) from error
 
     def _resume(self) -> int:
-        """Load the saved state and return the next epoch; 0 if there is none or it does not fit."""
+        """Load the saved state and return the next epoch; 0 if there is no state or it does not match."""
         path = self.folder / STATE
         if not path.is_file():
             return 0
@@ -334,7 +339,7 @@ class Finetuning:
         with contextlib.suppress(Damaged, UserError, MemoryError):
             state = load_checked(path)
         if not isinstance(state, dict) or state.get("recipe") != json.dumps(asdict(self.recipe), default=str):
-            print(f"{path} is damaged or of another recipe; the run starts again")
+            print(f"{path} is damaged or of another recipe; finetuning restarts from the first epoch")
             return 0
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])

@@ -17,7 +17,7 @@ class Metric(NamedTuple):
 
     value: float
     chance: float = 0.0
-    """What guessing gives."""
+    """Value of random guessing."""
     answers: int = 0
     """Number of answers that it is a share of, or of videos."""
     spread: float = 0.0
@@ -55,8 +55,8 @@ def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric
 
     The interval is Wilson's with the effective number of answers: the number of independent ones that would have the
     variance of the videos' means (Korn and Graubard 1998), at most n m, and n if all or none are right. With
-    `cross_validated` probes, where every pair of videos counts twice, it is halved, as simulations on noise showed to
-    be needed.
+    `cross_validated` probes, where every pair of videos counts twice, it is halved, which simulations on noise showed
+    to be necessary.
     """
     n, answers = right.shape[0], right.size
     share = float(right.mean())
@@ -105,8 +105,8 @@ def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, f
 def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
     """Mean of `one` minus mean of `other` in points, with its 95 % interval over trainings (Welch).
 
-    Each needs two metrics or more. It says what other seeds would give on the same queries; its width is 0 if the seeds
-    of each do not differ.
+    Each needs at least two metrics. The interval covers other seeds on the same queries; its width is 0 if all seeds
+    agree.
     """
     points = float(np.mean([m.value for m in one]) - np.mean([m.value for m in other]))
     half = _welch(one, other)

@@ -1,4 +1,4 @@
-"""Nearest neighbours of a video, by video, by audio, or across the two."""
+"""Nearest neighbours of a video, within a modality or across the two."""
 
 from __future__ import annotations
 
@@ -69,44 +69,44 @@ def most_similar(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the k rows with the highest cosine to any query row, and the cosines, highest first.
 
-    `own` are the query's rows if `query` is `rows`, and are not searched; if it is empty, all rows of `query` are used.
-    Raises UserError if features are missing or their cosine has no meaning.
+    `own` are the query's rows if `query` is `rows`, and are excluded from the search; if it is empty, all rows of
+    `query` are used. Raises UserError if features are missing or cannot be compared.
     """
-    from gdt.eval.retrieval import unit  # scikit-learn takes a second to import
+    from gdt.eval.retrieval import unit  # scikit-learn is slow to import
 
     require_comparable(rows, query, by, among)
     if k < 1:
         raise UserError(f"k is {k}; it must be 1 or more")
-    asked, gallery = query.features[by], rows.features[among]
-    asked = asked[own] if len(own) else asked
-    asked = asked[~np.isnan(asked[:, 0])]
+    queries, gallery = query.features[by], rows.features[among]
+    queries = queries[own] if len(own) else queries
+    queries = queries[~np.isnan(queries[:, 0])]
     others = np.delete(np.arange(len(rows.id)), own)
     others = others[~np.isnan(gallery[others, 0])]
-    if not len(asked):
+    if not len(queries):
         raise UserError(f"the query has no {by} for the length of a clip; set --by to another modality")
     if not len(others):
-        raise UserError(f"no other video has {among} for the length of a clip")
-    similarity = (unit(gallery[others]) @ unit(asked).T).max(1)
+        raise UserError(f"no other video has {among} for the length of a clip; set --among to another modality")
+    similarity = (unit(gallery[others]) @ unit(queries).T).max(1)
     found = np.argsort(-similarity, kind="stable")[:k]
     return others[found], similarity[found]
 
 
 def require_comparable(rows: Features, query: Features, by: str, among: str) -> None:
-    """Raise UserError if the cosine of these features has no meaning."""
+    """Raise UserError if these features are missing or cannot be compared by cosine."""
     for name, each in ((by, query), (among, rows)):
         if name not in each.features:
-            raise UserError(f"there are no features of {name}; available: {', '.join(each.features)}")
+            raise UserError(f"there are no {name} features; available: {', '.join(each.features)}")
     one, other = query.metadata["kind"], rows.metadata["kind"]
     if one != other:
         raise UserError(f"{one} cannot be compared with {other}; embed both with the same --kind")
     if among != by and one != "embeddings":
         raise UserError("features of trunks cannot be compared across modalities; use --kind embeddings")
     if query.features[by].shape[1] != rows.features[among].shape[1]:
-        raise UserError("the features are of different models; embed both with the same one")
+        raise UserError("the features are of different models; embed both with the same checkpoint")
 
 
 def _embed_query(settings: Nearest, rows: Features) -> Features:
-    """Features of a video file, computed as those of the file of features."""
+    """Features of a video file, computed like those in the features file."""
     with tempfile.TemporaryDirectory() as folder:
         query = Embed(
             settings.ckpt or Path(rows.metadata["checkpoint"]), (Path(settings.query),), out=Path(folder) / "query.npz",

@@ -1,4 +1,4 @@
-"""Published results, which the tables show next to ours."""
+"""Published results, shown in the tables next to ours."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAPER: dict[str, dict[str, Reported]] = {
         },
     },
 }
-"""By data set and protocol: tables 3 and 4, and what the SEVERE benchmark measured of the published K-400 weights."""
+"""By data set and protocol: tables 3 and 4, and results of the SEVERE benchmark with the published K-400 weights."""
 TABLE_1 = {
     "a": (44.6, 11.8), "b": (36.9, 13.3), "c": (35.9, 15.3), "d": (37.8, 13.9), "e": (52.4, 21.8), "f": (58.8, 22.6),
     "g": (57.4, 23.5), "h": (59.9, 24.8), "i": (57.8, 26.1), "j": (58.7, 22.1), "k": (61.1, 25.4), "l": (61.4, 27.1),
@@ -51,11 +51,11 @@ TABLE_2 = {"a": 36.1, "b": 59.2, "c": 61.5, "d": 62.9, "e": 63.8, "f": 64.4, "g"
 SAMPLED: dict[str, dict[str, Reported]] = {
     "ucf101": {"finetune": {"SEVERE: GDT, K-400, 1,000 samples": {"finetune top-1": 77.8}}}
 }
-"""The same with --train-samples 1000."""
+"""Published results with --train-samples 1000."""
 
 
 def reported(dataset: str, protocols: Sequence[str], train_samples: int) -> Reported:
-    """Published results of some protocols, with as many training samples (0: all)."""
+    """Published results of some protocols with this number of training samples (0: all)."""
     rows: Reported = {}
     for protocol in protocols:
         sampled = train_samples and "train_samples" in PROTOCOLS[protocol].settings

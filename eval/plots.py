@@ -1,4 +1,4 @@
-"""Plots of records: rows of an ablation, and what models know of factors."""
+"""Plots of records: rows of an ablation, and factors in the features of models."""
 
 from __future__ import annotations
 
@@ -54,63 +54,62 @@ def _tick(preset: str, short: bool) -> str:
 
 
 def matrix(records: Sequence[Record]) -> Figure:
-    """Factors down, models across: how far embeddings and trunks move with each, and how well they tell it.
+    """Distance and probe accuracy of each factor (rows) in embeddings and trunks of models (columns).
 
-    The models may be of several calls, as the rows of an ablation. The first column of each panel is that of random
-    weights, the mean over those that the models with this row began with. Letters are promises, a ! one that is not
-    kept.
+    The models may be of several calls, such as the rows of an ablation. The first column of each panel is the mean over
+    the random weights that the models started from. Letters are promises; ! marks a broken one.
     """
     names = list(dict.fromkeys(map(row_name, records)))
     models = {model: {row_name(record): record for record in rows} for model, rows in by_model(records).items()}
     columns = 1 + len(models)
     figure = Figure(figsize=(3.2 + 2 * (0.5 + 0.62 * columns), 2.4 + 2 * 0.27 * len(names)), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
-    for row, told in zip(panels, (False, True), strict=True):
-        for axes, place in zip(row, (EMBEDDING, TRUNK), strict=True):
-            title = f"decodability: told from the {place}, %" if told else f"invariance: {place} moves"
+    for row, decode in zip(panels, (False, True), strict=True):
+        for axes, layer in zip(row, (EMBEDDING, TRUNK), strict=True):
+            title = f"probe accuracy, {layer}, %" if decode else f"distance, {layer}"
             axes.set_title(title, fontsize=9)
-            _draw(axes, list(models.values()), names, place, told)
+            _draw(axes, list(models.values()), names, layer, decode)
     for axes in panels[1]:
         axes.set_xticks(range(columns), ["random", *models], fontsize=7, rotation=90)
     for axes in panels[:, 0]:
         axes.set_yticks(range(len(names)), names, fontsize=7)
     figure.suptitle(
-        "d distinctive, i invariant, · not varied, ! not kept\n"
-        "moves: 0 ignores the factor, 1 as far as another video; told: from chance (white) to 100 %", fontsize=8,
+        "d distinctive, i invariant, · not varied, ! broken promise\n"
+        "distance: 0 ignores the factor, 1 as far as another video; accuracy: from chance (white) to 100 %", fontsize=8,
     )  # fmt: skip
     return figure
 
 
-def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str], place: str, told: bool) -> None:
-    own, of_random = (ACCURACY, ACCURACY_RANDOM) if told else (DISTANCE, DISTANCE_RANDOM)
+def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str], layer: str, decode: bool) -> None:
+    own, of_random = (ACCURACY, ACCURACY_RANDOM) if decode else (DISTANCE, DISTANCE_RANDOM)
     shade = np.full((len(names), 1 + len(models)), np.nan)
     for y, name in enumerate(names):
         rows = [of.get(name) for of in models]
-        random = [found for row in rows if (found := _number(row, place, of_random)) is not None]
+        random = [found for row in rows if (found := _number(row, layer, of_random)) is not None]
         cells = [(tuple(np.mean(random, axis=0)) if random else None, "")]
         for row in rows:
-            factor = factor_of(row) if row and place == EMBEDDING else None
+            factor = factor_of(row) if row and layer == EMBEDDING else None
             sign = _SIGNS[factor.promise] + "!" * (factor.kept is False) if factor else ""
-            cells.append((_number(row, place, own), sign))
+            cells.append((_number(row, layer, own), sign))
         for x, (found, sign) in enumerate(cells):
             if found is None:
                 axes.text(x, y, "—", ha="center", va="center", fontsize=6, color="#999999")
                 continue
             value, shade[y, x] = found
-            number = f"{value:.0f}" if told else f"{value:.2f}"
+            number = f"{value:.0f}" if decode else f"{value:.2f}"
             colour = "white" if shade[y, x] > 0.6 else "black"
             weight = "bold" if "!" in sign else "normal"
             axes.text(
                 x, y, f"{number} {sign}".strip(), ha="center", va="center", fontsize=6, color=colour, weight=weight
             )
-    axes.imshow(shade, cmap="Greens" if told else "Blues", vmin=0, vmax=1.1, aspect="auto")
+    axes.imshow(shade, cmap="Greens" if decode else "Blues", vmin=0, vmax=1.1, aspect="auto")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 
 
-def _number(record: Record | None, place: str, name: str) -> tuple[float, float] | None:
-    """What stands in a cell, and how dark it is, 0 to 1."""
-    metric = metrics_at(place, record).get(name) if record else None
+def _number(record: Record | None, layer: str, name: str) -> tuple[float, float] | None:
+    """The number in a cell and its shade, 0 to 1."""
+    metric = metrics_at(layer, record).get(name) if record else None
     if metric is None:
         return None
     if name in (ACCURACY, ACCURACY_RANDOM):

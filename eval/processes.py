@@ -23,7 +23,7 @@ def job_limit(jobs: int) -> int:
     """Number of parallel jobs; 0 gives one per GPU, or one per core. Raises UserError if there are fewer GPUs."""
     gpus = torch.cuda.device_count()
     if gpus and jobs > gpus:
-        raise UserError(f"--jobs is {jobs}, but there are {gpus} GPUs")
+        raise UserError(f"--jobs is {jobs}, but only {gpus} GPUs are visible; set it to {gpus} or less")
     return jobs or gpus or len(os.sched_getaffinity(0))
 
 
@@ -33,8 +33,8 @@ def run_parallel(
 ) -> Iterator[T]:  # fmt: skip
     """Call `run(job, gpu)` for every job, `limit` in parallel, and yield each finished job.
 
-    `watch` is called every second. After an error, which is printed immediately, no job starts, and it is raised when
-    the running ones have ended. `end` is called before waiting for them, also after an interrupt.
+    `watch` is called every second. After an error, which is printed immediately, no more jobs start; it is raised
+    when the running ones have ended. `end` is called before waiting for them, also after an interrupt.
     """
     gpus: queue.Queue[str] = queue.Queue()
     for gpu in visible_gpus() or [""] * limit:

@@ -16,14 +16,14 @@ from gdt.pipeline.shards.index import Index
 from gdt.train.settings import METRICS, Pretrain
 
 _SECONDS = 8.0
-"""Between two updates without a terminal, so that logs are never silent for 10 seconds."""
+"""Seconds between updates without a terminal, so that logs are never silent for 10 seconds."""
 
 
 class Progress:
     """Progress bar with the steps of all runs and the losses of those that are running."""
 
     def __init__(self, runs: Mapping[Path, Pretrain], what: str = "pretrain", more: int = 0, over: int = 0) -> None:
-        """`runs` are settings by folder. `more` steps belong to runs that are added by `follow`; `over` are done."""
+        """`runs` are settings by folder. `more`: steps of runs that `follow` will add; `over`: steps already done."""
         self._logs: dict[Path, LogReader] = {}
         self._steps: dict[Path, int] = {}
         self._status: dict[Path, str] = {}

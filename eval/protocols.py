@@ -35,7 +35,7 @@ SHOTS = (1, 5, 20)
 _DRAWS = 20
 """Random choices of shots that few-shot accuracies are averaged over."""
 FORMAT = 2
-"""Raise it when the same settings give other numbers."""
+"""Increase it when the same settings give different numbers."""
 _IN_FOLD = ("label", "folds", "gallery_per_class", "word2vec")
 """Settings that the digests of the fold and of the word vectors cover."""
 
@@ -45,11 +45,11 @@ class Evaluated(NamedTuple):
 
     metrics: dict[str, Metric]
     how: dict[str, str]
-    """Details that could change the numbers, in words."""
+    """Details that could change the numbers, as text."""
     fold: Fold
     """Videos that were evaluated."""
     clip: Clip
-    """Clip that the network was given."""
+    """Clip of the network's input."""
 
 
 @dataclass
@@ -216,7 +216,7 @@ class Protocol:
     pairs: bool = False
     """Whether it needs a model and videos with two modalities."""
     trains: bool = False
-    """Whether it trains a network, in a process of its own."""
+    """Whether it trains a network, in its own process."""
 
 
 _LABELS = ("label", "folds", "gallery_per_class")
@@ -261,5 +261,5 @@ def decisive_settings(settings: Downstream, protocol: str) -> dict[str, object]:
 
 
 def short_digest(values: object) -> str:
-    """Ten hex digits for file names, from values that JSON can hold."""
+    """Digest of JSON values for file names: ten hex digits."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

@@ -1,6 +1,6 @@
 """Records of evaluation: metrics, and everything that decides them.
 
-All commands write them, and all tables, plots and pages are made from them. A file holds a list of records as JSON.
+All commands write records; all tables, plots and pages read them. A file holds a list of records as JSON.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Factor:
     network: str
     """Modality of the network, or both for the factor that is the modality."""
     values: tuple[str, ...]
-    """Values of the factor, in words."""
+    """Names of the factor's values."""
     promise: Promise
     """What the composition promises of the factor."""
     kept: bool | None
     """Whether the embedding keeps the promise; None without a promise."""
     against: str
-    """Evidence against it, in words."""
+    """Evidence against it, as text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Record:
     weights: str
     """Digest of the weights, the statistics of their inputs, the clip and the crops."""
     checkpoint: Path
-    """Checkpoint; for random weights that of the same network."""
+    """Checkpoint; for random weights, that of the same network."""
     preset: str
     """Name of the preset, custom factors, kind of weights, or RANDOM."""
     step: int
@@ -65,16 +65,16 @@ class Record:
     pretraining: Pretrain
     dataset: str
     shards: Path
-    """Folder."""
+    """Folder of shards."""
     data: str
     """Fingerprint of the shards, without regard to folds."""
     query_split: str
     clips: int
-    """Clips per video; of a factor, clips per network, of all values."""
+    """Clips per video; for factors, clips per network over all videos and values."""
     queries: int
     """Number of evaluated videos."""
     metrics: dict[str, Metric]
-    """By name, which heads the column of a table."""
+    """By name, which is also the heading of its column in tables."""
     settings: dict[str, Any]
     """Settings of the command as JSON; see `settings_as`."""
     provenance: Provenance
@@ -91,7 +91,7 @@ class Record:
     classes: int = 0
     """Classes of the gallery; 0 without labels."""
     how: dict[str, str] = field(default_factory=dict)
-    """Other details that could change the numbers, in words: clips, precision, recipe."""
+    """Other details that could change the numbers, as text: clips, precision, recipe."""
     factor: Factor | None = None
     videos: tuple[str, ...] = ()
     """Ids of the videos of `per_video`."""
@@ -111,12 +111,12 @@ def write(path: Path, records: Sequence[Record]) -> None:
 
 
 def read(path: Path) -> list[Record]:
-    """Read a file of records. Raises UserError if it holds anything else."""
+    """Read a file of records. Raises UserError for any other file."""
     return parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
 
 
 def parse(text: str, source: str) -> list[Record]:
-    """Parse the text of a file of records. Raises UserError naming `source` if it is anything else."""
+    """Parse the text of a file of records. Raises UserError naming `source` for any other text."""
     try:
         values = json.loads(text)
         if not isinstance(values, list):
@@ -129,7 +129,7 @@ def parse(text: str, source: str) -> list[Record]:
 
 
 def settings_of(settings: Any) -> dict[str, Any]:
-    """Settings of a command as `Record.settings` holds them."""
+    """Settings of a command as stored in `Record.settings`."""
     plain: dict[str, Any] = json.loads(serialization.to_json(settings))
     return plain
 

@@ -16,7 +16,7 @@ from gdt.eval.metrics import Metric, share
 
 def nearest(query: np.ndarray, gallery: np.ndarray, k: int) -> np.ndarray:
     """The k nearest rows of the gallery [g, dim] by cosine, nearest first: int64 [q, min(k, g)], in bounded memory."""
-    # distances of unit vectors are ordered as their cosines are, and scikit-learn is fast at distances
+    # distances of unit vectors have the order of their cosines, and scikit-learn is faster with distances
     neighbours = NearestNeighbors(n_neighbors=min(k, len(gallery)), algorithm="brute").fit(unit(gallery))
     found: np.ndarray = neighbours.kneighbors(unit(query), return_distance=False)
     return found
@@ -65,7 +65,9 @@ def linear_probe(
     """
     classes, train_class = np.unique(train_label, return_inverse=True)
     if len(classes) < 2:
-        raise UserError(f"a linear probe needs at least two classes; there is only '{classes[0]}'")
+        raise UserError(
+            f"a linear probe needs at least two classes; there is only '{classes[0]}'; set --label to another column"
+        )
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, train_class)
     scores = probe.decision_function(query)
     if len(classes) == 2:
@@ -82,7 +84,7 @@ def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
 def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Metric]:
     """Share of rows whose target is among the k highest scores [n, classes], for k below the number of classes.
 
-    Of equal scores the first class counts as higher. A target of -1, an unknown class, is never right.
+    Ties go to the first class. A target of -1, an unknown class, is never right.
     """
     classes = scores.shape[1]
     order = np.argsort(-scores, axis=1, kind="stable")

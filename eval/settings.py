@@ -85,7 +85,9 @@ class Downstream:
         counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "jobs")
         require_positive(self, "", *counts, least=0)
         if self.lr < 0 or not self.linear_c > 0:
-            raise UserError("--lr must be 0 or more and --linear-c above 0")
+            raise UserError(
+                f"--lr is {self.lr:g} and --linear-c is {self.linear_c:g}; --lr must be 0 or more, --linear-c above 0"
+            )
         if min(self.folds, default=1) < 1:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
         if self.protocols:
@@ -102,7 +104,7 @@ class Downstream:
             changed = getattr(self, name) != default[name]
             if changed and name not in _ALWAYS_ACCEPTED and not set(protocols) & set(self.protocols):
                 raise UserError(
-                    f"--{name.replace('_', '-')} has no effect on {', '.join(self.protocols)}; it is a setting of "
+                    f"--{name.replace('_', '-')} has no effect on {', '.join(self.protocols)}; it applies only to "
                     f"{' and '.join(protocols)}"
                 )
 

@@ -68,11 +68,11 @@ class ShowBatch:
         if not self.factors and self.preset != "help":
             presets.preset(self.preset)
         if self.out is not None and self.out.suffix != ".png":
-            raise UserError(f"--out is {self.out}; the picture's name must end in .png")
+            raise UserError(f"--out is {self.out}; its name must end in .png")
 
 
 def show_batch(settings: ShowBatch) -> Path:
-    """Draw the leaves of the first video of a batch as the network gets them, without normalisation."""
+    """Draw the leaves of a batch's first video: the network's inputs without normalisation."""
     import torch
 
     from gdt.eval.drawing import save
@@ -101,7 +101,7 @@ def show_batch(settings: ShowBatch) -> Path:
 def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words: Sequence[str] = ()) -> Figure:
     """One row per leaf of the batch's first video: some of its frames, its spectrogram, or its text.
 
-    Above each row: the leaf's values, and what it attracts and repels; below: times in the video.
+    Above each row: the leaf's values, and the leaves it attracts and repels; below: times in the video.
     """
     from matplotlib.figure import Figure
 
@@ -134,7 +134,7 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
 
 
 def describe_leaves(batch: Batch, tree: Tree) -> list[tuple[str, str]]:
-    """The values of every leaf of the batch's first video, and what it attracts and repels."""
+    """The values of every leaf of the batch's first video, and the leaves it attracts and repels."""
     columns, video = batch.plan.columns, batch.plan.leaves.video
     leaves = _of_first_video(batch)
     own = {name: values[leaves] for name, values in columns.items()}
@@ -157,7 +157,7 @@ def _of_first_video(batch: Batch) -> np.ndarray:
 
 
 def _partners(verb: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray) -> str:
-    """The numbers of leaves of the first video, and how many leaves of each other video."""
+    """Numbers of the chosen leaves of the first video, and their count in every other video."""
     first = video == video[0]
     numbers = ", ".join(map(str, sorted(leaf[chosen & first].tolist())))
     counts = {int(chosen[video == other].sum()) for other in np.unique(video[~first])} - {0}

@@ -1,4 +1,4 @@
-"""`gdt eval show-tree`: the sampling tree of a composition, with what each leaf attracts and repels."""
+"""`gdt eval show-tree`: the sampling tree of a composition, and the leaves that attract and repel each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SECONDS = 10
 """Length of the imaginary videos."""
 _FPS = 30
 _MAX_LEAVES = 256
-"""In a legible picture."""
+"""Maximum number of leaves in a legible picture."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class ShowTree:
 
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
-            raise UserError(f"--out is {self.out}; the picture's name must end in .png, .svg or .pdf")
+            raise UserError(f"--out is {self.out}; its name must end in .png, .svg or .pdf")
         if self.videos > self.batch_size:
             raise UserError(f"--videos is {self.videos}; it must be at most --batch-size {self.batch_size}")
         if self.videos < 2:
@@ -78,7 +78,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
             *(_describe(factor) for factor in batch.factors), "",
             f"a batch of {batch.batch_size} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
             f"attracts {attracted} and repels {repelled}", "",
-            f"{settings.videos} imaginary videos of {_SECONDS} s, and what leaf 0 does to the other leaves:", "",
+            f"{settings.videos} imaginary videos of {_SECONDS} s, and how leaf 0 relates to the other leaves:", "",
             *drawing.lines(),
         ]
     )  # fmt: skip
@@ -86,7 +86,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
 
 
 def partners(composition: Composition) -> tuple[str, str]:
-    """How many leaves of a batch each leaf attracts and repels; a range if leaves differ."""
+    """The numbers of leaves in a batch that each leaf attracts and repels; ranges if leaves differ."""
     columns = toy(composition).plan(0, 0).columns
     own = {name: values[: len(columns["leaf"]) // composition.batch_size] for name, values in columns.items()}
     c, w = (f(composition.factors, own, columns) for f in (contrast, weight))
@@ -140,7 +140,7 @@ class TreeDrawing:
         return int(np.prod([factor.k for factor in self.factors[level + 1 :]], dtype=int))
 
     def lines(self) -> list[str]:
-        """One line per branch; at leaves also the leaf and what leaf 0 does to it."""
+        """One line per branch; lines of leaves also have the leaf's number and its relation to leaf 0."""
         lines = []
         for leaf in range(self.n):
             for level, factor in enumerate(self.factors):
@@ -157,12 +157,12 @@ class TreeDrawing:
         return lines
 
     def _stem(self, leaf: int, level: int) -> str:
-        """The line beside a leaf that leads to a later branch of a level, if any."""
+        """The line left of a leaf that leads to a later branch of a level, if any."""
         below = self.leaves_below(level)
         return "  " if leaf // below % self.factors[level].k == self.factors[level].k - 1 else "│ "
 
     def picture(self, title: str) -> Figure:
-        """The tree, one row per leaf, beside the matrix of relations."""
+        """The tree, one row per leaf, next to the matrix of relations."""
         from matplotlib.figure import Figure
 
         height = max(3.0, 0.28 * self.n + 1.2)
@@ -173,9 +173,9 @@ class TreeDrawing:
             rows, columns = np.nonzero(self.relation == name)
             matrix.scatter(columns, rows, s=150, c=colour, marker="s", linewidths=0, label=f"{name} it")
         matrix.set_xlim(-0.6, self.n - 0.4)
-        matrix.set_ylim(tree.get_ylim())  # rows beside their leaves
+        matrix.set_ylim(tree.get_ylim())  # rows next to their leaves
         matrix.set_axis_off()
-        matrix.text(-0.5, -1.4, "what the leaf of a row does to the leaf of a column", fontsize=8, va="bottom")
+        matrix.text(-0.5, -1.4, "relation of a row's leaf to a column's leaf", fontsize=8, va="bottom")
         matrix.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
         figure.suptitle(title, fontsize=11)
         return figure

@@ -99,7 +99,7 @@ class Fold:
     number: int
     """Official fold; 0 for the splits of the data set."""
     gallery: np.ndarray
-    """Videos to search or to learn from: rows of the index, int64."""
+    """Videos to search or to train on: rows of the index, int64."""
     queries: np.ndarray
     """Videos to evaluate: rows of the index, int64."""
     gallery_label: np.ndarray
@@ -127,7 +127,7 @@ def describe(model: Model, fold: Fold) -> str:
 
 
 def models(settings: Downstream, first: Trained) -> Iterator[Model]:
-    """Random weights and the checkpoints, as --random-weights says; `first` is the first checkpoint."""
+    """Random weights and the checkpoints, selected by --random-weights; `first` is the first checkpoint."""
     if settings.random_weights != "exclude":
         yield Model(RANDOM, settings.ckpt[0], first.untrained(), True)
     if settings.random_weights == "only":
@@ -140,7 +140,7 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
 
 
 def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
-    """Models with unique names, by adding digests where needed; `first` is the first of them."""
+    """Models with unique names, with a digest if needed; `first` is the first of them."""
     loaded = [
         Model(name_of(path), path, load_model(path) if k else first, False)
         for k, path in enumerate(dict.fromkeys(paths))
@@ -163,7 +163,10 @@ def _fold(settings: Downstream, index: Index, query_split: str, number: int) -> 
     index = index.fold(number) if number else index
     gallery, queries = (_labelled(index, split) for split in (settings.gallery_split, query_split))
     if len(both := np.intersect1d(gallery, queries)):
-        raise UserError(f"'{index.id[both[0]]}' and {len(both) - 1} more videos are both in the gallery and queries")
+        raise UserError(
+            f"'{index.id[both[0]]}' and {len(both) - 1} more videos are in both gallery and queries; "
+            "check the splits of your labels"
+        )
     if most := settings.gallery_per_class:
         rng = np.random.Generator(np.random.Philox(settings.seed))
         groups = [gallery[index.label[gallery] == label] for label in np.unique(index.label[gallery].astype(str))]
@@ -187,7 +190,7 @@ def held_out(index: Index, split: str) -> Fold:
     if not len(videos):
         raise UserError(
             f"{index.folder} has no held-out videos (split '{split}'); run the same 'make preprocess' command with "
-            'ARGS="--test 0.1", which decodes nothing again, then pretrain again: existing checkpoints were trained on '
+            'ARGS="--test 0.1" (nothing is decoded again), then pretrain again: existing checkpoints were trained on '
             "all videos"
         )
     none = np.zeros(0, np.int64)
@@ -195,24 +198,24 @@ def held_out(index: Index, split: str) -> Fold:
 
 
 def subsample(fold: Fold, samples: int, seed: int) -> Fold:
-    """Draw `samples` of the training videos at random; 0 takes all."""
+    """Draw `samples` training videos at random; 0: all."""
     if not samples:
         return fold
     if samples > len(fold.gallery):
-        raise UserError(f"--train-samples is {samples}, but there are {len(fold.gallery)} training videos")
+        raise UserError(f"--train-samples is {samples}, but there are only {len(fold.gallery)} training videos")
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, fold.number])))
     chosen = np.sort(rng.choice(len(fold.gallery), samples, replace=False))
     return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])
 
 
 def open_index(dataset: str, folder: Path) -> Index:
-    """Open shards. Raises UserError if results are published for `dataset` and the shards were made of another."""
+    """Open shards. Raises UserError if results are published for `dataset` and the shards are of another."""
     index = Index.open(folder)
     source = index.settings.get("dataset", dataset)
     if dataset in PAPER and source != dataset:
         raise UserError(
-            f"the shards in {folder} were made of the data set '{source}', not '{dataset}'; set --shards to the right "
-            f"folder, or make them with 'make preprocess DATASET={dataset} SOURCE=<your videos>'"
+            f"the shards in {folder} were made from the data set '{source}', not '{dataset}'; set --shards to the "
+            f"right folder, or make them with 'make preprocess DATASET={dataset} SOURCE=<your videos>'"
         )
     return index
 

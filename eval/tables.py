@@ -27,7 +27,7 @@ Groups = Mapping[str, Sequence[Record]]
 
 @dataclass(frozen=True)
 class Table:
-    """Records side by side."""
+    """A table of records."""
 
     groups: Groups
     lines: Lines
@@ -101,7 +101,7 @@ def metrics_of(records: Sequence[Record], column: str) -> list[Metric]:
 
 
 def format_cell(metrics: Sequence[Metric]) -> str:
-    """One value with its 95 % interval, or the mean of several with the lowest and highest; empty without any."""
+    """One value with its 95 % interval, or the mean of several with the lowest and highest; empty for no values."""
     if not metrics:
         return ""
     values = [each.value for each in metrics]
@@ -136,7 +136,7 @@ def _heading(column: str) -> str:
 
 
 def verdicts(groups: Groups) -> list[str]:
-    """Whether each group differs from random weights, by the first metric of every protocol, a sentence each."""
+    """A sentence per group and protocol: whether its first metric differs from random weights."""
     sentences = []
     untrained = [each for group in groups.values() for each in group if each.preset == RANDOM]
     for name, records in groups.items():
@@ -159,7 +159,7 @@ def _verdict(points: float, low: float, high: float) -> str:
 
 
 def report(parts: Sequence[Iterable[Record]], out: Path) -> str:
-    """Tables of records as text, where each part was evaluated in one way; written to `out` with LaTeX, CSV, JSON."""
+    """Tables of records as text, for each part (evaluated in one way); writes text, LaTeX, CSV and JSON to `out`."""
     ordered = [_sorted(records) for records in parts]
     tables = [table for records in ordered for table in build_tables(records)]
     text = "\n\n".join(map(str, tables))
@@ -171,7 +171,7 @@ def report(parts: Sequence[Iterable[Record]], out: Path) -> str:
 
 
 def build_tables(records: Iterable[Record]) -> list[Table]:
-    """Tables of records that were evaluated in one way, with published results and notes."""
+    """Tables of records that were evaluated with the same settings, with published results and notes."""
     records, tables = _sorted(records), []
     for name in dict.fromkeys(protocol.table for protocol in PROTOCOLS.values()):
         protocols = [protocol.name for protocol in PROTOCOLS.values() if protocol.table == name]
@@ -183,7 +183,7 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
         others = {} if first.label else reported(first.dataset, protocols, samples)
         notes = _caption(groups) + verdicts(groups)
         if any(column in values for values in others.values() for column in columns(groups)):
-            notes.append("published results are for the networks, clips and all classes of their authors")
+            notes.append("published results are with their authors' networks, clips and all classes")
         tables.append(Table(groups, table_lines(groups, f"% on {first.query_split}", others), notes))
     return tables
 
@@ -242,7 +242,7 @@ def _details(records: Sequence[Record], protocol: str) -> str:
 
 
 def _in_plain_words(row: Record) -> str:
-    """The first cross-modal metric as a sentence for anybody."""
+    """The first cross-modal metric as a plain sentence."""
     column, metric = next(iter(row.metrics.items()))
     query, _, gallery, _ = column.split()
     nouns = {"video": "frames", "audio": "sound", "text": "words"}

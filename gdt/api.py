@@ -59,7 +59,7 @@ class Preprocessed:
 
     shards: Path
     videos: int
-    """Videos, listed ones without a file included."""
+    """Number of videos, including listed ones without a file."""
     kept: int
     """Videos in the shards."""
     skipped: dict[str, int]
@@ -87,16 +87,16 @@ class Pretrained:
     checkpoint: Path
     steps: int
     loss: float
-    """Of the last step."""
+    """Loss of the last step."""
     top1: float
-    """Of the last step: share of leaves whose most similar leaf is a positive."""
+    """Share of leaves whose most similar leaf is a positive, in the last step."""
 
 
 def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretrained:
     """Pretrain on shards, on the first GPU or on the CPU; call it again to resume.
 
     `settings` are fields of `gdt.train.settings.Pretrain`; `steps` replaces the `epochs` of a size and vice versa. The
-    name of the data set is by default that of the folder of its shards.
+    data set is by default named after the folder of its shards.
     """
     from gdt.train.pretrain import pretrain as train
 
@@ -115,7 +115,7 @@ class Evaluated:
     """The results of an evaluation."""
 
     rows: tuple[dict[str, Any], ...]
-    """A row per number, for pandas.DataFrame: model, protocol, metric, value, 95 % CI (low, high), chance, settings."""
+    """A row per metric, for pandas.DataFrame: model, protocol, metric, value, 95 % CI (low, high), chance, settings."""
     text: str
     """The tables as printed."""
     tables: dict[str, Path]
@@ -125,8 +125,8 @@ class Evaluated:
 def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: Any) -> Evaluated:
     """Evaluate models by the paper's protocols; call it again to resume.
 
-    `settings` are fields of `gdt.eval.settings.Downstream`. `shards` are by default those of the first model's
-    pretraining, and the data set has the name of their folder. `out` is by default runs/eval-<dataset>.
+    `settings` are fields of `gdt.eval.settings.Downstream`. `shards` default to those of the first model's
+    pretraining, and the data set is named after their folder. `out` defaults to runs/eval-<dataset>.
     """
     from gdt.eval import record
     from gdt.eval.downstream import downstream
@@ -155,7 +155,7 @@ def _base(size: str) -> Pretrain:
 
 
 def _with(base: T, given: Mapping[str, Any]) -> T:
-    """Settings with some changed, and ~ expanded. Raises UserError for an unknown name or a value of another type."""
+    """Settings with changes, and ~ expanded. Raises UserError for an unknown name or a value of the wrong type."""
 
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
@@ -198,7 +198,7 @@ class Model:
     ) -> Features:  # fmt: skip
         """Features of video files and folders of videos, or of one folder of shards.
 
-        `modalities`: "video", "audio" or both; by default what the model has networks for. `kind`: "embeddings" of
+        `modalities`: "video", "audio" or both; by default all that the model has networks for. `kind`: "embeddings" of
         length 1, which can be compared across modalities, or "features" of the trunks. `per`: a row per "video", the
         mean over `clips` uniform clips, or one per "clip". `workers`: processes that decode, 0 for one per core.
 
@@ -232,7 +232,7 @@ def nearest(
     """
     own = np.zeros(0, np.int64) if isinstance(query, Features) else np.flatnonzero(features.id == str(query))
     if not isinstance(query, Features) and not len(own):
-        raise UserError(f"video '{query}' is not among these features")
+        raise UserError(f"video '{query}' is not among these features; their ids are in features.id")
     queries = query if isinstance(query, Features) else features
     found, cosines = most_similar(features, queries, own, by, among or by, k)
     return list(zip(features.id[found].tolist(), cosines.tolist(), strict=True))
@@ -245,8 +245,8 @@ def batches(
 ) -> Batches:  # fmt: skip
     """Batches of a composition for your own training loop, the same in every run.
 
-    `preset` or `factors` name the composition, as in pretraining; `size` is that of clips (30 frames of 112x112, or 8
-    of 32x32). Raises UserError if shards, composition and split do not match.
+    `preset` or `factors` name the composition, as in pretraining; `size` is the size of clips (30 frames of 112x112,
+    or 8 of 32x32). Raises UserError if shards, composition and split do not match.
     """
     (shards,) = _paths(shards)
     settings = replace(
@@ -272,7 +272,7 @@ class Batches:
         return self.settings.epochs * self._tree.batches_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        """The tensors of a batch are overwritten by the next one."""
+        """Yield batches; the next batch overwrites the tensors of the previous one."""
         plans, s = self._tree.plans(0, len(self)), self.settings
         with Loader(self.index, plans, s.clip, self.device, s.loading, self._words) as loader:
             yield from loader

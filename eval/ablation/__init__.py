@@ -1,1 +1,1 @@
-"""Rows of the paper's table 1 side by side."""
+"""Ablations: pretrain compositions, evaluate them, and compare the rows."""

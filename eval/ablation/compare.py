@@ -1,4 +1,4 @@
-"""Tables of an ablation: rows by metric, rows by label, and row against row."""
+"""Tables of an ablation: rows by metric, rows by label column, and differences between rows."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gdt.eval.tables import (
 from gdt.pipeline import presets
 
 _MANY = 20
-"""Pairs from which on one is expected to be significant by chance."""
+"""Number of pairs of which one is expected to be significant by chance."""
 _PRINTED = 3
-"""Metrics in the summary."""
+"""Number of metrics in the summary."""
 _FEW = 5
-"""Rows up to which the summary compares each with random weights."""
+"""Maximum number of rows that the summary compares with random weights."""
 _PAPER_HEADS = ("paper R@1", "paper finetuned")
 _PAPER = {
     **{row: (f"{recall:.1f}", f"{accuracy:.1f}") for row, (accuracy, recall) in TABLE_1.items()},
@@ -39,7 +39,7 @@ _PAPER = {
 
 
 class Difference(NamedTuple):
-    """Between two rows, in the first metric of a label column."""
+    """Difference between two rows in the first metric of a label column."""
 
     label: str
     metric: str
@@ -58,11 +58,11 @@ class Difference(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """All tables."""
+    """The tables of an ablation."""
 
     text: str
     summary: str
-    """The first table's main columns, and how many rows differ."""
+    """The main columns of the first table, and the number of significant differences."""
     tables: list[Lines]
     differences: list[Difference]
 
@@ -72,7 +72,7 @@ class Comparison(NamedTuple):
 
 
 def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison:
-    """Tables of rows by the metrics of the first label column, by all label columns, and of their differences."""
+    """Compare rows by the metrics of the first label column, by R@1 of all label columns, and pair by pair."""
     labels = labels or ("label",)
     table = table_of(_of(records, labels[0]))
     parts: list[tuple[Lines, list[str]]] = [(table.lines, table.notes)]
@@ -93,7 +93,7 @@ def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison
 
 
 def table_of(records: Sequence[Record]) -> Table:
-    """One row per preset, over its seeds, of records of the same videos."""
+    """One row per preset, averaged over seeds; all records must be of the same videos."""
     rows = by_preset(records)
     groups = {label(preset): group for preset, group in rows.items()}
     lines = table_lines(groups, f"% on {records[0].query_split}")
@@ -104,13 +104,13 @@ def table_of(records: Sequence[Record]) -> Table:
         lines = [[*lines[0], *_PAPER_HEADS], *([*line, *own] for line, own in zip(lines[1:], cells, strict=True))]
         notes.append(
             "paper: tables 1 and 2, HMDB-51, fold 1, full networks pretrained on Kinetics-400 or HowTo100M; compare "
-            "the order of rows only"
+            "only the order of rows"
         )
     return Table(groups, lines, notes)
 
 
 def _caption(groups: Groups) -> str:
-    """Queries and gallery, the pretraining, and what the brackets are."""
+    """Queries and gallery, the pretraining, and the meaning of the brackets."""
     records = [record for group in groups.values() for record in group]
     trained = [record for record in records if record.preset != RANDOM]
     first = records[0]
@@ -129,7 +129,7 @@ def _caption(groups: Groups) -> str:
 
 
 def _label_lines(records: Sequence[Record], labels: Sequence[str]) -> Lines:
-    """R@1 by row and label column, the heads first."""
+    """R@1 by row and label column, headings first."""
     lines = [[f"R@1, % on {records[0].query_split}", *map(_head, labels)]]
     for preset, group in by_preset(records).items():
         lines.append([label(preset), *(format_cell(metrics_of(_of(group, name), "R@1")) for name in labels)])
@@ -144,7 +144,7 @@ def _label_notes(records: Sequence[Record], labels: Sequence[str]) -> list[str]:
 
 
 def _differences(records: Sequence[Record], name: str) -> list[Difference]:
-    """Between all pairs of rows, in the first metric that both have of a label column."""
+    """Differences between all pairs of rows, in the first metric of a label column."""
     groups = {preset: own for preset, group in by_preset(records).items() if (own := _of(group, name))}
     groups.pop(RANDOM, None)
     differences = []
@@ -159,7 +159,7 @@ def _differences(records: Sequence[Record], name: str) -> list[Difference]:
 
 
 def _matrix(differences: Sequence[Difference]) -> Lines:
-    """Row minus column in points, with * if significant; the heads first."""
+    """Row minus column in points, with * if significant; headings first."""
     rows = list(dict.fromkeys(each.row for each in differences))
     cells = {(d.row, d.other): f"{d.points:+.1f}{'*' if d.is_significant else ' '}" for d in differences}
     short = {row: row if len(row) < 12 else f"({number})" for number, row in enumerate(rows, 1)}
@@ -171,7 +171,7 @@ def _matrix_note(differences: Sequence[Difference]) -> str:
     pairs = sum(each.is_significant for each in differences) // 2
     over = "over seeds (Welch), on these queries" if min(each.seeds for each in differences) > 1 else "over queries"
     every = len(differences) // 2
-    by_chance = f"; about {every / 20:.0f} would be by chance" if every >= _MANY else ""
+    by_chance = f"; about {every / 20:.0f} are expected by chance" if every >= _MANY else ""
     return (
         f"row minus column in points; * significant: the 95 % interval {over} excludes zero, for {pairs} of {every} "
         f"pairs{by_chance}"
@@ -179,7 +179,7 @@ def _matrix_note(differences: Sequence[Difference]) -> str:
 
 
 def with_earlier(records: list[Record], path: Path) -> tuple[list[Record], list[Record]]:
-    """New records together with those in a file that are comparable and not replaced, and the other records in it."""
+    """Merge new records with the comparable ones in a file; returns them, and the file's other records."""
     if not path.is_file():
         return records, []
     new = {(_run(each), _conditions(each)) for each in records}
@@ -200,14 +200,14 @@ def _conditions(result: Record) -> tuple[object, ...]:
 
 
 def label(preset: str) -> str:
-    """The label of a row: its preset described; else as it is (random weights, a composition)."""
+    """Label of a row: a preset with its description; random weights and compositions as they are."""
     if preset not in presets.PRESETS:
         return preset
     return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"
 
 
 def by_preset(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Random weights first, then the rows in order."""
+    """Records by preset: random weights first, then the rows in order."""
     groups: dict[str, list[Record]] = {}
     for each in sorted(records, key=lambda each: (each.preset != RANDOM, each.preset)):
         groups.setdefault(each.preset, []).append(each)
@@ -215,7 +215,7 @@ def by_preset(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def _of(records: Sequence[Record], name: str) -> list[Record]:
-    """Those of a label column."""
+    """Records of a label column."""
     return [each for each in records if (each.label or "label") == name]
 
 

@@ -1,6 +1,6 @@
 """`gdt eval ablation`: pretrains compositions, evaluates their frozen features, and compares them.
 
-The folder of each run records its finished commands, which are not run again.
+Each run's folder lists its finished commands, which are skipped when the ablation resumes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gdt.train.settings import SIZES, Pretrain
 _DONE = "done.json"
 """In the folder of a run: its finished commands."""
 _MIN_SHARED = 2
-"""Videos per value below which a column identifies videos and is no label."""
+"""Minimum mean number of videos per value of a label column; columns with fewer are ids."""
 
 
 @dataclass(frozen=True)
@@ -49,28 +49,28 @@ class Run:
 
     row: str
     name: str
-    """Of the row, in file names and plots."""
+    """Name of the row in file names and plots."""
     pretraining: Pretrain
     commands: list[list[str]]
     """Arguments of `gdt` for training and evaluations."""
     factors: Path | None
-    """The records of `gdt eval factors`, if that is to run."""
+    """File of records of `gdt eval factors`; None if it is not run."""
 
     @property
     def folder(self) -> Path:
         return self.pretraining.run_folder
 
     def records(self, protocols: Sequence[str]) -> list[Record]:
-        """Its records of these protocols, if any."""
+        """Records of these protocols; empty before the evaluation."""
         path = self.folder / "eval" / "results.json"
         records = [each for each in record.read(path) if each.protocol in protocols] if path.is_file() else []
         records.sort(key=lambda each: each.provenance.started)
-        # the latest, as the file also has records of earlier weights
+        # the latest: the file also has records of earlier weights
         return list({(each.preset, each.protocol, each.label): each for each in records}.values())
 
 
 def ablation(settings: Ablation) -> str:
-    """Run what is not finished and write the tables; returns a summary. Raises UserError if a run fails."""
+    """Run the unfinished commands and write the tables; returns a summary. Raises UserError if a run fails."""
     shards = shard_folder(settings.dataset, settings.shards)
     index = Index.open(shards)
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
@@ -91,12 +91,12 @@ def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
     if settings.labels == (RECALL,):
         return ()
     for name in settings.labels:
-        index.labelled(name)  # raises if there is none
+        index.labelled(name)  # raises UserError if the column does not exist
     return tuple(dict.fromkeys(settings.labels))
 
 
 def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:
-    """Raise UserError if rows need sound that the videos lack, or there is nothing to compare rows by."""
+    """Raise UserError if rows need sound that the videos lack, or no metric can compare the rows."""
     modalities = {row: settings.composition(row).modalities for row in settings.rows}
     if not index.mel_count.any() and (audible := [row for row in modalities if "audio" in modalities[row]]):
         others = [row for row in modalities if row not in audible]
@@ -116,7 +116,7 @@ def _plan(
     settings: Ablation, shards: Path, out: Path, labels: Sequence[str], protocols: tuple[str, ...], row: str,
     seed: int,
 ) -> Run:  # fmt: skip
-    """A run of a row."""
+    """The run of a row with a seed."""
     composition, size = settings.composition(row), SIZES[settings.size][1]
     name = f"own-{short_digest(row)[:6]}" if is_composition(row) else row
     folder = out / f"{name}-{seed}"
@@ -161,7 +161,7 @@ def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tupl
             bar.set_status(run.folder, command[1] if command[0] == "eval" else "train")
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
             run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
-            done = [other for other in done if other[:2] != command[:2]] + [command]  # it has overwritten their results
+            done = [other for other in done if other[:2] != command[:2]] + [command]  # it overwrote their results
             write_text(run.folder / _DONE, json.dumps({"data": data, "format": FORMAT, "done": done}) + "\n")
 
     with Progress({run.folder: run.pretraining for run in runs}) as bar:
@@ -174,7 +174,7 @@ def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tupl
 
 
 def _done(run: Run, data: str) -> list[list[str]]:
-    """Finished commands of a run; none if the shards or the training have changed."""
+    """Finished commands of a run; empty if the shards or the training command changed."""
     try:
         last = json.loads((run.folder / _DONE).read_text())
         same = last["data"] == data and last["format"] == FORMAT
@@ -214,7 +214,7 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
 def label_columns(index: Index, query_split: str) -> tuple[str, ...]:
     """Label columns that group the videos differently, `label` (the classes) first.
 
-    A column counts if gallery and queries share two values or more, and values have several videos: an id is no label.
+    Gallery and queries must share at least two values, and values must have several videos (unlike ids).
     """
     columns: dict[tuple[int, ...], str] = {}
     for name in ("label", *index.columns):
@@ -227,7 +227,7 @@ def label_columns(index: Index, query_split: str) -> tuple[str, ...]:
 
 
 def _broken_promises(records: Sequence[Record]) -> tuple[int, list[str]]:
-    """The number of promises, and a line for each broken one."""
+    """The number of promises, and one line per broken promise."""
     promises: dict[tuple[str, str, str], list[bool]] = {}
     for each in records:
         factor = factor_of(each)

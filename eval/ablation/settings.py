@@ -62,22 +62,22 @@ class Ablation:
         require_positive(self, "", "jobs", least=0)
         require_positive(self, "", "clips")
         if RECALL in self.labels and len(self.labels) > 1:
-            raise UserError("--labels recall takes no other label, as recall between modalities uses none")
+            raise UserError("--labels recall cannot be combined with label columns; run one ablation for each")
         if self.factors_from and not any(map(is_composition, self.rows)):
-            raise UserError("--factors-from has no effect: no row is a quoted composition")
+            raise UserError("--factors-from has no effect, as no row is a quoted composition; remove it")
         compositions = {row: self.composition(row) for row in self.rows}
         if self.word2vec and not any("text" in each.modalities for each in compositions.values()):
-            raise UserError(f"--word2vec has no effect: none of the rows {' '.join(self.rows)} has text")
+            raise UserError(f"--word2vec has no effect, as no row ({' '.join(self.rows)}) has text; remove it")
         for row, composition in compositions.items():
             clips = composition.clips_per_video
             if self.clips_per_step % clips:
                 raise UserError(
-                    f"--clips-per-step is {self.clips_per_step}; it must be a multiple of {clips}, the clips that row "
-                    f"{row} takes of each video"
+                    f"--clips-per-step is {self.clips_per_step}; it must be a multiple of {clips}, the number of "
+                    f"clips per video of row {row}"
                 )
 
     def composition(self, row: str) -> Composition:
-        """The composition of a row, for two videos per batch. Raises UserError if there is none."""
+        """The composition of a row, for two videos per batch. Raises UserError if it is unknown or invalid."""
         if not is_composition(row):
             return presets.composition(row, batch_size=2)
         known = notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
@@ -85,5 +85,5 @@ class Ablation:
 
 
 def is_composition(row: str) -> bool:
-    """Whether a row is a composition, not the name of a preset."""
+    """Whether a row is a composition rather than the name of a preset."""
     return ":" in row

@@ -1,1 +1,1 @@
-"""What features know of each factor of a composition, and what the composition promises of it."""
+"""How well features encode each factor, compared with what the composition promises."""

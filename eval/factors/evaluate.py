@@ -1,4 +1,4 @@
-"""`gdt eval factors`: measures every factor in the features of models; writes tables, records and a picture."""
+"""`gdt eval factors`: measures every factor in the features of models; writes tables, records and a plot."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ Row = tuple[Factor, Trial, dict[str, Metrics]]
 
 
 def factors(settings: Factors) -> str:
-    """Measure the factors, and write tables, numbers and picture; returns a summary.
+    """Measure the factors and write tables, records and a plot; returns a summary.
 
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
@@ -175,7 +175,7 @@ def _networks(trained: Trained, index: Index, order: np.ndarray) -> tuple[list[s
     networks = [name for name in _NETWORKS if name in modalities]
     notes = []
     if "text" in modalities:
-        notes.append("text is not measured, as many clips have none")
+        notes.append("text is not measured, as many clips have no text")
     if "audio" not in modalities:
         notes.append("the model has no audio network, so audio and modality are not measured")
     elif not (index.mel_count[order] > 0).any():

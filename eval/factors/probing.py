@@ -1,4 +1,4 @@
-"""Two measures of a factor: how far features move when it alone changes, and how well a probe classifies its value.
+"""Two measures of a factor: how far features move when only it changes, and how well a probe classifies its value.
 
 Features are float [n, s, k, d]: n videos, s clips each, k values of the factor with all else equal.
 """
@@ -17,11 +17,11 @@ from gdt.eval.metrics import Metric, clustered, jackknife
 from gdt.eval.retrieval import nearest, unit
 
 _SAME = 1e-6
-"""Distances between unit vectors below this are rounding."""
+"""Distances between unit vectors below this are rounding errors."""
 
 
 class Distances(NamedTuple):
-    """Between features of length 1."""
+    """Distances between features of length 1."""
 
     within: np.ndarray
     """Per video, mean over its clips and pairs of values: float64 [n]."""
@@ -35,7 +35,7 @@ def distances(features: np.ndarray) -> Distances:
     x = unit(features.reshape(-1, d).astype(np.float64)).reshape(n, s, k, d)
     pairs = [np.linalg.norm(x[:, :, a] - x[:, :, b], axis=-1).mean(1) for a in range(k) for b in range(a)]
     between = np.zeros((n, n))
-    for value in np.moveaxis(x, 2, 0):  # one value at a time, to hold no more than [n s, n s]
+    for value in np.moveaxis(x, 2, 0):  # one value per pass, to hold only [n s, n s]
         flat = value.reshape(n * s, d)
         cosine = np.clip(flat @ flat.T, -1, 1)
         between += np.sqrt(2 - 2 * cosine).reshape(n, s, n, s).mean((1, 3)) / k
@@ -48,9 +48,9 @@ def distances(features: np.ndarray) -> Distances:
 def relative_distance(features: Distances, minus: Distances | None = None) -> Metric:
     """Distance between values of the factor in the same clip, divided by the distance between videos.
 
-    0: features are invariant; 1: values lie as far apart as videos. For the time shift this is what the paper's
-    histogram of deviations shows. With `minus`, of the same videos, the difference. The 95 % interval is the
-    jackknife's over videos (Student's t with n - 1).
+    0: features are invariant; 1: values lie as far apart as videos. For the time shift, this is the quantity of the
+    paper's histogram of deviations. With `minus`, of the same videos, the difference. The 95 % interval is a jackknife
+    over videos (Student's t with n - 1).
     """
     whole, without = _ratio(features)
     if minus is not None:
@@ -60,7 +60,7 @@ def relative_distance(features: Distances, minus: Distances | None = None) -> Me
 
 
 def _ratio(features: Distances) -> tuple[float, np.ndarray]:
-    """Of all videos, and leaving each out [n]."""
+    """The ratio over all videos, and with each video left out [n]."""
     within, between = features
     n, total = len(within), between.sum()
     without = (within.sum() - within) / (n - 1) / ((total - 2 * between.sum(1)) / ((n - 1) * (n - 2)))
@@ -91,7 +91,7 @@ def assign_folds(videos: int, folds: int, seed: int) -> np.ndarray:
 
 
 def video_accuracy(features: np.ndarray) -> Metric:
-    """How often the nearest clip of the other time, by cosine, is of the same video; features are [n, 2, 1, d]."""
+    """Share of clips whose nearest clip at the other time, by cosine, is of the same video; features [n, 2, 1, d]."""
     first, second = features[:, 0, 0], features[:, 1, 0]
     index = np.arange(len(first))
     right = np.stack([nearest(a, b, 1)[:, 0] == index for a, b in ((first, second), (second, first))], 1)

@@ -1,7 +1,7 @@
 """What a composition promises about each factor, and whether the embeddings keep it.
 
-Distinctive: embeddings tell the factor's values apart. Invariant: they ignore them. A promise counts as kept if the
-95 % intervals show it; with few videos, a promise may be broken only because they are too few.
+Distinctive: embeddings separate the factor's values. Invariant: they ignore them. A promise counts as kept only if
+the 95 % intervals show it, so with few videos a promise may count as broken because the intervals are wide.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Metrics = Mapping[str, Metric]
 _HIGH = 90.0
 """Accuracy from which a factor counts as encoded even if random weights encode it as well, percent."""
 _WITHIN = ("time_shift", "augmentation")
-"""Factors whose training values mean nothing across videos: a second, the number of a draw."""
+"""Factors whose values in training have no meaning across videos (a time, the number of a draw)."""
 RULES = (
-    f"distinctive is kept if accuracy is above chance and above random weights (or {_HIGH:.0f} % or more). For "
-    f"{' and '.join(_WITHIN)}, whose values mean something only within a video, a larger distance than random weights' "
-    "is enough; for video, if time_shift is distinctive, accuracy above chance is enough",
-    "invariant is kept if the distance is below random weights' and below 1, and accuracy is neither above random "
-    f"weights' nor {_HIGH:.0f} % or more",
-    "! marks a promise that these videos do not show to be kept, by the 95 % intervals",
+    f"distinctive is kept if accuracy is above chance and above random weights (or at least {_HIGH:.0f} %). For "
+    f"{' and '.join(_WITHIN)}, whose values have a meaning only within a video, a larger distance than with random "
+    "weights is enough; for video, if time_shift is distinctive, accuracy above chance is enough",
+    "invariant is kept if the distance is below that of random weights and below 1, and accuracy is neither above "
+    f"random weights nor at least {_HIGH:.0f} %",
+    "! marks a promise that the 95 % intervals on these videos do not show to be kept",
 )
 
 
@@ -43,7 +43,7 @@ class Promises:
     """What a model's composition promises."""
 
     factors: tuple[Transformation, ...]
-    """All known factors: those of the composition as it configures them, the others with their defaults."""
+    """All known factors: those of the composition with their settings, the others with defaults."""
     contrasts: dict[str, Promise]
     """By factor; factors that are not varied are missing."""
     composition: str
@@ -68,7 +68,7 @@ def promises_of(trained: Trained) -> Promises:
             raise UserError(f"{settings.factors_from} has changed since the training")
         composition = settings.composition
         known = {name: kind() for name, kind in settings.transformations.items()}
-    except UserError as error:  # the file of custom transformations is gone or changed
+    except UserError as error:  # the file of custom transformations is missing or changed
         reason = f"the composition cannot be rebuilt, so nothing is promised: {error}"
         return Promises(plain, {}, "", reason)
     varied = {factor.name: factor.transformation for factor in composition.factors}
@@ -76,10 +76,10 @@ def promises_of(trained: Trained) -> Promises:
 
 
 def promised_contrasts(composition: Composition) -> dict[str, Promise]:
-    """What the loss asks of each factor that it sees varied.
+    """What the loss demands of each varied factor.
 
-    Distinctive factors with K > 1 are to be told apart. Any other factor is invariant if leaves that differ in it
-    attract each other; at K = 1 too, if it is drawn anew in every branch, as augmentations are.
+    Distinctive if the composition says so and K > 1. Any other factor is invariant if leaves that differ in it attract
+    each other; also at K = 1, if every branch draws it independently, as for augmentations.
     """
     first, *rest = composition.factors
     few = Composition((replace(first, k=2), *rest))  # the relations within a video do not depend on the others
@@ -96,7 +96,7 @@ def promised_contrasts(composition: Composition) -> dict[str, Promise]:
 
 
 def check_promise(factor: str, contrasts: Mapping[str, Promise], metrics: Metrics) -> tuple[bool, str]:
-    """Whether embeddings with these metrics keep a promise, and what speaks against it."""
+    """Whether embeddings with these metrics keep a promise, and the evidence against it."""
     accuracy, random = metrics[ACCURACY], metrics[ACCURACY_RANDOM]
     _, more_accurate, _ = difference([accuracy], [random])
     accuracies = f"accuracy {accuracy.value:.1f} %, random weights {random.value:.1f} %"

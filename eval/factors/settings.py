@@ -44,10 +44,10 @@ class Factors:
 
     def __post_init__(self) -> None:
         if not self.ckpt:
-            raise UserError("--ckpt is empty; name one checkpoint or more")
+            raise UserError("--ckpt is empty; set it to one or more checkpoints")
         require_positive(self, "", "starts")
-        require_positive(self, "", "folds", least=2, why="as probes are tested on other videos than they learn from")
-        require_positive(self, "", "draws", least=2, why="or there is nothing to classify")
+        require_positive(self, "", "folds", least=2, why="as probes are tested on videos that they were not trained on")
+        require_positive(self, "", "draws", least=2, why="as a probe classifies them")
         require_positive(
             self, "", "videos", least=self.min_videos, why="for --folds folds and distances between videos"
         )

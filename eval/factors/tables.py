@@ -20,7 +20,7 @@ LAYERS = (TRUNK, EMBEDDING)
 
 
 def flatten(layers: dict[str, Metrics]) -> dict[str, Metric]:
-    """The metrics of all layers by the names that records have."""
+    """Metrics of all layers, by their names in records."""
     return {f"{layer} {name}": metric for layer, metrics in layers.items() for name, metric in metrics.items()}
 
 
@@ -59,9 +59,9 @@ def by_model(records: Iterable[Record]) -> dict[str, list[Record]]:
 
 
 def mean_over_seeds(records: Sequence[Record]) -> list[Record]:
-    """One record per model and factor: means over seeds, from the lowest to the highest bound.
+    """One record per model and factor: means over seeds, with the lowest and the highest bound.
 
-    A promise is kept if every seed keeps it. All else is of the first seed.
+    A promise is kept if every seed keeps it. Other fields are those of the first seed.
     """
     groups: dict[tuple[str, str], list[Record]] = {}
     for model, own in by_model(records).items():
@@ -85,7 +85,7 @@ def _mean(metrics: Sequence[Metric]) -> Metric:
 
 
 def table_of(layer: str, records: Sequence[Record]) -> Lines:
-    """The table of a layer, the heads first; promises are of embeddings only. No rows if nothing was measured there."""
+    """The table of a layer, headings first, with promises for embeddings; without rows if it was not measured."""
     promised = ["promised"] if layer == EMBEDDING else []
     lines = [["factor", "network", *promised, "distance", "random", "accuracy %", "random", "chance"]]
     for record in records:
@@ -107,7 +107,7 @@ def _cells(metrics: Metrics) -> list[str]:
 
 
 def describe_model(records: Sequence[Record]) -> list[str]:
-    """The tables of a model with what a reader needs to trust them, line by line."""
+    """The tables of a model, and notes on how they were measured, as lines."""
     first = records[0]
     seen = {"others": "", "these": ", which the model was trained on", "unknown": ""}[first.trained_on]
     lines = [_heading(first), *(f"{name}: {how}" for name, how in first.how.items())]
@@ -116,9 +116,10 @@ def describe_model(records: Sequence[Record]) -> list[str]:
     lines += ["", "Features of the trunk:", "", layout(table_of(TRUNK, records)), ""]
     lines += [
         f"{_videos(records)}{seen}, {first.settings['starts']} clips each; in brackets 95 % intervals over videos",
-        "distance: between features of the same clip at two values of the factor, as a multiple of that between videos",
-        f"accuracy: of a linear probe for the factor's value on held-out videos ({first.settings['folds']} folds), for "
-        "time_shift the third of the video; for video, how often the nearest clip of another time is of the same video",
+        "distance: between features of a clip at two values of the factor, divided by the distance between videos",
+        f"accuracy: of a linear probe for the factor's value on held-out videos ({first.settings['folds']} folds); for "
+        "time_shift, of the third of the video; for video, share of clips whose nearest clip at another time is of the "
+        "same video",
         "random: the same network with random weights; · the factor is not varied, so nothing is promised",
     ]
     if any(factor_of(record).name == "modality" for record in records):

@@ -1,7 +1,6 @@
-"""Plans in which one factor alone takes its values: the same video, time and crop otherwise.
+"""Plans that vary one factor and keep video, time and crop the same.
 
-The transformations fill in the plans and the training's loader executes them, so a custom transformation takes part if
-it is a `Choice`.
+The transformations fill in the plans and the training's loader executes them, so any custom `Choice` can be measured.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Trial:
     network: str
     """Its modality."""
     values: tuple[str, ...]
-    """Names of the k values; one for factors that have none to set, as the video itself."""
+    """Names of the k values; one for factors whose value cannot be set, such as the video."""
     videos: np.ndarray
     """Rows of the index: int64 [n], ascending."""
     clips: int
@@ -65,10 +64,10 @@ class Planner:
 
     index: Index
     candidates: np.ndarray
-    """Held-out rows of the index in the order in which they are taken: int64 [n]."""
+    """Held-out rows of the index, the preferred ones first: int64 [n]."""
     clip: Clip
     crop: Augmentation
-    """For all factors but the augmentation; draws nothing at random."""
+    """For all factors except the augmentation; deterministic."""
     ranges: Augmentation
     """For the augmentation."""
     settings: Factors
@@ -76,8 +75,8 @@ class Planner:
     def trial(self, transformation: Transformation, network: str) -> Trial | None:
         """The trial of a factor for the network of a modality; None if the factor does not change its inputs.
 
-        For the modality k is 1: its values are the networks. Raises UserError with the reason if these videos allow no
-        trial.
+        For the modality k is 1: its values are the networks. Raises UserError with the reason if no trial is
+        possible on these videos.
         """
         values = self._values(transformation)
         probe = Leaves.plain(len(values), self.clip, self.index.bands)
@@ -103,9 +102,7 @@ class Planner:
             return tuple(f"draw {number + 1}" for number in range(self.settings.draws))
         if isinstance(transformation, Choice) and len(transformation.values) > 1:
             return tuple(transformation.values)
-        raise UserError(
-            "it is not a Choice of two or more values, which could be set in turn and classified by a probe"
-        )
+        raise UserError("it is not a Choice of two or more values, so a probe cannot classify its value")
 
     def _apply(self, transformation: Transformation, leaves: Leaves, network: str) -> None:
         """Apply the factor's values in turn, and nothing else."""
@@ -120,7 +117,7 @@ class Planner:
                 transformation.act(leaves, values, rng)
 
     def _videos(self, transformation: Transformation, network: str, probe: Leaves) -> tuple[np.ndarray, np.ndarray]:
-        """Videos long enough for every value, and their numbers of start frames: int64 [n] both."""
+        """Videos long enough for every value, and their numbers of start frames, both int64 [n]."""
         sound = network == "audio" or isinstance(transformation, Modality)
         rows = int(probe.mel_frames.max()) + 1 if sound else 0
         counts = self.index.start_counts(int(probe.frames.max()) + 1, 1, rows)
@@ -130,14 +127,14 @@ class Planner:
             with_sound = int((self.index.mel_count[self.candidates] > 0).sum())
             audible = f" ({with_sound} have sound)" if sound else ""
             raise UserError(
-                f"{len(usable)} of {len(self.candidates)} videos are long enough for it{audible}, of at least "
-                f"{self.settings.min_videos}"
+                f"{len(usable)} of {len(self.candidates)} videos are long enough for it{audible}, but at least "
+                f"{self.settings.min_videos} are needed"
             )
         videos = np.sort(usable[: self.settings.videos])
         return videos, counts[videos]
 
     def _starts(self, transformation: Transformation, counts: np.ndarray, k: int) -> np.ndarray:
-        """Start frames, given how many each video has: int64 [n, clips, k]."""
+        """Start frames, given the number of possible ones per video: int64 [n, clips, k]."""
         s = self.settings.starts
         if isinstance(transformation, TimeShift):  # the middles of equal parts of each third
             shares = (np.arange(k)[None] + (np.arange(s)[:, None] + 0.5) / s) / k

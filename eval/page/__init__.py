@@ -1,1 +1,1 @@
-"""All runs below a folder on one page: what was measured, how it was learned, and what the models make of videos."""
+"""HTML report of all runs below a folder: evaluations, learning curves and examples."""

@@ -22,7 +22,7 @@ from gdt.train.settings import from_json as settings_from_json
 
 T = TypeVar("T")
 FIGURES = "figures.json"
-"""What `gdt study figures` writes."""
+"""File that `gdt study figures` writes."""
 _COLUMNS = ("step", "loss", "clips_per_second", "data_wait")
 
 
@@ -39,7 +39,7 @@ class Run:
 
     folder: Path
     name: str
-    """Its folder, relative to that of all runs."""
+    """Its folder, relative to the folder of all runs."""
     settings: Pretrain | None
     starts: tuple[Start, ...]
     metrics: dict[str, np.ndarray]
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The newest, if any."""
+        """The newest checkpoint, if any."""
         path = self.folder / checkpoint.NAME
         return path if path.is_file() else None
 
@@ -86,7 +86,7 @@ def collect(folder: Path) -> Collected:
     if not collected.runs and not collected.evaluations:
         broken = f" that can be read ({unread[0].what}: {unread[0].reason})" if unread else ""
         raise UserError(
-            f"{folder} holds no runs and no evaluations{broken}; set --runs to the folder of yours, or start one with "
+            f"{folder} has no runs or evaluations{broken}; set --runs to the folder of your runs, or start one with "
             "'make pretrain'"
         )
     for path in _files(folder, FIGURES):
@@ -96,7 +96,7 @@ def collect(folder: Path) -> Collected:
 
 
 def attempt(what: str, unread: list[Unread], make: Callable[[], T]) -> T | None:
-    """The result of `make`; None if it fails, which is noted, as the page shows the rest."""
+    """The result of `make`; None if it fails: the error is noted, and the page shows the rest."""
     try:
         return make()
     except Exception as error:
@@ -106,7 +106,7 @@ def attempt(what: str, unread: list[Unread], make: Callable[[], T]) -> T | None:
 
 
 def _read(path: Path, unread: list[Unread], parse: Callable[[str], T]) -> T | None:
-    """The parsed text of a file; None if there is none, or if it cannot be read, which is noted."""
+    """The parsed text of a file; None if it is missing, or (noted in `unread`) cannot be read."""
 
     def read() -> T:
         try:
@@ -141,7 +141,7 @@ def _columns(rows: Sequence[dict[str, float]], names: Sequence[str] = ()) -> dic
 
 
 def _rows(path: Path, unread: list[Unread], needed: Sequence[str]) -> list[dict[str, float]]:
-    """The complete lines of a log; incomplete ones are noted."""
+    """The complete lines of a log; incomplete ones are noted in `unread`."""
     lines = _read(path, unread, str.splitlines) or []
     rows, broken = [], []
     for number, line in enumerate(lines, 1):
@@ -154,13 +154,13 @@ def _rows(path: Path, unread: list[Unread], needed: Sequence[str]) -> list[dict[
         else:
             broken.append(number)
     if broken:
-        reason = f"{len(broken)} of {len(lines)} lines are incomplete, the first is line {broken[0]}"
+        reason = f"{len(broken)} of {len(lines)} lines are incomplete (first: line {broken[0]})"
         unread.append(Unread(str(path), reason))
     return rows
 
 
 def _evaluations(root: Path, unread: list[Unread]) -> dict[Path, list[Result]]:
-    """Results by folder, the outermost first; a record in several files counts in the first."""
+    """Results by folder, the outermost first; a record in several files counts only in the first."""
     features: dict[str, Path] = {}
     first: dict[str, tuple[Path, Record]] = {}
     tables = sorted(_files(root, "results.json"), key=lambda path: (len(path.parts), path))
@@ -186,11 +186,11 @@ class Subject:
     """A model with its run and its results."""
 
     name: str
-    """Of its run, or of its file."""
+    """Name of its run or file."""
     checkpoint: Path | None
     run: Run | None
     results: tuple[Result, ...]
-    """The latest first."""
+    """Latest first."""
 
     @property
     def dataset(self) -> str:
@@ -198,14 +198,14 @@ class Subject:
 
     @property
     def shards(self) -> Path | None:
-        """Of the data set that it was evaluated on, or else trained on."""
+        """Shards that it was evaluated on, or else trained on."""
         if self.results:
             return self.results[0].record.shards
         return self.run.settings.shard_folder if self.run and self.run.settings else None
 
     @property
     def score(self) -> float:
-        """Ranks models of a data set: R@1 of retrieval, or else the first metric; -1 without any."""
+        """Ranks models of a data set: R@1 of retrieval, else the first metric; -1 without results."""
         ranked = sorted(self.results, key=lambda result: result.record.protocol != "retrieval")
         return next(iter(ranked[0].record.metrics.values())).value if ranked else -1.0
 
@@ -235,7 +235,7 @@ def _latest_first(results: list[Result]) -> tuple[Result, ...]:
 
 
 def choose(models: Sequence[Subject], names: Sequence[str], most: int) -> list[Subject]:
-    """The named models, or the best of every data set in turn. Raises UserError if there is no such model."""
+    """The named models, or the best of every data set in turn. Raises UserError for an unknown name."""
     if names:
         by_name = {Path(model.name).name: model for model in models} | {model.name: model for model in models}
         if unknown := [name for name in names if name not in by_name]:

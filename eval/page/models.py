@@ -84,7 +84,7 @@ class Query(NamedTuple):
     query: Thumbnail
     neighbours: list[Thumbnail]
     rank: int = 0
-    """In a search by audio, the rank of the query's own video, from 1, if it is not among those shown."""
+    """In a search by audio, the rank of the query's own video, from 1, if it is not shown; else 0."""
 
 
 class Confusion(NamedTuple):
@@ -97,7 +97,7 @@ class Confusion(NamedTuple):
     right: float
     """R@1 of all queries, percent."""
     hidden: int
-    """Number of classes that are not shown, those with the highest R@1."""
+    """Number of classes that are not shown: those with the highest R@1."""
 
     @property
     def shades(self) -> list[list[float]]:
@@ -114,7 +114,7 @@ class Neighbours(NamedTuple):
     queries: list[Query]
     maps: list[Plot]
     confusion: Confusion | None = None
-    """If videos have classes."""
+    """None if videos have no classes."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Figures:
     by_features: Neighbours | None = None
     """Of stored features of test videos."""
     by_audio: Neighbours | None = None
-    """Videos searched by their audio."""
+    """Videos retrieved by their audio."""
     missing: list[Unread] = field(default_factory=list)
 
     @property
@@ -150,7 +150,7 @@ def figures_of(subject: Subject, settings: Report, key: str) -> Figures:
         digest, figures.source = _weights(subject, trained)
         if result is not None and result.record.weights != digest:
             reason = f"the evaluation used weights {result.record.weights[:8]}; run 'make eval' for the current ones"
-            figures.missing.append(Unread("neighbours by the weights in the checkpoint", reason))
+            figures.missing.append(Unread("neighbours with the weights of the checkpoint", reason))
         figures.similarities = attempt("a training batch", figures.missing, lambda: pair_similarities(trained, key))
     if index is not None and result is not None:
         figures.by_features = attempt("nearest neighbours, confusion matrix, PCA and t-SNE", figures.missing,
@@ -194,7 +194,7 @@ def short_commit(commit: str) -> str:
 
 
 def search_features(result: Result, index: Index, settings: Report, key: str) -> Neighbours:
-    """Figures of the features that an evaluation has stored. Raises UserError if there are none."""
+    """Figures of the features that an evaluation stored. Raises UserError if they are missing or outdated."""
     row = result.record
     if fingerprint(index) != row.data:
         raise UserError(f"the shards in {index.folder} have changed since {row.model} was evaluated")
@@ -253,7 +253,7 @@ def maps(values: np.ndarray, label: np.ndarray, seed: int, key: str, points: int
     shown = f"{n} points" + (some if len(set(label)) > len(common) else "")
     projected = planes(values, _PERPLEXITY, seed)
     share = 100 * projected.variance
-    how = f"perplexity {projected.perplexity:.3g}, seed {seed}; distances between groups mean nothing"
+    how = f"perplexity {projected.perplexity:.3g}, seed {seed}; distances between groups have no meaning"
     return [
         Plot(
             name, svg(f"{key}-{short}", f"{name} of the features of {n} test videos, by class",
@@ -282,7 +282,7 @@ def _scatter(axes: Axes, positions: np.ndarray, label: np.ndarray, legend: list[
 
 
 def search_by_audio(trained: Trained, index: Index, split: str, settings: Report, key: str) -> Neighbours:
-    """Held-out videos searched by their audio. Raises UserError if the model or the videos lack a modality."""
+    """Held-out videos retrieved by their audio. Raises UserError if the model or the videos lack a modality."""
     both = ("video", "audio")
     if not set(both) <= set(trained.model.modalities):
         raise UserError("the model has no video or no audio network")
@@ -292,7 +292,9 @@ def search_by_audio(trained: Trained, index: Index, split: str, settings: Report
     drawn = np.random.Generator(np.random.Philox(settings.seed)).permutation(held_out)[:_POINTS]
     videos = np.sort(drawn)
     if len(videos) < 2:
-        raise UserError(f"{len(videos)} held-out videos (split '{split}') have video and audio for a clip")
+        raise UserError(
+            f"{len(videos)} held-out videos (split '{split}') have video and audio for a clip; at least two are needed"
+        )
     device, scale = any_device(), trained.settings.augmentation.scale[0]
     model = trained.model.to(device)
     embedded = crossmodal.embed(model, index, videos, clip, scale, _CLIPS, device, both, loading=Loading(threads=1))
@@ -319,7 +321,7 @@ class Thumbnails:
         self._index, self._reader = index, ShardReader(index)
 
     def query(self, video: int, near: Sequence[tuple[int, bool]], rank: int = 0, with_sound: bool = False) -> Query:
-        """A row of the index with its neighbours, each with whether it is right. Raises UserError if damaged."""
+        """A video with its neighbours and whether each is right. Raises UserError if a shard is damaged."""
         sound = self._spectrogram(video) if with_sound else ""
         neighbours = [self._thumbnail(other, bool(right)) for other, right in near]
         return Query(self._thumbnail(video, False, sound), neighbours, rank)
@@ -366,10 +368,10 @@ def pair_similarities(trained: Trained, key: str) -> Plot:
     """Similarities of positive and negative pairs in a training batch. Raises UserError if it cannot be loaded."""
     train = trained.settings
     if trained.foreign is not None:
-        raise UserError("the training of external weights is unknown")
-    if train.factors_from is not None:  # the page does not run code that a file names
+        raise UserError("external weights do not record their training")
+    if train.factors_from is not None:  # the report does not run code that a checkpoint names
         options = shlex.join(["--factors", train.factors, "--factors-from", str(train.factors_from)])
-        raise UserError(f"the page does not run custom factors; see gdt eval show-batch {options}")
+        raise UserError(f"the report does not run custom factors; draw a batch with 'gdt eval show-batch {options}'")
     per_video = int(np.prod([factor.k for factor in train.composition.factors[1:]]))
     videos = min(train.composition.batch_size, max(2, _LEAVES // per_video))
     small = replace(train, batch_size=videos)
@@ -411,7 +413,7 @@ def pair_similarities(trained: Trained, key: str) -> Plot:
         f"{len(np.unique(batch.plan.leaves.video))} videos, {len(embeddings)} leaves, model in evaluation mode; pairs "
         f"in the loss, before the temperature {trained.settings.temperature:g}; mean {means[0]} of positive and "
         f"{means[1]} of negative pairs; a positive pair is more similar than a negative one in "
-        f"{100 * float(np.mean(below)) / len(negative):.1f} % (chance 50)"
+        f"{100 * float(np.mean(below)) / len(negative):.1f} % of cases (chance 50 %)"
     )
     title = "similarities of pairs"
     return Plot(title, svg(f"{key}-pairs", f"{title}: {caption}", plot), caption, legend)

@@ -42,7 +42,7 @@ _TRAINED = {"others": "other videos", "these": "these videos", "unknown": "unkno
 
 
 def report(settings: Report) -> Path:
-    """Write the page; returns its path. Raises UserError if there is nothing to show, or no such model."""
+    """Write the page; returns its path. Raises UserError if there are no runs, or for an unknown model."""
     collected = collect(settings.runs)
     unread, models = collected.unread, subjects(collected)
     shown = choose(models, settings.figures_of, settings.models)
@@ -84,13 +84,13 @@ class Comparison(NamedTuple):
     lines: Lines
     notes: list[str]
     shared: list[tuple[str, str]]
-    """Names and values of conditions that are the same for all records."""
+    """Names and values of conditions that all records share."""
     conditions: Lines
     """The other conditions, a line per record."""
 
 
 def compare(folder: Path, results: Sequence[Result]) -> list[Comparison]:
-    """The tables of an evaluation; by preset, over seeds, if its models are runs in this folder."""
+    """The tables of an evaluation; by preset, averaged over seeds, if its models are runs in this folder."""
     records = [result.record for result in results]
     trained = [row for row in records if row.model != RANDOM]
     is_ablation = trained and all(
@@ -114,7 +114,7 @@ def _comparable(records: Sequence[Record]) -> list[list[Record]]:
             labels.setdefault((row.protocol, row.fold), set()).add(row.labels)
         if max(map(len, labels.values())) == 1:
             comparable.append(group)
-        else:  # labels have changed in between
+        else:  # labels changed between evaluations
             comparable += [[row for row in group if row.labels == one] for one in sorted({row.labels for row in group})]
     return comparable
 
@@ -151,8 +151,8 @@ def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
 
 
 def runs_table(runs: Sequence[Run]) -> Lines:
-    """A line per run."""
-    lines = [["run", "data set", "composition", "steps", "seed", "loss at the end", "clips/s", "data wait", "device",
+    """Table with a line per run."""
+    lines = [["run", "data set", "composition", "steps", "seed", "final loss", "clips/s", "data wait", "device",
               "commit", "started"]]  # fmt: skip
     for run in runs:
         settings, metrics = run.settings, run.metrics
@@ -242,11 +242,11 @@ def deviations(records: Sequence[Record], key: str) -> tuple[Lines, list[Plot]]:
 def _missing(
     settings: Report, collected: Collected, models: Sequence[Subject], shown: Sequence[Subject]
 ) -> list[tuple[str, str]]:
-    """What is missing on the page, with the command that adds it."""
+    """What the page lacks, each with the command that adds it."""
     missing: list[tuple[str, str]] = []
 
     def add(what: str, command: str, **variables: Any) -> None:
-        # a shell leaves a quoted $ as it is, but make would expand it
+        # make expands $ even in quotes
         given = (f"{name}={shlex.quote(str(value).replace('$', '$$'))}" for name, value in variables.items())
         missing.append((what, " ".join([command, *given])))
 
@@ -261,9 +261,9 @@ def _missing(
             add(f"{model.name} is not evaluated", "make eval", DATASET=model.dataset, CKPT=model.checkpoint, **shards)
         if model not in shown:
             arguments = f"--figures-of {shlex.quote(model.name)}"
-            add(f"{model.name} is not drawn", "make report", RUNS=settings.runs, ARGS=arguments)
+            add(f"{model.name} is not shown", "make report", RUNS=settings.runs, ARGS=arguments)
     if without := [run.name for run in collected.runs if not run.probes and _is_cross_modal(run)]:
-        what = f"no probes of recall between modalities during the training of {', '.join(without)}"
+        what = f"no recall probes in the training of {', '.join(without)}"
         add(what, "make pretrain", ARGS="--probe-every 500")
     return missing
 

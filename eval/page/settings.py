@@ -36,7 +36,7 @@ class Report:
         require_positive(self, "", "models", "queries")
         require_positive(self, "", "seed", least=0)
         if self.out is not None and self.out.suffix != ".html":
-            raise UserError(f"--out is {self.out}; the page's name must end in .html")
+            raise UserError(f"--out is {self.out}; its name must end in .html")
 
     @property
     def path(self) -> Path:

@@ -62,13 +62,15 @@ class Search:
         require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step")
         require_positive(self, "", "seed", "jobs", least=0)
         if self.query_split in ("test", "train"):
-            why = "which is kept for the end" if self.query_split == "test" else "which trials learn from"
+            why = "which is kept for the end" if self.query_split == "test" else "which trials train on"
             raise UserError(
-                f"--query-split is {self.query_split}, {why}; search on another, such as val, which 'make preprocess' "
-                'with ARGS="--val 0.1" creates'
+                f"--query-split is {self.query_split}, {why}; set it to another split, such as val, which 'make "
+                'preprocess\' with ARGS="--val 0.1" creates'
             )
         if not self.factors:
-            raise UserError("--factors is empty; name one or more of those that 'make pretrain FACTORS=help' lists")
+            raise UserError(
+                "--factors is empty; set it to one or more of those that 'make pretrain FACTORS=help' lists"
+            )
         presets.preset(self.baseline)
 
     @property

@@ -28,7 +28,7 @@ _AUGMENTATIONS = ("augmentation:i:1", "augmentation:i:2")
 class Space:
     """All compositions of the factors of a search.
 
-    Every trial draws every parameter, so that all trials count for the importance of each.
+    Every trial draws every parameter, so that all trials contribute to the importance of each.
     """
 
     settings: Search
@@ -38,12 +38,12 @@ class Space:
     def options(self) -> dict[str, tuple[Factor, ...]]:
         """Options of each factor: not varied, or each K in both contrasts; modalities also with the cross-modal weight.
 
-        Raises UserError if there is no such factor.
+        Raises UserError for an unknown factor or an invalid K.
         """
         options: dict[str, tuple[Factor, ...]] = {}
         for entry in self.settings.factors:
             name, _, typed = entry.partition(":")
-            # with two augmentations, any one factor makes a composition
+            # two augmentations make a composition with any other factor valid
             plain = self._parse(f"video:d {name}:i:1 augmentation:i:2").factors[1]
             transformation = plain.transformation
             if plain.name in options:
@@ -80,7 +80,7 @@ class Space:
         }
 
     def text(self, parameters: Mapping[str, str | int]) -> str:
-        """The composition as `--factors` of pretraining takes it, without factors that have no effect."""
+        """The composition in the notation of pretraining's `--factors`, without factors that have no effect."""
         names = sorted(self.options, key=lambda name: int(parameters[POSITION + name]))
         drawn = [way for name in names for way in self.options[name] if str(way) == parameters[name]]
         return " ".join(["video:d", *_with_effect(drawn), str(parameters["augmentation"])])
@@ -103,7 +103,7 @@ class Space:
         return parameters
 
     def folder(self, text: str) -> Path:
-        """Of the run of a composition, by its digest."""
+        """Folder of a composition's run, named by a digest."""
         return self.settings.folder / RUNS / hashlib.sha256(text.encode()).hexdigest()[:10]
 
     def pretraining(self, text: str) -> Pretrain:
@@ -113,7 +113,7 @@ class Space:
         videos, left = divmod(settings.clips_per_step, clips)
         if left or videos < 2:
             raise UserError(
-                f"it takes {clips} clips of each video; set --clips-per-step (now {settings.clips_per_step}) to "
+                f"it uses {clips} clips per video; set --clips-per-step (now {settings.clips_per_step}) to "
                 f"{2 * clips} or another multiple of {clips}"
             )
         run = replace(
@@ -128,5 +128,5 @@ class Space:
 
 
 def _with_effect(factors: Sequence[Factor]) -> list[str]:
-    """Without factors that have the same value everywhere; the start of a clip varies even at K = 1."""
+    """The factors without those that have the same value everywhere; the start of a clip varies even at K = 1."""
     return [str(factor) for factor in factors if factor.k > 1 or not factor.transformation.takes_all(1)]

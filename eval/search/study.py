@@ -48,25 +48,25 @@ from gdt.train.settings import differences
 
 _SETTINGS, _JOURNAL, _TEST, _PICTURE = "search.json", "journal.jsonl", "test.json", "importance.png"
 _COMPOSITION, _METRIC, _REJECTED = "composition", "metric", "rejected"
-"""User attributes of a trial: what it trains and its last metric; of a draw that cannot be trained, the reason."""
+"""User attributes of a trial: its composition and last metric; or the reason why a draw cannot be trained."""
 STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped", TrialState.FAIL: "diverged"}
 _STUCK = 20
 """Consecutive draws without a new composition after which draws are uniform."""
 _EXHAUSTED = 300
 """Consecutive draws without a new composition after which the search ends."""
 _BEST = 3
-"""Rows that are printed, beside the baseline."""
+"""Number of printed rows, besides the baseline."""
 
 
 def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
-    """Run the trials that are left, then test the best once; returns the report.
+    """Run the remaining trials, then test the best once; returns the report.
 
     Raises UserError if the videos do not fit, the folder holds a different search, or a trial fails.
     """
     index = open_index(settings.dataset, shard_folder(settings.dataset, settings.shards)).labelled(settings.label)
     space, jobs = Space(settings, index), job_limit(settings.jobs)
     if not torch.cuda.is_available():
-        torch.set_num_threads(1)  # trials have the other cores, and metrics the same digits on every machine
+        torch.set_num_threads(1)  # leaves the cores to the trials, and gives the same digits on every machine
     train = trainer(space)
     parameters = space.of_preset(settings.baseline)
     try:
@@ -90,8 +90,10 @@ class Study:
         self._exhausted = False
         path = self._settings.folder / _JOURNAL
         if path.is_file() and not (lines := path.read_bytes()).endswith(b"\n"):
-            path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # drop the line that a crash has cut off
-        path.with_name(path.name + ".lock").unlink(missing_ok=True)  # left by a kill; the folder's own lock is held
+            path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # drop a line that a crash truncated
+        path.with_name(path.name + ".lock").unlink(
+            missing_ok=True
+        )  # left by a killed search; the folder's lock is held
         self._study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))), study_name="search", direction="maximize",
             pruner=MedianPruner(n_startup_trials=5), load_if_exists=True,
@@ -107,7 +109,7 @@ class Study:
         return [trial for trial in trials if _COMPOSITION in trial.user_attrs]
 
     def run(self, jobs: int) -> None:
-        """Run the trials that are left in parallel, interrupted ones first."""
+        """Run the remaining trials in parallel, interrupted ones first."""
         settings, interrupted = self._settings, self.trials(TrialState.RUNNING)
         done = len(self.trials(*STATES))
         todo: list[FrozenTrial | None] = [*interrupted, *[None] * (settings.trials - done - len(interrupted))]
@@ -146,7 +148,7 @@ class Study:
     def _draw(self) -> Trial | None:
         """A trial of a new composition that can be trained; None if there are no more.
 
-        Draws that cannot be trained are told to Optuna as pruned without a value, the worst there is.
+        Draws that cannot be trained are reported to Optuna as pruned without a value, its worst result.
         """
         with self._lock:
             for attempt in range(0 if self._exhausted else _EXHAUSTED):
@@ -170,7 +172,7 @@ class Study:
         return None
 
     def report(self) -> str:
-        """Write the table and the plot, and test the best and the baseline unless that was done; returns a summary."""
+        """Write the table and the plot, and test the best and the baseline if not done yet; returns a summary."""
         settings, out, trials = self._settings, self._settings.folder, self.trials(*STATES)
         base = next(trial for trial in trials if _composition(trial) == self._baseline)
         if base.state != TrialState.COMPLETE:
@@ -191,7 +193,7 @@ class Study:
         return "\n".join(["", layout(shown), "", *below, *commands, files])
 
     def _summary(self, trials: Sequence[FrozenTrial], best: FrozenTrial, base: FrozenTrial) -> list[str]:
-        """What a reader needs to trust the ranking."""
+        """Notes on the trials, the metric and the best composition."""
         settings, metric = self._settings, _metric(best)
         states = Counter(STATES[trial.state] for trial in trials)
         rejected = sum(_REJECTED in trial.user_attrs for trial in self._study.get_trials(deepcopy=False))
@@ -201,20 +203,20 @@ class Study:
             f"R@{settings.k} {f'of {settings.label}' if settings.label else 'between modalities'} on "
             f"{settings.query_split}: {metric.answers} queries, chance {metric.chance:.1f} %, seed {settings.seed}; in "
             "brackets 95 % intervals over queries",
-            f"best against {settings.baseline} on {settings.query_split}: {_compare(metric, _metric(base))}; judge it "
-            "on test, as selection favours it",
+            f"best against {settings.baseline} on {settings.query_split}: {_compare(metric, _metric(base))}; selection "
+            "favours it, so judge it on test",
         ]
         if len(trials) < settings.trials:
-            lines.append("no new composition of these factors was found; name more --factors")
+            lines.append("no new composition of these factors was found; add more to --factors")
         if metric.low <= metric.chance:
             lines.append("the best does not differ significantly from chance; set --steps higher")
         return lines
 
     def _importance(self) -> str:
-        """Draw the share of the variance of finished trials that each choice explains; returns the largest shares."""
+        """Plot the share of the variance of finished trials that each choice explains; returns the largest."""
         finished = self.trials(TrialState.COMPLETE)
         if len(finished) < 4 or len({trial.value for trial in finished}) < 2:
-            return "too few finished trials for the importance of each choice"
+            return "too few finished trials to estimate the importance of each choice"
         shares = get_param_importances(self._study, evaluator=FanovaImportanceEvaluator(seed=0))
         figure = Figure(figsize=(6, 1 + 0.25 * len(shares)), layout="constrained")
         axes = figure.subplots()
@@ -225,7 +227,7 @@ class Study:
         return f"importance (fANOVA, rough): {largest}"
 
     def _test(self, best: FrozenTrial, base: FrozenTrial) -> list[str]:
-        """The best, the baseline and random weights on the test split, evaluated once and read from then on."""
+        """The best, the baseline and random weights on the test split, evaluated once; later calls read the results."""
         path, names = self._settings.folder / _TEST, ("best", self._settings.baseline, RANDOM)
         if path.is_file():  # a second evaluation would be a second selection
             metrics = [Metric(*values) for values in json.loads(path.read_text())["metrics"].values()]
@@ -254,7 +256,7 @@ def _metric(trial: FrozenTrial) -> Metric:
 
 
 def _row(trial: FrozenTrial) -> list[str]:
-    """The composition without what is the same in all, the last metric, and the state."""
+    """The composition without the parts that all share, the last metric, and the state."""
     name = _composition(trial).removeprefix("video:d ").removesuffix(" augmentation:i:1")
     value = _with_interval(_metric(trial)) if _METRIC in trial.user_attrs else ""
     return [name, value, STATES[trial.state] + (f" at {trial.last_step}" if trial.state == TrialState.PRUNED else "")]
@@ -280,7 +282,7 @@ def _commands(settings: Search, best: FrozenTrial, base: FrozenTrial) -> list[st
 
 
 def _shell(words: Iterable[str], width: int = 98) -> str:
-    """A command as a shell takes it, in lines of at most `width` characters where no word is longer."""
+    """A command quoted for the shell, in lines of at most `width` characters unless a word is longer."""
     lines: list[str] = []
     for word in map(shlex.quote, words):
         if lines and len(lines[-1]) + len(word) < width:

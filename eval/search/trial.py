@@ -25,7 +25,7 @@ from gdt.train.settings import METRICS, SIZES, Pretrain
 
 LOG = "log.txt"
 _SECONDS = 0.5
-"""Between two looks for a checkpoint."""
+"""Seconds between checks for a new checkpoint."""
 
 
 class Measurement:
@@ -43,16 +43,16 @@ class Measurement:
         }
         if "audio" in modalities and not index.mel_count.any():
             raise UserError(
-                f"the videos of {index.folder} have no sound, which --factors uses; choose other factors, and if they "
-                "leave one modality, --metric label and --baseline a"
+                f"the videos of {index.folder} have no sound, which --factors uses; choose other factors; if they "
+                "leave one modality, also set --metric label and --baseline a"
             )
         if len(modalities) < 2 and not settings.label:
             raise UserError(
-                "recall between modalities needs two, and no factor of --factors has two; add one, or set --metric to "
-                "a label column"
+                "recall between modalities needs two, but no factor of --factors has two; add modality, or set "
+                "--metric to a label column"
             )
         if "text" in modalities:
-            raise UserError("the search does not support text; name factors without it, such as modality")
+            raise UserError("the search does not support text; set --factors to others, such as modality")
         self._protocol = "retrieval" if settings.label else "cross-modal"
         self._settings = Downstream(
             ckpt=(), label=settings.label, protocols=(self._protocol,), clips=settings.clips, query_split=split,
@@ -94,7 +94,7 @@ class Trainer:
     def train(
         self, run: Pretrain, gpu: str, steps: set[int], stop: threading.Event
     ) -> Generator[tuple[int, Metric], None, None]:
-        """Train from the newest checkpoint, if any, and yield the metric at those of `steps` whose checkpoint is seen.
+        """Train from the newest checkpoint, if any, and yield the metric at those of `steps` whose checkpoint is found.
 
         Closing the generator ends the training. Raises DivergedError, StoppedError, or UserError if training fails.
         """
@@ -103,7 +103,7 @@ class Trainer:
         path = folder / NAME
         try:
             while run.steps in left:
-                status = process.poll() if process else None  # before the look, so that no checkpoint is missed
+                status = process.poll() if process else None  # before the check, so that no checkpoint is missed
                 newest = path.stat().st_mtime_ns if path.is_file() else 0
                 if newest != seen:
                     seen, trained = newest, load_model(path)

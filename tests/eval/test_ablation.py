@@ -1,4 +1,4 @@
-"""The ablation: what runs and what does not run again, tables by label, and rows against each other."""
+"""The ablation: which commands run, tables by label column, and differences between rows."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def kinds(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def columns(index: Index) -> Index:
-    """With labels in columns."""
+    """The index with more label columns."""
     count = np.arange(len(index))
     own = {
         "parity": np.array(["even", "odd"], object)[count % 2], "file": index.id, "sort": index.label,
@@ -68,7 +68,7 @@ def columns(index: Index) -> Index:
     return replace(index, columns=own)
 
 
-def test_a_row_that_is_done_is_not_run_again(
+def test_finished_rows_are_not_run_again(
     done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = settings(shards, tmp_path)
@@ -130,7 +130,7 @@ def test_all_label_columns_are_compared(
     }
 
 
-def test_columns_without_a_grouping_of_their_own_are_no_labels(index: Index) -> None:
+def test_ids_constants_and_duplicates_are_not_label_columns(index: Index) -> None:
     assert label_columns(columns(index), "test") == ("label", "parity")  # not an id, one value, or the classes again
     assert label_columns(replace(index, label=np.full(len(index), "", object)), "test") == ()
 
@@ -156,7 +156,7 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
     for wrong, message in (
         ({"rows": ("z",)}, "unknown preset 'z'"),
         ({"factors_from": tmp_path}, "--factors-from has no effect"),
-        ({"labels": ("recall", "label")}, "--labels recall takes no other label"),
+        ({"labels": ("recall", "label")}, "--labels recall cannot be combined with label columns"),
         ({"labels": ("colour",)}, "unknown column 'colour'"),
     ):
         with pytest.raises(UserError, match=message):

@@ -81,7 +81,7 @@ def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, t
     assert "a batch takes 400 videos but only 24 can be used" in done.stderr and "log.txt" in done.stderr
 
 
-def test_show_batch_draws_what_the_network_gets(index: Index) -> None:
+def test_show_batch_draws_the_inputs_of_the_network(index: Index) -> None:
     """Against the oracles of the loader's tests."""
     reader = ShardReader(index)
     for preset, leaves in (("a", 2), ("l", 8)):
@@ -111,9 +111,9 @@ def test_show_batch_draws_what_the_network_gets(index: Index) -> None:
             kind = "video" if columns["modality"][leaf] == VIDEO else "audio"
             number = columns["leaf"][leaf]
             assert axis.get_title("left") == f"leaf {number}: from {seconds:.2f} s, {kind}, {direction}"
-            told = [label.get_text() for label in axis.get_xticklabels()]
-            shown = [float(label.removesuffix(" s")) for label in told]
-            assert len(told) == (4 if kind == "video" else 9)
+            ticks = [label.get_text() for label in axis.get_xticklabels()]
+            shown = [float(label.removesuffix(" s")) for label in ticks]
+            assert len(ticks) == (4 if kind == "video" else 9)
             # from the first frame of the clip to its last, or from the last to the first
             first, last = (shown[0], shown[-1]) if direction == "forward" else (shown[-1], shown[0])
             span = 5 * CLIP.stride / 30 if kind == "video" else (CLIP.mel_frames - 1) / 100
@@ -137,14 +137,14 @@ HERTZ = ["0.3 kHz", "1.1 kHz", "3.1 kHz", "8.2 kHz"]
         ("l", "video:d modality:i:2:differs augmentation:i:1", 1, "attracts 0; repels 1 leaf of every other video"),
     ],
 )
-def test_what_leaves_attract_and_repel_is_said(
+def test_attracted_and_repelled_leaves_are_listed(
     index: Index, preset: str, factors: str, leaf: int, expected: str
 ) -> None:
     composition = parse(factors, 3) if factors else presets.composition(preset, 3)
     planned = sampling_tree(index, composition, CLIP, "train", 0)
     with Loader(index, [planned.plan(0, 0)], CLIP, CPU) as loader:
-        told = dict(describe_leaves(next(iter(loader)), planned))
-    (relation,) = (relation for label, relation in told.items() if label.startswith(f"leaf {leaf}: "))
+        descriptions = dict(describe_leaves(next(iter(loader)), planned))
+    (relation,) = (relation for label, relation in descriptions.items() if label.startswith(f"leaf {leaf}: "))
     assert relation == expected
 
 

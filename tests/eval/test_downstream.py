@@ -192,7 +192,7 @@ def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: D
     assert {"random weights", "mine", "chance"} <= set(rows) and rows.count("mine") == 1
 
 
-def test_a_model_with_fewer_folds_is_compared_on_those(on_ucf: Downstream, tmp_path: Path) -> None:
+def test_a_model_with_fewer_folds_is_compared_on_its_folds(on_ucf: Downstream, tmp_path: Path) -> None:
     downstream(on_ucf)
     text = downstream(replace(on_ucf, folds=(1, 2, 1), random_weights="only"))
     found = {(r.model, r.fold): r.metrics["R@1"].value for r in results(tmp_path)}
@@ -262,15 +262,15 @@ def test_videos_shorter_than_a_clip_are_evaluated(
         ("--query-split train", "both the split 'train', so every video would find itself"),
         ("--gallery-split test", "both the split 'test', so every video would find itself"),
         ("--gallery-split nix", "no labelled videos in the split 'nix'"),
-        ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it is a setting of finetune"),
-        ("--word2vec x --protocols linear", "--word2vec has no effect on linear; it is a setting of cross-modal"),
-        ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are 24 training videos"),
+        ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to finetune"),
+        ("--word2vec x --protocols linear", "--word2vec has no effect on linear; it applies only to cross-modal"),
+        ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),
         ("--threads -1", "--threads is -1; it must be 0 or more"),
         ("--query-split holdout --protocols retrieval", "no labelled videos in the split 'holdout'"),
         ("--label colour", "unknown column 'colour'"),
-        ("--dataset hmdb51", "were made of the data set 'ucf101', not 'hmdb51'"),
+        ("--dataset hmdb51", "were made from the data set 'ucf101', not 'hmdb51'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* 'make preprocess DATASET=folder SOURCE="),
-        ("--lr -1", "--lr must be 0 or more"),
+        ("--lr -1", "--lr is -1 and --linear-c is 1; --lr must be 0 or more"),
         ("--clips 0", "--clips is 0; it must be 1 or more"),
     ],
 )
@@ -307,7 +307,7 @@ def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
     assert done.returncode == 2 and "has no labelled videos in the split 'train'" in done.stderr
 
 
-def test_text_takes_part_if_word2vec_is_set(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_text_is_evaluated_if_word2vec_is_set(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
     tiny = replace(SIZES["tiny"][1], preset="three", word2vec=word2vec, batch_size=4, steps=2)
     path = pretrain(replace(tiny, shards=captioned, out=tmp_path / "three"))
     settings = Downstream((path,), "x", captioned, ("cross-modal",), clips=2, random_weights="exclude",
@@ -340,7 +340,7 @@ def test_protocols_skipped_for_lack_of_labels_are_named(
 def test_published_results_are_not_shown_next_to_other_videos(ucf: Path) -> None:
     for name in ("ucf101", "mine", "folder"):
         assert len(open_index(name, ucf)) == 36
-    with pytest.raises(UserError, match="were made of the data set 'ucf101', not 'hmdb51'"):
+    with pytest.raises(UserError, match="were made from the data set 'ucf101', not 'hmdb51'"):
         open_index("hmdb51", ucf)
 
 
@@ -375,7 +375,7 @@ def test_cross_modal_retrieval_needs_two_modalities(shards: Path, tmp_path: Path
         downstream(Downstream((path,), protocols=("cross-modal",), out=tmp_path / "eval"))
 
 
-def test_shards_without_held_out_videos_are_refused_with_the_command_that_helps(
+def test_shards_without_held_out_videos_are_refused_with_the_command_that_adds_them(
     change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
 ) -> None:
     change_index(split=np.full(len(index), "train", object))

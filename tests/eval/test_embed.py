@@ -72,7 +72,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     refused = command("eval", "nearest", "--query", "one.mp4")
     assert "'one.mp4' is neither an id in features.h5 (such as more/one.mp4" in refused.stderr
     refused = command("eval", "nearest", "--query", videos / "broken.mp4")
-    assert f"no usable video: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
+    assert f"no video can be used: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
     across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4
 
@@ -154,10 +154,10 @@ def test_npz_and_h5_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path
         ({"out": Path("nowhere/features.h5")}, "the folder nowhere does not exist"),
         ({"clips": 0}, "--clips is 0; it must be 1 or more"),
         ({"source": (Path("gone"),)}, "no file or folder gone"),
-        ({"source": (Path("text.txt"),)}, "text.txt does not end like a video file"),
+        ({"source": (Path("text.txt"),)}, "text.txt does not have the suffix of a video file"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
-        ({"query": "x"}, "no file of features features.h5; make one"),
-        ({"query": "x", "features": Path("text.txt")}, "text.txt is no file of features"),
+        ({"query": "x"}, "no features file features.h5; write one"),
+        ({"query": "x", "features": Path("text.txt")}, "text.txt is not a features file"),
     ],
 )
 def test_wrong_settings_and_files_are_refused(

@@ -60,7 +60,7 @@ def same(one: Trained, other: Trained) -> bool:
 
 
 @pytest.mark.parametrize("modalities", [("video",), ("video", "audio", "text")])
-def test_safetensors_hold_what_the_checkpoint_holds(tmp_path: Path, modalities: tuple[str, ...]) -> None:
+def test_safetensors_equal_the_checkpoint(tmp_path: Path, modalities: tuple[str, ...]) -> None:
     path, out = checkpoint_of(tmp_path, TINY, modalities), tmp_path / "x.safetensors"
     text = export(Export(path, out))
     assert same(load_model(path), load_model(out)) and same(load_model(path).untrained(), load_model(out).untrained())
@@ -187,7 +187,7 @@ def test_models_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
         (tiny, ("video", "audio"), "published", "sizes .stem is 16 instead of 64; .* slim is True .*; hidden is"),
         (tiny, ("video", "audio"), "torchvision", "depth is 1 instead of 2; slim is True instead of False.; set --for"),
         (words, ("text",), "published", "sizes .word-dimensions is 12 instead of 300.; set --format safetensors"),
-        (words, ("text",), "torchvision", "needs a video network, but the model was trained without video"),
+        (words, ("text",), "torchvision", "needs a video network, but the model has none"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):
             export(Export(checkpoint_of(tmp_path, settings, modalities), tmp_path / "x.pth", kind))

@@ -1,4 +1,4 @@
-"""Which factors features encode: tested on constructed features and videos where the answer is known."""
+"""Which factors features encode: tested on constructed features and videos with known answers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_encoded_factors_are_classified_and_have_the_expected_distance(k: int) -
 
 
 def test_two_factors_are_measured_independently() -> None:
-    """Features that encode both factors, one or none, beside the video."""
+    """Features that encode the video and both factors, one of them or neither."""
     n, s, first, second = 30, 2, 2, 3
     rng = np.random.default_rng(0)
     codes = rng.normal(size=(first, 16)), rng.normal(size=(second, 16))
@@ -233,7 +233,7 @@ def metrics(accuracy: float, random: float, distance: float = 0.5, of_random: fl
         ("time_shift", "distinctive", metrics(50, 50, 0.5, 0.9), "a probe does not classify it"),
     ],
 )
-def test_whether_a_promise_is_kept(factor: str, contrast: str, found: Metrics, expected: str) -> None:
+def test_check_promise(factor: str, contrast: str, found: Metrics, expected: str) -> None:
     holds, against = check_promise(factor, {factor: contrast}, found)
     assert holds == (not expected) and expected in against
 
@@ -309,7 +309,7 @@ def differs(values: np.ndarray, axis: int) -> bool:
     return bool((values != np.take(values, [0], axis)).any())
 
 
-def test_thirds_are_thirds_and_clips_fit(planner: Planner) -> None:
+def test_clips_start_in_their_third_and_fit_the_video(planner: Planner) -> None:
     trial = planner.trial(TRANSFORMATIONS["time_shift"](), "audio")
     counts = planner.index.start_counts(TINY.clip.frames, TINY.clip.stride, TINY.clip.mel_frames)[trial.videos]
     starts = trial.leaves.start.reshape(trial.shape)
@@ -321,7 +321,7 @@ def test_thirds_are_thirds_and_clips_fit(planner: Planner) -> None:
 
 
 def loaded(planner: Planner, trial: Trial) -> np.ndarray:
-    """What a network gets: crops, or banks, with the axes of the trial first."""
+    """Inputs of a network, crops or banks, with the axes of the trial first."""
     found = []
     with Loader(planner.index, trial.plans(), TINY.clip, torch.device("cpu")) as loader:
         for batch in loader:
@@ -331,7 +331,7 @@ def loaded(planner: Planner, trial: Trial) -> np.ndarray:
     return every.reshape(*trial.shape, *every.shape[1:])
 
 
-def test_clips_are_equal_but_for_the_factor(planner: Planner) -> None:
+def test_clips_differ_only_by_the_factor(planner: Planner) -> None:
     """[n, s, k, 3, frames, height, width] and [n, s, k, 1, bands, frames]."""
 
     def of(name: str, network: str) -> np.ndarray:
@@ -355,9 +355,9 @@ def test_reasons_for_missing_trials(planner: Planner, index: Index) -> None:
         return str(raised.value)
 
     long = replace(planner, clip=replace(TINY.clip, frames=16))  # more than half of a video
-    assert why(long, TRANSFORMATIONS["speed"]()) == "0 of 12 videos are long enough for it, of at least 5"
+    assert why(long, TRANSFORMATIONS["speed"]()) == "0 of 12 videos are long enough for it, but at least 5 are needed"
     silent = replace(planner, index=replace(index, mel_count=np.zeros_like(index.mel_count)))
-    assert "0 of 12 videos are long enough for it (0 have sound), of at least 5" in why(silent, Modality())
+    assert "0 of 12 videos are long enough for it (0 have sound), but at least 5 are needed" in why(silent, Modality())
     few = replace(planner, clip=replace(TINY.clip, frames=2))
     assert "order has 3 segments and a clip 2 frames" in why(few, TRANSFORMATIONS["order"]())
     assert "not a Choice of two or more values" in why(planner, TRANSFORMATIONS["speed"]((1.0,)))

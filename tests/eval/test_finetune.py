@@ -190,7 +190,7 @@ def test_a_run_starts_again_if_its_state_does_not_fit(
         data[len(data) // 2] ^= 4
     path.write_bytes(data[: len(data) // 2] if how == "cut" else data)
     assert Finetuning(trained, task, recipe, 0, 0, CPU, tmp_path / "run").run("x") == whole
-    assert "is damaged or of another recipe; the run starts again" in capsys.readouterr().out
+    assert "is damaged or of another recipe; finetuning restarts" in capsys.readouterr().out
 
 
 def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
@@ -208,12 +208,12 @@ def test_finetuned_weights_keep_their_metadata_when_read_and_exported(
         assert all(torch.equal(value, weights[name]) for name, value in found.items())
 
 
-def test_what_cannot_be_finetuned_is_refused(trained: Trained, task: Task, tmp_path: Path) -> None:
+def test_models_and_videos_that_cannot_be_finetuned_are_refused(trained: Trained, task: Task, tmp_path: Path) -> None:
     few = replace(task, train=task.train[:5], train_target=task.train_target[:5])
     alike = replace(task, classes=("spin",), train_target=np.zeros_like(task.train_target))
     sound = Trained(GDT(TINY.network, ["audio"]), Pretrain(), 0, KINETICS)
     for model, of, message in (
-        (trained, few, "5 training videos give less than a batch of 32 clips; set --clips-per-epoch to 7"),
+        (trained, few, "5 training videos give fewer clips than a batch of 32; set --clips-per-epoch to 7"),
         (trained, alike, "at least two classes; there is only 'spin'"),
         (sound, task, "trained without video"),
     ):

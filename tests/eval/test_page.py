@@ -84,7 +84,7 @@ class Page(HTMLParser):
 
 
 def relabelled(shards: Path, folder: Path, label: str) -> Path:
-    """A copy of shards with other labels: "" for none, else with the old label in place of {}."""
+    """A copy of shards with other labels: "" removes them, {} stands for the old label."""
     shutil.copytree(shards, folder, copy_function=shutil.copy)
     _, said = read_annotations(folder)
     labels = [label.format(old.decode()).encode() if old else b"" for old in said["video/label"]]
@@ -147,13 +147,13 @@ def test_numbers_are_those_of_the_json(page: Page, runs: Path) -> None:
 
 
 def test_runs_are_those_of_the_logs(page: Page, runs: Path) -> None:
-    lines = page.table("Pretraining: median clips/s and data wait, smoothed loss at the end")
+    lines = page.table("Pretraining runs: median clips/s and data wait, smoothed final loss")
     cells = {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
     for name in ("e <b>$1$", "unlabelled"):
         log = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
         start = json.loads((runs / name / "run.json").read_text())[-1]
         assert cells[name]["steps"] == "5 of 5" and cells[name]["composition"] == "e"
-        assert cells[name]["loss at the end"] == f"{np.mean([row['loss'] for row in log]):.3f}"  # within 10 steps
+        assert cells[name]["final loss"] == f"{np.mean([row['loss'] for row in log]):.3f}"  # within 10 steps
         assert cells[name]["clips/s"] == f"{np.median([row['clips_per_second'] for row in log]):.0f}"
         assert cells[name]["started"] == start["provenance"]["started"]
     assert "probe: video to audio R@1" in page.text and "probe: audio to video R@1" in page.text
@@ -277,7 +277,7 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
     for name, why in (
         ("older/results.json", "holds results of another version"), ("newer/results.json", "unknown: steps"),
         ("newer/figures.json", "holds results of another version"), ("runs/figures", "IndexError"),
-        ("unlabelled/metrics.jsonl", "1 of 5 lines are incomplete, the first is line 5"),
+        ("unlabelled/metrics.jsonl", "1 of 5 lines are incomplete (first: line 5)"),
         ("unlabelled/run.json", "not a file that this program writes"),
         ("cut/settings.json", "not a file that this program writes"),
     ):  # fmt: skip
@@ -309,8 +309,8 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
     assert "published results are for the networks" in page.text
-    assert "None yet; run" not in page.text
-    assert "None here; run make pretrain" in page.text
+    assert "No evaluations yet; run" not in page.text
+    assert "No runs yet; run make pretrain" in page.text
 
 
 def test_evaluations_of_other_weights_than_the_checkpoint_are_noted(runs: Path, tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_evaluations_of_other_weights_than_the_checkpoint_are_noted(runs: Path, 
         path.write_text(json.dumps(rows))
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     assert (
-        "neighbours by the weights in the checkpoint (the evaluation used weights 00000000; run 'make eval'"
+        "neighbours with the weights of the checkpoint (the evaluation used weights 00000000; run 'make eval'"
         in page.text
     )
 
@@ -352,9 +352,9 @@ def test_bad_settings_are_one_sentence(command: Run, tmp_path: Path) -> None:
     (tmp_path / "runs" / "deep").mkdir(parents=True)
     done = command("eval", "report")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "runs holds no runs and no evaluations; set --runs to the folder of yours" in done.stderr
+    assert "runs has no runs or evaluations; set --runs to the folder of your runs" in done.stderr
     done = command("eval", "report", "--out", "page.txt")
-    assert done.returncode == 2 and "--out is page.txt; the page's name must end in .html" in done.stderr
+    assert done.returncode == 2 and "--out is page.txt; its name must end in .html" in done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -72,9 +72,9 @@ def test_records_of_another_version_are_refused(change: dict | None, message: st
 def test_earlier_results_of_the_same_videos_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "results.json"
     assert with_earlier([ROW], path) == ([ROW], [])
-    kept, anew, elsewhere = replace(ROW, seed=7), replace(ROW, step=3), replace(ROW, seed=9, data="other")
-    write(path, [kept, anew, elsewhere])
-    assert with_earlier([ROW], path) == ([kept, ROW], [elsewhere])
+    kept, replaced, other = replace(ROW, seed=7), replace(ROW, step=3), replace(ROW, seed=9, data="other")
+    write(path, [kept, replaced, other])
+    assert with_earlier([ROW], path) == ([kept, ROW], [other])
     assert "1 earlier results in" in capsys.readouterr().out
 
 

@@ -109,7 +109,7 @@ def test_compositions_are_trained_once_each_and_the_baseline_first(finished) -> 
     assert f"make pretrain DATASET=synthetic {shlex.quote(f'FACTORS={best}')}" in text.replace("\\\n  ", "")
 
 
-def test_poor_trials_stop_early_at_no_further_steps(finished) -> None:
+def test_poor_trials_are_pruned_at_the_first_evaluation(finished) -> None:
     chosen, trainer, _ = finished
     stopped = [trial for trial in trials(chosen) if STATES[trial.state] == "stopped"]
     done = [trial.user_attrs["composition"] for trial in trials(chosen) if STATES[trial.state] == "finished"]
@@ -233,7 +233,7 @@ def test_the_rows_of_table_1_are_in_the_space(shards: Path, index: Index, tmp_pa
     assert space.text(swapped).split()[1:4] == ["modality:i:2:differs", "time_reversal:d:2", "time_shift:d:2"]
     with pytest.raises(UserError, match="distinctive factor 'time_shift' is sampled anew in every branch"):
         space.pretraining(space.text(swapped))
-    with pytest.raises(UserError, match=r"it takes 64 clips of each video; set --clips-per-step \(now 16\) to 128"):
+    with pytest.raises(UserError, match=r"it uses 64 clips per video; set --clips-per-step \(now 16\) to 128"):
         wide = dict.fromkeys(("time_reversal", "speed"), 0) | {"time_shift": 4, "order": 0}
         wide = {name: str(space.options[name][k or 1]) for name, k in wide.items()}
         space.pretraining(space.text(parameters | wide | {"augmentation": "augmentation:i:2"}))
@@ -298,11 +298,11 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
     plain = ("eval", "search", "--shards", silent, "--trials", 1, "--steps", 2, "--looks", 1, "--clips", 1,
              "--clips-per-step", 8, "--out", "out")  # fmt: skip
     assert sentence(command(*plain)) == (
-        f"the videos of {silent} have no sound, which --factors uses; choose other factors, and if they leave one "
-        "modality, --metric label and --baseline a"
+        f"the videos of {silent} have no sound, which --factors uses; choose other factors; if they leave one "
+        "modality, also set --metric label and --baseline a"
     )
     factors = ("--factors", "time_shift", "time_reversal", "speed")
-    with pytest.raises(UserError, match="recall between modalities needs two, and no factor of --factors has two"):
+    with pytest.raises(UserError, match="recall between modalities needs two, but no factor of --factors has two"):
         run_command(silent, tmp_path, *factors)
     chosen = settings(silent, tmp_path / "s", factors=factors[1:], metric="label", baseline="a", clips=1, trials=3)
     search(chosen, fake())
@@ -319,20 +319,20 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
     [
         (("--trials", 0), "--trials is 0; it must be 1 or more"),
         (("--steps", 0), "--steps is 0; it must be 1 or more"),
-        (("--query-split", "test"), "--query-split is test, which is kept for the end; search on another"),
+        (("--query-split", "test"), "--query-split is test, which is kept for the end; set it to another"),
         (("--query-split", "dev"), "has no videos of the split 'dev'; the same 'make preprocess' command with"),
         (("--metric", "weather"), "unknown column 'weather' of"),
         (("--factors", "time_shift", "warp"), "unknown factor 'warp'; available: video, time_shift"),
         (("--factors", "time_shift:1"), "--factors: cannot read 'time_shift:1'; write a factor and the K to try"),
         (("--factors", "modality", "speed:3"), "--factors: K = 3 in 'speed:3': it has 2 values; set it to 2 or less"),
         (("--factors", "speed", "speed(1,4)"), "--factors names 'speed' twice"),
-        (("--factors", "time_shift"), "recall between modalities needs two, and no factor of --factors has two"),
+        (("--factors", "time_shift"), "recall between modalities needs two, but no factor of --factors has two"),
         (("--factors", "modality(video,audio,text)"), "the search does not support text"),
         (("--baseline", "a"), "--baseline a ('video:d "),
         (("--baseline", "z"), "unknown preset 'z'"),
         (
             ("--clips-per-step", 1),
-            "--baseline e cannot be trained: it takes 1 clips of each video; set --clips-per-step (now 1) to 2",
+            "--baseline e cannot be trained: it uses 1 clips per video; set --clips-per-step (now 1) to 2",
         ),
         (("--clips-per-step", 100), "--baseline e cannot be trained: a batch takes 100 videos but only 24 can be used"),
     ],
