@@ -308,7 +308,7 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     cells = rows_of(page, folder / "ucf")
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
-    assert "published results are for the networks" in page.text
+    assert "published results are with their authors" in page.text
     assert "No evaluations yet; run" not in page.text
     assert "No runs yet; run make pretrain" in page.text
 
