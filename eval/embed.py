@@ -221,7 +221,7 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
             raise
         path, reason = user_path(rejected[0]["path"]), rejected[0]["reason"]
         more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
-        raise UserError(f"no video can be used: {path}: {reason}{more}") from error
+        raise UserError(f"no usable video: {path}: {reason}{more}") from error
     paths = {item.id: user_path(str(item.path)) for item in folder.listing(root) if not isinstance(item, Missing)}
     skipped = [(user_path(row["path"]), row["reason"]) for row in read_rejected(shards)]
     if single:

@@ -379,7 +379,7 @@ def test_shards_without_held_out_videos_are_refused_with_the_command_that_adds_t
     change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
 ) -> None:
     change_index(split=np.full(len(index), "train", object))
-    with pytest.raises(UserError, match=r"no held-out videos .* ARGS=\"--test 0.1\", .* then pretrain again"):
+    with pytest.raises(UserError, match=r"no held-out videos .* ARGS=\"--test 0.1\" .* then pretrain again"):
         downstream(Downstream((checkpoint,), "x", shards, ("cross-modal",), clips=2, out=tmp_path))
 
 

@@ -72,7 +72,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     refused = command("eval", "nearest", "--query", "one.mp4")
     assert "'one.mp4' is neither an id in features.h5 (such as more/one.mp4" in refused.stderr
     refused = command("eval", "nearest", "--query", videos / "broken.mp4")
-    assert f"no video can be used: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
+    assert f"no usable video: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
     across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4
 
