@@ -46,19 +46,19 @@ demo: $(STAMP) ## the whole pipeline on a generated data set: about 4 minutes on
 	@$(PYTHON) -m gdt generate synthetic --destination data/videos/demo --train 40 --val 1 --test 20
 	@$(PYTHON) -m gdt preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
 	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 \
-	  --jobs 3 --factors no --out runs/demo
+	  --seeds 0 --jobs 3 --test-factors none --out runs/demo
 	@$(PYTHON) -m gdt eval report --runs runs/demo --out runs/demo/report.html
 
-preprocess: $(STAMP) ## turn videos into shards; run again to resume | DATASET= SOURCE= [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]
+preprocess: $(STAMP) ## turn videos into shards; run again to resume | [DATASET=synthetic] [SOURCE=] [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]
 	$(gdt) preprocess --dataset synthetic
 
-verify: $(STAMP) ## check shards for damage | DATASET= [FULL=1 to decode every frame]
+verify: $(STAMP) ## check shards for damage | [DATASET=synthetic] [FULL=1 to decode every frame]
 	$(gdt) verify --dataset synthetic
 
-pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET=] [PRESET=l|help] [FACTORS="..."] [WORD2VEC=] [INIT=] | [SIZE=paper|tiny] [GPUS=1] | [NODES=4 SCHEDULER=slurm [SBATCH="--partition=gpu ..."]]
+pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET=synthetic] [PRESET=l|help] [FACTORS="..."] [WORD2VEC=] [INIT=] | [SIZE=paper|tiny] [GPUS=1] | [NODES=4 SCHEDULER=slurm [SBATCH="--partition=gpu ..."]]
 	$(gdt) pretrain --dataset synthetic
 
-eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=] [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
+eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=synthetic] [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
 	$(call gdt,PRESET FACTORS) eval downstream --ckpt $(checkpoint)
 
 eval-ucf: $(STAMP) ## evaluate on UCF-101, all folds | [CKPT=] [FOLDS="1 2 3"] [RECIPE=paper|published] [PROTOCOLS=] [GPUS=]
@@ -67,7 +67,7 @@ eval-ucf: $(STAMP) ## evaluate on UCF-101, all folds | [CKPT=] [FOLDS="1 2 3"] [
 eval-hmdb: $(STAMP) ## the same for HMDB-51
 	$(official) --dataset hmdb51
 
-eval-factors: $(STAMP) ## test what features encode of each factor | [CKPT="a.pt ..."] [DATASET=]
+eval-factors: $(STAMP) ## test what features encode of each factor | [CKPT="a.pt ..."] [DATASET=synthetic]
 	$(call gdt,PRESET FACTORS) eval factors --ckpt $(checkpoint)
 
 embed: $(STAMP) ## write features of your videos to a file | CKPT= SOURCE=/my/videos|DATASET= [OUT=features.h5]
@@ -76,13 +76,13 @@ embed: $(STAMP) ## write features of your videos to a file | CKPT= SOURCE=/my/vi
 report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [OUT=page.html] [FIGURES_OF=NAME]
 	$(gdt) eval report
 
-ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=] [ROWS="a e l"] [SEEDS="0 1 2"]
-	$(gdt) eval ablation --dataset synthetic --seeds 0 1 2
+ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=synthetic] [ROWS="a e l"] [SEEDS="0 1 2"]
+	$(gdt) eval ablation --dataset synthetic
 
-search: $(STAMP) ## search for good compositions of factors | [DATASET=] [FACTORS="time_shift:2,4 modality"] [TRIALS=30]
+search: $(STAMP) ## search for the best composition | [DATASET=synthetic] [FACTORS="time_shift:2,4 modality"] [TRIALS=30]
 	$(gdt) eval search
 
-show-batch: $(STAMP) ## draw every leaf of one video | [DATASET=] [PRESET=l] [FACTORS="..."] [WORD2VEC=]
+show-batch: $(STAMP) ## draw every leaf of one video | [DATASET=synthetic] [PRESET=l] [FACTORS="..."] [WORD2VEC=]
 	$(gdt) eval show-batch
 
 show-tree: $(STAMP) ## draw the sampling tree, with what each leaf attracts and repels | [PRESET=l] [FACTORS="..."]
@@ -91,7 +91,7 @@ show-tree: $(STAMP) ## draw the sampling tree, with what each leaf attracts and 
 theorem: $(STAMP) ## simulate the paper's theorem and compare it with the formulas
 	$(gdt) study theorem
 
-figures: $(STAMP) ## draw the paper's figures of features | CKPT="a.pt ..." [DATASET=]
+figures: $(STAMP) ## draw the paper's figures of features | CKPT="a.pt ..." [DATASET=synthetic]
 	$(call gdt,PRESET FACTORS) study figures --ckpt $(checkpoint)
 
 bench: $(STAMP) ## measure the speeds of docs/benchmarks.md | [SOURCE=/videos]
@@ -103,7 +103,7 @@ bench: $(STAMP) ## measure the speeds of docs/benchmarks.md | [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.features
 	@$(PYTHON) -m benchmarks.size
 
-bench-gpu: $(STAMP) ## measure a GPU, against predictions and plain implementations | [ARGS="--minutes 40"]
+bench-gpu: $(STAMP) ## measure a GPU; compare with predictions and with plain PyTorch | [ARGS="--minutes 40"]
 	@$(PYTHON) -m benchmarks.gpu $(ARGS)
 
 lint: $(STAMP) ## check style and types

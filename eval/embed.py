@@ -58,7 +58,7 @@ class Embed:
     ckpt: Path
     """Checkpoint of a pretrained model, or other weights."""
     source: tuple[Path, ...] = ()
-    """Video files and folders; preprocessed into a temporary folder at --out."""
+    """Video files and folders; preprocessed into a temporary folder next to --out."""
     dataset: str = ""
     """Preprocessed data set, instead of --source."""
     shards: Path | None = None
@@ -66,13 +66,14 @@ class Embed:
     out: Path = Path("features.h5")
     """File: .h5, .npz or .parquet (needs pyarrow)."""
     modalities: tuple[Modality, ...] = ()
-    """Default: all that the model has networks for."""
+    """Default: all modalities of the model."""
     kind: Kind = "embeddings"
-    """Embeddings can be compared across modalities, trunk features suit classifiers."""
+    """embeddings: comparable across modalities; features: of the trunk, better for
+    classifiers."""
     per: Per = "video"
-    """One row per video, the mean over its clips, or per clip."""
+    """video: one row per video (mean over clips); clip: one row per clip."""
     clips: int = 10
-    """Uniform clips per video."""
+    """Uniformly spaced clips per video."""
     workers: int = 0
     """Decoding processes; 0: one per core."""
     overwrite: bool = False

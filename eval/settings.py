@@ -21,7 +21,7 @@ _ALWAYS_ACCEPTED = ("seed", "size")
 
 @dataclass(frozen=True)
 class Downstream:
-    """Evaluate checkpoints by the paper's protocols, next to random weights and chance; run it again to resume."""
+    """Evaluate checkpoints by the paper's protocols, with random weights and chance. Run the same command to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "main": ("ckpt", "dataset", "protocols", "out", "random_weights"),
@@ -38,7 +38,7 @@ class Downstream:
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     protocols: tuple[ProtocolName, ...] = ()
-    """Default: all without training that fit models and data."""
+    """Default: cross-modal, retrieval and few-shot, where model and data allow."""
     folds: tuple[int, ...] = ()
     """Official folds, from 1; default: all."""
     word2vec: Path | None = None
@@ -50,7 +50,7 @@ class Downstream:
     query_split: str = ""
     """Split to evaluate; default: test, or val if there is no test split."""
     clips: int = 10
-    """Uniform clips per video, which are averaged."""
+    """Uniformly spaced clips per video; features or scores are averaged."""
     gallery_per_class: int = 0
     """Random gallery videos per class, to save time; 0: all."""
     random_weights: Literal["include", "only", "exclude"] = "include"
@@ -58,9 +58,10 @@ class Downstream:
     recipe: Literal["paper", "published"] = "paper"
     """Finetuning recipe: the paper's, or that of the published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clips of the recipe, or tiny: as in pretraining, 4 per video."""
+    """paper: the recipe's clips; tiny: the checkpoint's clip size, 4 clips per video
+    and epoch."""
     epochs: int = 0
-    """Epochs, to which the schedule is scaled. 0: the recipe's."""
+    """Epochs; the schedule is scaled to them. 0: the recipe's."""
     lr: float = 0.0
     """Peak learning rate of finetuning. 0: the recipe's."""
     clips_per_epoch: int = 0
@@ -72,7 +73,7 @@ class Downstream:
     seed: int = 0
     """Seed of shots, samples, classifier and order of clips."""
     jobs: int = 0
-    """Finetuning runs in parallel; 0: one per GPU, or per core."""
+    """Finetuning runs in parallel; 0: one per GPU or, without a GPU, per core."""
     threads: int = 0
     """CPU threads per process; 0: torch's default."""
     out: Path | None = None

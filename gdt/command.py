@@ -32,7 +32,7 @@ COMMANDS = {
     "verify": Command("gdt.preprocess.verify", "check shards for damage"),
     "generate": Command("gdt.preprocess.synthetic.command", "generate a synthetic data set"),
     "pretrain": Command("gdt.train.command", "pretrain a model on shards", f"{_AGAIN} to resume"),
-    "eval": Command("gdt.eval.command", "evaluate models, extract features, draw batches and trees", _AGAIN),
+    "eval": Command("gdt.eval.command", "evaluate, compare and search compositions, extract features, draw", _AGAIN),
     "study": Command("gdt.studies.command", "reproduce the paper's theorem and figures", _AGAIN),
 }
 _HELP = "\n".join([

@@ -41,7 +41,7 @@ STORED_NAMES = {"silence_db": "silence", "require_audio": "need_sound"}
 
 @dataclass(frozen=True)
 class Extraction:
-    """How frames and sound are extracted. Changed values need new shards."""
+    """How frames and sound are extracted. To change them, preprocess again into a new --destination."""
 
     fps: int = 30
     """Frames per second of the stored frames."""
@@ -52,12 +52,12 @@ class Extraction:
     min_seconds: float = 1.0
     """Reject shorter videos; a clip takes 1 s."""
     max_hours: float = 4.0
-    """Cut longer videos, which bounds the disk space of a worker."""
+    """Longer videos are cut to this length; limits the worker's disk use."""
     silence_db: float = -75.0
-    """Sound never above this, dB of full scale, is ignored."""
+    """A track whose peak stays below this level (dBFS) counts as silent."""
     require_audio: bool = False
     """Reject videos without sound or with silence only."""
-    limits: Annotated[Limits, tyro.conf.arg(name="advanced limits")] = field(default_factory=Limits)
+    limits: Annotated[Limits, tyro.conf.arg(name="ffmpeg limits")] = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not 1 <= self.fps <= 100:

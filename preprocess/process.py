@@ -55,9 +55,9 @@ class Limits:
     """Limits of one ffmpeg process; files that exceed them are rejected."""
 
     timeout_factor: float = 20.0
-    """Seconds per second of video, after a first minute."""
+    """ffmpeg may take this many seconds per second of video, plus one minute."""
     ffmpeg_memory: float = 4.0
-    """GiB of address space."""
+    """Memory limit of one ffmpeg process, GiB of address space."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -40,7 +40,7 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True)
 class Preprocess(cluster.Workers):
-    """Turn a data set of videos into shards. The same command resumes an interrupted run."""
+    """Turn a data set of videos into shards. Run the same command to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "source", "destination", "val", "test", "workers", "dry_run"),
@@ -50,7 +50,8 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree) or a data set; unknown names list all."""
+    """folder (any tree of videos), kinetics, audioset, vggsound, howto100m, ig65m, ucf101,
+    hmdb51, synthetic or synthetic-hard."""
     source: Path | None = None
     """Folder of the videos; default data/videos/<dataset>."""
     destination: Path | None = None
@@ -65,13 +66,13 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of the videos without a split for val; remembered."""
+    """Fraction of the videos without a split that becomes val; kept for later runs."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
     """Files with the same id: stop, or keep the first."""
     drop_missing: bool = False
-    """Rebuild finished shards without videos that are gone."""
+    """Rebuild finished shards without the videos that have disappeared from --source."""
     dry_run: bool = False
     """Estimate time and size from a few videos; write nothing."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Predictions:
-    """Judge the predictions of docs/predictions.md by the rule stated there."""
+    """Check the predictions of docs/predictions.md against the results of an ablation."""
 
     runs: Path = Path("runs/ablation-synthetic-hard")
     """Folder of the ablation of rows a to m, two seeds or more."""
@@ -16,7 +16,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Grid:
-    """Link the clips of GRID in a folder and label them with the words in their file names."""
+    """Prepare the GRID corpus: link its clips into a folder and take labels from file names."""
 
     source: Path
     """Folder with the clips of one speaker."""

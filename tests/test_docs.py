@@ -51,7 +51,7 @@ PARSED = {
 SHORTER = {
     "pretrain": ["--steps", "2", "--batch-size", "4"], "eval downstream": ["--clips", "2"],
     "eval embed": ["--clips", "2"],
-    "eval factors": ["--videos", "8", "--starts", "1", "--folds", "2", "--split", "train"],
+    "eval factors": ["--videos", "8", "--starts", "1", "--cv-folds", "2", "--split", "train"],
 }  # fmt: skip
 """Options that make the commands short."""
 ERRORS = {

@@ -169,7 +169,7 @@ def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
          "gdt eval downstream --ckpt runs/kinetics-l/checkpoint.pt --dataset ucf101 --size=paper "
          "--protocols retrieval --folds 1 2"),
         ("embed SOURCE=/v OUT=x.h5", "gdt eval embed --ckpt runs/synthetic-l/checkpoint.pt --source /v --out=x.h5"),
-        ("ablation SIZE=tiny ROWS='a e'", "gdt eval ablation --dataset synthetic --seeds 0 1 2 --size=tiny --rows a e"),
+        ("ablation SIZE=tiny ROWS='a e'", "gdt eval ablation --dataset synthetic --size=tiny --rows a e"),
         ("report RUNS=x", "gdt eval report --runs=x"),
         ("pretrain SIZE=tiny CLIP_SIZE=24", "gdt pretrain tiny --dataset synthetic --clip.size=24"),
         ("preprocess SHORT_SIDE=96 DRY_RUN=0", "gdt preprocess --dataset synthetic --short-side=96 --no-dry-run"),
@@ -177,7 +177,7 @@ def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
         ("eval SIZE=tiny CKPT=\"'a b.pt' c.pt\" TABLES=no",
          "gdt eval downstream --ckpt 'a b.pt' c.pt --size=tiny --no-tables"),
         ("ablation SIZE=tiny ROWS=\"e 'video:d modality:i:2:differs'\"",
-         "gdt eval ablation --dataset synthetic --seeds 0 1 2 --size=tiny --rows e 'video:d modality:i:2:differs'"),
+         "gdt eval ablation --dataset synthetic --size=tiny --rows e 'video:d modality:i:2:differs'"),
         ("pretrain SIZE=tiny ARGS='--out ~/x'", f"gdt pretrain tiny --dataset synthetic --out {Path.home()}/x"),
         ("preprocess eval DATASET=folder SOURCE=/x CKPT=y SIZE=tiny CUDA_VISIBLE_DEVICES=0",
          "gdt preprocess --dataset=folder --source=/x\ngdt eval downstream --ckpt y --dataset=folder --size=tiny"),

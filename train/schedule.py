@@ -23,9 +23,10 @@ class Optimization:
     weight_decay: float = 1e-5
     """Weight decay."""
     warmup_epochs: float = 10
-    """Epochs of linear warm-up, from lr as in the published release, or from 0 if base-batch-size is 0."""
+    """Epochs of linear warm-up. It starts at --optimization.lr, as in the published
+    release; at 0 if base-batch-size is 0."""
     lr_decay: float = 0.0
-    """Final share of the training over which the rate falls linearly to 0."""
+    """Fraction of training, at its end, in which the learning rate falls linearly to 0."""
 
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.base_batch_size < 0 or self.warmup_epochs < 0 or not 0 <= self.lr_decay <= 1:

@@ -57,7 +57,7 @@ class Pretrain:
     dataset: str = "kinetics"
     """Name of the preprocessed data set."""
     shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
+    """Folder of the data set's shards; default data/shards/<dataset>."""
     split: str = "train"
     """Split to learn from."""
     shuffle_shards: int = 0
@@ -72,7 +72,7 @@ class Pretrain:
     factors_digest: Annotated[str, tyro.conf.Suppress] = ""
     """Checksum of that file, which the run fills in."""
     word2vec: Path | None = None
-    """Word vectors with which the shards were made, where text is a modality."""
+    """Word-vector file used in preprocessing; needed only if text is a modality."""
     init: Path | None = None
     """Weights to start from; inputs are normalised as they expect."""
     out: Path | None = None
@@ -82,9 +82,9 @@ class Pretrain:
     default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
     """The batch size that None stands for."""
     epochs: int = 100
-    """Passes over the videos; 0 where --steps is set."""
+    """Passes over the videos. Give --epochs or --steps, not both."""
     steps: int = 0
-    """Batches to train for; 0 where --epochs is set."""
+    """Batches to train for. Give --epochs or --steps, not both."""
     temperature: float = 0.07
     """rho of equation 1."""
     seed: int = 0
@@ -119,7 +119,8 @@ class Pretrain:
     checkpoint_steps: int = 0
     """Also write a checkpoint every N steps; 0 for none."""
     probe_every: int = 0
-    """Steps between probes of cross-modal recall among held-out videos; 0 for none. They do not change the run."""
+    """Steps between probes of cross-modal recall among held-out videos; 0 for none. The probe does
+    not affect training."""
     probe_videos: int = 256
     """Maximum number of videos of a probe."""
     probe_split: str = ""

@@ -59,7 +59,7 @@ class Job:
     nodes: int = 1
     """Machines."""
     scheduler: str = ""
-    """slurm, or empty to be told the commands to type on each machine."""
+    """slurm submits a job; empty prints the commands for each machine."""
     sbatch: str = ""
     """Options of sbatch, in quotes: --sbatch="--partition=gpu --time=1-0 --cpus-per-task=64 --mem=0"."""
 

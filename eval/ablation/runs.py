@@ -104,11 +104,11 @@ def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: 
             f"the videos in {shards} have no sound, which these rows need: {' '.join(audible)}; set "
             f"--rows {shlex.join(others) or 'a b c d'}"
         )
-    if not labels and settings.factors == "no" and all(len(each) < 2 for each in modalities.values()):
+    if not labels and settings.test_factors == "none" and all(len(each) < 2 for each in modalities.values()):
         reason = f"{shards} has no labels in the splits train and {settings.query_split}"
         raise UserError(
             f"{'recall needs two modalities' if settings.labels else reason}, and none of the rows "
-            f"{' '.join(settings.rows)} has two modalities, so only factors can be compared; remove --factors no"
+            f"{' '.join(settings.rows)} has two modalities, so only factors can be compared; remove --test-factors none"
         )
 
 
@@ -137,7 +137,7 @@ def _plan(
         )  # fmt: skip
         commands.append(["eval", "downstream", *to_arguments(evaluation, Downstream(()))])
     factors = None
-    if settings.factors == "all" or (settings.factors == "first" and seed == settings.seeds[0]):
+    if settings.test_factors == "all" or (settings.test_factors == "first" and seed == settings.seeds[0]):
         factors = folder / "factors" / NAME
         test = Factors((folder,), settings.dataset, shards, settings.query_split, out=factors.parent)
         commands.append(["eval", "factors", *to_arguments(test, Factors((Path(),)))])

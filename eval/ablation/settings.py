@@ -15,12 +15,12 @@ from gdt.pipeline.composition import Composition
 
 @dataclass(frozen=True)
 class Ablation:
-    """Pretrain compositions at equal clips per step, evaluate them frozen, and compare. The same command resumes."""
+    """Pretrain compositions at equal clips per step and compare them frozen. Run the same command to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "ablation": ("dataset", "rows", "seeds", "size", "steps", "labels", "out", "jobs"),
         "advanced": ("shards", "clips_per_step", "bn_group_size", "query_split", "gallery_per_class", "clips",
-                     "factors", "word2vec", "factors_from"),
+                     "test_factors", "word2vec", "factors_from"),
     }  # fmt: skip
 
     dataset: str = "synthetic"
@@ -33,28 +33,29 @@ class Ablation:
     """Python file with your own transformations."""
     word2vec: Path | None = None
     """Word vectors that the shards were made with, for text."""
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; one run per row and seed."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks, clips and schedule."""
     clips_per_step: int = 64
-    """Video clips per batch, the same in all rows."""
+    """Video clips per batch, the same in all rows, so compositions with more clips per
+    video see fewer videos."""
     bn_group_size: int | None = None
-    """Leaves that share batch-norm statistics; 0: the batch."""
+    """Leaves that share batch-norm statistics; 0: the whole batch."""
     steps: int = 0
     """Training steps; 0: those of --size."""
     labels: tuple[str, ...] = ()
-    """Label columns, or recall (between modalities); default all."""
+    """Label columns, or 'recall' for recall between modalities; default: all columns."""
     query_split: str = "test"
     """Split to evaluate on; use val to choose settings."""
     gallery_per_class: int = 0
     """Training videos per class in the gallery; 0: all."""
     clips: int = 10
     """Clips per evaluated video."""
-    factors: Literal["first", "all", "no"] = "first"
-    """Seeds that 'gdt eval factors' runs on."""
+    test_factors: Literal["first", "all", "none"] = "first"
+    """Seeds on which to run 'gdt eval factors'."""
     jobs: int = 0
-    """Runs in parallel; 0: one per GPU or core."""
+    """Runs in parallel; 0: one per GPU or, without a GPU, per core."""
     out: Path | None = None
     """Results; default runs/ablation-<dataset>."""
 

@@ -215,7 +215,7 @@ def _metrics(features: Sequence[np.ndarray], trial: Trial, settings: Factors) ->
         DISTANCE_RANDOM: relative_distance(random),
         DISTANCE_MORE: relative_distance(own, random),
     }
-    accuracies = [probe_accuracy(each, settings.folds, settings.probe_c, settings.seed) for each in features]
+    accuracies = [probe_accuracy(each, settings.cv_folds, settings.probe_c, settings.seed) for each in features]
     return metrics | dict(zip((ACCURACY, ACCURACY_RANDOM), accuracies, strict=True))
 
 

@@ -16,7 +16,7 @@ class Factors:
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "factors": ("ckpt", "dataset", "videos", "out"),
-        "advanced": ("shards", "split", "starts", "draws", "folds", "probe_c", "seed"),
+        "advanced": ("shards", "split", "starts", "draws", "cv_folds", "probe_c", "seed"),
     }
 
     ckpt: tuple[Path, ...]
@@ -28,12 +28,12 @@ class Factors:
     split: str = ""
     """Split to test on; default test, or else val."""
     videos: int = 100
-    """Videos to test on; more narrow the intervals."""
+    """Videos to test on; more videos give narrower intervals."""
     starts: int = 3
-    """Clips per video; of time_shift, per third of the video."""
+    """Clips per video; for time_shift, clips per third of the video."""
     draws: int = 4
-    """Draws of the augmentation, the same for every video."""
-    folds: int = 5
+    """Number of augmentations drawn; all videos get the same ones."""
+    cv_folds: int = 5
     """Folds of the probe's cross-validation over videos."""
     probe_c: float = 0.1
     """Inverse L2 regularisation of the probe."""
@@ -46,10 +46,12 @@ class Factors:
         if not self.ckpt:
             raise UserError("--ckpt is empty; set it to one or more checkpoints")
         require_positive(self, "", "starts")
-        require_positive(self, "", "folds", least=2, why="as probes are tested on videos that they were not trained on")
+        require_positive(
+            self, "", "cv_folds", least=2, why="as probes are tested on videos that they were not trained on"
+        )
         require_positive(self, "", "draws", least=2, why="as a probe classifies them")
         require_positive(
-            self, "", "videos", least=self.min_videos, why="for --folds folds and distances between videos"
+            self, "", "videos", least=self.min_videos, why="for --cv-folds folds and distances between videos"
         )
         if not 0 < self.probe_c < float("inf"):
             raise UserError(f"--probe-c is {self.probe_c}; it must be above 0")
@@ -57,4 +59,4 @@ class Factors:
 
     @property
     def min_videos(self) -> int:
-        return max(3, self.folds)
+        return max(3, self.cv_folds)

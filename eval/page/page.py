@@ -17,6 +17,8 @@ from tqdm import tqdm
 
 from gdt.common.files import write_text
 from gdt.eval.ablation.compare import table_of
+from gdt.eval.deviation import TITLES, histogram, marks
+from gdt.eval.deviation import lines as deviation_lines
 from gdt.eval.drawing import Key, keys, svg
 from gdt.eval.page.collect import Collected, Result, Run, Subject, attempt, choose, collect, subjects
 from gdt.eval.page.models import Plot, figures_of, short_commit
@@ -25,8 +27,6 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, format_details
 from gdt.eval.tables import Lines, Table, build_tables
 from gdt.pipeline.shards.layout import shard_folder
-from gdt.studies.figures.pictures import TITLES, histogram, marks
-from gdt.studies.figures.pictures import lines as figure_lines
 from gdt.train.provenance import git_commit
 
 _POINTS = 1000
@@ -236,7 +236,7 @@ def deviations(records: Sequence[Record], key: str) -> tuple[Lines, list[Plot]]:
 
         caption = f"{records[0].queries} videos, {records[0].clips} clips each; dotted: medians"
         plots.append(Plot(title, svg(f"{key}-{name}", f"{title}: {caption}", draw), caption, of))
-    return figure_lines(records), plots
+    return deviation_lines(records), plots
 
 
 def _missing(

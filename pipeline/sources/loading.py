@@ -16,7 +16,7 @@ def _cores() -> int:
 
 @dataclass(frozen=True)
 class Loading:
-    """Threads, buffers and devices of the loader. Only `damaged`, and the rounding of GPU decoders, change batches."""
+    """These options do not change results, except damaged, and rounding on GPUs."""
 
     threads: int = field(default_factory=_cores)
     """Decoding threads; by default the cores divided by the processes on this machine."""
@@ -34,7 +34,8 @@ class Loading:
     prefetch: int = 2
     """Batches to make ahead of the training step."""
     damaged: Literal["stop", "skip"] = "stop"
-    """Damaged clips stop the run, or the loss skips their leaves and the run lists them at its end."""
+    """stop: end the run; skip: leave damaged clips out of the loss and list them at the
+    end."""
 
     def __post_init__(self) -> None:
         require_positive(self, "loading", "threads", "readers", "read_ahead", "decode_batch_size", "prefetch")

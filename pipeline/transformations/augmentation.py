@@ -18,7 +18,7 @@ class Augmentation:
     scale: tuple[int, int] = (128, 160)
     """Range of the shorter side after resizing, before the crop, pixels, both ends included."""
     center_crop: bool = False
-    """Crop the centre (evaluation), not at random (pretraining). Section 3.3 says random, the appendix centre."""
+    """Crop the centre instead of at random. Section 3.3 says random, the appendix centre."""
     flip: float = 0.5
     """Probability of a horizontal flip."""
     brightness: float = 0.4

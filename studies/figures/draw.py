@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.eval import record
+from gdt.eval.deviation import DEVIATION, MORE, NEAREST, RATIO, RELATIVE
 from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
 from gdt.eval.metrics import Metric, median
@@ -148,16 +149,16 @@ def measure(settings: Figures) -> tuple[list[Record], list[Planes]]:
     records = []
     for model, each in zip(models, measured, strict=True):
         metrics = {
-            pictures.DEVIATION: median(each.deviation),
-            pictures.RATIO: ratio(each.distances),
-            pictures.NEAREST: each.nearest,
+            DEVIATION: median(each.deviation),
+            RATIO: ratio(each.distances),
+            NEAREST: each.nearest,
         }
         same_network = model.trained.model.network == models[0].trained.model.network
         if models[0].random and model is not models[0] and same_network:
-            metrics[pictures.MORE] = ratio(each.distances, measured[0].distances)
+            metrics[MORE] = ratio(each.distances, measured[0].distances)
         per_video = {
-            pictures.DEVIATION: tuple(each.deviation.tolist()),
-            pictures.RELATIVE: tuple(each.distances.relative.tolist()),
+            DEVIATION: tuple(each.deviation.tolist()),
+            RELATIVE: tuple(each.distances.relative.tolist()),
         }
         records.append(
             model.record(

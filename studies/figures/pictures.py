@@ -7,36 +7,19 @@ from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, rc_context
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gdt.eval.drawing import Key, keys
-from gdt.eval.metrics import Metric
+from gdt.eval.deviation import DEVIATION, NEAREST, RATIO, TITLES, format_metric, histogram, lines, marks
 from gdt.eval.planes import Planes
-from gdt.eval.record import RANDOM, Record
-from gdt.eval.tables import Lines, format_range, layout
+from gdt.eval.record import Record
+from gdt.eval.tables import format_range, layout
 
-DEVIATION, RELATIVE, RATIO, MORE, NEAREST = "deviation", "relative", "ratio", "minus random", "nearest"
-"""Metrics: see `spread`; MORE is the difference of RATIO to random weights of the same network."""
 NUMBERS, KIND, ON_PLANES, IN_TIME, SKIPPED = "numbers in a feature", "of", "on planes", "clips", "left out"
 """Keys of `Record.how`."""
-TITLES = {
-    DEVIATION: "standard deviation over the clips of a video",
-    RELATIVE: "distance between its clips (1: clips of two videos)",
-}
-"""Of the histograms."""
-_BINS = 40
-_GREY = "#7f7f7f"
 _MARKERS = "osD^"
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 """Names of models and classes may contain $."""
-
-
-def marks(records: Sequence[Record]) -> list[Key]:
-    """Colour and marker of each; random weights are grey."""
-    trained = iter(keys([record.model for record in records if record.preset != RANDOM]))
-    return [Key(_GREY, "o", "●", each.model) if each.preset == RANDOM else next(trained) for each in records]
 
 
 @rc_context(_PLAIN_TEXT)
@@ -48,34 +31,18 @@ def deviation(records: Sequence[Record]) -> Figure:
         histogram(axes, [record.per_video[name] for record in records], of)
         axes.set_xlabel(title)
         axes.spines[["top", "right"]].set_visible(False)
-    lines = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in of]
+    handles = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in of]
     names = [
-        f"{record.model}: median {record.metrics[DEVIATION].value:.4f}, ratio {_cell(record.metrics[RATIO], '{:.2f}')}"
+        f"{record.model}: median {record.metrics[DEVIATION].value:.4f}, "
+        f"ratio {format_metric(record.metrics[RATIO], '{:.2f}')}"
         for record in records
     ]
-    figure.legend(lines, names, loc="outside lower center", frameon=False, fontsize=8)
+    figure.legend(handles, names, loc="outside lower center", frameon=False, fontsize=8)
     figure.suptitle(
         f"How far time-shifted clips of a video lie apart: {first.dataset}, {first.query_split}, {first.queries} "
         "videos\ndotted: medians", fontsize=10,
     )  # fmt: skip
     return figure
-
-
-def histogram(axes: Axes, values: Sequence[Sequence[float]], of: Sequence[Key]) -> None:
-    """An outline and a median per model, over shared bins."""
-    most = max(max(each) for each in values) or 1.0  # 0 for videos that stand still
-    edges = np.linspace(0, 1.02 * most, _BINS + 1)
-    for each, mark in zip(values, of, strict=True):
-        share = np.histogram(each, edges)[0] * (100 / len(each))
-        axes.stairs(share, edges, color=mark.colour, fill=True, alpha=0.15)
-        axes.stairs(share, edges, color=mark.colour, linewidth=1.3)
-        middle = float(np.median(each))
-        top = float(share[min(int(np.searchsorted(edges, middle, "right")) - 1, _BINS - 1)])
-        axes.axvline(middle, color=mark.colour, linestyle=":", linewidth=1.2)
-        axes.plot(middle, top, mark.marker, color=mark.colour, markersize=5)
-    axes.set_ylabel("share of videos, %")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=0)
 
 
 @rc_context(_PLAIN_TEXT)
@@ -108,24 +75,6 @@ def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
         "a colour per video, a line through its clips in time order", fontsize=9,
     )  # fmt: skip
     return figure
-
-
-def lines(records: Sequence[Record]) -> Lines:
-    """Cells of the table, heads first."""
-    compared = any(MORE in record.metrics for record in records)
-    rows = [["", DEVIATION, RATIO, *([MORE] if compared else []), "nearest %"]]
-    for record in records:
-        metrics, more = record.metrics, record.metrics.get(MORE)
-        difference = [_cell(more, "{:+.2f}", " to ") if more else ""] if compared else []
-        rows.append([record.model, _cell(metrics[DEVIATION], "{:.4f}"), _cell(metrics[RATIO], "{:.2f}"), *difference,
-                     _cell(metrics[NEAREST], "{:.1f}")])  # fmt: skip
-    chance = f"{records[0].metrics[NEAREST].chance:.1f}"
-    return [*rows, ["chance", "", "", *([""] if compared else []), chance]]
-
-
-def _cell(metric: Metric, form: str, between: str = "-") -> str:
-    value, low, high = map(form.format, (metric.value, metric.low, metric.high))
-    return f"{value} ({low}{between}{high})"
 
 
 def report(records: Sequence[Record]) -> str:

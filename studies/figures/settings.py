@@ -13,7 +13,7 @@ from gdt.eval.embed import Kind
 
 @dataclass(frozen=True)
 class Figures:
-    """Draw how far the clips of a video lie apart, and clips by PCA and t-SNE, as the paper does."""
+    """Draw the paper's figures: the spread of the clips of a video, and PCA and t-SNE of clips."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "model": ("ckpt", "kind", "random"),
@@ -45,7 +45,7 @@ class Figures:
     perplexity: float = 30.0
     """Perplexity of t-SNE; reduced where there are few clips."""
     kind: Kind = "features"
-    """Average-pooled features of the video trunk, or embeddings of its head."""
+    """features: average-pooled, of the video trunk; embeddings: of its head."""
     random: bool = True
     """Also show random weights of the first checkpoint's network."""
     seed: int = 0

@@ -51,7 +51,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 def settings(shards: Path, out: Path, **values: object) -> Ablation:
     small = {"rows": ("a", "l"), "seeds": (1,), "steps": 2, "clips_per_step": 8, "clips": 2, "jobs": 1}
-    return Ablation(shards=shards, out=out, **small | {"factors": "no"} | values)  # type: ignore[arg-type]
+    return Ablation(shards=shards, out=out, **small | {"test_factors": "none"} | values)  # type: ignore[arg-type]
 
 
 def kinds(commands: Sequence[Sequence[str]]) -> list[str]:
@@ -188,7 +188,7 @@ def test_the_matrix_marks_significant_differences() -> None:
 
 
 def test_factors_of_several_seeds_are_averaged(done: list[list[str]], shards: Path, tmp_path: Path) -> None:
-    summary = ablation(settings(shards, tmp_path, rows=("a",), factors="first"))
+    summary = ablation(settings(shards, tmp_path, rows=("a",), test_factors="first"))
     assert kinds(done) == ["pretrain", "downstream", "factors"] and Image.open(tmp_path / "factors.png").width > 400
     assert "promises of the compositions are broken" in summary
     found = read(tmp_path / "factors.json")

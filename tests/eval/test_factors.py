@@ -378,7 +378,7 @@ def test_custom_factors_are_promised_while_their_file_is_unchanged(tmp_path: Pat
 # The command
 # ---------------------------------------------------------------------------------------------------------------------
 
-SMALL = {"videos": 6, "starts": 2, "folds": 2, "draws": 2}
+SMALL = {"videos": 6, "starts": 2, "cv_folds": 2, "draws": 2}
 
 
 def run_factors(settings: Factors) -> tuple[str, list[Record]]:
@@ -489,16 +489,16 @@ def test_the_command_prints_a_summary_and_repeats_its_numbers(
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("--videos 4", "--videos is 4; it must be 5 or more, for --folds folds"),
-        ("--videos 2 --folds 2", "--videos is 2; it must be 3 or more"),
-        ("--folds 1", "--folds is 1; it must be 2 or more"),
+        ("--videos 4", "--videos is 4; it must be 5 or more, for --cv-folds folds"),
+        ("--videos 2 --cv-folds 2", "--videos is 2; it must be 3 or more"),
+        ("--cv-folds 1", "--cv-folds is 1; it must be 2 or more"),
         ("--draws 1", "--draws is 1; it must be 2 or more"),
         ("--starts 0", "--starts is 0; it must be 1 or more"),
         ("--probe-c 0", "--probe-c is 0.0; it must be above 0"),
         ("--seed -1", "--seed is -1; it must be 0 or more"),
         ("--split nowhere", "has no held-out videos (split 'nowhere')"),
         ("--shards .", "there are no shards in"),
-        ("--videos 20 --folds 20", "no factor can be measured on"),
+        ("--videos 20 --cv-folds 20", "no factor can be measured on"),
     ],
 )
 def test_bad_settings_are_one_sentence(checkpoint: Path, typed: str, message: str) -> None:

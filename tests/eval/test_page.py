@@ -19,6 +19,7 @@ import pytest
 from playwright.sync_api import Browser, sync_playwright
 
 from gdt.common.errors import UserError
+from gdt.eval.deviation import lines
 from gdt.eval.downstream import downstream
 from gdt.eval.metrics import Metric
 from gdt.eval.page.collect import choose, collect, subjects
@@ -29,7 +30,6 @@ from gdt.eval.record import read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.studies.figures.draw import figures
-from gdt.studies.figures.pictures import lines
 from gdt.studies.figures.settings import Figures
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES

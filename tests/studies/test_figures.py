@@ -15,6 +15,7 @@ from PIL import Image
 
 from gdt.common.errors import UserError
 from gdt.eval.command import settings_of
+from gdt.eval.deviation import lines
 from gdt.eval.metrics import median
 from gdt.eval.page.page import deviations as on_the_page
 from gdt.eval.planes import planes
@@ -22,7 +23,6 @@ from gdt.eval.record import Record, read
 from gdt.pipeline.shards.index import Index
 from gdt.studies.command import COMMANDS
 from gdt.studies.figures import draw, pictures
-from gdt.studies.figures.pictures import lines
 from gdt.studies.figures.settings import Figures
 from gdt.studies.figures.spread import deviations, distances, nearest_share, ratio
 from gdt.train.checkpoint import load_model

@@ -27,7 +27,8 @@ class Network:
     depth: int = 2
     """Residual blocks per stage; 2 with four stages is R(2+1)D-18."""
     slim: bool = False
-    """Factorised convolutions with as many inner as outer channels, not as many as match a 3x3x3 convolution."""
+    """Fewer inner channels: as many as outer ones, instead of the number that matches
+    a 3x3x3 convolution's parameters."""
     audio_stem: int = 64
     """Channels after the stem of the audio trunk."""
     audio_widths: tuple[int, ...] = (64, 128, 256, 512)
