@@ -117,9 +117,9 @@ def describe_model(records: Sequence[Record]) -> list[str]:
     lines += [
         f"{_videos(records)}{seen}, {first.settings['starts']} clips each; in brackets 95 % intervals over videos",
         "distance: between features of a clip at two values of the factor, divided by the distance between videos",
-        f"accuracy: of a linear probe for the factor's value on held-out videos ({first.settings['folds']} folds); for "
-        "time_shift, of the third of the video; for video, share of clips whose nearest clip at another time is of the "
-        "same video",
+        f"accuracy: of a linear probe for the factor's value on held-out videos ({first.settings['cv_folds']} folds); "
+        "for time_shift, of the third of the video; for video, share of clips whose nearest clip at another time is of "
+        "the same video",
         "random: the same network with random weights; · the factor is not varied, so nothing is promised",
     ]
     if any(factor_of(record).name == "modality" for record in records):
