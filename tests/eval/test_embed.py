@@ -59,7 +59,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     exec(snippet, names)
     assert names["features"].id[0] == "more/one.mp4"
     refused = command("eval", "embed", "--ckpt", checkpoint, "--source", videos)
-    assert refused.returncode == 2 and "features.h5 exists" in refused.stderr
+    assert refused.returncode == 2 and "features.h5 already exists" in refused.stderr
     found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
     assert found.returncode == 0, found.stderr
     assert len(found.stdout.splitlines()) == 2 + 3 and "more/one.mp4" not in found.stdout

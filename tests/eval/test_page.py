@@ -277,7 +277,7 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
     for name, why in (
         ("older/results.json", "holds results of another version"), ("newer/results.json", "unknown: steps"),
         ("newer/figures.json", "holds results of another version"), ("runs/figures", "IndexError"),
-        ("unlabelled/metrics.jsonl", "1 of 5 lines are incomplete (first: line 5)"),
+        ("unlabelled/metrics.jsonl", "1 of 5 lines are incomplete .first: line 5."),
         ("unlabelled/run.json", "not a file that this program writes"),
         ("cut/settings.json", "not a file that this program writes"),
     ):  # fmt: skip
