@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
@@ -125,3 +127,11 @@ def _descriptions(kind: type) -> dict[str, str]:
         parameters = docstring_parser.parse_from_object(base).params
         texts |= {parameter.arg_name: " ".join((parameter.description or "").split()) for parameter in parameters}
     return texts
+
+
+def program_path(program: str) -> str:
+    """Command for a program in the environment of this Python."""
+    script = Path(sys.executable).with_name(program)
+    if not script.is_file() or shutil.which(program) == str(script):
+        return program
+    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)

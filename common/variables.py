@@ -99,7 +99,8 @@ def _arguments(variable: str, option: Option, value: str) -> list[str]:
             raise UserError(f"{variable} is '{value}'; it must be 1 or 0")
         return [f"--{_FLAGS[value.lower()]}{option.name[2:]}"]
     if any(get_origin(each) is tuple for each in (option.kind, *get_args(option.kind))):
-        return [option.name, *_split(variable, value)]
+        whole = os.path.expanduser(value)  # noqa: PTH111
+        return [option.name, *([whole] if os.path.exists(whole) else _split(variable, value))]  # noqa: PTH110
     return [f"{option.name}={value}"]
 
 

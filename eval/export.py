@@ -121,7 +121,7 @@ def _expected_inputs(trained: Trained) -> str:
     s = trained.statistics
     mean, std = (", ".join(f"{x / 255:.6g}" for x in numbers) for numbers in (s.pixel_mean, s.pixel_std))
     text = (
-        f"expected input: clips of {clip.frames} stored frames, every {clip.stride}-th, {clip.size}x{clip.size} "
+        f"expected input: clips of {clip.frames} stored frames, stride {clip.stride}, {clip.size}x{clip.size} "
         f"pixels of frames whose shorter side is {side}; pixels in 0 to 1, mean ({mean}), std ({std})"
     )
     if "audio" in trained.model.modalities:

@@ -147,7 +147,7 @@ def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
 
 def describe_clip(clip: Clip) -> str:
     """Frames, stride and size of a clip as text."""
-    every = f", every {clip.stride}-th" if clip.stride > 1 else ""
+    every = f", stride {clip.stride}" if clip.stride > 1 else ""
     return f"{clip.frames} frames{every}, {clip.size}x{clip.size}"
 
 

@@ -37,16 +37,19 @@ class Table:
         return "\n".join([layout(self.lines), "", *self.notes])
 
 
-def layout(lines: Sequence[Sequence[str]], width: int = 100) -> str:
-    """A table as text. If it is wider than `width`, it is split by columns into tables below each other."""
-    count = max(1, len(lines[0]) - 1)
+def layout(lines: Sequence[Sequence[str]], width: int = 100, keys: int = 1) -> str:
+    """A table as text. If it is wider than `width`, it is split by columns into tables below each other.
+
+    Each of these begins with the first `keys` columns.
+    """
+    count = max(1, len(lines[0]) - keys)
     text = ""
     for parts in range(1, count + 1):
         size = -(-count // parts)
         tables = []
-        for start in range(1, count + 1, size):
-            part = [[line[0], *line[start : start + size]] for line in lines]
-            tables.append(_render([line for line in part if parts == 1 or any(line[1:])]))
+        for start in range(keys, keys + count, size):
+            part = [[*line[:keys], *line[start : start + size]] for line in lines]
+            tables.append(_render([line for line in part if parts == 1 or any(line[keys:])]))
         text = "\n\n".join(tables)
         if max(map(len, text.splitlines())) <= width:
             break

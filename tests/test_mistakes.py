@@ -197,6 +197,17 @@ def test_environment_variables_that_are_options_count(tmp_path: Path) -> None:
     assert "--ckpt runs/mine-l/checkpoint.pt --dataset=mine" in done.stdout
 
 
+def test_a_list_of_paths_may_be_one_path_with_spaces(tmp_path: Path) -> None:
+    videos = tmp_path / "My videos"
+    videos.mkdir()
+    for source, expected in {
+        str(videos): [str(videos)],
+        f"'{videos}' {tmp_path}": [str(videos), str(tmp_path)],
+    }.items():
+        done = make("embed", "CKPT=x.pt", f"SOURCE={source}", stamp=tmp_path / "stamp")
+        assert shlex.split(done.stdout) == ["gdt", "eval", "embed", "--ckpt=x.pt", "--source", *expected]
+
+
 def tiny(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
     """A command that trains in seconds."""
     return ("pretrain", "tiny", "--shards", shards, "--out", run, "--batch-size", 4, "--threads", 1, "--preset",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from gdt.common.commandline import program_path
 from gdt.common.errors import UserError, first_line, is_out_of_memory
 from gdt.common.files import is_disk_full
 from gdt.train.distributed import barrier, join_ranks, watch_ranks
@@ -67,13 +66,5 @@ def _next_steps(settings: Pretrain, path: Path) -> str:
         ("embed", "--ckpt", path, "--shards", settings.shard_folder),
         ("report", "--runs", runs),
     )
-    lines = [shlex.join([_program("gdt"), "eval", *map(str, command)]) for command in commands]
+    lines = [shlex.join([program_path("gdt"), "eval", *map(str, command)]) for command in commands]
     return "\n  ".join([f"the trained model is in {path}", *lines])
-
-
-def _program(program: str) -> str:
-    """Command for a program in the environment of this Python."""
-    script = Path(sys.executable).with_name(program)
-    if not script.is_file() or shutil.which(program) == str(script):
-        return program
-    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)

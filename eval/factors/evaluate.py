@@ -115,7 +115,10 @@ def _rows(
     trials, skipped = _plan_trials(planner, promises, networks)
     notes = [*([promises.reason] if promises.reason else []), *notes, *skipped]
     if not trials:
-        raise UserError(f"no factor can be measured on {index.folder}: {'; '.join(dict.fromkeys(skipped or notes))}")
+        raise UserError(
+            f"no factor can be measured on {index.folder}: {(skipped or notes)[0]}; set --split to a split with more "
+            "videos, such as train"
+        )
     models = [trained.model, trained.untrained().model]
     measured: dict[tuple[str, str], tuple[Trial, Features]] = {}
     for network in networks:

@@ -112,8 +112,8 @@ def describe_model(records: Sequence[Record]) -> list[str]:
     seen = {"others": "", "these": ", which the model was trained on", "unknown": ""}[first.trained_on]
     lines = [_heading(first), *(f"{name}: {how}" for name, how in first.how.items())]
     if len(embeddings := table_of(EMBEDDING, records)) > 1:
-        lines += ["", "Embeddings, which the loss compares:", "", layout(embeddings)]
-    lines += ["", "Features of the trunk:", "", layout(table_of(TRUNK, records)), ""]
+        lines += ["", "Embeddings, which the loss compares:", "", layout(embeddings, keys=2)]
+    lines += ["", "Features of the trunk:", "", layout(table_of(TRUNK, records), keys=2), ""]
     lines += [
         f"{_videos(records)}{seen}, {first.settings['starts']} clips each; in brackets 95 % intervals over videos",
         "distance: between features of a clip at two values of the factor, divided by the distance between videos",

@@ -127,7 +127,7 @@ class Planner:
             with_sound = int((self.index.mel_count[self.candidates] > 0).sum())
             audible = f" ({with_sound} have sound)" if sound else ""
             raise UserError(
-                f"{len(usable)} of {len(self.candidates)} videos are long enough for it{audible}, but at least "
+                f"only {len(usable)} of {len(self.candidates)} videos are long enough{audible}, but at least "
                 f"{self.settings.min_videos} are needed"
             )
         videos = np.sort(usable[: self.settings.videos])

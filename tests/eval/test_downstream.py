@@ -121,7 +121,7 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
         assert record.provenance.command and record.provenance.device and record.held == 0 and len(record.data) == 64
         assert record.how["precision"] == "float32" and record.pretraining.preset == "e" and record.clips == 2
     for text in ("paper: GDT, K-400", "62.8", "90.9", "SEVERE: GDT, K-400", "chance", "clip top-1", "random weights",
-                 "retrieval: clips 2 of 8 frames, every 4-th, 32x32, centre crops; pooling maximum; precision float32",
+                 "retrieval: clips 2 of 8 frames, stride 4, 32x32, centre crops; pooling maximum; precision float32",
                  "synthetic-e: e, 3 steps", "no significant difference from random weights (",
                  "finetune: epochs 1 (the last is tested); lr 0.0025 to 0.02 over 0.166667 epochs"):  # fmt: skip
         assert text in done.stdout

@@ -355,9 +355,9 @@ def test_reasons_for_missing_trials(planner: Planner, index: Index) -> None:
         return str(raised.value)
 
     long = replace(planner, clip=replace(TINY.clip, frames=16))  # more than half of a video
-    assert why(long, TRANSFORMATIONS["speed"]()) == "0 of 12 videos are long enough for it, but at least 5 are needed"
+    assert why(long, TRANSFORMATIONS["speed"]()) == "only 0 of 12 videos are long enough, but at least 5 are needed"
     silent = replace(planner, index=replace(index, mel_count=np.zeros_like(index.mel_count)))
-    assert "0 of 12 videos are long enough for it (0 have sound), but at least 5 are needed" in why(silent, Modality())
+    assert "only 0 of 12 videos are long enough (0 have sound), but at least 5 are needed" in why(silent, Modality())
     few = replace(planner, clip=replace(TINY.clip, frames=2))
     assert "order has 3 segments and a clip 2 frames" in why(few, TRANSFORMATIONS["order"]())
     assert "not a Choice of two or more values" in why(planner, TRANSFORMATIONS["speed"]((1.0,)))
