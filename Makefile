@@ -1,5 +1,5 @@
 # Commands to type; `make help` lists them. VARIABLE=value is the option --variable of the gdt command that a target
-# runs, and ARGS="--option value" adds options. `gdt pretrain --help` and the like list the options.
+# runs, and ARGS="--option value" adds options. `gdt pretrain --help` lists the options of a command.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help

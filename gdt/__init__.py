@@ -1,8 +1,8 @@
 """Python interface of GDT; see `gdt.api`. Names are imported on first use, since importing torch and DALI takes
 seconds.
 
-`gdt.preprocess` is a function here and a package: type checkers see the function, so import
-`gdt.preprocess.stage` and the like by name instead of as attributes.
+`gdt.preprocess` is both a function and a package. Type checkers see the function, so import its modules explicitly
+(`import gdt.preprocess.stage`) instead of accessing them as attributes.
 """
 
 from __future__ import annotations
