@@ -246,8 +246,13 @@ def _kept(peer: socket.socket) -> Connection:
 class StopSignal:
     """Context that remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; a second Ctrl-C stops at once."""
 
+    REPEATED = 0.2
+    """Seconds within which a second SIGINT is the same one: kill -INT of a process group reaches this process directly
+    and through its supervisor."""
+
     def __init__(self) -> None:
         self.signal = 0
+        self._first = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignal:
@@ -261,6 +266,9 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _remember(self, number: int, frame: Any) -> None:
+        now = time.monotonic()
         if self.signal == number == signal.SIGINT:
+            if now - self._first < self.REPEATED:
+                return
             raise KeyboardInterrupt
-        self.signal = number
+        self.signal, self._first = number, now

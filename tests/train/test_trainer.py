@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,8 +122,13 @@ def test_signals_are_remembered_and_handlers_restored() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)  # as when a launcher and a supervisor both send it
         assert stop.signal == signal.SIGTERM
-    with pytest.raises(KeyboardInterrupt), StopSignal():
+    with StopSignal() as stop:  # kill -INT of the process group: directly, and through the supervisor
         os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.signal == signal.SIGINT
+    with pytest.raises(KeyboardInterrupt), StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1.5 * stop.REPEATED)
         os.kill(os.getpid(), signal.SIGINT)
     assert before == [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
 
