@@ -42,7 +42,7 @@ setup: $(STAMP) ## install everything into .venv, or into the active conda envir
 $(STAMP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 
-demo: $(STAMP) ## the whole pipeline on a generated data set: about 4 minutes on 2 cores after installation, no GPU
+demo: $(STAMP) ## run everything on generated videos: about 4 minutes on 2 cores, no GPU
 	@$(PYTHON) -m gdt generate synthetic --destination data/videos/demo --train 40 --val 1 --test 20
 	@$(PYTHON) -m gdt preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
 	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 \
@@ -58,7 +58,7 @@ verify: $(STAMP) ## check shards for damage | [DATASET=synthetic] [FULL=1 to dec
 pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET=synthetic] [PRESET=l|help] [FACTORS="..."] [WORD2VEC=] [INIT=] | [SIZE=paper|tiny] [GPUS=1] | [NODES=4 SCHEDULER=slurm [SBATCH="--partition=gpu ..."]]
 	$(gdt) pretrain --dataset synthetic
 
-eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=synthetic] [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
+eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=synthetic] | [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
 	$(call gdt,PRESET FACTORS) eval downstream --ckpt $(checkpoint)
 
 eval-ucf: $(STAMP) ## evaluate on UCF-101, all folds | [CKPT=] [FOLDS="1 2 3"] [RECIPE=paper|published] [PROTOCOLS=] [GPUS=]

@@ -745,7 +745,7 @@ def test_help_lists_common_options_first_and_rare_ones_as_advanced(
     common = ("dataset", "source", "destination", "val", "test", "workers", "dry-run")
     assert re.findall(r"^\W --([\w-]+)", text, re.M)[: len(common)] == list(common)
     headings = re.findall(r"^\W+([\w. ]+) options\b", text, re.M)
-    assert headings[-2:] == ["extraction.advanced limits", "advanced"]
+    assert headings[-2:] == ["extraction.ffmpeg limits", "advanced"]
     assert max(map(len, _help_lines(Preprocess))) <= 70
     for name in ("timeout-factor", "ffmpeg-memory", "require-audio", "silence-db"):
         assert f"--{name} " in text or f"--{name}," in text
