@@ -8,7 +8,6 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from gdt.eval.drawing import Key, keys
-from gdt.eval.metrics import Metric
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import Lines
 
@@ -52,13 +51,8 @@ def lines(records: Sequence[Record]) -> Lines:
     rows = [["", DEVIATION, RATIO, *([MORE] if compared else []), "nearest %"]]
     for record in records:
         metrics, more = record.metrics, record.metrics.get(MORE)
-        difference = [format_metric(more, "{:+.2f}", " to ") if more else ""] if compared else []
-        deviation, ratio = format_metric(metrics[DEVIATION], "{:.4f}"), format_metric(metrics[RATIO], "{:.2f}")
-        rows.append([record.model, deviation, ratio, *difference, format_metric(metrics[NEAREST], "{:.1f}")])
+        difference = [more.text("{:+.2f}", " to ") if more else ""] if compared else []
+        deviation, ratio = metrics[DEVIATION].text("{:.4f}"), metrics[RATIO].text("{:.2f}")
+        rows.append([record.model, deviation, ratio, *difference, metrics[NEAREST].text()])
     chance = f"{records[0].metrics[NEAREST].chance:.1f}"
     return [*rows, ["chance", "", "", *([""] if compared else []), chance]]
-
-
-def format_metric(metric: Metric, form: str, between: str = "-") -> str:
-    value, low, high = map(form.format, (metric.value, metric.low, metric.high))
-    return f"{value} ({low}{between}{high})"

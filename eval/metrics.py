@@ -44,6 +44,11 @@ class Metric(NamedTuple):
     def high(self) -> float:
         return self.interval[1]
 
+    def text(self, form: str = "{:.1f}", between: str = "-") -> str:
+        """The value with its interval in brackets, each in this form."""
+        value, low, high = map(form.format, (self.value, *self.interval))
+        return f"{value} ({low}{between}{high})"
+
 
 def share(correct: np.ndarray, chance: float) -> Metric:
     """Share of True in a bool array with one entry per answer; `chance` in percent."""

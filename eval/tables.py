@@ -107,9 +107,10 @@ def format_cell(metrics: Sequence[Metric]) -> str:
     """One value with its 95 % interval, or the mean of several with the lowest and highest; empty for no values."""
     if not metrics:
         return ""
+    if len(metrics) == 1:
+        return metrics[0].text()
     values = [each.value for each in metrics]
-    low, high = metrics[0].interval if len(metrics) == 1 else (min(values), max(values))
-    return f"{np.mean(values):.1f} ({low:.1f}-{high:.1f})"
+    return Metric(float(np.mean(values)), bounds=(min(values), max(values))).text()
 
 
 def format_range(numbers: Iterable[int]) -> str:

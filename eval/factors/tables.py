@@ -100,9 +100,8 @@ def table_of(layer: str, records: Sequence[Record]) -> Lines:
 
 
 def _cells(metrics: Metrics) -> list[str]:
-    distances = [f"{m.value:.2f} ({m.low:.2f}-{m.high:.2f})" if (m := metrics.get(name)) else "—"
-                 for name in (DISTANCE, DISTANCE_RANDOM)]  # fmt: skip
-    accuracies = [f"{m.value:.1f} ({m.low:.1f}-{m.high:.1f})" for m in (metrics[ACCURACY], metrics[ACCURACY_RANDOM])]
+    distances = [m.text("{:.2f}") if (m := metrics.get(name)) else "—" for name in (DISTANCE, DISTANCE_RANDOM)]
+    accuracies = [metrics[name].text() for name in (ACCURACY, ACCURACY_RANDOM)]
     return [*distances, *accuracies, f"{metrics[ACCURACY].chance:.1f}"]
 
 

@@ -240,7 +240,7 @@ class Study:
             record = {"compositions": compositions, "metrics": dict(zip(("best", "baseline", RANDOM), metrics,
                       strict=True)), "provenance": asdict(Provenance.of(any_device()))}  # fmt: skip
             write_text(path, json.dumps(record, indent=2) + "\n")
-        values = ", ".join(f"{name} {_with_interval(metric)}" for name, metric in zip(names, metrics, strict=True))
+        values = ", ".join(f"{name} {metric.text()}" for name, metric in zip(names, metrics, strict=True))
         return [
             f"test, evaluated once ({metrics[0].answers} queries, chance {metrics[0].chance:.1f} %): {values}",
             f"best against {names[1]} on test: {_compare(*metrics[:2])}",
@@ -258,12 +258,8 @@ def _metric(trial: FrozenTrial) -> Metric:
 def _row(trial: FrozenTrial) -> list[str]:
     """The composition without the parts that all share, the last metric, and the state."""
     name = _composition(trial).removeprefix("video:d ").removesuffix(" augmentation:i:1")
-    value = _with_interval(_metric(trial)) if _METRIC in trial.user_attrs else ""
+    value = _metric(trial).text() if _METRIC in trial.user_attrs else ""
     return [name, value, STATES[trial.state] + (f" at {trial.last_step}" if trial.state == TrialState.PRUNED else "")]
-
-
-def _with_interval(metric: Metric) -> str:
-    return f"{metric.value:.1f} ({metric.low:.1f}-{metric.high:.1f})"
 
 
 def _compare(one: Metric, other: Metric) -> str:

@@ -10,7 +10,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from gdt.eval.deviation import DEVIATION, NEAREST, RATIO, TITLES, format_metric, histogram, lines, marks
+from gdt.eval.deviation import DEVIATION, NEAREST, RATIO, TITLES, histogram, lines, marks
 from gdt.eval.planes import Planes
 from gdt.eval.record import Record
 from gdt.eval.tables import format_range, layout
@@ -34,7 +34,7 @@ def deviation(records: Sequence[Record]) -> Figure:
     handles = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in of]
     names = [
         f"{record.model}: median {record.metrics[DEVIATION].value:.4f}, "
-        f"ratio {format_metric(record.metrics[RATIO], '{:.2f}')}"
+        f"ratio {record.metrics[RATIO].text('{:.2f}')}"
         for record in records
     ]
     figure.legend(handles, names, loc="outside lower center", frameon=False, fontsize=8)
