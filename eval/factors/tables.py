@@ -151,9 +151,9 @@ def summarise_model(records: Sequence[Record]) -> str:
     lines = [("classified better than with random weights", better), ("worse", worse)]
     if any(factor_of(record).kept is not None for record in records):
         lines.append(("broken promises", broken))
-    text = [f"{title}: {', '.join(names) or 'none'}" for title, names in lines]
-    wrapped = [textwrap.fill(line, 100, initial_indent="  ", subsequent_indent="    ") for line in text]
-    return "\n".join([f"{_heading(records[0])}; {_videos(records)}", *wrapped])
+    text = [f"{_heading(records[0])}; {_videos(records)}"]
+    text += [f"  {title}: {', '.join(names) or 'none'}" for title, names in lines]
+    return "\n".join(textwrap.fill(line, 100, subsequent_indent="    ", break_long_words=False) for line in text)
 
 
 def _short(record: Record) -> str:
