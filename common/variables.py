@@ -14,6 +14,7 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import tyro
@@ -98,9 +99,10 @@ def _arguments(variable: str, option: Option, value: str) -> list[str]:
         if value.lower() not in _FLAGS:
             raise UserError(f"{variable} is '{value}'; it must be 1 or 0")
         return [f"--{_FLAGS[value.lower()]}{option.name[2:]}"]
-    if any(get_origin(each) is tuple for each in (option.kind, *get_args(option.kind))):
-        whole = os.path.expanduser(value)  # noqa: PTH111
-        return [option.name, *([whole] if os.path.exists(whole) else _split(variable, value))]  # noqa: PTH110
+    if lists := [each for each in (option.kind, *get_args(option.kind)) if get_origin(each) is tuple]:
+        whole = Path(os.path.expanduser(value))  # noqa: PTH111 - pathlib's raises for an unknown user
+        one_path = Path in get_args(lists[0]) and whole.exists()  # its name may have spaces
+        return [option.name, *([str(whole)] if one_path else _split(variable, value))]
     return [f"{option.name}={value}"]
 
 

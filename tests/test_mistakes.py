@@ -206,6 +206,10 @@ def test_a_list_of_paths_may_be_one_path_with_spaces(tmp_path: Path) -> None:
     }.items():
         done = make("embed", "CKPT=x.pt", f"SOURCE={source}", stamp=tmp_path / "stamp")
         assert shlex.split(done.stdout) == ["gdt", "eval", "embed", "--ckpt=x.pt", "--source", *expected]
+    (tmp_path / "a e").mkdir()
+    done = make("ablation", "SIZE=tiny", f"LABELS={tmp_path}/a e", stamp=tmp_path / "stamp")  # names, not paths
+    words = shlex.split(done.stdout)
+    assert words[words.index("--labels") :][:3] == ["--labels", f"{tmp_path}/a", "e"]
 
 
 def tiny(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
