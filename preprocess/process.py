@@ -55,7 +55,7 @@ class Limits:
     """Limits of one ffmpeg process; files that exceed them are rejected."""
 
     timeout_factor: float = 20.0
-    """ffmpeg may take this many seconds per second of video, plus one minute."""
+    """Seconds ffmpeg may take per second of video, plus one minute."""
     ffmpeg_memory: float = 4.0
     """Memory limit of one ffmpeg process, GiB of address space."""
 

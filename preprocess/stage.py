@@ -50,8 +50,7 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree of videos), kinetics, audioset, vggsound, howto100m, ig65m, ucf101,
-    hmdb51, synthetic or synthetic-hard."""
+    """folder (any tree of videos) or a data set; an unknown name lists all."""
     source: Path | None = None
     """Folder of the videos; default data/videos/<dataset>."""
     destination: Path | None = None
@@ -66,13 +65,13 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of the videos without a split that becomes val; kept for later runs."""
+    """Fraction of videos without a split that becomes val; later runs too."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
     """Files with the same id: stop, or keep the first."""
     drop_missing: bool = False
-    """Rebuild finished shards without the videos that have disappeared from --source."""
+    """Rebuild finished shards without videos that are gone from --source."""
     dry_run: bool = False
     """Estimate time and size from a few videos; write nothing."""
 
