@@ -129,9 +129,12 @@ def _descriptions(kind: type) -> dict[str, str]:
     return texts
 
 
-def program_path(program: str) -> str:
-    """Command for a program in the environment of this Python."""
-    script = Path(sys.executable).with_name(program)
-    if not script.is_file() or shutil.which(program) == str(script):
-        return program
-    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else str(script)
+def gdt_command(*arguments: object) -> list[str]:
+    """The words of a gdt command as you type it here: with the path of gdt unless the shell finds it."""
+    script = Path(sys.executable).with_name("gdt")
+    program: str | Path = script
+    if not script.is_file() or shutil.which("gdt") == str(script):
+        program = "gdt"
+    elif script.is_relative_to(Path.cwd()):
+        program = script.relative_to(Path.cwd())
+    return [str(program), *map(str, arguments)]

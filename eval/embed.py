@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from gdt.common import serialization
-from gdt.common.commandline import program_path
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_new_file, writing
 from gdt.pipeline.clips import split_videos, uniform_plans
@@ -144,7 +144,7 @@ def _next_steps(path: Path, rows: Features) -> list[str]:
     if path.suffix == ".parquet":
         return []
     name, query = next(iter(rows.features)), str(rows.id[0])
-    command = [program_path("gdt"), "eval", "nearest", "--features", str(path)]
+    command = gdt_command("eval", "nearest", "--features", path)
     command += [f"--query={query}"] if query.startswith("-") else ["--query", query]
     command += [] if "video" in rows.features else ["--by", name]
     return [

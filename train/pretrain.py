@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.common.commandline import program_path
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, first_line, is_out_of_memory
 from gdt.common.files import is_disk_full
 from gdt.train.distributed import barrier, join_ranks, watch_ranks
@@ -66,5 +66,5 @@ def _next_steps(settings: Pretrain, path: Path) -> str:
         ("embed", "--ckpt", path, "--shards", settings.shard_folder),
         ("report", "--runs", runs),
     )
-    lines = [shlex.join([program_path("gdt"), "eval", *map(str, command)]) for command in commands]
+    lines = [shlex.join(gdt_command("eval", *command)) for command in commands]
     return "\n  ".join([f"the trained model is in {path}", *lines])

@@ -25,6 +25,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdt.common import serialization
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.common.lock import locked
@@ -273,7 +274,10 @@ def _commands(settings: Search, best: FrozenTrial, base: FrozenTrial) -> list[st
     train = ["make", "pretrain", f"DATASET={settings.dataset}", f"FACTORS={text}"]
     lines = ["train the best:", _shell(train)]
     if best is not base:
-        lines += ["compare it over other seeds before you rely on it:", _shell(["gdt", *compare_seeds(settings, text)])]
+        lines += [
+            "compare it over other seeds before you rely on it:",
+            _shell(gdt_command(*compare_seeds(settings, text))),
+        ]
     return lines
 
 

@@ -33,8 +33,7 @@ def deviation(records: Sequence[Record]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     handles = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in of]
     names = [
-        f"{record.model}: median {record.metrics[DEVIATION].value:.4f}, "
-        f"ratio {record.metrics[RATIO].text('{:.2f}')}"
+        f"{record.model}: median {record.metrics[DEVIATION].value:.4f}, ratio {record.metrics[RATIO].text('{:.2f}')}"
         for record in records
     ]
     figure.legend(handles, names, loc="outside lower center", frameon=False, fontsize=8)
