@@ -115,9 +115,10 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         output.unlink(missing_ok=True)
     with (
         log.open("wb") as stderr,
+        # in a new session, so that the worker handles Ctrl-C
         subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
-        ) as process,  # in a new session, so that the worker handles Ctrl-C
+        ) as process,
     ):
         try:
             memory = int(limits.ffmpeg_memory * (1 << 30))

@@ -92,9 +92,8 @@ class Study:
         path = self._settings.folder / _JOURNAL
         if path.is_file() and not (lines := path.read_bytes()).endswith(b"\n"):
             path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # drop a line that a crash truncated
-        path.with_name(path.name + ".lock").unlink(
-            missing_ok=True
-        )  # left by a killed search; the folder's lock is held
+        # left by a killed search; the folder's lock is held
+        path.with_name(path.name + ".lock").unlink(missing_ok=True)
         self._study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(path))), study_name="search", direction="maximize",
             pruner=MedianPruner(n_startup_trials=5), load_if_exists=True,

@@ -52,9 +52,8 @@ class Statistics:
         def moments(sums: Sequence[int], one: int) -> tuple[float, float]:
             n, total, square = map(int, sums)
             n = max(n, 1)
-            variance = (n * square * one - total**2) / (
-                n * one
-            ) ** 2  # integer arithmetic until the division avoids cancellation
+            # integer arithmetic until the division avoids cancellation
+            variance = (n * square * one - total**2) / (n * one) ** 2
             return total / (n * one), max(variance, 0.0) ** 0.5
 
         pixel = np.array([moments(channel, one=1) for channel in pixels])
