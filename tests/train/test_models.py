@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -84,6 +85,19 @@ def test_audio_resnet_has_nine_layers() -> None:
     assert len(weights) == 9
     assert model.conv1.weight.shape == (64, 1, 7, 7)
     assert model(torch.randn(2, 1, 40, 99)).shape == (2, 512)
+
+
+def test_convolutions_are_initialised_as_in_the_release() -> None:
+    torch.manual_seed(0)
+    weights = {name: p.detach() for name, p in GDT(Network()).named_parameters() if p.dim() > 2}
+    stem = weights.pop("audio_network.base.conv1.weight")
+    # uniform in ±1/7, torch's default for 49 inputs: sd 0.0825; 0.081 in one draw of the release's
+    assert 0.99 / 7 < stem.abs().max() <= 1 / 7 and math.isclose(stem.std(), 1 / 7 / math.sqrt(3), rel_tol=0.03)
+    quarters = torch.histc(stem, 4, -1 / 7, 1 / 7) / stem.numel()
+    assert torch.allclose(quarters, torch.full((4,), 0.25), atol=0.03)
+    for name, p in weights.items():
+        sd = math.sqrt(2 / (p.shape[0] * p[0, 0].numel()))  # normal, He et al. over the outputs
+        assert math.isclose(p.std(), sd, rel_tol=0.06) and p.abs().max() > 2.5 * sd, name
 
 
 def test_heads_have_the_published_names() -> None:

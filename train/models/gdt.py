@@ -88,8 +88,9 @@ class GDT(nn.Module):
         if "text" in modalities:
             self.text_network = TextNetwork(n.word_dimensions or 300, n.text_width)
             self.mlp_t = Head(n.text_width, n.hidden, n.embedding, n.dropout)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Conv3d):
+        for name, module in self.named_modules():
+            # the release replaces the audio stem after initialising the network, so it keeps torch's default
+            if isinstance(module, nn.Conv2d | nn.Conv3d) and name != "audio_network.base.conv1":
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def embed(self, modality: str, inputs: Any, keys: Tensor | None = None) -> Tensor:
