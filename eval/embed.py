@@ -176,13 +176,13 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
 
 def _modalities(settings: Embed, trained: Trained) -> list[str]:
     available = [name for name in trained.model.modalities if name in get_args(Modality)]
-    fresh = trained.foreign.fresh if trained.foreign else ()
     for name in settings.modalities:
         if name not in available:
             raise UserError(f"{settings.ckpt} has no network for {name}; available: {', '.join(available)}")
-    if settings.kind == "embeddings" and any(part.startswith("mlp_") for part in fresh):
+    modalities = [name for name in MODALITIES if name in (settings.modalities or available)]
+    if settings.kind == "embeddings" and not set(modalities).isdisjoint(trained.without_head):
         raise UserError(f"{settings.ckpt} has only a trunk, and embeddings need a head; set --kind features")
-    return [name for name in MODALITIES if name in (settings.modalities or available)]
+    return modalities
 
 
 def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[str, str], list[tuple[str, str]]]:
@@ -268,6 +268,8 @@ def features_of(
                         out = model.get_submodule(f"{name}_network")(inputs)
                         out = out if kind == "features" else model.get_submodule(f"mlp_{name[0]}")(out)
                         values = out.float().unflatten(0, (-1, clips)).cpu().numpy()
+                        if not np.isfinite(values).all():
+                            raise UserError(f"the {name} network gives NaN or infinity; use other weights")
                         kept = values if per == "clip" else _mean(values, kind)
                         found.setdefault(name, np.full((len(index), *kept.shape[1:]), np.nan, np.float32))[part] = kept
                     bar.update(len(part))

@@ -151,8 +151,9 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
     modalities = comparable(trained, evaluator.index, settings)
     if len(modalities) < 2:
         reason = "it was trained on one modality" if evaluator.index.mel_count.any() else "the videos have no sound"
+        reason = f"it has no head for {' '.join(trained.without_head)}" if trained.without_head else reason
         raise UserError(
-            f"cross-modal retrieval needs two modalities; {model.path} has only {' '.join(modalities)} for these "
+            f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "
             f"videos ({reason}; text needs --word2vec)"
         )
     index, clip = trained.normalise(evaluator.index), trained.settings.clip
@@ -247,11 +248,9 @@ def features_name(data: str, videos: np.ndarray, clips: int, device: str) -> str
 
 
 def comparable(trained: Trained, index: Index, settings: Downstream) -> list[str]:
-    """The modalities that both the model and the shards have."""
-    from gdt.train.models.gdt import modalities_of
-
+    """The modalities that both the model, with a head, and the shards have."""
     available = {"video": True, "audio": bool(index.mel_count.any()), "text": settings.word2vec is not None}
-    return [name for name in modalities_of(trained.model.state_dict()) if available[name]]
+    return [name for name in trained.model.modalities if available[name] and name not in trained.without_head]
 
 
 def decisive_settings(settings: Downstream, protocol: str) -> dict[str, object]:

@@ -187,7 +187,7 @@ def load_model(path: Path) -> Trained:
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))
-    statistics = Statistics.from_numbers(state["statistics"])
+    statistics = Statistics.from_numbers(state["statistics"], str(path))
     return Trained(model.eval(), settings, state["step"], statistics, data=state["data"])
 
 

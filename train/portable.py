@@ -60,7 +60,7 @@ def read(path: Path) -> Trained | None:
         if "kind" in texts:
             dropped, fresh, learned = (json.loads(texts[name]) for name in ("dropped", "fresh", "learned"))
             foreign = Foreign.of(model, texts["kind"], dropped, fresh, tuple(learned) if learned else None)
-        statistics = Statistics.from_numbers(json.loads(texts["statistics"]))
+        statistics = Statistics.from_numbers(json.loads(texts["statistics"]), str(path))
         return Trained(model, settings, int(texts["step"]), statistics, foreign, texts["data"])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise UserError(f"{path} has invalid metadata ({error}); export it again") from error

@@ -63,6 +63,12 @@ class Trained:
         """Composition, or kind of foreign weights."""
         return self.foreign.kind if self.foreign else self.settings.factors or self.settings.preset
 
+    @property
+    def without_head(self) -> tuple[str, ...]:
+        """Modalities whose heads are random, since foreign weights may be trunks alone."""
+        fresh = self.foreign.fresh if self.foreign else ()
+        return tuple(name for name in self.model.modalities if f"mlp_{name[0]}" in fresh)
+
     def untrained(self) -> Trained:
         """The same model with the initial weights of its run."""
         torch.manual_seed(0 if self.foreign else self.settings.seed)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_readable
+from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import tensors
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
@@ -41,6 +42,8 @@ SETTINGS = "settings"
 """Key of the pretraining settings, which hold the sizes, in finetuned weights: `train.settings.to_json`."""
 LEARNED = "learned"
 """Key of the labels in finetuned weights: fingerprint of the shards, and fold."""
+_LINEAR_HEADS = tuple(f"mlp_{modality[0]}.{name}" for modality in MODALITIES for name in ("weight", "bias"))
+"""Heads of the release without `use_mlp`; this model has none like them."""
 
 
 def read_foreign(path: Path) -> Trained | None:
@@ -51,7 +54,7 @@ def read_foreign(path: Path) -> Trained | None:
     found = _contents(path) if _whole(path) else None
     if not isinstance(found, Mapping) or "format" in found:
         return None
-    weights, stated = _weights(found), _stated(found)
+    weights, stated = _weights(found), _stated(found, path)
     text, learned = found.get(SETTINGS), found.get(LEARNED)
     # our finetuned weights have settings; those of the release are all R(2+1)D-18
     if "base.stem.0.weight" in weights or (isinstance(text, str) and any(name.startswith("base.") for name in weights)):
@@ -59,7 +62,7 @@ def read_foreign(path: Path) -> Trained | None:
         kind = "finetuned weights" if stated else "published GDT weights, finetuned"
         known = tuple(learned) if isinstance(learned, list) and len(learned) == 2 else None
         return _trunk(weights, "base.", ("classifier.", "fc."), kind, stated or RELEASE, path, settings, known)
-    if any(name.startswith("video_network.base.") for name in weights):
+    if modalities_of(weights):
         return _published(weights, stated, path)
     if "stem.0.weight" in weights and "stem.3.weight" not in weights:
         raise UserError(f"{path} holds a video network other than R(2+1)D, such as r3d_18 or mc3_18; use r2plus1d_18")
@@ -69,13 +72,13 @@ def read_foreign(path: Path) -> Trained | None:
     return None
 
 
-def _stated(found: Mapping[Any, Any]) -> Statistics | None:
+def _stated(found: Mapping[Any, Any], path: Path) -> Statistics | None:
     """Normalisation stored in a file, next to its weights or in the metadata of a state_dict; None if missing."""
     kept = getattr(found, "_metadata", None)
     root = kept.get("") if isinstance(kept, Mapping) else None
     numbers = root.get(STATISTICS) if isinstance(root, Mapping) else found.get(STATISTICS)
     if isinstance(numbers, list) and len(numbers) == 8 and all(isinstance(number, float) for number in numbers):
-        return Statistics.from_numbers(numbers)
+        return Statistics.from_numbers(numbers, str(path))
     return None
 
 
@@ -159,12 +162,15 @@ def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 
 def _published(weights: dict[str, Tensor], stated: Statistics | None, path: Path) -> Trained:
-    kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd."))
-    words = kept.get("text_network.fc1.weight", torch.empty(2048, 300))
-    model = GDT(Network(word_dimensions=words.shape[1], text_width=words.shape[0]), modalities_of(kept)).eval()
-    load_weights(model, kept, str(path))
+    kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd.", *_LINEAR_HEADS))
+    words = kept.get("text_network.fc1.weight")
+    width, dimensions = words.shape if words is not None and words.dim() == 2 else (2048, 300)
+    model = GDT(Network(word_dimensions=dimensions, text_width=width), modalities_of(kept)).eval()
+    fresh = [name for name, _ in model.named_children() if not any(key.startswith(f"{name}.") for key in kept)]
+    random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
+    load_weights(model, random | kept, str(path))
     kind = "weights exported as the published ones" if stated else "published GDT weights"
-    return Trained(model, Pretrain(), 0, stated or RELEASE, Foreign.of(model, kind, dropped, ()))
+    return Trained(model, Pretrain(), 0, stated or RELEASE, Foreign.of(model, kind, dropped, fresh))
 
 
 def _trunk(

@@ -71,7 +71,7 @@ def _rank(rank: int, folder: str, settings: Settings, several: bool) -> None:
 
 def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> dict[str, list[float]]:
     """Losses per step, with batch norm over groups and over the whole batch."""
-    data = Data("drawn", Statistics.from_numbers([110.0] * 3 + [60.0] * 3 + [0.0, 1.0]))
+    data = Data("drawn", Statistics.from_numbers([110.0] * 3 + [60.0] * 3 + [0.0, 1.0], "benchmark"))
     found: dict[str, list[float]] = {}
     videos = settings.size.ranks_videos
     if device.type == "cpu":

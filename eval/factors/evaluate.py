@@ -109,7 +109,7 @@ def _rows(
     clip, ranges = trained.settings.clip, trained.settings.augmentation
     planner = Planner(trained.normalise(index), order, clip, centred(ranges.scale[0]), ranges, settings)
     networks, notes = _networks(trained, index, order)
-    has_head = trained.foreign is None or not any(part.startswith("mlp_") for part in trained.foreign.fresh)
+    has_head = not trained.without_head
     if not has_head:
         notes.append("the weights have no head, so embeddings are not measured")
     trials, skipped = _plan_trials(planner, promises, networks)

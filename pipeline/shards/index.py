@@ -41,8 +41,10 @@ class Statistics:
         return [*map(float, self.pixel_mean), *map(float, self.pixel_std), float(self.mel_mean), float(self.mel_std)]
 
     @staticmethod
-    def from_numbers(numbers: Sequence[float]) -> Statistics:
-        """The inverse of `to_numbers`."""
+    def from_numbers(numbers: Sequence[float], source: str) -> Statistics:
+        """The inverse of `to_numbers`. Raises UserError, naming `source`, if they cannot normalise."""
+        if len(numbers) != 8 or not np.isfinite(numbers).all() or min(*numbers[3:6], numbers[7]) <= 0:
+            raise UserError(f"{source} has an invalid normalisation ({numbers}); use another file")
         return Statistics(np.array(numbers[:3]), np.array(numbers[3:6]), numbers[6], numbers[7])
 
     @staticmethod

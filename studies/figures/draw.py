@@ -186,8 +186,7 @@ def _describe(settings: Figures, index: Index, videos: Chosen, clips: Sequence[C
 def _require_video_network(model: Model, settings: Figures) -> None:
     if "video" not in modalities_of(model.trained.model.state_dict()):
         raise UserError(f"{model.path} was trained without video, so it has no features of it; name another --ckpt")
-    fresh = model.trained.foreign.fresh if model.trained.foreign else ()
-    if settings.kind == "embeddings" and any(part.startswith("mlp_") for part in fresh):
+    if settings.kind == "embeddings" and "video" in model.trained.without_head:
         raise UserError(f"{model.path} has no head, so it has no embeddings; set --kind features")
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
+from gdt.eval.embed import Embed, features
 from gdt.eval.record import read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -24,8 +25,10 @@ from gdt.train import checkpoint
 from gdt.train.checkpoint import load_model
 from gdt.train.learner import start_from
 from gdt.train.models.gdt import GDT
+from gdt.train.models.network import Network
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import SIZES, Optimization
+from gdt.train.settings import SIZES, Optimization, Pretrain, to_json
+from gdt.train.trained import Trained
 from gdt.train.weights import KINETICS, RELEASE
 
 
@@ -255,6 +258,75 @@ def test_differing_parameters_are_listed(tmp_path: Path) -> None:
     torch.save({"model": {"conv1.weight": torch.zeros(3)}}, tmp_path / "resnet.pth")
     with pytest.raises(UserError, match="resnet.pth cannot be read as a checkpoint: it is not a checkpoint of this"):
         load_model(tmp_path / "resnet.pth")
+
+
+def test_trunks_without_the_heads_of_the_release_load(tmp_path: Path, shards: Path, index: Index) -> None:
+    weights = random(Release()).state_dict()
+    trunks = {name: value for name, value in weights.items() if not name.startswith("mlp_")}
+    linear = {
+        f"mlp_{m}.{name}": torch.ones(256, 512)[: 256 if name == "weight" else 1]
+        for m in "va"
+        for name in ("weight", "bias")
+    }
+    sound = {name: value for name, value in weights.items() if name.startswith(("audio_network.", "mlp_a."))}
+    for name, state, said in (
+        ("trunks", trunks, "video_network, audio_network; dropped audio_network.base.fc; random mlp_v, mlp_a"),
+        (
+            "linear", trunks | linear, "video_network, audio_network; dropped audio_network.base.fc, mlp_v.weight, "
+            "mlp_v.bias, mlp_a.weight, mlp_a.bias; random mlp_v, mlp_a",
+        ),
+        ("sound", sound, "audio_network, mlp_a; dropped audio_network.base.fc"),
+    ):  # fmt: skip
+        torch.save({"model": state}, tmp_path / name)
+        trained = load_model(tmp_path / name)
+        assert str(trained.foreign) == f"published GDT weights: loaded {said}"
+        taken = trained.model.state_dict()
+        assert all(torch.equal(state[key], taken[key]) for key in taken.keys() & state.keys())
+        with torch.no_grad():
+            assert trained.model.audio_network(BANKS).shape == (2, 512)
+    # random heads are not evaluated
+    with pytest.raises(UserError, match="trunks has only a trunk, and embeddings need a head; set --kind features"):
+        features(Embed(tmp_path / "trunks", shards=shards, out=tmp_path / "x.h5"))
+    settings = Downstream((tmp_path / "trunks",), "x", shards, ("cross-modal",), clips=1, random_weights="exclude")
+    with pytest.raises(UserError, match=r"cross-modal .* has none for these videos .it has no head for video audio;"):
+        downstream(replace(settings, out=tmp_path / "out"))
+    deep = {"video_network.base.layer3.2.conv1.0.0.weight": torch.zeros(1)}
+    torch.save(trunks | deep, tmp_path / "r2plus1d_34.pth")
+    with pytest.raises(
+        UserError, match=r"34.pth holds a deeper network: video_.*layer3 has 3 residual blocks instead of 2"
+    ):
+        load_model(tmp_path / "r2plus1d_34.pth")
+
+
+def test_weights_that_are_not_finite_real_and_dense_are_refused_by_name(tmp_path: Path) -> None:
+    network = Network(stem=2, stem_middle=2, widths=(2,), depth=1)
+    base = random(GDT(network, ["video"])).video_network.base.state_dict()
+    texts = {"settings": to_json(Pretrain(network=network)), "statistics": RELEASE.to_numbers()}
+    path, weight, variance = tmp_path / "x.pt", "stem.0.weight", "stem.1.running_var"
+
+    def load(changed: dict[str, object], **others: object) -> Trained:
+        named = {f"base.{name}": value for name, value in {**base, **changed}.items()}
+        torch.save({"model": named, **texts, **others}, path)
+        return load_model(path)
+
+    assert load({weight: base[weight].half(), variance: base[variance] * 0}).foreign.loaded == ("video_network",)
+    for name, value, message in (
+        (weight, base[weight] / 0, "contains NaN or infinity"),
+        (weight, base[weight].double() * 1e300, "contains NaN or infinity"),
+        (weight, base[weight].to(torch.complex64), "is complex64 instead of float32"),
+        (weight, base[weight].int(), "is int32 instead of float32"),
+        (variance, -base[variance], "contains negative variances"),
+        (weight, base[weight].to_sparse(), "is not a dense tensor"),
+        (weight, base[weight].to("meta"), "is a meta tensor, without values"),
+    ):
+        with pytest.raises(UserError, match=f"^{path}: {name} {message}; use another file$"):
+            load({name: value})
+    both = {weight: base[weight] * np.nan, "stem.1.weight": base["stem.1.weight"] * np.inf}
+    with pytest.raises(UserError, match="stem.0.weight contains NaN or infinity, and 1 more parameters are unusable"):
+        load(both)
+    for numbers in ([np.nan] * 8, [*RELEASE.to_numbers()[:7], 0.0]):
+        with pytest.raises(UserError, match="x.pt has an invalid normalisation"):
+            load({}, statistics=list(map(float, numbers)))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pkgutil import resolve_name
 from typing import Any
 
@@ -120,12 +122,27 @@ def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load weights without a leading `module.`. Raises UserError, naming what differs, if names or shapes differ."""
+    """Load weights without a leading `module.`.
+
+    Raises UserError, naming the parameters, if names or shapes differ or values are unusable.
+    """
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
     own = model.state_dict()
+    there, known = _blocks(weights), _blocks(own)
+    for stage in sorted(there.keys() & known.keys()):
+        if there[stage] > known[stage]:
+            raise UserError(
+                f"{source} holds a deeper network: {stage} has {there[stage]} residual blocks instead of "
+                f"{known[stage]}; use weights of this network"
+            )
     missing = sorted(own.keys() - weights.keys())
     unknown = sorted(weights.keys() - own.keys())
-    shapes = [name for name in sorted(own.keys() & weights.keys()) if own[name].shape != weights[name].shape]
+    shared = sorted(own.keys() & weights.keys())
+    faults = {name: fault for name in shared if (fault := _fault(name, weights[name], own[name].dtype))}
+    for name, fault in faults.items():
+        more = f", and {len(faults) - 1} more parameters are unusable" if len(faults) > 1 else ""
+        raise UserError(f"{source}: {name} {fault}{more}; use another file")
+    shapes = [name for name in shared if own[name].shape != weights[name].shape]
     if missing or unknown or shapes:
         parts = []
         if missing:
@@ -140,3 +157,24 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
             )
         raise UserError(f"{source} holds another model: {'; '.join(parts)}; use weights of this network")
     model.load_state_dict(weights)
+
+
+def _blocks(names: Iterable[str]) -> Counter[str]:
+    """Residual blocks per stage, from names of parameters."""
+    blocks = {(found[1], found[2]) for name in names if (found := re.match(r"(.*\blayer\d+)\.(\d+)\.", name))}
+    return Counter(stage for stage, _ in blocks)
+
+
+def _fault(name: str, value: Tensor, dtype: torch.dtype) -> str:
+    """Why a tensor cannot be loaded into a parameter or buffer of type `dtype`; empty if it can."""
+    if value.is_nested or value.layout != torch.strided or value.is_quantized:
+        return "is not a dense tensor"
+    if value.is_meta:
+        return "is a meta tensor, without values"
+    if value.is_complex() or (dtype.is_floating_point and not value.is_floating_point()):
+        return f"is {str(value.dtype).removeprefix('torch.')} instead of {str(dtype).removeprefix('torch.')}"
+    if dtype.is_floating_point and not value.to(dtype).isfinite().all():
+        return "contains NaN or infinity"
+    if name.endswith("running_var") and (value < 0).any():
+        return "contains negative variances"
+    return ""
