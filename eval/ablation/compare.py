@@ -53,8 +53,13 @@ class Difference(NamedTuple):
 
     @property
     def is_significant(self) -> bool:
-        """Whether the 95 % interval excludes zero."""
-        return self.low > 0 or self.high < 0
+        """Whether the 95 % interval excludes zero; False for two single seeds, whose interval is over queries only."""
+        return self.is_tested and (self.low > 0 or self.high < 0)
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether one of the rows has several seeds, so that its interval covers them."""
+        return max(self.seeds, self.other_seeds) > 1
 
 
 class Comparison(NamedTuple):
@@ -84,8 +89,7 @@ def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison
     below = [table.notes[0], *(verdicts(groups) if len(groups) <= _FEW else [])]
     if first := [each for each in differences if each.label == labels[0]]:
         parts.append((_matrix(first), [_matrix_note(first)]))
-        pairs = sum(each.is_significant for each in first) // 2
-        below.append(f"{pairs} of {len(first) // 2} pairs of rows differ significantly in {first[0].metric}")
+        below.append(_tested(first))
     text = "\n\n".join("\n".join([layout(lines), "", *notes]) for lines, notes in parts)
     wrapped = [textwrap.fill(line, 100, subsequent_indent="  ") for line in below]
     summary = "\n".join([layout([line[: 1 + _PRINTED] for line in table.lines]), "", *wrapped])
@@ -115,7 +119,6 @@ def _caption(groups: Groups) -> str:
     trained = [record for record in records if record.preset != RANDOM]
     first = records[0]
     seeds = sorted({record.seed for record in records})
-    brackets = "lowest and highest seed" if len(seeds) > 1 else "95 % intervals"
     videos = f"{first.queries} queries"
     if first.gallery:
         videos += f" against a gallery of {first.gallery} videos, {first.classes} classes"
@@ -124,8 +127,18 @@ def _caption(groups: Groups) -> str:
     clips = format_range(each.composition.batch_size * each.composition.clips_per_video for each in pretrainings)
     return (
         f"{videos}{column}; {clips} video clips per step, {format_range(record.step for record in trained)} steps, "
-        f"seeds {', '.join(map(str, seeds))}; in brackets {brackets}"
+        f"seeds {', '.join(map(str, seeds))}; in brackets {_brackets(groups)}"
     )
+
+
+def _brackets(groups: Groups) -> str:
+    """The meaning of the brackets of every row."""
+    seeds = {name.partition(": ")[0]: len({record.seed for record in records}) for name, records in groups.items()}
+    single = [name for name, count in seeds.items() if count == 1]
+    if len(single) == len(seeds):
+        return "95 % intervals over queries"
+    others = f"; of {', '.join(single)} (one seed) 95 % intervals over queries" if single else ""
+    return f"lowest and highest seed{others}"
 
 
 def _label_lines(records: Sequence[Record], labels: Sequence[str]) -> Lines:
@@ -168,14 +181,25 @@ def _matrix(differences: Sequence[Difference]) -> Lines:
 
 
 def _matrix_note(differences: Sequence[Difference]) -> str:
-    pairs = sum(each.is_significant for each in differences) // 2
-    over = "over seeds (Welch), on these queries" if min(each.seeds for each in differences) > 1 else "over queries"
-    every = len(differences) // 2
-    by_chance = f"; about {every / 20:.0f} are expected by chance" if every >= _MANY else ""
-    return (
-        f"row minus column in points; * significant: the 95 % interval {over} excludes zero, for {pairs} of {every} "
-        f"pairs{by_chance}"
+    tested = [each for each in differences if each.is_tested]
+    note = "row minus column in points"
+    if tested:
+        note += "; * significant: the 95 % interval over seeds (Welch), on these queries, excludes zero"
+    if any(min(each.seeds, each.other_seeds) == 1 for each in tested):
+        note += ", a single seed taking the variance of the other row"
+    by_chance = f", about {len(tested) / 40:.0f} expected by chance" if len(tested) >= 2 * _MANY else ""
+    return f"{note}; {_tested(differences)}{by_chance}"
+
+
+def _tested(differences: Sequence[Difference]) -> str:
+    """How many pairs of rows differ significantly, and how many were not tested."""
+    pairs, tested = (
+        sum(flags) // 2 for flags in zip(*((each.is_significant, each.is_tested) for each in differences), strict=True)
     )
+    single = len(differences) // 2 - tested
+    untested = f"{single} pairs of rows with one seed each are not tested; add --seeds" if single else ""
+    significant = f"{pairs} of {tested} pairs of rows differ significantly in {differences[0].metric}" if tested else ""
+    return "; ".join(filter(None, (significant, untested)))
 
 
 def with_earlier(records: list[Record], path: Path) -> tuple[list[Record], list[Record]]:

@@ -22,7 +22,7 @@ from gdt.eval.downstream import downstream
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.tables import factor_of, mean_over_seeds
 from gdt.eval.metrics import Metric, over_seeds
-from gdt.eval.record import RANDOM, read
+from gdt.eval.record import RANDOM, Record, read
 from gdt.pipeline.shards.index import Index
 from gdt.train import command as training
 from gdt.train.pretrain import pretrain
@@ -185,6 +185,33 @@ def test_the_matrix_marks_significant_differences() -> None:
     assert "+40.0*" in comparison.text and "+0.5" in comparison.text and "2 of 3 pairs" in comparison.text
     assert [each.is_significant for each in comparison.differences if each.row == "l"] == [True, False]
     assert json.dumps(comparison.differences[0].points) == "-40.0"
+
+
+def test_a_single_seed_has_the_variance_of_the_other_row() -> None:
+    def row(preset: str, *values: float) -> list[Record]:
+        return [
+            replace(ROW, preset=preset, seed=seed, metrics={"R@1": Metric(value, 10.0, 4000)})
+            for seed, value in enumerate(values)
+        ]
+
+    several = [*row("a", 40.0, 44.0, 48.0), *row("e", 58.0), *row("l", 90.0)]
+    comparison = compare_rows(several, ("label",))
+    cells = {(each.row, each.other): each for each in comparison.differences}
+    near, far, untested = cells["e", "a"], cells["l", "a"], cells["l", "e"]
+    # t = 4.303 with 2 degrees of freedom, standard deviation 4, its variance 4/3 times for one seed against three
+    assert (near.high - near.points, near.is_significant) == (
+        pytest.approx(4.303 * 4 * (4 / 3) ** 0.5, abs=0.01),
+        False,
+    )
+    assert far.is_significant and not untested.is_significant and untested.low > 0
+    assert "1 of 2 pairs of rows differ significantly in R@1; 1 pairs of rows with one seed each are not tested" in (
+        comparison.text
+    )
+    assert (
+        "in brackets lowest and highest seed; of row e, row l (one seed) 95 % intervals over queries" in comparison.text
+    )
+    alone = compare_rows([*row("a", 40.0), *row("e", 90.0)], ("label",))
+    assert "*" not in alone.text and "in brackets 95 % intervals over queries" in alone.text
 
 
 def test_factors_of_several_seeds_are_averaged(done: list[list[str]], shards: Path, tmp_path: Path) -> None:
