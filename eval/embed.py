@@ -109,7 +109,7 @@ class Features:
     features: dict[str, np.ndarray]
     """By modality, float32 [n, d]; NaN for videos that lack the modality for the length of a clip."""
     metadata: dict[str, str]
-    """Checkpoint, kind, clips and provenance."""
+    """Checkpoint, kind, number and size of clips, provenance."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Skipped files with reasons; not stored."""
 
@@ -131,7 +131,10 @@ def embed(settings: Embed) -> str:
         raise UserError(f"{settings.out} cannot be written ({error.strerror}); check the free disk space") from error
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
     videos = len(np.unique(rows.id.astype(str)))
-    lines = [f"{settings.out}: {settings.kind} of {videos} videos, one row per {settings.per}: {sizes}"]
+    lines = [
+        f"{settings.out}: {settings.kind} of {videos} videos, one row per {settings.per}: {sizes}",
+        f"from {settings.clips} clips per video of {rows.metadata['clip']}",
+    ]
     for name, values in rows.features.items():
         if len(lacking := rows.id[np.isnan(values[:, 0])]):
             lines.append(f"{len(lacking)} rows are NaN: no {name} for the length of a clip (first: {lacking[0]})")
@@ -276,7 +279,7 @@ def features_of(
     if not found:
         raise UserError(f"none of the {len(index)} videos has {' or '.join(modalities)} for the length of a clip")
     metadata = {
-        "format": FORMAT, "kind": kind, "per": per, "clips": str(clips),
+        "format": FORMAT, "kind": kind, "per": per, "clips": str(clips), "clip": str(clip),
         "provenance": serialization.to_json(Provenance.of(device)),
     }  # fmt: skip
     if per == "video":

@@ -74,7 +74,7 @@ def export(settings: Export) -> str:
 
 def _published(trained: Trained) -> dict[str, Any]:
     """A checkpoint for the published code."""
-    from gdt.train.weights import STATISTICS
+    from gdt.train.weights import inputs_of
 
     _require_published_sizes(trained, "published", trained.model.modalities, _HEADS)
     if trained.foreign is not None and trained.foreign.fresh:
@@ -82,21 +82,20 @@ def _published(trained: Trained) -> dict[str, Any]:
         raise UserError(
             f"--format published needs {parts}, but these weights are only a trunk; set --format torchvision"
         )
-    # the published code only prints the epoch
-    statistics = trained.statistics.to_numbers()
-    return {"model": trained.model.state_dict(), "epoch": 0, "step": trained.step, STATISTICS: statistics}
+    # the published code only prints the epoch, and ignores what it does not know
+    return {"model": trained.model.state_dict(), "epoch": 0, "step": trained.step} | inputs_of(trained)
 
 
 def _torchvision(trained: Trained) -> dict[str, Any]:
     """The state of torchvision's r2plus1d_18."""
-    from gdt.train.weights import STATISTICS
+    from gdt.train.weights import inputs_of
 
     if "video" not in trained.model.modalities:
         raise UserError("--format torchvision needs a video network, but the model has none; set --format safetensors")
     _require_published_sizes(trained, "torchvision", ("video",), ())
     state: Any = trained.model.video_network.base.state_dict()
     # torch saves this metadata with the state, and other programs ignore it
-    state._metadata[""][STATISTICS] = trained.statistics.to_numbers()
+    state._metadata[""].update(inputs_of(trained))
     return state
 
 

@@ -30,8 +30,7 @@ from gdt.pipeline.transformations.augmentation import Augmentation, centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Damaged, Trained, load_checked
 from gdt.train.models.gdt import autocast
-from gdt.train.settings import to_json
-from gdt.train.weights import LEARNED, SETTINGS, STATISTICS
+from gdt.train.weights import LEARNED, inputs_of
 
 if TYPE_CHECKING:
     from gdt.eval.settings import Downstream
@@ -100,7 +99,7 @@ class Recipe:
             "trunk": f"lr x {self.trunk_share:g}",
             "batch": f"{self.batch} clips, incomplete batches dropped",
             "optimizer": f"SGD, momentum {self.momentum:g}, weight decay {self.weight_decay:g}",
-            "clips": f"{self.clips} random per video and epoch, {describe_clip(self.clip)}, {shape}",
+            "clips": f"{self.clips} random per video and epoch, {self.clip}, {shape}",
             "flip": f"{a.flip:g}",
             "colour": f"brightness {a.brightness:g}, contrast {a.contrast:g}, saturation {a.saturation:g}, "
             f"hue {a.hue:g} in {self.jittered:.0%} of the clips",
@@ -143,12 +142,6 @@ def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
     if settings.lr:
         recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
     return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
-
-
-def describe_clip(clip: Clip) -> str:
-    """Frames, stride and size of a clip as text."""
-    every = f", stride {clip.stride}" if clip.stride > 1 else ""
-    return f"{clip.frames} frames{every}, {clip.size}x{clip.size}"
 
 
 class Classifier(nn.Module):
@@ -200,10 +193,7 @@ class Finetuning:
                 "column"
             )
         self.recipe, self.task, self.device, self.folder = recipe, task, device, folder
-        self._metadata = {
-            STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings),
-            "classes": list(task.classes), LEARNED: [task.data, fold],
-        }  # fmt: skip
+        self._metadata = inputs_of(trained) | {"classes": list(task.classes), LEARNED: [task.data, fold]}
         self._seeds = (seed, fold)
         self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation, recipe.resized, recipe.jittered)
         self.batches = self._training.batches(len(task.train))

@@ -101,10 +101,8 @@ class Evaluator:
 
     def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **how: str) -> Evaluated:
         """Result of a protocol on frozen features."""
-        from gdt.eval.finetune import describe_clip
-
         clip = model.trained.settings.clip
-        clips = f"{self.settings.clips} of {describe_clip(clip)}, centre crops"
+        clips = f"{self.settings.clips} of {clip}, centre crops"
         return Evaluated(metrics, {"clips": clips} | how, fold, clip)
 
 

@@ -135,7 +135,7 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
     for path in dict.fromkeys(settings.ckpt):
         trained = first if path == settings.ckpt[0] else load_model(path)
         if trained.foreign is not None:
-            print(f"{path} holds {trained.foreign}")
+            print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
         yield Model(name_of(path), path, trained, False)
 
 

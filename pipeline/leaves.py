@@ -36,6 +36,10 @@ class Clip:
         if not self.words_seconds > 0:
             raise UserError(f"--clip.words-seconds is {self.words_seconds}; it must be above 0")
 
+    def __str__(self) -> str:
+        every = f", stride {self.stride}" if self.stride > 1 else ""
+        return f"{self.frames} frames{every}, {self.size}x{self.size}"
+
 
 INPUT_FIELDS = {"video": ("start", "frames", "turns", "crop_scale"), "audio": ("start", "mel_frames")}
 """Fields of `Leaves`, besides the draws, that change the input of each network; `gdt eval factors` compares them."""

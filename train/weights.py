@@ -1,8 +1,8 @@
 """Foreign weights: the published GDT release, torchvision's r2plus1d_18, and safetensors files with their
 parameter names.
 
-Objects in a file are never built. Each kind of weights has its own normalisation, unless the file stores one, as files
-that this program exported do.
+Objects in a file are never built. Each kind of weights has its own normalisation, and the paper's clips, unless the
+file states others, as files that this program exported do.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import re
 import zipfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,7 @@ from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import tensors
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
-from gdt.train.models.network import Network
-from gdt.train.settings import Pretrain, from_json
+from gdt.train.settings import Pretrain, from_json, to_json
 from gdt.train.trained import Foreign, Trained
 
 _MOST = 100
@@ -37,13 +37,18 @@ KINETICS = Statistics(
 )
 """Normalisation of torchvision's video networks, which have no audio."""
 STATISTICS = "statistics"
-"""Key of the normalisation in exported files: `Statistics.to_numbers`."""
+"""Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
-"""Key of the pretraining settings, which hold the sizes, in finetuned weights: `train.settings.to_json`."""
+"""Key of the pretraining settings there, which hold the sizes of networks and clips: `train.settings.to_json`."""
 LEARNED = "learned"
 """Key of the labels in finetuned weights: fingerprint of the shards, and fold."""
 _LINEAR_HEADS = tuple(f"mlp_{modality[0]}.{name}" for modality in MODALITIES for name in ("weight", "bias"))
 """Heads of the release without `use_mlp`; this model has none like them."""
+
+
+def inputs_of(trained: Trained) -> dict[str, Any]:
+    """What files of weights state about the inputs of a model, for `read_foreign`."""
+    return {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
 
 
 def read_foreign(path: Path) -> Trained | None:
@@ -54,32 +59,34 @@ def read_foreign(path: Path) -> Trained | None:
     found = _contents(path) if _whole(path) else None
     if not isinstance(found, Mapping) or "format" in found:
         return None
-    weights, stated = _weights(found), _stated(found, path)
-    text, learned = found.get(SETTINGS), found.get(LEARNED)
+    weights, learned = _weights(found), found.get(LEARNED)
+    stated, own = _stated(found, path)
+    settings = own or Pretrain()
     # our finetuned weights have settings; those of the release are all R(2+1)D-18
-    if "base.stem.0.weight" in weights or (isinstance(text, str) and any(name.startswith("base.") for name in weights)):
-        settings = from_json(text, str(path)) if isinstance(text, str) else Pretrain()
+    if "base.stem.0.weight" in weights or (own and any(name.startswith("base.") for name in weights)):
         kind = "finetuned weights" if stated else "published GDT weights, finetuned"
         known = tuple(learned) if isinstance(learned, list) and len(learned) == 2 else None
         return _trunk(weights, "base.", ("classifier.", "fc."), kind, stated or RELEASE, path, settings, known)
     if modalities_of(weights):
-        return _published(weights, stated, path)
+        return _published(weights, stated, path, settings)
     if "stem.0.weight" in weights and "stem.3.weight" not in weights:
         raise UserError(f"{path} holds a video network other than R(2+1)D, such as r3d_18 or mc3_18; use r2plus1d_18")
     if "stem.0.weight" in weights:
         kind = "weights exported as r2plus1d_18" if stated else "torchvision's r2plus1d_18"
-        return _trunk(weights, "", ("fc.",), kind, stated or KINETICS, path, Pretrain())
+        return _trunk(weights, "", ("fc.",), kind, stated or KINETICS, path, settings)
     return None
 
 
-def _stated(found: Mapping[Any, Any], path: Path) -> Statistics | None:
-    """Normalisation stored in a file, next to its weights or in the metadata of a state_dict; None if missing."""
+def _stated(found: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:
+    """Normalisation and settings in a file, next to its weights or in the metadata of a state_dict; None if missing."""
     kept = getattr(found, "_metadata", None)
     root = kept.get("") if isinstance(kept, Mapping) else None
-    numbers = root.get(STATISTICS) if isinstance(root, Mapping) else found.get(STATISTICS)
-    if isinstance(numbers, list) and len(numbers) == 8 and all(isinstance(number, float) for number in numbers):
-        return Statistics.from_numbers(numbers, str(path))
-    return None
+    stated = root if isinstance(root, Mapping) else found
+    numbers, text = stated.get(STATISTICS), stated.get(SETTINGS)
+    statistics = None
+    if isinstance(numbers, list) and all(isinstance(number, float) for number in numbers):
+        statistics = Statistics.from_numbers(numbers, str(path))
+    return statistics, from_json(text, str(path)) if isinstance(text, str) else None
 
 
 def damaged_part(path: Path) -> str | None:
@@ -161,16 +168,17 @@ def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _published(weights: dict[str, Tensor], stated: Statistics | None, path: Path) -> Trained:
+def _published(weights: dict[str, Tensor], stated: Statistics | None, path: Path, settings: Pretrain) -> Trained:
     kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd.", *_LINEAR_HEADS))
     words = kept.get("text_network.fc1.weight")
     width, dimensions = words.shape if words is not None and words.dim() == 2 else (2048, 300)
-    model = GDT(Network(word_dimensions=dimensions, text_width=width), modalities_of(kept)).eval()
+    network = replace(settings.network, word_dimensions=dimensions, text_width=width)
+    model = GDT(network, modalities_of(kept)).eval()
     fresh = [name for name, _ in model.named_children() if not any(key.startswith(f"{name}.") for key in kept)]
     random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
     load_weights(model, random | kept, str(path))
     kind = "weights exported as the published ones" if stated else "published GDT weights"
-    return Trained(model, Pretrain(), 0, stated or RELEASE, Foreign.of(model, kind, dropped, fresh))
+    return Trained(model, settings, 0, stated or RELEASE, Foreign.of(model, kind, dropped, fresh))
 
 
 def _trunk(

@@ -16,7 +16,11 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
+from gdt.eval.settings import Downstream
+from gdt.eval.subjects import models
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Statistics
+from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import checkpoint, tensors
 from gdt.train.checkpoint import Data, Trained, load_model
 from gdt.train.models.gdt import GDT
@@ -120,7 +124,8 @@ def test_wrong_safetensors_are_refused(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def paper() -> Trained:
     """The paper's networks."""
-    return Trained(drawn(GDT(Network())), Pretrain(), 7, STATISTICS)
+    settings = Pretrain(clip=Clip(16, 2, 128), augmentation=Augmentation(scale=(146, 182)))
+    return Trained(drawn(GDT(Network())), settings, 7, STATISTICS)
 
 
 @pytest.fixture
@@ -152,12 +157,13 @@ def test_published_files_load_into_the_published_network_and_here(
         "weights exported as the published ones: loaded video_network, mlp_v, audio_network, mlp_a"
     )
     assert back.statistics.to_numbers() == STATISTICS.to_numbers() != RELEASE.to_numbers()
+    assert back.settings == paper.settings != Pretrain()
     ours, theirs = paper.model.state_dict(), back.model.state_dict()
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_torchvision_files_load_into_torchvisions_network_and_here(
-    paper: Trained, read: dict[str, Trained], tmp_path: Path
+    paper: Trained, read: dict[str, Trained], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, again, hub = (tmp_path / name for name in ("r2plus1d_18.pth", "x.safetensors", "hub.safetensors"))
     export(Export(Path("paper"), out, "torchvision"))
@@ -171,6 +177,7 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     read["back"] = back = load_model(out)
     assert str(back.foreign) == "weights exported as r2plus1d_18: loaded video_network; random mlp_v"
     assert back.statistics.to_numbers() == STATISTICS.to_numbers() != KINETICS.to_numbers()
+    assert back.settings == paper.settings != Pretrain()
     with pytest.raises(UserError, match="needs mlp_v, but these weights are only a trunk"):
         export(Export(Path("back"), tmp_path / "x", "published"))
     # metadata of foreign weights is kept
@@ -178,7 +185,10 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
     assert same(load_model(again), back) and str(load_model(again).foreign) == str(back.foreign)
     # torchvision's names without our metadata
     safetensors.torch.save_file(state, hub)
-    assert load_model(hub).statistics is KINETICS
+    assert load_model(hub).statistics is KINETICS and load_model(hub).settings == Pretrain()
+    # what was taken is printed
+    list(models(Downstream((out,), "x", random_weights="exclude"), back))
+    assert "loaded video_network; random mlp_v; clips of 16 frames, stride 2, 128x128" in capsys.readouterr().out
 
 
 def test_models_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
