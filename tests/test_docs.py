@@ -260,6 +260,17 @@ def test_the_tree_in_design_lists_files_that_exist() -> None:
             assert (top / name).is_file() or (inside / name).is_file(), (line, name)
 
 
+def test_every_line_of_the_parity_tables_names_its_test() -> None:
+    rows = [line for line in TEXT["docs/parity.md"].splitlines() if re.match(r"\| [a-z]", line)]
+    assert len(rows) > 20
+    for row in rows:
+        *_, found = row.strip("| ").split(" | ")
+        if match := re.fullmatch(r"`(tests/[\w/]+\.py)::(test_\w+)`", found):
+            assert f"\ndef {match[2]}(" in (ROOT / match[1]).read_text(), row
+        else:
+            assert re.fullmatch(r"\[.+\]\(.+\)|`(gdt|make) .+`", found), row
+
+
 def test_tables_of_presets_are_the_presets() -> None:
     tables = re.findall(r"^\| \| (.*) \|\n\|[-|]+\n\| TR \| (.*) \|\n\| TS \| (.*) \|\n\| modality \| (.*) \|$",
                         TEXT["docs/compositions.md"], re.M)  # fmt: skip
