@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import write_lines, writing
+from gdt.common.streams import Stream, seed_sequence
 from gdt.eval.extract import outputs
 from gdt.eval.metrics import Metric
 from gdt.eval.retrieval import top_k
@@ -290,7 +291,7 @@ class Finetuning:
         return scores
 
     def _seed(self, number: int) -> None:
-        torch.manual_seed(int(np.random.SeedSequence([*self._seeds, number]).generate_state(1)[0]))
+        torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, number).generate_state(1)[0]))
 
     def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
         """Log an epoch and save the state to resume from."""

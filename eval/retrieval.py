@@ -11,6 +11,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
 from gdt.eval.metrics import Metric, share
 
 
@@ -42,7 +43,7 @@ def few_shot(
 
     Mean and standard deviation over `draws` random choices. Raises UserError if a class has fewer videos.
     """
-    rng = np.random.default_rng(seed)
+    rng = generator(Stream.SHOTS, seed)
     members = {label: np.flatnonzero(train_label == label) for label in np.unique(train_label)}
     smallest = min(members, key=lambda label: len(members[label]))
     if len(members[smallest]) < shots:

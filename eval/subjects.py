@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
 from gdt.eval.finetune import WEIGHTS
 from gdt.eval.paper import PAPER
 from gdt.eval.record import RANDOM, Record, TrainedOn, settings_of
@@ -168,7 +169,7 @@ def _fold(settings: Downstream, index: Index, query_split: str, number: int) -> 
             "check the splits of your labels"
         )
     if most := settings.gallery_per_class:
-        rng = np.random.Generator(np.random.Philox(settings.seed))
+        rng = generator(Stream.GALLERY, settings.seed)
         groups = [gallery[index.label[gallery] == label] for label in np.unique(index.label[gallery].astype(str))]
         gallery = np.sort(np.concatenate([rng.permutation(group)[:most] for group in groups]))
     return Fold(number, gallery, queries, index.label[gallery].astype(str), index.label[queries].astype(str))
@@ -203,7 +204,7 @@ def subsample(fold: Fold, samples: int, seed: int) -> Fold:
         return fold
     if samples > len(fold.gallery):
         raise UserError(f"--train-samples is {samples}, but there are only {len(fold.gallery)} training videos")
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, fold.number])))
+    rng = generator(Stream.FINETUNING_VIDEOS, seed, fold.number)
     chosen = np.sort(rng.choice(len(fold.gallery), samples, replace=False))
     return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gdt.common.streams import Stream, generator
 from gdt.pipeline.leaves import MODALITIES, Clip, Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -72,7 +73,7 @@ def random_clips(
 
     `videos` [n] are rows of the index, `targets` int64 [n] their classes.
     """
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(list(seeds))))
+    rng = generator(Stream.FINETUNING_CLIPS, *seeds)
     order = rng.permutation(np.repeat(np.arange(len(videos)), sampling.clips))
     starts = np.maximum(index.start_counts(clip.frames, clip.stride), 1)
     for number in range(sampling.batches(len(videos))):

@@ -12,9 +12,8 @@ from dataclasses import replace
 import numpy as np
 
 from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
 from gdt.pipeline.tree import BatchPlan
-
-_ORDER = 0x67726F7570  # separates this stream of random numbers from the plan's
 
 
 def check_groups(videos: int, views: int, bn_group_size: int, world: int) -> None:
@@ -75,8 +74,7 @@ def _order(plan: BatchPlan, modality: int, videos: int, bn_group_size: int) -> n
     if not bn_group_size:
         return chosen
     leaves = chosen[np.argsort(plan.leaves.video[chosen], kind="stable")].reshape(videos, -1)  # [video, view]
-    seeds = np.random.SeedSequence([plan.seed, plan.epoch, plan.batch, _ORDER, modality])
-    rng = np.random.Generator(np.random.Philox(seeds))
+    rng = generator(Stream.GROUPS, plan.seed, plan.epoch, plan.batch, modality)
     views = [view[rng.permutation(videos)].reshape(-1, bn_group_size) for view in leaves.T]
     return np.stack(views, 1).reshape(-1)
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
 from gdt.pipeline.clips import uniform_plans
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Loader
@@ -113,7 +114,7 @@ class Probe:
                 "another split, or hold some out with the same 'make preprocess' command and ARGS=\"--val 0.05\", "
                 "which does not decode again"
             )
-        some = np.random.Generator(np.random.Philox(0)).permutation(held_out)[: settings.probe_videos]
+        some = generator(Stream.PROBE).permutation(held_out)[: settings.probe_videos]
         self._videos = np.sort(some)  # drawn at random, since the first ids may be of few classes
 
     def __call__(self, model: GDT) -> dict[str, float]:

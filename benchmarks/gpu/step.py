@@ -76,7 +76,7 @@ class Step:
     """Gradient and update on one batch, computed in one way."""
 
     def __init__(self, way: Way, run: Pretrain, device: torch.device) -> None:
-        # a group is the k-th leaf of every video
+        # a group is one leaf of every video
         bn_group_size = 0 if way.one_forward else run.composition.batch_size
         micro_batch_size = bn_group_size if way.cached else 0
         precision = torch.bfloat16 if way.bfloat16 else torch.float32

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, explain_out_of_memory
+from gdt.common.streams import Stream, generator
 from gdt.eval import record
 from gdt.eval.drawing import save
 from gdt.eval.extract import outputs
@@ -83,7 +84,7 @@ def evaluate(settings: Factors) -> list[Record]:
     """The records of all checkpoints, in their order."""
     first = load_model(settings.ckpt[0])
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
-    order = np.random.default_rng(settings.seed).permutation(held_out(data.index, data.split).queries)
+    order = generator(Stream.FACTOR_VIDEOS, settings.seed).permutation(held_out(data.index, data.split).queries)
     device = any_device()
     provenance = Provenance.of(device)
     records = []

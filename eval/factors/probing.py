@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
 from gdt.eval.metrics import Metric, clustered, jackknife
 from gdt.eval.retrieval import nearest, unit
 
@@ -87,7 +88,7 @@ def probe_accuracy(features: np.ndarray, folds: int, c: float, seed: int) -> Met
 
 def assign_folds(videos: int, folds: int, seed: int) -> np.ndarray:
     """The fold of each video, of nearly equal sizes: int64 [videos]."""
-    return np.random.default_rng(seed).permutation(videos) % folds
+    return generator(Stream.FACTOR_FOLDS, seed).permutation(videos) % folds
 
 
 def video_accuracy(features: np.ndarray) -> Metric:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
 from gdt.eval.factors.settings import Factors
 from gdt.pipeline.leaves import INPUT_FIELDS, MODALITIES, Clip, Leaves
 from gdt.pipeline.notation import report_custom_errors
@@ -107,7 +108,7 @@ class Planner:
     def _apply(self, transformation: Transformation, leaves: Leaves, network: str) -> None:
         """Apply the factor's values in turn, and nothing else."""
         values = np.arange(len(leaves), dtype=np.int64) % len(self._values(transformation))
-        rng = np.random.Generator(np.random.Philox(self.settings.seed))  # the same draws for every network
+        rng = generator(Stream.FACTOR_DRAWS, self.settings.seed)  # the same draws for every network
         leaves.modality[:] = MODALITIES.index(network)
         leaves.draws = {name: np.repeat(draw, len(leaves)) for name, draw in self.crop.draw(rng, 1, (1, 1)).items()}
         if isinstance(transformation, Augment):

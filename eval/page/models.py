@@ -22,6 +22,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
 from gdt.eval import extract
 from gdt.eval.drawing import MOST, Key, keys, svg
 from gdt.eval.page.collect import Result, Subject, Unread, attempt
@@ -242,7 +243,7 @@ def confusion(fold: Fold, first: np.ndarray) -> Confusion:
 
 def maps(values: np.ndarray, label: np.ndarray, seed: int, key: str, points: int = _POINTS) -> list[Plot]:
     """PCA and t-SNE of features [n, d], with a colour and shape for each of the most frequent labels [n]."""
-    chosen = np.sort(np.random.Generator(np.random.Philox(seed)).permutation(len(values))[:points])
+    chosen = np.sort(generator(Stream.MAPS, seed).permutation(len(values))[:points])
     values, label = values[chosen], label[chosen]
     n = len(values)
     if n < 5:
@@ -289,7 +290,7 @@ def search_by_audio(trained: Trained, index: Index, split: str, settings: Report
     index = trained.normalise(index)
     clip = trained.settings.clip
     held_out = crossmodal.usable_videos(index, np.flatnonzero(index.split == split), clip, both)
-    drawn = np.random.Generator(np.random.Philox(settings.seed)).permutation(held_out)[:_POINTS]
+    drawn = generator(Stream.SHOWN_SOUNDS, settings.seed).permutation(held_out)[:_POINTS]
     videos = np.sort(drawn)
     if len(videos) < 2:
         raise UserError(
@@ -355,7 +356,7 @@ def _jpeg(image: Image.Image, quality: int = 72) -> str:
 
 def spread(labels: np.ndarray, n: int, seed: int) -> list[int]:
     """Indices of n random queries, of different classes as far as possible."""
-    order = np.random.Generator(np.random.Philox(seed)).permutation(len(labels)).tolist()
+    order = generator(Stream.SHOWN_QUERIES, seed).permutation(len(labels)).tolist()
     seen: Counter[str] = Counter()
     turns = []
     for index in order:

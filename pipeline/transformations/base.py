@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from gdt.common.streams import Stream, generator
 from gdt.pipeline.leaves import Leaves
 
 
@@ -38,7 +39,7 @@ class Draw:
 
     def generator(self) -> np.random.Generator:
         """The random generator of the batch."""
-        return np.random.Generator(np.random.Philox(np.random.SeedSequence([self.seed, self.epoch, self.batch])))
+        return generator(Stream.BATCH, self.seed, self.epoch, self.batch)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from gdt.common.streams import Stream, generator
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.transformations.base import Branches, Source, Transformation
 
@@ -42,7 +43,7 @@ def _order(source: Source, seed: int, epoch: int) -> np.ndarray:
     batch in about (k - 1) / (M - 1) of the epochs instead of (k - 1) / (n - 1), S/N times as often; two of different
     shards do so 1 - 1/N times as often. 1/N instead of 1/S of a video's batch comes from its own shard.
     """
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, epoch])))
+    rng = generator(Stream.EPOCH, seed, epoch)
     n, size = len(source.videos), source.window
     if not size:
         return rng.permutation(n)

@@ -14,6 +14,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, explain_out_of_memory
+from gdt.common.streams import Stream, generator
 from gdt.eval import record
 from gdt.eval.deviation import DEVIATION, MORE, NEAREST, RATIO, RELATIVE
 from gdt.eval.drawing import save
@@ -81,7 +82,7 @@ def choose_videos(index: Index, split: str, clips: Sequence[Clip], settings: Fig
             f"{settings.clips} clips with different starts, and {_MIN_VIDEOS} are needed; set --clips lower, or "
             "another --split"
         )
-    order = np.random.default_rng(settings.seed).permutation(long_enough)
+    order = generator(Stream.FIGURES, settings.seed).permutation(long_enough)
     spread = np.sort(order[: settings.videos])
     of_class = _choose_class(index, order, split, settings)
     shown = np.sort((order[index.label[order] == of_class] if of_class else order)[: settings.shown])

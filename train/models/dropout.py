@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gdt.common.streams import Stream, seed_sequence
+
 _LAYER = 1 << 24
 """Offset between the feature numbers of two layers."""
 
@@ -28,7 +30,7 @@ class Dropout(nn.Dropout):
 
 def leaf_keys(seed: int, step: int, leaves: Tensor) -> Tensor:
     """Keys of the leaves of a step: int64 [n]; `leaves` are their indices in the whole batch."""
-    start = np.random.SeedSequence([seed, step]).generate_state(1, np.uint64).view(np.int64)[0]
+    start = seed_sequence(Stream.DROPOUT, seed, step).generate_state(1, np.uint64).view(np.int64)[0]
     return leaves + int(start)
 
 

@@ -1,0 +1,62 @@
+"""Streams of random numbers, one for each purpose; no two coincide."""
+
+from __future__ import annotations
+
+import hashlib
+from enum import StrEnum, auto
+
+import numpy as np
+
+
+class Stream(StrEnum):
+    """What random numbers are for, and the numbers that tell the streams of one purpose apart."""
+
+    EPOCH = auto()
+    """Order of the videos: seed, epoch."""
+    BATCH = auto()
+    """Plan of a batch: seed, epoch, batch."""
+    GROUPS = auto()
+    """Batch-norm groups: seed, epoch, batch, modality."""
+    DROPOUT = auto()
+    """Keys of the leaves: seed, step."""
+    PROBE = auto()
+    """Held-out videos that are probed while training."""
+    FINETUNING = auto()
+    """Classifier and dropout: seed, fold, purpose."""
+    FINETUNING_CLIPS = auto()
+    """Clips of an epoch: seed, fold, epoch."""
+    FINETUNING_VIDEOS = auto()
+    """Subset of the training videos: seed, fold."""
+    GALLERY = auto()
+    """Videos per class: seed."""
+    SHOTS = auto()
+    """Few-shot galleries: seed."""
+    FACTOR_VIDEOS = auto()
+    """Videos of the factor probes: seed."""
+    FACTOR_FOLDS = auto()
+    """Cross-validation: seed."""
+    FACTOR_DRAWS = auto()
+    """Transformations of the probed clips: seed."""
+    MAPS = auto()
+    """Videos in a map of features: seed."""
+    SHOWN_SOUNDS = auto()
+    """Videos found by their sound in the report: seed."""
+    SHOWN_QUERIES = auto()
+    """Queries in the report: seed."""
+    FIGURES = auto()
+    """Videos of the paper's figures: seed."""
+
+
+def seed_sequence(stream: Stream, *numbers: int) -> np.random.SeedSequence:
+    """The seeds of a stream.
+
+    numpy pads its seeds with zeros and splits large ones: SeedSequence([s, e]) equals [s, e, 0], and [2**32] equals
+    [0, 1]. A digest of the text tells them apart.
+    """
+    text = " ".join([stream, *(str(int(number)) for number in numbers)])
+    return np.random.SeedSequence(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big"))
+
+
+def generator(stream: Stream, *numbers: int) -> np.random.Generator:
+    """The random generator of a stream."""
+    return np.random.Generator(np.random.Philox(seed_sequence(stream, *numbers)))

@@ -1,0 +1,49 @@
+"""Random numbers for different purposes never come from the same stream."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+
+from gdt.common.streams import Stream, generator, seed_sequence
+from gdt.pipeline.transformations.base import Draw
+from tests.conftest import ROOT
+
+ELSEWHERE = {
+    "common/streams.py": "here",
+    "pipeline/clips.py": "evaluation, which draws nothing",
+    "preprocess/estimate.py": "the videos that --dry-run times",
+    "preprocess/synthetic/hard.py": "the content of generated videos, whose seeds are part of the data set",
+    "preprocess/synthetic/standard.py": "likewise",
+    "studies/theorem/report.py": "a simulation without videos",
+}
+"""Files that make generators of numpy, and for what."""
+
+
+def test_streams_differ_in_purpose_and_in_every_number() -> None:
+    assert np.array_equal(
+        np.random.SeedSequence([3, 5]).generate_state(4), np.random.SeedSequence([3, 5, 0]).generate_state(4)
+    )  # what a stream must not do
+    some = (0, 1, 2, 31, 1 << 32, (1 << 32) + 1)
+    numbers = [part for length in range(4) for part in itertools.product(some, repeat=length)]
+    states = {
+        (stream, part): tuple(seed_sequence(stream, *part).generate_state(4)) for stream in Stream for part in numbers
+    }
+    assert len(set(states.values())) == len(states) == len(Stream) * (1 + 6 + 36 + 216)
+
+
+def test_the_order_of_an_epoch_and_its_first_batch_differ() -> None:
+    for seed, epoch in itertools.product(range(3), range(3)):
+        order, batch = generator(Stream.EPOCH, seed, epoch), Draw(seed, epoch, 0).generator()
+        assert order.random(8).tolist() != batch.random(8).tolist()
+    again = generator(Stream.BATCH, np.int64(1), np.int32(2), 3)  # also from numpy's integers
+    assert again.random() == Draw(1, 2, 3).generator().random()
+
+
+def test_all_random_numbers_come_from_streams() -> None:
+    drawing = re.compile(r"SeedSequence\(|default_rng\(|Philox\(|RandomState\(|np\.random\.(seed|rand|choice|perm)")
+    folders = ("common", "pipeline", "preprocess", "train", "eval", "studies")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    assert {str(path.relative_to(ROOT)) for path in files if drawing.search(path.read_text())} == set(ELSEWHERE)
