@@ -19,7 +19,7 @@ from gdt.pipeline.tree import BatchPlan
 def check_groups(videos: int, views: int, bn_group_size: int, world: int) -> None:
     """Raise UserError unless `world` ranks can take equal shares of whole groups, or of whole videos without groups.
 
-    `views` is the number of leaves per video and modality; a group holds one view of each of its videos.
+    `views` is the number of leaves per video and modality; a group holds one leaf per video.
     """
     if not bn_group_size:
         if videos % world:
@@ -51,10 +51,11 @@ def take_rank(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) ->
     """The leaves of one rank, sorted by modality, then by group; `joined` has the columns of all ranks.
 
     Without groups, a rank takes an equal, contiguous share of whole videos. With groups (`bn_group_size` > 0), it
-    takes an equal, contiguous share of the groups. A group holds one view of each of its videos (all first leaves in a
-    modality, or all second ones, ...), so no video is in it twice. The plan draws another order of the videos for each
-    view and modality, so the statistics of one group do not reveal the videos of another. Raises UserError if ranks
-    cannot take equal shares.
+    takes an equal, contiguous share of the groups. A group holds one leaf per video, so no video is in it twice. Which
+    leaf is drawn for each video, so that a group mixes the values of every factor: a group of reversed clips only would
+    subtract what reversed clips have in common, which evaluation does not. The videos are drawn anew for each modality
+    and each of the leaves of a video, so the statistics of one group do not reveal the videos of another. Raises
+    UserError if ranks cannot take equal shares.
     """
     modality = plan.leaves.modality
     videos = len(np.unique(plan.leaves.video))
@@ -75,6 +76,7 @@ def _order(plan: BatchPlan, modality: int, videos: int, bn_group_size: int) -> n
         return chosen
     leaves = chosen[np.argsort(plan.leaves.video[chosen], kind="stable")].reshape(videos, -1)  # [video, view]
     rng = generator(Stream.GROUPS, plan.seed, plan.epoch, plan.batch, modality)
+    leaves = rng.permuted(leaves, axis=1)  # else each view would be one value of a factor that takes all of its values
     views = [view[rng.permutation(videos)].reshape(-1, bn_group_size) for view in leaves.T]
     return np.stack(views, 1).reshape(-1)
 

@@ -11,6 +11,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.groups import groups, take_rank
 from gdt.pipeline.leaves import Clip
+from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import EVALUATION, Augmentation
 from gdt.pipeline.transformations.base import Source, distinct
 from gdt.pipeline.tree import BatchPlan, Tree
@@ -90,6 +91,22 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
         take_rank(whole, 0, 64, bn_group_size=4)
     with pytest.raises(UserError, match="of --bn-group-size 5 for 1 GPU; set it to 2, 4, 8 or 16, or 0 for the whole"):
         take_rank(whole, 0, 1, bn_group_size=5)
+
+
+@pytest.mark.parametrize("row", [*"bdfhiklm", "rotation", "order"])
+def test_a_group_holds_every_value_of_a_factor_that_takes_all(row: str) -> None:
+    varied = {"rotation": "rotation:d:4", "order": "order(2):d:2"}.get(row, "")
+    text = f"video:d time_shift:i:1 modality:i:1 {varied} augmentation:i:2"
+    factors = presets.TABLE_1[row].factors if row in presets.TABLE_1 else text
+    composition = parse(factors, 64, Augmentation())
+    whole = Tree(composition, Source(np.arange(64), np.full(64, 100), 30), Clip(), 40, seed=1).plan(0, 0)
+    share = take_rank(whole, 0, 1, bn_group_size=32)
+    every = [f for f in composition.factors if f.k > 1 and f.name != "modality" and f.transformation.takes_all(f.k)]
+    assert every
+    for modality, factor in itertools.product(np.unique(share.leaves.modality), every):
+        rows = np.flatnonzero(share.leaves.modality == modality)
+        for chosen in groups(len(rows), 32):
+            assert set(share.columns[factor.name][rows[chosen]]) == set(range(factor.k))
 
 
 def test_uneven_ranks_are_refused() -> None:
