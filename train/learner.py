@@ -47,7 +47,7 @@ class Learner:
         (kernels or Kernels(numbers)).apply(model)
         config = StepConfig(
             tree.composition.factors, settings.temperature, settings.seed, numbers, settings.bn_group_size or 0,
-            settings.micro_batch_size,
+            settings.micro_batch_size, settings.loss,
         )  # fmt: skip
         self.gradient = Gradient(model, config, world, tqdm.write)
         self.optimizer = _optimizer(settings.optimization, model, device)

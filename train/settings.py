@@ -1,4 +1,4 @@
-"""Settings of pretraining, one dataclass per component, and the two sizes they come in."""
+"""Settings of pretraining, one dataclass per component, and the sizes they come in."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors
+from gdt.train import published
 from gdt.train.models.network import Network
 from gdt.train.schedule import Optimization, Schedule
 
@@ -48,8 +49,8 @@ class Pretrain:
         "optimization": (),
         "data": ("shards", "split", "word2vec", "init", "factors_from", "shuffle_shards"),
         "probe": ("probe_every", "probe_videos", "probe_split"),
-        "advanced": ("temperature", "bn_group_size", "micro_batch_size", "device", "precision", "compile", "threads",
-                     "checkpoint_minutes", "checkpoint_steps", "wandb", "profile", "cached_batches",
+        "advanced": ("loss", "temperature", "bn_group_size", "micro_batch_size", "device", "precision", "compile",
+                     "threads", "checkpoint_minutes", "checkpoint_steps", "wandb", "profile", "cached_batches",
                      "default_batch_size", "factors_digest"),
     }  # fmt: skip
     """Groups of options in `--help`, in order; an empty one is the dataclass of that name."""
@@ -85,6 +86,8 @@ class Pretrain:
     """Passes over the videos. Give --epochs or --steps, not both."""
     steps: int = 0
     """Batches to train for. Give --epochs or --steps, not both."""
+    loss: Literal["paper", "published"] = "paper"
+    """paper: equation 1. published: the release's own loss, for presets e to m, text-b to text-g and 1 to 9."""
     temperature: float = 0.07
     """rho of equation 1."""
     seed: int = 0
@@ -179,7 +182,10 @@ class Pretrain:
         """The factors of a batch."""
         factors = self.factors or presets.preset(self.preset).factors
         batch_size = self.batch_size or self.default_batch_size
-        return notation.parse(factors, batch_size, self.augmentation, self.transformations)
+        composition = notation.parse(factors, batch_size, self.augmentation, self.transformations)
+        if self.loss == "published":
+            published.comparisons(composition.factors)  # raises UserError if there is none
+        return composition
 
     @property
     def transformations(self) -> notation.Transformations:
@@ -235,8 +241,9 @@ class Pretrain:
     @property
     def run_folder(self) -> Path:
         seed = f"-seed{self.seed}" if self.seed else ""
+        loss = "-published-loss" if self.loss == "published" else ""
         cached = f"-cached{self.cached_batches}" if self.cached_batches else ""
-        return self.out or Path("runs") / f"{self.dataset}-{self.name}{seed}{cached}"
+        return self.out or Path("runs") / f"{self.dataset}-{self.name}{loss}{seed}{cached}"
 
 
 def _abbreviate(factors: str) -> str:
@@ -285,6 +292,9 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
             checkpoint_minutes=2.0,
         ),
     ),
+    "paper-ablation": ("paper, with the 50 epochs of its ablations on Kinetics-400", Pretrain(epochs=50)),
+    "paper-howto100m": ("paper, with its 40 epochs on HowTo100M", Pretrain(epochs=40)),
+    "paper-text-ablation": ("paper, with the 20 epochs of its ablations on HowTo100M", Pretrain(epochs=20)),
 }  # fmt: skip
 """Named defaults; any option overrides them."""
 

@@ -44,6 +44,8 @@ class StepConfig:
     """Leaves of one modality that share batch-norm statistics; 0 for the whole batch."""
     micro_batch_size: int = 0
     """Leaves of one modality per forward pass, whole groups; 0 for all of a rank."""
+    loss: str = "paper"
+    """As in `gdt_loss`."""
 
 
 class _Group(NamedTuple):
@@ -79,7 +81,7 @@ class Gradient:
         with self._statistics.step(shared=how.bn_group_size > 0):
             embedded = [self._with_less(groups, lambda: self._embedded(groups))]
             leaf = embedded[0].detach().requires_grad_()
-            found = outcome(leaf, batch.table, how.factors, how.temperature, batch.joined)
+            found = outcome(leaf, batch.table, how.factors, how.temperature, batch.joined, how.loss)
             found.loss.backward()
             assert leaf.grad is not None
             of_embeddings = leaf.grad

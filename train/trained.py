@@ -60,8 +60,11 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """Composition, or kind of foreign weights."""
-        return self.foreign.kind if self.foreign else self.settings.factors or self.settings.preset
+        """Composition and loss, or kind of foreign weights."""
+        if self.foreign:
+            return self.foreign.kind
+        loss = ", published loss" if self.settings.loss == "published" else ""
+        return (self.settings.factors or self.settings.preset) + loss
 
     @property
     def without_head(self) -> tuple[str, ...]:

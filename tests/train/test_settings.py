@@ -12,6 +12,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import Augmentation
+from gdt.train.command import settings_of
 from gdt.train.models.network import Network
 from gdt.train.settings import SIZES, Optimization, Pretrain, differences, from_json, to_json
 
@@ -27,7 +28,7 @@ OTHER = Pretrain(
     loading=Loading(3, "cpu", False, 2, 9, 7, 5, "skip"),
     device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, bn_group_size=3,
     micro_batch_size=6, probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4, cached_batches=3,
-    compile="on",
+    compile="on", loss="published",
 )  # fmt: skip
 MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentation:i:1"
 """No value is a default. The file of factors does not exist, nor, on most machines, the GPU."""
@@ -57,6 +58,7 @@ def test_no_value_of_other_is_a_default() -> None:
     [
         ({}, "runs/folder-l"),
         ({"preset": "text-b", "seed": 3}, "runs/folder-text-b-seed3"),
+        ({"loss": "published"}, "runs/folder-l-published-loss"),
         ({"factors": MINE}, "runs/folder-tsd2-mi2x-tri2"),
         ({"factors": f" {MINE.replace('video:d', 'video:d:16')} ", "seed": 1}, "runs/folder-tsd2-mi2x-tri2-seed1"),
         ({"factors": "video:d freeze:d:2 augmentation:i:2"}, "runs/folder-freezed2-ai2"),
@@ -67,6 +69,13 @@ def test_no_value_of_other_is_a_default() -> None:
 )
 def test_the_default_folder_names_the_composition_and_the_seed(changes: dict, folder: str) -> None:
     assert replace(Pretrain(dataset="folder"), **changes).run_folder == Path(folder)
+
+
+def test_sizes_of_the_paper_differ_in_their_epochs() -> None:
+    epochs = {"paper": 100, "paper-ablation": 50, "paper-howto100m": 40, "paper-text-ablation": 20}  # section A.4
+    for name, number in epochs.items():
+        assert settings_of([name, "--preset", "text-f"]) == Pretrain(preset="text-f", epochs=number)
+    assert settings_of(["paper-ablation", "--steps", "7"]) == Pretrain(epochs=0, steps=7)
 
 
 def test_differences_list_only_settings_that_affect_results() -> None:
