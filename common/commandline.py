@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, field, fields, is_dataclass, make_dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -13,6 +14,9 @@ from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_t
 
 import docstring_parser
 import tyro
+import tyro._errors
+
+from gdt.common.errors import unknown
 
 T = TypeVar("T")
 ADVANCED = "advanced"
@@ -66,6 +70,24 @@ def expand_home(value: Any) -> Any:
         new = {name: expand_home(part) for name, part in old.items()}
         return value if new == old else replace(value, **new)
     return value
+
+
+@contextmanager
+def suggest_options(known: Iterable[str], command: str) -> Iterator[None]:
+    """Report unknown options of a command as a UserError, with the most similar one of `known`."""
+
+    def report(event: tyro._errors.ParseErrorEvent) -> None:
+        tokens: list[str] = []
+        if isinstance(event, tyro._errors.UnrecognizedArgs):
+            tokens = event.tokens
+        elif isinstance(event, tyro._errors.MissingArgs):
+            tokens = event.unrecognized_tokens
+        if tokens:
+            name = next((token for token in tokens if token.startswith("-")), tokens[0]).split("=")[0]
+            raise unknown("option", name, known, f"'{command} --help' lists the options")
+
+    with tyro._errors.on_parse_error(report):
+        yield
 
 
 def _grouped(kind: Any, groups: Mapping[str, Sequence[str]]) -> Any:

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
+import difflib
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn
 
 
 class UserError(Exception):
     """An error outside the code; the message says what is wrong, why, and what to do."""
+
+
+def plural(count: int, noun: str, plural_noun: str = "") -> str:
+    """A number and a noun, as in '1 video' and '2 videos'."""
+    return f"{count} {noun if count == 1 else plural_noun or noun + 's'}"
+
+
+def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "") -> UserError:
+    """The error about an unknown name: the most similar available one, or else all of them or how to list them."""
+    names = list(available)
+    if similar := difflib.get_close_matches(name, names, 1):
+        return UserError(f"unknown {kind} '{name}'; did you mean '{similar[0]}'? {how_to_list}".rstrip())
+    return UserError(f"unknown {kind} '{name}'; {how_to_list or 'available: ' + ', '.join(names)}")
+
+
+MAKE_OPTIONS = "GDT_OPTIONS"
+"""Environment variable with the options of a command that make runs; its messages name them as make's variables."""
+_OPTION = re.compile(
+    r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)(?: (help|first|skip|slurm|\d[\d.]*\b))?"""
+)
+"""Text in quotes, or an option and a value that cannot be an English word."""
+
+
+def is_make() -> bool:
+    """Whether make runs the command."""
+    return MAKE_OPTIONS in os.environ
+
+
+def as_typed(message: str, environment: Mapping[str, str] = os.environ) -> str:
+    """A message with options as they are typed: --batch-size as BATCH_SIZE if make runs the command.
+
+    Commands in quotes are left as they are.
+    """
+    options = environment.get(MAKE_OPTIONS, "").split()
+
+    def typed(match: re.Match[str]) -> str:
+        if match[0][0] in "'`\"" or match[1] not in options:
+            return match[0]
+        return match[1][2:].replace("-", "_").replace(".", "_").upper() + (f"={match[2]}" if match[2] else "")
+
+    return _OPTION.sub(typed, message)
 
 
 INTERRUPTED = "interrupted; run the same command again to resume"
@@ -58,7 +101,7 @@ def exit_with_message(main: Callable[[], None]) -> None:
         main()
         _flush()
     except UserError as error:
-        _exit(2, f"error: {error}")
+        _exit(2, f"error: {as_typed(str(error))}")
     except MemoryError as error:
         _exit(2, f"error: out of memory ({first_line(error)}); use a machine with more memory")
     except BrokenPipeError:  # the reader of the output, such as `head`, has exited

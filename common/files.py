@@ -39,7 +39,7 @@ def require_readable(what: object, error: OSError) -> None:
 def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
     """Write a binary file atomically: it appears complete or not at all.
 
-    Yields `<name>.partial` beside `path` (or in `scratch`, a folder of the same file system), which is synced to disk
+    Yields `<name>.partial` next to `path` (or in `scratch`, a folder of the same file system), which is synced to disk
     and renamed at the end, and removed after an error. For example:
 
         with writing(out / "features.npz") as file:

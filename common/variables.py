@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 
 import tyro
 
-from gdt.common.errors import UserError
+from gdt.common.errors import MAKE_OPTIONS, UserError
 
 
 class Option(NamedTuple):
@@ -35,6 +35,8 @@ Variables = Mapping[str, Option]
 """The options of a command by the names of their variables."""
 _ALIASES = {"GPUS": "JOBS"}
 """Variable names that stand for an option with another name."""
+_OF_CHECKPOINT = ("--preset", "--factors", "--seed")
+"""Variables from which the Makefile takes the checkpoint, for any command."""
 _COUNTS = ("GPUS", "NODES")
 _SIMILAR = 0.65
 """Accepts PRESETS for PRESET and DATA for DATASET, but not STEPS for SEEDS."""
@@ -72,6 +74,7 @@ def with_variables(
         return list(arguments)
     goals, typed, inherited = (environment.pop(f"GDT_{name}", "").split() for name in ("GOALS", "TYPED", "SET"))
     known = options(arguments)
+    environment[MAKE_OPTIONS] = " ".join([*(option.name for option in known.values()), *_OF_CHECKPOINT])
     given: dict[str, list[str]] = {}
     for name in [*inherited, *typed]:
         value = environment.get(name)
@@ -84,7 +87,7 @@ def with_variables(
         if unknown and (len(goals) == 1 or name not in {*all_variables(), *_ALIASES}):
             raise UserError(_unknown_variable(goals, name, known))
     if "SIZE" in known and known["SIZE"].name not in given:
-        given[known["SIZE"].name] = _arguments("SIZE", known["SIZE"], "paper" if _has_gpu() else "tiny")
+        given[known["SIZE"].name] = _arguments("SIZE", known["SIZE"], "paper" if has_gpu() else "tiny")
     more = _split("ARGS", environment["ARGS"]) if "ARGS" in (*inherited, *typed) else []
     recipe = _without(arguments, given)
     return [*given.pop("", []), *recipe, *(word for words in given.values() for word in words), *more]
@@ -133,7 +136,8 @@ def _unknown_variable(goals: Sequence[str], name: str, known: Variables) -> str:
     return f"{message}; available: {', '.join(sorted(known))}"
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Whether there is a GPU, without importing torch."""
     try:
         return not subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).returncode
     except OSError:

@@ -23,8 +23,8 @@ import numpy as np
 from tqdm import tqdm
 
 from gdt.common import serialization
-from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError, first_line
+from gdt.common.commandline import expand_home, gdt_command
+from gdt.common.errors import UserError, first_line, plural
 from gdt.common.files import require_new_file, writing
 from gdt.pipeline.clips import split_videos, uniform_plans
 from gdt.pipeline.leaves import MODALITIES
@@ -132,13 +132,13 @@ def embed(settings: Embed) -> str:
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
     videos = len(np.unique(rows.id.astype(str)))
     lines = [
-        f"{settings.out}: {settings.kind} of {videos} videos, one row per {settings.per}: {sizes}",
+        f"{settings.out}: {settings.kind} of {plural(videos, 'video')}, one row per {settings.per}: {sizes}",
         f"from {settings.clips} clips per video of {rows.metadata['clip']}",
     ]
     for name, values in rows.features.items():
         if len(lacking := rows.id[np.isnan(values[:, 0])]):
             lines.append(f"{len(lacking)} rows are NaN: no {name} for the length of a clip (first: {lacking[0]})")
-    lines += [f"{len(rows.skipped)} videos skipped:"] if rows.skipped else []
+    lines += [f"{plural(len(rows.skipped), 'video')} skipped:"] if rows.skipped else []
     lines += [f"  {path}: {reason}" for path, reason in rows.skipped]
     return "\n".join(lines + _next_steps(settings.out, rows))
 
@@ -277,7 +277,7 @@ def features_of(
                         found.setdefault(name, np.full((len(index), *kept.shape[1:]), np.nan, np.float32))[part] = kept
                     bar.update(len(part))
     if not found:
-        raise UserError(f"none of the {len(index)} videos has {' or '.join(modalities)} for the length of a clip")
+        raise UserError(f"no video has {' or '.join(modalities)} for the length of a clip")
     metadata = {
         "format": FORMAT, "kind": kind, "per": per, "clips": str(clips), "clip": str(clip),
         "provenance": serialization.to_json(Provenance.of(device)),
@@ -341,8 +341,8 @@ _WRITERS: dict[str, Callable[[BinaryIO, Features], None]] = {
 
 
 def read(path: str | Path) -> Features:
-    """Read features from .h5 or .npz. Raises UserError for any other file."""
-    path = Path(path)
+    """Read features from .h5 or .npz; ~ is expanded. Raises UserError for any other file."""
+    path = Path(expand_home(Path(path)))
     if not path.is_file():
         raise UserError(f"no features file {path}; write one with 'gdt eval embed'")
     try:

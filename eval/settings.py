@@ -61,11 +61,11 @@ class Downstream:
     """paper: the recipe's clips; tiny: the checkpoint's clip size, 4 clips per video
     and epoch."""
     epochs: int = 0
-    """Epochs; the schedule is scaled to them. 0: the recipe's."""
+    """Epochs; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0
-    """Peak learning rate of finetuning. 0: the recipe's."""
+    """Peak learning rate of finetuning; 0: the recipe's."""
     clips_per_epoch: int = 0
-    """Random clips per training video and epoch. 0: the recipe's."""
+    """Random clips per training video and epoch; 0: the recipe's."""
     train_samples: int = 0
     """Random training videos, of finetune and linear; 0: all."""
     linear_c: float = 1.0

@@ -191,7 +191,7 @@ def held_out(index: Index, split: str) -> Fold:
     if not len(videos):
         raise UserError(
             f"{index.folder} has no held-out videos (split '{split}'); run the same 'make preprocess' command with "
-            'ARGS="--test 0.1" (nothing is decoded again), then pretrain again: existing checkpoints were trained on '
+            "TEST=0.1 (nothing is decoded again), then pretrain again: existing checkpoints were trained on "
             "all videos"
         )
     none = np.zeros(0, np.int64)

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, unknown
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features
 from gdt.eval.embed import read as read_features
 from gdt.eval.nearest import most_similar
@@ -150,7 +150,7 @@ def _paths(given: Paths) -> tuple[Path, ...]:
 def _base(size: str) -> Pretrain:
     """The settings of a size."""
     if size not in SIZES:
-        raise UserError(f"unknown size '{size}'; available: {', '.join(SIZES)}")
+        raise unknown("size", size, SIZES)
     return SIZES[size][1]
 
 

@@ -5,13 +5,13 @@ A command's module is imported only when the command runs, and torch and DALI on
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
 from typing import NamedTuple
 
-from gdt.common.errors import UserError, exit_with_message
+from gdt.common.commandline import suggest_options
+from gdt.common.errors import exit_with_message, unknown
 from gdt.common.supervise import supervise
 
 
@@ -53,9 +53,7 @@ def _main() -> None:
         print(_HELP)
         return
     if name not in COMMANDS:
-        similar = difflib.get_close_matches(name, COMMANDS, 1)
-        available = f"did you mean {similar[0]}?" if similar else f"available: {', '.join(COMMANDS)}"
-        raise UserError(f"unknown command '{name}'; {available}")
+        raise unknown("command", name, COMMANDS)
     if advice := COMMANDS[name].after_crash:
         supervise(lambda: _run(name, arguments), advice)
     else:
@@ -65,7 +63,10 @@ def _main() -> None:
 def _run(name: str, arguments: list[str]) -> None:
     arguments = add_make_variables(name, arguments)
     sys.orig_argv[:] = ["gdt", name, *arguments]  # recorded as the command of the run
-    importlib.import_module(COMMANDS[name].module).main(arguments)
+    module = importlib.import_module(COMMANDS[name].module)
+    words = ["gdt", name, *(word for word in arguments[:1] if not word.startswith("-"))]
+    with suggest_options((option.name for option in module.options(arguments).values()), " ".join(words)):
+        module.main(arguments)
 
 
 def add_make_variables(name: str, arguments: list[str]) -> list[str]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from gdt.common.errors import UserError, first_line
+from gdt.common.errors import UserError, first_line, unknown
 from gdt.pipeline import transformations
 from gdt.pipeline.composition import Composition, Contrast, Factor, Weight
 from gdt.pipeline.transformations.augmentation import Augment, Augmentation
@@ -65,7 +65,7 @@ def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Trans
         raise UserError(f"cannot parse factor '{text}'; {_SYNTAX}")
     name, settings, contrast, k, weight = match.group("name", "settings", "contrast", "k", "weight")
     if name not in known:
-        raise UserError(f"unknown factor '{name}'; available: {', '.join(known)}; add your own with --factors-from")
+        raise unknown("factor", name, known)
     if contrast not in _CONTRASTS:
         raise UserError(f"unknown contrast '{contrast}' of factor '{text}'; available: d (distinctive), i (invariant)")
     if weight not in (None, *(w.value for w in Weight)):

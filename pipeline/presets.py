@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from gdt.common.errors import UserError
+from gdt.common.errors import unknown
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -87,7 +87,7 @@ PRESETS = {
 def preset(name: str) -> Preset:
     """A preset by name. Raises UserError for an unknown one."""
     if name not in PRESETS:
-        raise UserError(f"unknown preset '{name}'; available: {', '.join(PRESETS)}; --preset help describes them")
+        raise unknown("preset", name, PRESETS, "--preset help lists them")
     return PRESETS[name]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.pipeline.composition import Composition, Factor
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.notation import report_custom_errors
@@ -140,12 +140,12 @@ def sampling_tree(
     remedy = "lower --clip.frames or --clip.stride"
     remedy += f", or a speed below {composition.reach:g}" if composition.reach > 1 else ""
     remedy += ", or the largest K" if needed > 2 else ""
-    checks = [(f"are {too_short}", starts < needed, f"{remedy}, or use longer videos")]
+    checks = [(too_short, starts < needed, f"{remedy}, or use longer videos")]
     if text:
         advice = "rebuild the shards from videos with captions, with 'make preprocess' and WORD2VEC="
-        checks.insert(0, ("have no captions", index.text_count == 0, advice))
+        checks.insert(0, ("without captions", index.text_count == 0, advice))
     if audio:
-        checks.insert(0, ("have no sound", index.mel_count == 0, "use a composition without audio, or other videos"))
+        checks.insert(0, ("without sound", index.mel_count == 0, "use a composition without audio, or other videos"))
     usable, skipped = inside, []
     for problem, lacking, remedy in checks:
         if n := int((usable & lacking).sum()):
@@ -153,11 +153,11 @@ def sampling_tree(
             usable = usable & ~lacking
             if not usable.any():
                 raise UserError(
-                    f"none of the {int(inside.sum())} {split} videos of {index.folder} can be used: "
+                    f"0 of {plural(int(inside.sum()), f'{split} video')} of {index.folder} can be used: "
                     f"{', '.join(skipped)}; {remedy}"
                 )
-    notes = [f"{int(usable.sum())} of {int(inside.sum())} {split} videos of {index.folder}"]
-    notes += [f"{', '.join(skipped)} and are not used"] if skipped else []
+    notes = [f"{int(usable.sum())} of {plural(int(inside.sum()), f'{split} video')} of {index.folder}"]
+    notes += [f"not used: {', '.join(skipped)}"] if skipped else []
     if 0 < shuffle_shards < (shards := len(np.unique(index.shard[usable]))):
         notes.append(f"shuffled within groups of {shuffle_shards} of the {shards} shards")
     say("; ".join(notes))

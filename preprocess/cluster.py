@@ -52,7 +52,7 @@ class Workers:
     workers: int = field(default_factory=one_per_core)
     """Worker processes or SLURM jobs, one per core."""
     scheduler: str = ""
-    """Dask scheduler (tcp://host:8786) or slurm; empty: this machine."""
+    """Dask scheduler (tcp://host:8786) or slurm; default: this machine."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "workers")

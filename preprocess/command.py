@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
-from gdt.common.commandline import Options
-from gdt.common.variables import Variables, options_of
+from gdt.common.commandline import Options, gdt_command
+from gdt.common.errors import as_typed, is_make
+from gdt.common.variables import Variables, has_gpu, options_of
+from gdt.pipeline.shards.layout import shard_folder
 from gdt.preprocess.stage import Preprocess, run
-from gdt.preprocess.summary import describe
+from gdt.preprocess.summary import Summary, describe
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -17,11 +20,27 @@ def main(arguments: Sequence[str]) -> None:
 
         print(estimate(settings))
     else:
-        print(describe(run(settings)))
+        summary = run(settings)
+        print(as_typed(describe(summary)))
+        print(f"next: {_next_command(settings, summary)}")
 
 
 def options(_: Sequence[str]) -> Variables:
     return options_of(Preprocess, prefixed=False)
+
+
+def _next_command(settings: Preprocess, summary: Summary) -> str:
+    """The command that pretrains on the shards, as it is typed here."""
+    folder = settings.shard_folder
+    options = {"dataset": folder.name if folder == shard_folder(folder.name) else settings.dataset}
+    if folder != shard_folder(options["dataset"]):
+        options["shards"] = str(folder)
+    if summary.without_sound == summary.kept:
+        options["preset"] = "d"
+    if is_make():
+        return " ".join(["make pretrain", *(f"{name.upper()}={shlex.quote(v)}" for name, v in options.items())])
+    size = "paper" if has_gpu() else "tiny"
+    return shlex.join(gdt_command("pretrain", size, *(w for name, v in options.items() for w in (f"--{name}", v))))
 
 
 def settings_of(arguments: Sequence[str]) -> Preprocess:

@@ -14,7 +14,7 @@ from pathlib import Path
 import dask
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.pipeline.shards.layout import shard_rejected
 from gdt.preprocess import cluster
 from gdt.preprocess.extract import groups
@@ -56,7 +56,7 @@ def estimate(settings: Preprocess) -> str:
             raise UserError(f"there are no videos in {settings.source_folder}")
         tasks = _tasks(videos, scratch, settings)
         report_changed_shares(settings, videos.shares)
-        print(f"decoding some of {len(videos)} videos, for a minute at most", flush=True)
+        print(f"decoding some of {plural(len(videos), 'video')}, for a minute at most", flush=True)
         # on this machine, even if the run is to use a cluster
         workers = min(settings.workers, cluster.one_per_core())
         stack.enter_context(dask.config.set({"temporary-directory": str(scratch)}))
@@ -74,7 +74,7 @@ def estimate(settings: Preprocess) -> str:
         work = sum(sample.seconds for sample in samples) * scale
         size = sum(sample.shard_bytes for sample in samples) * scale
         return (
-            f"{sum(sample.videos for sample in samples)} of {len(videos)} videos decoded, "
+            f"{sum(sample.videos for sample in samples)} of {plural(len(videos), 'video')} decoded, "
             f"{len(rejected)} of them unusable; {videos.missing} listed or with a video suffix, but missing\n"
             + "".join(f"  {row['path']}: {row['reason']}\n" for row in rejected[:_SHOWN])
             + (f"  and {len(rejected) - _SHOWN} more\n" if len(rejected) > _SHOWN else "")

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, plural, require_positive
 from gdt.common.files import dump_row, write_lines
 from gdt.common.lock import locked
 from gdt.pipeline.shards.index import Annotations, Index, read_annotations, rewrite_index, write_index
@@ -52,14 +52,14 @@ class Preprocess(cluster.Workers):
     dataset: str = "folder"
     """folder (any tree of videos) or a data set; an unknown name lists all."""
     source: Path | None = None
-    """Folder of the videos; default data/videos/<dataset>."""
+    """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
-    """Folder of the shards; default data/shards/<dataset>."""
+    """Folder of the shards; default: data/shards/<dataset>."""
     extraction: Extraction = field(default_factory=Extraction)
     word2vec: Path | None = None
     """Word vectors in word2vec's format, to read captions."""
     stop_words: Path | None = None
-    """Words to skip, one per line; default scikit-learn's list."""
+    """Words to skip, one per line; default: scikit-learn's list."""
     videos_per_shard: int = 128
     """Maximum number of videos per shard."""
     megabytes_per_shard: float = 256.0
@@ -216,8 +216,8 @@ def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any
         )
     if not drop_missing and (gone := list(finished_videos(destination, absent))):
         raise UserError(
-            f"{len(gone)} videos of the finished shards in {destination} are no longer in {videos.source} (first: "
-            f"'{gone[0]}'); restore them, or pass --drop-missing to rebuild those shards without them"
+            f"the finished shards in {destination} hold {plural(len(gone), 'video')} no longer in {videos.source} "
+            f"(first: '{gone[0]}'); restore them, or pass --drop-missing to rebuild those shards without them"
         )
 
 
@@ -311,7 +311,7 @@ def _finish(
     if not len(index):
         first = next(read_rejected(destination))
         raise UserError(
-            f"none of the {len(videos)} videos could be used; {first['path'] or first['id']}: {first['reason']}. "
+            f"0 of {plural(len(videos), 'video')} can be used; {first['path'] or first['id']}: {first['reason']}. "
             f"See {destination / REJECTED}"
         )
     decoded = sum(plan.count(shard) for shard in made)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.pipeline.shards.index import Index, read_annotations
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
@@ -26,6 +27,20 @@ SLOWEST = 10
 """Number of slowest videos to record."""
 _SPLITS = ("train", "val", "test", "unused")
 _COLUMNS = 100
+_FEW = 20
+"""A smaller test split gives intervals too wide to compare models."""
+_REJECTED, _NOTE = "ffmpeg cannot decode it: ", "ffmpeg: "
+_OUR_NOTE = re.compile("its sound|HDR without|cut at|ffmpeg ")
+_MEANINGS = {
+    "moov atom not found": "truncated, or its download or upload is not complete",
+    "Invalid data found|could not find codec parameters|Could not find codec parameters": "damaged, or not a video",
+    "error while decoding|Error submitting packet|Invalid NAL|concealing|corrupt|non-existing PPS|no frame!"
+    "|Error splitting|bytestream|damaged|illegal|missing picture|left block|mb_type": "some frames are damaged",
+    "Header missing|invalid band type|channel element|Prediction is not allowed|Number of bands|overread"
+    "|big_values": "some sound is damaged",
+    "Truncat|End of file|partial file|File ended": "the file ends early",
+}
+"""What common messages of ffmpeg mean, by regular expression."""
 _WRAP: dict[str, Any] = {"subsequent_indent": " " * 10, "break_long_words": False, "break_on_hyphens": False}
 
 
@@ -157,22 +172,31 @@ def describe(summary: Summary) -> str:
     index, numbers = summary.index, summary.numbers
     splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
-        f"{summary.kept} of {summary.videos} videos kept ({splits}; {len(index.classes)} classes), "
+        f"{summary.kept} of {plural(summary.videos, 'video')} kept "
+        f"({splits}; {plural(len(index.classes), 'class', 'classes')}), "
         f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB",
-        f"{summary.decoded} decoded, {summary.relabelled} relabelled; {summary.shards_made} new shards, "
+        f"{summary.decoded} decoded, {summary.relabelled} relabelled; {plural(summary.shards_made, 'new shard')}, "
         f"{summary.shards_kept} unchanged",
     ]
+    if index.settings.get("dataset") == "folder":
+        lines.append(_describe_classes(index))
+    split = "test" if "test" in numbers["splits"] else "val"
+    if 0 < (held_out := numbers["splits"].get(split, 0)) < _FEW:
+        lines.append(
+            f"warning: the {split} split has only {plural(held_out, 'video')}, too few for evaluation; raise "
+            f"--{split} or add videos (nothing is decoded again)"
+        )
     if summary.rejected:
-        lines += [f"{summary.rejected} rejected (see {REJECTED}):", *_counts(summary.reasons)]
+        lines += [f"{summary.rejected} rejected (see {index.folder / REJECTED}):", *_counts(summary.reasons)]
     if summary.notes:
-        lines += [f"{sum(summary.notes.values())} kept with a note (see video/note in {INDEX}):"]
-        lines += _counts(summary.notes)
+        lines += [f"{sum(summary.notes.values())} kept with a note (see video/note in {index.folder / INDEX}):"]
+        lines += _counts({note if _OUR_NOTE.match(note) else _NOTE + note: n for note, n in summary.notes.items()})
     if summary.without_sound:
         lines.append(f"{summary.without_sound} without sound, for presets a to d only")
     lines.append(f"{numbers['silent_seconds']:.0f} s of silence")
     if index.settings.get("vocabulary"):
         videos = int((index.text_count > 0).sum())
-        lines.append(f"{numbers['words']} words in {videos} videos, without stop words and unknown words")
+        lines.append(f"{numbers['words']} words in {plural(videos, 'video')}, without stop words and unknown words")
     if summary.slowest:
         named = ", ".join(f"{row.id} ({row.seconds:.1f} s)" for row in summary.slowest[:3])
         lines.append(f"slowest: {named}")
@@ -180,7 +204,26 @@ def describe(summary: Summary) -> str:
     return "\n".join(textwrap.fill(line, _COLUMNS, **_WRAP) for line in lines)
 
 
+def _describe_classes(index: Index) -> str:
+    """Where the classes come from, and how many videos have none."""
+    without = int((index.label == "").sum())
+    if without == len(index):
+        return "no classes: no video is in a subfolder that would name its class"
+    rest = f"; {plural(without, 'video')} without" if without else ""
+    return f"classes are the names of subfolders, or of labels.csv{rest}"
+
+
+def _plain(reason: str) -> str:
+    """A reason with ffmpeg's common messages explained."""
+    for prefix, default in ((_REJECTED, "cannot be decoded"), (_NOTE, "warning of the decoder")):
+        if prefix in reason:
+            own, _, message = reason.partition(prefix)
+            meanings = (meaning for pattern, meaning in _MEANINGS.items() if re.search(pattern, message))
+            return f"{own}{next(meanings, default)} (ffmpeg: {message})"
+    return reason
+
+
 def _counts(counts: dict[str, int], most: int = 8) -> list[str]:
-    rows = [f"{n:8d}  {reason}" for reason, n in list(counts.items())[:most]]
+    rows = [f"{n:8d}  {_plain(reason)}" for reason, n in list(counts.items())[:most]]
     rest = sum(list(counts.values())[most:])
     return rows + ([f"{rest:8d}  other"] if rest else [])

@@ -59,7 +59,7 @@ class Verify(cluster.Workers):
     dataset: str = "folder"
     """Data set, as given to preprocessing."""
     shards: Path | None = None
-    """Folder of the shards; default data/shards/<dataset>."""
+    """Folder of the shards; default: data/shards/<dataset>."""
     full: bool = False
     """Decode every frame, which takes longer."""
     remove: bool = False

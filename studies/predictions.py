@@ -59,7 +59,7 @@ class Runs:
 
     def probed(self, factor: str, row: str) -> Sequence[tuple[Metric, Metric]]:
         if row not in self.probes.get(factor, {}):
-            raise UserError(f"row {row} was not probed for {factor}; run make ablation with ARGS='--test-factors all'")
+            raise UserError(f"row {row} was not probed for {factor}; run 'make ablation TEST_FACTORS=all'")
         return self.probes[factor][row]
 
 
@@ -209,7 +209,7 @@ def read(folder: Path) -> Runs:
     paths = [folder / "results.json", folder / "factors.json"]
     for path in paths:
         if not path.is_file():
-            raise UserError(f"there is no {path}; run make ablation of all rows with ARGS='--test-factors all' first")
+            raise UserError(f"there is no {path}; run 'make ablation TEST_FACTORS=all' of all rows first")
     recall: dict[str, dict[str, list[tuple[int, float]]]] = {}
     example: dict[str, Metric] = {}
     for result in record.read(paths[0]):

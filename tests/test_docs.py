@@ -56,7 +56,7 @@ SHORTER = {
 """Options that make the commands short."""
 ERRORS = {
     "torch finds no GPU": "pretrain tiny --dataset folder --device cuda",
-    "have no sound": "pretrain tiny --dataset silent",
+    "without sound": "pretrain tiny --dataset silent",
     "with other settings": "pretrain tiny --dataset folder --steps 2 --batch-size 8",
 }
 """Quoted errors, and the commands that end with them."""
@@ -283,12 +283,12 @@ def test_tables_of_presets_are_the_presets() -> None:
 def test_losses_of_untrained_networks_are_those_of_the_presets() -> None:
     rows = re.findall(r"^\| ([a-m, ]+) \| (\d+) \+ ([\d,]+) \| ([\d.]+) \| (.*) \|$", TEXT["docs/faq.md"], re.M)
     assert len(rows) == 4
-    for names, attracted, repelled, loss, least in rows:
+    for names, positives, negatives, loss, least in rows:
         for name in names.split(", "):
             counts = [int(n) for n in partners(presets.composition(name, batch_size=512))]
-            assert counts == [int(attracted), int(repelled.replace(",", ""))]
+            assert counts == [int(positives), int(negatives.replace(",", ""))]
             assert f"{math.log(sum(counts)):.2f}" == loss
-            assert least == (f"ln {attracted} = {math.log(counts[0]):.2f}" if counts[0] > 1 else "0")
+            assert least == (f"ln {positives} = {math.log(counts[0]):.2f}" if counts[0] > 1 else "0")
 
 
 def test_the_readme_is_short() -> None:

@@ -187,7 +187,9 @@ def test_home_is_expanded_in_paths(
         (tmp_path / name).symlink_to(target)
     assert gdt.preprocess("~/videos", "~/mine", workers=1).shards == tmp_path / "mine"
     model = gdt.load("~/e.pt")
-    assert len(model.embed("~/shards", clips=1).id) == len(gdt.Index.open(shards))
+    assert len(model.embed("~/shards", clips=1).id) == len(gdt.Index.open("~/shards"))
+    with pytest.raises(gdt.UserError, match=f"no features file {tmp_path}/x.npz"):
+        gdt.read_features("~/x.npz")
     assert len(gdt.batches("~/shards", "e", batch_size=4, size="tiny")) == 6
     run = gdt.pretrain("~/shards", "tiny", preset="e", batch_size=4, steps=1, out="~/runs/e")
     assert run.checkpoint.parent == tmp_path / "runs" / "e" and not (tmp_path / "~").exists()

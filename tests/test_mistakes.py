@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from gdt.common.errors import UserError, explain_out_of_memory
+from gdt.common.errors import UserError, as_typed, explain_out_of_memory
 from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.shards.layout import DATASETS, preprocess_command
 from gdt.preprocess import datasets
@@ -35,11 +36,11 @@ def sentence(done: object) -> str:
 @pytest.mark.parametrize(
     ("run", "advice"),
     [
-        ("synthetic-b", "make it with 'make pretrain DATASET=synthetic PRESET=b', or set CKPT to yours"),
+        ("synthetic-b", "make it with 'make pretrain DATASET=synthetic PRESET=b', or set --ckpt to yours"),
         ("my-videos-text-b", "'make pretrain DATASET=my-videos PRESET=text-b WORD2VEC=<file of word vectors>'"),
         ("kinetics-tsd2-mi2x-tri2", """'make pretrain DATASET=kinetics FACTORS="<its factors>"'"""),
         ("kinetics-l-seed3", "'make pretrain DATASET=kinetics PRESET=l SEED=3'"),
-        ("synthetic-z", "'make pretrain' makes runs/<dataset>-<preset>, and the presets are a, b, c, d, e, "),
+        ("synthetic-z", "; 'make pretrain' makes runs/<dataset>-<preset>, or set --ckpt to yours"),
     ],
 )
 def test_a_missing_checkpoint_is_reported_with_the_command_that_trains_it(
@@ -73,10 +74,10 @@ def test_failed_preprocessing_leaves_no_folder(command: Run, tmp_path: Path) -> 
     before = sorted(tmp_path.iterdir())
     for arguments, message in (
         (("--source", "empty"), "there are no videos in"),
-        (("--source", "~/My videos"), f"{Path.home()}/My videos does not exist; set SOURCE"),
+        (("--source", "~/My videos"), f"{Path.home()}/My videos does not exist; set --source"),
         (("--dataset", "howto100m", "--source", "empty"), "set --word2vec"),
         (("--source", "empty", "--destination", "a/b/c"), "there are no videos in"),
-        (("--source", "empty", "--dataset", "kinetic"), "unknown data set 'kinetic'; available: audioset, "),
+        (("--source", "empty", "--dataset", "kinetic"), "unknown data set 'kinetic'; did you mean 'kinetics'?"),
     ):  # fmt: skip
         done = command("preprocess", *arguments)
         assert done.returncode == 2 and message in done.stderr
@@ -90,11 +91,9 @@ def test_messages_name_the_command_that_makes_shards() -> None:
     assert tuple(datasets.DATASETS) == DATASETS
     assert preprocess_command(Path("data/shards/synthetic")) == "make preprocess DATASET=synthetic"
     assert preprocess_command(Path("data/shards/kinetics")) == "make preprocess DATASET=kinetics SOURCE=<your videos>"
-    mine = 'make preprocess DATASET=folder SOURCE=<your videos> ARGS="--destination data/shards/mine"'
+    mine = "make preprocess DATASET=folder SOURCE=<your videos> DESTINATION=data/shards/mine"
     assert preprocess_command(Path("data/shards/mine")) == mine
-    assert preprocess_command(Path("/x/ucf101")).endswith(
-        'DATASET=ucf101 SOURCE=<your videos> ARGS="--destination /x/ucf101"'
-    )
+    assert preprocess_command(Path("/x/ucf101")).endswith("DATASET=ucf101 SOURCE=<your videos> DESTINATION=/x/ucf101")
 
 
 def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -123,6 +122,7 @@ def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProce
         ("pretrain GPUS=0", "GPUS is '0'; it must be 1 or more"),
         ("eval GPUS=x", "GPUS is 'x'; it must be 1 or more"),
         ("verify FULL=maybe", "FULL is 'maybe'; it must be 1 or 0"),
+        ("eval SIZE=tiny PRESET=lx", r"unknown preset 'lx'; did you mean 'l'\? PRESET=help lists them$"),
         ("""pretrain ARGS=--out=it's""", "ARGS is .*, which a shell cannot parse .No closing quotation.$"),
     ],
 )
@@ -190,6 +190,25 @@ def test_make_runs_the_command_with_its_variables(tmp_path: Path, typed: str, me
         assert sorted(shlex.split(said)) == sorted(shlex.split(expected)), said
 
 
+def test_set_up_does_nothing_while_its_files_have_the_same_content(tmp_path: Path) -> None:
+    python, stamp = tmp_path / "python", tmp_path / "stamp"
+    python.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/log\n')
+    python.chmod(0o755)
+    for name in ("pyproject.toml", "constraints.txt", "setup.sh"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def set_up() -> str:
+        command = ["bash", "setup.sh", str(python), str(stamp)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert set_up().startswith("installing the Python packages") and "-m pip install" in (tmp_path / "log").read_text()
+    (tmp_path / "log").unlink()
+    os.utime(stamp, (1, 1))  # as if git had checked out newer files
+    assert set_up() == "" and not (tmp_path / "log").exists() and stamp.stat().st_mtime > 1
+    (tmp_path / "constraints.txt").write_text("torch==2\n")
+    assert set_up().startswith("installing")
+
+
 def test_environment_variables_that_are_options_count(tmp_path: Path) -> None:
     done = make("pretrain", "SIZE=tiny", stamp=tmp_path / "stamp", DATASET="mine", PRESET="e", ROWS="a", LABEL="x")
     assert done.stdout.split() == ["gdt", "pretrain", "tiny", "--dataset=mine", "--preset=e"]
@@ -207,9 +226,9 @@ def test_a_list_of_paths_may_be_one_path_with_spaces(tmp_path: Path) -> None:
         done = make("embed", "CKPT=x.pt", f"SOURCE={source}", stamp=tmp_path / "stamp")
         assert shlex.split(done.stdout) == ["gdt", "eval", "embed", "--ckpt=x.pt", "--source", *expected]
     (tmp_path / "a e").mkdir()
-    done = make("ablation", "SIZE=tiny", f"LABELS={tmp_path}/a e", stamp=tmp_path / "stamp")  # names, not paths
+    done = make("ablation", "SIZE=tiny", f"ROWS={tmp_path}/a e", stamp=tmp_path / "stamp")  # names, not paths
     words = shlex.split(done.stdout)
-    assert words[words.index("--labels") :][:3] == ["--labels", f"{tmp_path}/a", "e"]
+    assert words[words.index("--rows") :][:3] == ["--rows", f"{tmp_path}/a", "e"]
 
 
 def tiny(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
@@ -228,13 +247,18 @@ def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
     run = tmp_path / "a run"
     done = command(*tiny(shards, run, "--steps", 2, "--probe-every", 2))
     assert done.returncode == 0, done.stderr
-    *description, metrics, model, evaluate, embed, report = done.stdout.splitlines()
+    *description, metrics, speed, model, evaluate, embed, report = done.stdout.splitlines()
     assert [line.split()[0] for line in description if line[0] != " "] == [
         "data", "composition", "network", "batch", "memory", "device", "schedule", "folder"
     ]  # fmt: skip
     assert max(map(len, description[:-1])) <= 100  # the folder is not broken
-    measured = r"loss \d\.\d{3}, top-1 \d+ %, video to audio R@1 [\d.]+ %, \d+ clips/s"
-    assert re.fullmatch(rf"2 steps, the last 2 in 0:00:\d\d: {measured}", metrics)
+    measured = r"loss \d\.\d{3}, top-1 \d+ %, video to audio R@1 [\d.]+ %"
+    assert re.fullmatch(rf"2 steps in 0:00:\d\d: {measured}", metrics)
+    assert re.fullmatch(r"median \d+ clips/s, peak memory \d\.\d GiB \(whole process\)", speed)
+    bars = re.split(r"[\r\n]", done.stderr)
+    assert max(map(len, bars)) <= 100
+    bar = r"step 2/2 \[\d\d:\d\d<00:00, loss \d\.\d{3}, top-1 \d+ %, \d+ clips/s, data wait \d+ %, R@1 [\d.]+ %\]"
+    assert re.fullmatch(bar, bars[-2] or bars[-1]), bars
     assert model == f"the trained model is in {run}/checkpoint.pt"
     options = (["--protocols", "cross-modal"], ["--out", "x.npz"], ["--out", "x.html"])
     for line, more in zip((evaluate, embed, report), options, strict=True):
@@ -244,7 +268,7 @@ def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
         assert done.returncode == 0, done.stderr
     left = contents(run)
     done = command(*tiny(shards, run, "--steps", 2))
-    assert done.returncode == 0 and "pretrain" not in done.stderr
+    assert done.returncode == 0 and "step " not in done.stderr
     assert done.stdout.splitlines()[-1] == f"{run}/checkpoint.pt is trained to its last step, 2; nothing to do"
     assert contents(run) == left
 
@@ -273,9 +297,8 @@ def test_a_run_with_a_decayed_rate_cannot_be_extended(command: Run, shards: Path
     assert command(*tiny(shards, run, *falling, "--steps", 4)).returncode == 0
     said = sentence(command(*tiny(shards, run, *falling, "--steps", 6)))
     assert said == (
-        f"{run} holds a run of 4 steps whose learning rate from step 3 on differs from that of 6 steps "
-        f"(--optimization.lr-decay 0.5), so it cannot be extended; start from its weights with --init "
-        f"{run}/checkpoint.pt --out <another folder>"
+        f"{run} holds a run of 4 steps, whose learning rates differ from those of 6 from step 3 on, so it cannot be "
+        f"extended; start from its weights with --init {run}/checkpoint.pt and another --out"
     )
     both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
     assert "holds a run with other settings (steps was 4, now 8; temperature was 0.07, now 0.1)" in both
@@ -307,7 +330,31 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     (tmp_path / "data" / "shards").mkdir(parents=True)
     (tmp_path / "data" / "shards" / "mine").symlink_to(shards)
     said = sentence(command("pretrain", "tiny", "--dataset", "mien"))
-    assert said.startswith("there are no shards in data/shards/mien (no index.h5) (available: mine); make them")
+    assert said == "there are no shards in data/shards/mien (no index.h5); did you mean 'mine'?"
+    said = sentence(command("pretrain", "tiny", "--dataset", "kinetik"))
+    assert "did you mean 'kinetics'? Make its shards with 'make preprocess DATASET=kinetics SOURCE=" in said
+    said = sentence(command("pretrain", "tiny", "--dataset", "other"))
+    assert "(no index.h5); available: mine; make them with 'make preprocess DATASET=folder SOURCE" in said
+    assert len(said) < 200
+    (tmp_path / "runs" / "mine-l").mkdir(parents=True)
+    (tmp_path / "runs" / "mine-l" / "checkpoint.pt").touch()
+    for name in ("runs/mien-l/checkpoint.pt", "mine-l", "mine-1.pt"):
+        said = sentence(command("eval", "downstream", "--ckpt", name))
+        assert said.startswith(f"there is no checkpoint {name}; did you mean runs/mine-l/checkpoint.pt? Or m")
+
+
+@pytest.mark.parametrize(
+    ("message", "typed"),
+    [
+        ("--batch-size is 1; set it, or --clip.size 24", "BATCH_SIZE is 1; set it, or CLIP_SIZE=24"),
+        ("'x' is no row; --preset help lists them", "'x' is no row; PRESET=help lists them"),
+        ("run `gdt verify --preset l` or 'x --preset a'", "run `gdt verify --preset l` or 'x --preset a'"),
+        ("--node-rank 1 of --preset l", "--node-rank 1 of PRESET l"),
+    ],
+)
+def test_messages_name_options_as_they_are_typed(message: str, typed: str) -> None:
+    assert as_typed(message, {"GDT_OPTIONS": "--preset --batch-size --clip.size"}) == typed
+    assert as_typed(message, {}) == message
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import threading
@@ -87,9 +88,12 @@ def _existing(path: Path) -> Path:
         previous = path.with_name(PREVIOUS)
         if previous.is_file() and path.name == NAME:
             raise UserError(f"there is no checkpoint {path}; use the previous one, {previous}")
-        there = sorted(Path("runs").glob(f"*/{NAME}"), key=lambda known: -known.stat().st_mtime)[:3]
-        yours = f"one of {', '.join(map(str, there))}" if there else "yours"
-        raise UserError(f"there is no checkpoint {path}; {_how_to_make(path)}, or set CKPT to {yours}")
+        there = {run.parent.name: run for run in sorted(Path("runs").glob(f"*/{NAME}"))}
+        run = path.parent.name if path.name == NAME else path.stem
+        if similar := difflib.get_close_matches(run, there, 1):
+            raise UserError(f"there is no checkpoint {path}; did you mean {there[similar[0]]}? Or {_how_to_make(path)}")
+        available = f"; available: {', '.join(map(str, list(there.values())[:3]))}" if there else ""
+        raise UserError(f"there is no checkpoint {path}{available}; {_how_to_make(path)}, or set --ckpt to yours")
     return path
 
 
@@ -105,7 +109,7 @@ def _how_to_make(path: Path) -> str:
     if dataset := re.fullmatch(r"(.+?)(-\w+[di]\d+x?)+(-[0-9a-f]{8})?", run):
         return f"make it with 'make pretrain DATASET={dataset[1]} FACTORS=\"<its factors>\"{more}'"
     if run:
-        return f"'make pretrain' makes runs/<dataset>-<preset>, and the presets are {', '.join(presets.PRESETS)}"
+        return "'make pretrain' makes runs/<dataset>-<preset>"
     return "make one with 'make pretrain'"
 
 
@@ -287,7 +291,7 @@ def _require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch:
     other = next((step for step in range(done) if then.lr(step) != now.lr(step)), None)
     if other is not None:
         raise UserError(
-            f"{path.parent} holds a run of {then.steps} steps whose learning rate from step {other} on differs from "
-            f"that of {now.steps} steps (--optimization.lr-decay {then.optimization.lr_decay:g}), so it cannot be "
-            f"extended; start from its weights with --init {path} --out <another folder>"
+            f"{path.parent} holds a run of {then.steps} steps, whose learning rates differ from those of {now.steps} "
+            f"from step {other} on, so it cannot be extended; start from its weights with --init {path} and another "
+            "--out"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import field, make_dataclass, replace
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from gdt.common.commandline import Options
-from gdt.common.errors import UserError, exit_with_message
+from gdt.common.errors import UserError, exit_with_message, unknown
 from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
@@ -70,14 +70,19 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
 def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     """The settings of a command line; with --preset help or --factors help, prints the list and returns None."""
     if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
-        raise UserError(f"unknown size '{arguments[0]}'; available: {', '.join(SIZES)}")
+        raise unknown("size", arguments[0], SIZES)
     require_one_name(arguments)
     options = Options(Pretrain)
+    shown = None if HELP_ALL in arguments or not {"-h", "--help"} & set(arguments) else _COMMON
     size = tyro.extras.subcommand_type_from_defaults(
-        {name: _with_job(options.defaults(_with_one_length(base, arguments))) for name, (_, base) in SIZES.items()},
-        {name: text for name, (text, _) in SIZES.items()},
+        {
+            name: _for_help(options.defaults(_with_one_length(base, arguments)), shown)
+            for name, (_, base) in SIZES.items()
+        },
+        {name: f"{text}; {HELP_ALL} lists more options" if shown else text for name, (text, _) in SIZES.items()},
     )
     whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")])], kw_only=True)
+    arguments = ["--help" if word == HELP_ALL else word for word in arguments]
     parsed: Any = tyro.cli(
         whole, prog="gdt pretrain", description="", args=arguments, config=(tyro.conf.AvoidSubcommands,)
     )  # fmt: skip
@@ -90,13 +95,21 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
 
 
 # for --help only: `submit.parsed` has already removed the options of the job from the arguments
-_JOB = ("job", Annotated[submit.Job, tyro.conf.arg(name="")], field(default_factory=submit.Job))
+_MACHINES = Options(submit.Job).type
+_JOB = ("job", Annotated[_MACHINES, tyro.conf.arg(name="")], field(default_factory=_MACHINES))
+HELP_ALL = "--help-all"
+_COMMON = ("main", "optimization", "data", "probe")
+"""Groups of options that --help shows."""
 
 
-def _with_job(defaults: Any) -> Any:
-    """Options with those of the job after the first group, for --help."""
+def _for_help(defaults: Any, shown: Collection[str] | None) -> Any:
+    """Options with those of the job after the first group, and those of groups that are not shown hidden."""
     types = get_type_hints(type(defaults), include_extras=True)
-    members: list[Any] = [(name, types[name], field(default=value)) for name, value in vars(defaults).items()]
+    members: list[Any] = [
+        (name, types[name] if shown is None or name in shown else Annotated[types[name], tyro.conf.Suppress],
+         field(default=value))
+        for name, value in vars(defaults).items()
+    ]  # fmt: skip
     return make_dataclass("Size", [members[0], _JOB, *members[1:]], frozen=True, kw_only=True)()
 
 

@@ -109,10 +109,9 @@ class Probe:
         held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
         if len(held_out) < 2:
             raise UserError(
-                f"--probe-every needs 2 or more held-out videos, but {len(held_out)} of the split '{split}' of "
-                f"{index.folder} have {' and '.join(self._modalities)} for the length of a clip; set --probe-split to "
-                "another split, or hold some out with the same 'make preprocess' command and ARGS=\"--val 0.05\", "
-                "which does not decode again"
+                f"--probe-every needs 2 videos with {' and '.join(self._modalities)}, and the split '{split}' of "
+                f"{index.folder} has {len(held_out)}; set --probe-split to another, or preprocess again with VAL=0.05 "
+                "(nothing is decoded again)"
             )
         some = generator(Stream.PROBE).permutation(held_out)[: settings.probe_videos]
         self._videos = np.sort(some)  # drawn at random, since the first ids may be of few classes

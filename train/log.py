@@ -8,17 +8,25 @@ import sys
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
 from gdt.train.metrics import Report
 from gdt.train.schedule import Schedule
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
+
+
+class _Probed(NamedTuple):
+    """The last probe, as printed."""
+
+    full: str = ""
+    short: str = ""
+    """For the progress bar, which fits 100 columns."""
 
 
 class Log:
@@ -36,11 +44,12 @@ class Log:
         self._probes = folder / PROBES
         if self._probes.is_file():
             _keep_until(self._probes, first)
-        self._probed = ""
+        self._probed = _Probed()
+        self._memory, self._of = 0.0, "tensors" if settings.device == "cuda" else "whole process"
         self._began, self._rates, self._last = time.monotonic(), list[float](), ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
-            total=schedule.steps, initial=first, unit="step", desc=f"pretrain {settings.name}",
+            total=schedule.steps, initial=first, bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]",
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
         )  # fmt: skip
         self._schedule, self._clips, self._flops = schedule, clips, flops
@@ -72,17 +81,19 @@ class Log:
         self._rates.append(rate)
         self._last = f"loss {report.metrics.loss:.3f}, top-1 {100 * report.metrics.top1:.0f} %"
         self._bar.set_postfix_str(
-            f"{self._last}, {rate:.0f} clips/s, data wait {100 * waiting:.0f} %, {report.memory:.1f} GiB{mfu}"
-            f"{self._probed}",
-            False,
+            f"{self._last}, {rate:.0f} clips/s, data wait {100 * waiting:.0f} %{mfu}{self._probed.short}", False
         )
+        self._memory = report.memory
         self._bar.update()
 
     def summary(self) -> str:
-        """The last metrics of a finished run, and the median clips/s of its steps."""
+        """The last metrics of a finished run, the median clips/s of its steps, and peak memory."""
         seconds = timedelta(seconds=round(time.monotonic() - self._began))
-        steps = f"{self._bar.n} steps, the last {len(self._rates)} in {seconds}"
-        return f"{steps}: {self._last}{self._probed}, {np.median(self._rates):.0f} clips/s"
+        resumed = f", the last {len(self._rates)}" if len(self._rates) < self._bar.n else ""
+        metrics = f"{plural(self._bar.n, 'step')}{resumed} in {seconds}: {self._last}{self._probed.full}"
+        return (
+            f"{metrics}\nmedian {np.median(self._rates):.0f} clips/s, peak memory {self._memory:.1f} GiB ({self._of})"
+        )
 
     def probed(self, done: int, metrics: dict[str, float]) -> None:
         """Log a probe after `done` steps, in percent."""
@@ -91,7 +102,7 @@ class Log:
         # at the step before, or `purge_step` would remove it when the run resumes here
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
-        self._probed = f", {name} {value:.1f} %"
+        self._probed = _Probed(f", {name} {value:.1f} %", f", {name.split()[-1]} {value:.1f} %")
 
     def _plot(self, metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():

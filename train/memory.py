@@ -71,7 +71,7 @@ class Fit:
     def memory(self) -> str:
         """Description of the estimated memory."""
         short = "; expect to run out of memory" if self.needed > self.room else ""
-        return f"estimated memory {self.needed / _GIB:.1f} GiB of {self.room / _GIB:.1f} GiB available{short}"
+        return f"estimated {self.needed / _GIB:.1f} GiB for tensors, {self.room / _GIB:.1f} GiB available{short}"
 
 
 def fit(settings: Pretrain, composition: Composition, world: int, parameters: int, room: float, memory: Memory) -> Fit:

@@ -17,7 +17,7 @@ class Optimization:
     lr: float = 0.01
     """Learning rate for --optimization.base-batch-size videos per batch."""
     base_batch_size: int = 8
-    """The rate is lr * batch_size / base_batch_size, in the paper 0.01 * 512 / 8 = 0.64; 0 takes lr as it is."""
+    """The rate is lr * batch_size / base_batch_size, in the paper 0.01 * 512 / 8 = 0.64; 0: lr itself."""
     momentum: float = 0.9
     """Momentum of SGD; first beta of AdamW."""
     weight_decay: float = 1e-5

@@ -32,6 +32,8 @@ from gdt.train.schedule import Optimization, Schedule
 CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Files of a run: its settings, a line per step, and a line per probe."""
+_LONGEST_NAME = 24
+"""Characters of an abbreviated composition, before its checksum."""
 _TWO_NAMES = "--preset and --factors both set the composition; leave one of them out"
 
 
@@ -58,11 +60,11 @@ class Pretrain:
     dataset: str = "kinetics"
     """Name of the preprocessed data set."""
     shards: Path | None = None
-    """Folder of the data set's shards; default data/shards/<dataset>."""
+    """Folder of the data set's shards; default: data/shards/<dataset>."""
     split: str = "train"
     """Split to learn from."""
     shuffle_shards: int = 0
-    """Shuffle videos within N shards at a time, for slow disks; 0 shuffles all videos."""
+    """Shuffle videos within N shards at a time, for slow disks; 0: all videos."""
     preset: str = "l"
     """Row of the paper's table 1, or another name of --preset help."""
     factors: str = ""
@@ -77,9 +79,9 @@ class Pretrain:
     init: Path | None = None
     """Weights to start from; inputs are normalised as they expect."""
     out: Path | None = None
-    """Folder for checkpoints and logs; default runs/<dataset>-<composition>[-seed<n>]."""
+    """Folder for checkpoints and logs; default: runs/<dataset>-<composition>[-seed<n>]."""
     batch_size: int | None = None
-    """Videos per batch over all GPUs (K_i); default 512 (tiny: 16), or all videos if there are fewer."""
+    """Videos per batch over all GPUs (K_i); default: 512 (tiny: 16), or all videos if there are fewer."""
     default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
     """The batch size that None stands for."""
     epochs: int = 100
@@ -93,10 +95,10 @@ class Pretrain:
     seed: int = 0
     """Seed of batches, initial weights and dropout."""
     bn_group_size: int | None = None
-    """Leaves of one modality that share batch-norm statistics; 0 for the whole batch over all GPUs, as in the paper.
-    Default: the whole batch if it fits into memory, else the largest groups that do; fixed for the run."""
+    """Leaves of one modality that share batch-norm statistics; 0: the whole batch over all GPUs, as in the paper;
+    default: the whole batch if it fits into memory, else the largest groups that do; fixed for the run."""
     micro_batch_size: int = 0
-    """Leaves of one modality per forward pass, a multiple of --bn-group-size; changes no number. 0: as many as fit."""
+    """Leaves of one modality per forward pass, a multiple of --bn-group-size; changes no number; 0: as many as fit."""
     clip: Clip = field(default_factory=Clip)
     """Size of a leaf."""
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -116,25 +118,25 @@ class Pretrain:
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile for the video network; auto compiles on GPUs."""
     threads: int = 0
-    """CPU threads per process; 0 leaves it to torch."""
+    """CPU threads per process; 0: torch's default."""
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints; one is also written at the end and when the run is stopped."""
     checkpoint_steps: int = 0
-    """Also write a checkpoint every N steps; 0 for none."""
+    """Also write a checkpoint every N steps; 0: none."""
     probe_every: int = 0
-    """Steps between probes of cross-modal recall among held-out videos; 0 for none. The probe does
+    """Steps between probes of cross-modal recall among held-out videos; 0: none. The probe does
     not affect training."""
     probe_videos: int = 256
     """Maximum number of videos of a probe."""
     probe_split: str = ""
-    """Split of the probe; default val, or test if there is no val."""
+    """Split of the probe; default: val, or test if there is no val."""
     wandb: str = ""
     """Weights & Biases project that the metrics are also sent to; needs the package wandb."""
     profile: int = 0
-    """Steps to trace with torch's profiler, after the first five; 0 for none."""
+    """Steps to trace with torch's profiler, after the first five; 0: none."""
     cached_batches: int = 0
     """Train on the first N batches only, held in memory, to compare clips/s with and without loading. No checkpoint is
-    written; 0 for a real run."""
+    written; 0: a real run."""
 
     def __post_init__(self) -> None:
         _require(not self.factors or self.preset == "l", _TWO_NAMES)
@@ -249,17 +251,20 @@ class Pretrain:
 def _abbreviate(factors: str) -> str:
     """Initials, contrast, K and `x` for `differs` of each factor, without the videos and a single augmentation.
 
-    A checksum is added where that is ambiguous: with settings in brackets, or custom factors named like initials.
+    A checksum is added where that is ambiguous: with settings in brackets, custom factors named like initials, or
+    later factors left out because the name would be too long.
     """
     initials = {name: "".join(part[0] for part in name.split("_")) for name in notation.TRANSFORMATIONS}
     parts = []
     for word in factors.split():
         name, _, rest = re.sub(r"\(.*?\)", "", word).partition(":")
         if name != "video" and word != "augmentation:i:1":
-            parts.append(initials.get(name, name) + rest.replace(":differs", "x").replace(":", ""))
-    if "(" in factors or any(word.split(":")[0] in initials.values() for word in factors.split()):
-        parts.append(f"{zlib.crc32(' '.join(factors.split()).encode()):08x}")
-    return "-".join(re.sub(r"\W", "", part) for part in parts)
+            parts.append(re.sub(r"\W", "", initials.get(name, name) + rest.replace(":differs", "x")))
+    ambiguous = "(" in factors or any(word.split(":")[0] in initials.values() for word in factors.split())
+    while len(parts) > 1 and len("-".join(parts)) > _LONGEST_NAME:
+        ambiguous = bool(parts.pop())
+    checksum = f"{zlib.crc32(' '.join(factors.split()).encode()):08x}"
+    return "-".join([*parts, checksum] if ambiguous else parts)
 
 
 def checkpoint_of(dataset: str, variables: Mapping[str, str]) -> Path:

@@ -17,9 +17,10 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -54,12 +55,15 @@ _SIGNAL = "--signal=USR1@300"
 class Job:
     """Machines and GPUs."""
 
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {"machines": ("gpus", "nodes", "scheduler", "sbatch")}
+    """Groups of options in `--help`."""
+
     gpus: int = 1
     """GPUs per machine, each with its own process."""
     nodes: int = 1
-    """Machines."""
+    """Number of machines."""
     scheduler: str = ""
-    """slurm submits a job; empty prints the commands for each machine."""
+    """slurm: submit a job; default: print the commands for each machine."""
     sbatch: str = ""
     """Options of sbatch, in quotes: --sbatch="--partition=gpu --time=1-0 --cpus-per-task=64 --mem=0"."""
 

@@ -6,6 +6,7 @@ import copy
 import sys
 import textwrap
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -65,7 +66,7 @@ class Trainer:
         settings = settings.with_batch_size(self.index, world)
         self.tree = settings.tree(self.index, partial(self.describe, "data"))
         videos = self.tree.composition.batch_size
-        only = f" (default {default}, but only {len(self.tree.source.videos)} videos can be used)"
+        only = f" (default {default}, but only {plural(len(self.tree.source.videos), 'video')} can be used)"
         self.batch = f"batch_size {videos}{only if default and videos < default else ''}"
         start = load_model(settings.init) if settings.init else None
         if start is not None:
@@ -73,7 +74,8 @@ class Trainer:
         self.words = settings.words(self.index)
         words = ""
         if self.words is not None:
-            words = self.words.checksum(self.index)
+            # the fingerprint does not cover captions, the shards' seals do
+            words = f"{self.words.checksum()}{zlib.crc32(self.index.shard_seal.tobytes()):08x}"
             settings = replace(settings, network=replace(settings.network, word_dimensions=self.words.dimensions))
         self.data = Data(shards, self.index.statistics, words)
         require_equal(
@@ -241,12 +243,13 @@ class Trainer:
         self.describe("batch", f"{self.batch}; {clips} clips per modality; {self.fit.batch}")
         self.describe("memory", self.fit.memory)
         self.describe("device", f"{self.provenance.device}; {self.kernels}{ranks}")
-        self.describe("schedule", f"{self.steps} steps ({epochs}), {rates}")
+        self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}")
         self.describe("folder", str(s.run_folder))
         if s.cached_batches:
             self.describe(
                 "warning",
-                f"only the first {s.cached_batches} batches are used, to measure speed; no checkpoint is written",
+                f"trains on the first {plural(s.cached_batches, 'batch', 'batches')} only, to measure speed; "
+                "no checkpoint is written",
             )
 
     def describe(self, name: str, text: str) -> None:
@@ -271,6 +274,6 @@ def report_skipped() -> Iterator[Counter[str]]:
         yield skipped
     finally:
         if skipped:
-            tqdm.write(f"{skipped.total()} damaged clips were skipped:", file=sys.stderr)
+            tqdm.write(f"skipped {plural(skipped.total(), 'damaged clip')}:", file=sys.stderr)
             for what, times in skipped.most_common():
                 tqdm.write(f"{times:6d} of {what}", file=sys.stderr)

@@ -35,7 +35,7 @@ class Way:
     compiled: bool = True
     cudnn_benchmark: bool = True
     fused: bool = True
-    """Whether the optimiser is one fused kernel."""
+    """Whether the optimizer is one fused kernel."""
     recomputed: int = 0
     """Parts of the video trunk whose activations are recomputed; see R2Plus1D."""
     side_stream: bool = False
@@ -82,7 +82,7 @@ IDEAS = {
     "channels-first": Idea({"channels_last": False}, 0.55, "cuDNN transposes for matrix units"),
     "eager": Idea({"compiled": False}, 0.85, "batch norm, ReLU and sums each pass over memory"),
     "no-cudnn-benchmark": Idea({"cudnn_benchmark": False}, 0.85, "cuDNN's heuristics are weak for (1,3,3) and (3,1,1)"),
-    "optimiser-not-fused": Idea({"fused": False}, 0.995, "under 1 ms of a step of 130 ms"),
+    "optimizer-not-fused": Idea({"fused": False}, 0.995, "under 1 ms of a step of 130 ms"),
     "recompute-2": Idea({"recomputed": 2}, 0.85, "stem and first stage twice: half a forward pass; frees memory"),
     "recompute-3": Idea({"recomputed": 3}, 0.80, "also the second stage: three quarters of it; frees more"),
     "side-stream": Idea({"side_stream": True}, 1.01, "audio has 0.2 % of the arithmetic; its launches overlap"),
@@ -171,8 +171,13 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         formatter_class=partial(argparse.HelpFormatter, width=100),
     )  # fmt: skip
     add = parser.add_argument
-    add("--minutes", type=float, default=Settings.minutes, help="time limit; what has no time left is skipped (40)")
-    add("--out", type=Path, default=Settings.out, help="folder of table, logs and drawn shards (runs/bench-gpu)")
+    add(
+        "--minutes",
+        type=float,
+        default=Settings.minutes,
+        help="time limit; default: 40",
+    )
+    add("--out", type=Path, default=Settings.out, help="folder of results; default: runs/bench-gpu")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="speeds on a CPU mean nothing; use with --size tiny")
     add("--size", choices=tuple(SIZES), default="paper", help="the paper's, or a tiny one that only shows that it runs")
     add(

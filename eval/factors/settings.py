@@ -22,11 +22,11 @@ class Factors:
     ckpt: tuple[Path, ...]
     """Checkpoints, ours or others'; one table each."""
     dataset: str = ""
-    """Preprocessed data set; default that of the first checkpoint."""
+    """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
-    """Its shards; default data/shards/<dataset>."""
+    """Its shards; default: data/shards/<dataset>."""
     split: str = ""
-    """Split to test on; default test, or else val."""
+    """Split to test on; default: test, or else val."""
     videos: int = 100
     """Videos to test on; more videos give narrower intervals."""
     starts: int = 3
@@ -40,7 +40,7 @@ class Factors:
     seed: int = 0
     """Seed of videos, folds and augmentation draws."""
     out: Path | None = None
-    """Results; default runs/factors-<dataset>."""
+    """Results; default: runs/factors-<dataset>."""
 
     def __post_init__(self) -> None:
         if not self.ckpt:

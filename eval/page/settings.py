@@ -22,9 +22,9 @@ class Report:
     runs: Path = Path("runs")
     """Folder of runs and evaluations, however deep."""
     out: Path | None = None
-    """The page; default report.html in --runs."""
+    """The page; default: report.html in --runs."""
     figures_of: tuple[str, ...] = ()
-    """Runs whose models are drawn; default the best per data set."""
+    """Runs whose models are drawn; default: the best per data set."""
     models: int = 4
     """Models to draw without --figures-of."""
     queries: int = 5

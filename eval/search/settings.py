@@ -26,7 +26,7 @@ class Search:
     dataset: str = "synthetic"
     """Preprocessed data set with a split val."""
     shards: Path | None = None
-    """Its shards; default data/shards/<dataset>."""
+    """Its shards; default: data/shards/<dataset>."""
     factors: tuple[str, ...] = ("time_shift:2,4", "modality", "time_reversal", "speed", "order(2)")
     """Factors to compose; time_shift:2,4 tries K = 2 and 4."""
     factors_from: Path | None = None
@@ -57,7 +57,7 @@ class Search:
     jobs: int = 0
     """Trials in parallel; 0: one per GPU or, without a GPU, per core."""
     out: Path | None = None
-    """Results; default runs/search-<dataset>."""
+    """Results; default: runs/search-<dataset>."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step")
@@ -65,8 +65,8 @@ class Search:
         if self.query_split in ("test", "train"):
             why = "which is kept for the end" if self.query_split == "test" else "which trials train on"
             raise UserError(
-                f"--query-split is {self.query_split}, {why}; set it to another split, such as val, which 'make "
-                'preprocess\' with ARGS="--val 0.1" creates'
+                f"--query-split is {self.query_split}, {why}; set it to another split, such as val, which "
+                "'make preprocess' with VAL=0.1 creates"
             )
         if not self.factors:
             raise UserError(

@@ -36,7 +36,7 @@ class Measurement:
         if not (index.split == split).any():
             raise UserError(
                 f"{index.folder} has no videos of the split '{split}'; the same 'make preprocess' command with "
-                f'ARGS="--{split} 0.1" creates it without decoding again'
+                f"{split.upper()}=0.1 creates it without decoding again"
             )
         modalities = {
             name for ways in space.options.values() for way in ways for name in way.transformation.modalities(way.k)

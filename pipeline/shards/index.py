@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -16,7 +18,16 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_readable
-from gdt.pipeline.shards.layout import COLUMNS, INDEX, LABELS, PARTS, VideoTable, preprocess_command, repair_hint
+from gdt.pipeline.shards.layout import (
+    COLUMNS,
+    DATASETS,
+    INDEX,
+    LABELS,
+    PARTS,
+    VideoTable,
+    preprocess_command,
+    repair_hint,
+)
 from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, open_sealed, read_seal, write_strings, writing_sealed
 
 MEL_ONE = 1 << 16
@@ -222,11 +233,11 @@ class Index(VideoTable):
 
     @staticmethod
     def open(folder: str | Path) -> Index:
-        """Read `index.h5` and check the lengths of all shards.
+        """Read `index.h5` and check the lengths of all shards; ~ is expanded.
 
         Raises UserError if the folder, the index or a shard is missing, truncated or of another schema.
         """
-        folder = Path(folder)
+        folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's raises for an unknown user
         path = folder / INDEX
         if not path.is_file():
             raise UserError(_no_index(folder))
@@ -332,9 +343,16 @@ def _no_index(folder: Path) -> str:
             f"{folder} has {shards} shards but no {INDEX}: preprocessing has not finished; wait for it, or run the "
             "same 'make preprocess' command again to resume it"
         )
-    others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}"))[:5] if folder.parent.name else []
-    available = f" (available: {', '.join(others)})" if others else ""
-    return f"there are no shards in {folder} (no {INDEX}){available}; make them with '{preprocess_command(folder)}'"
+    others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}")) if folder.parent.name else []
+    missing = f"there are no shards in {folder} (no {INDEX})"
+    if folder.name not in DATASETS:  # perhaps misspelt
+        if similar := difflib.get_close_matches(folder.name, others, 1):
+            return f"{missing}; did you mean '{similar[0]}'?"
+        if similar := difflib.get_close_matches(folder.name, DATASETS, 1):
+            command = preprocess_command(folder.with_name(similar[0]))
+            return f"{missing}; did you mean '{similar[0]}'? Make its shards with '{command}'"
+    available = f"; available: {', '.join(others[:5])}" if others else ""
+    return f"{missing}{available}; make them with '{preprocess_command(folder)}'"
 
 
 def _index(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Index:

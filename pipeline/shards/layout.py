@@ -102,7 +102,7 @@ def preprocess_command(folder: Path) -> str:
         return "make demo"
     dataset = folder.name if folder.name in DATASETS else "folder"
     source = "" if dataset in GENERATED else " SOURCE=<your videos>"
-    elsewhere = "" if folder == shard_folder(dataset) else f' ARGS="--destination {shlex.quote(str(folder))}"'
+    elsewhere = "" if folder == shard_folder(dataset) else f" DESTINATION={shlex.quote(str(folder))}"
     return f"make preprocess DATASET={dataset}{source}{elsewhere}"
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, unknown
 from gdt.pipeline.leaves import MODALITIES, Leaves
 from gdt.pipeline.transformations.base import Choice
 
@@ -20,8 +20,8 @@ class Modality(Choice):
     """The first is the modality if it is not varied."""
 
     def __post_init__(self) -> None:
-        if unknown := [name for name in self.of if name not in MODALITIES]:
-            raise UserError(f"unknown modality '{unknown[0]}'; available: {', '.join(MODALITIES)}")
+        if others := [name for name in self.of if name not in MODALITIES]:
+            raise unknown("modality", others[0], MODALITIES)
         if len(set(self.of)) < len(self.of):
             raise UserError(f"the modalities are {', '.join(self.of)}; name each once")
 

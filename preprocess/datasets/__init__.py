@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, unknown
 from gdt.pipeline.shards import layout
 from gdt.preprocess.datasets import synthetic
 from gdt.preprocess.datasets.listing import DataSet, Missing, Video, incomplete
@@ -29,11 +29,11 @@ DATASETS = {name: _data(name) for name in layout.DATASETS}
 def find(dataset: str, source: Path) -> DataSet:
     """The data set of this name. Raises UserError for an unknown name or a missing source."""
     if dataset not in DATASETS:
-        raise UserError(f"unknown data set '{dataset}'; available: {', '.join(DATASETS)}")
+        raise unknown("data set", dataset, DATASETS)
     entry = DATASETS[dataset]
     if entry.generate is None and not source.is_dir():
         state = "is not a folder" if source.exists() else "does not exist"
-        raise UserError(f"the source folder {source} {state}; set SOURCE to the folder of your videos")
+        raise UserError(f"the source folder {source} {state}; set --source to the folder of your videos")
     return entry
 
 

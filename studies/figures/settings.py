@@ -27,11 +27,11 @@ class Figures:
     ckpt: tuple[Path, ...]
     """Checkpoints, ours or published ones; each is a histogram and a row of planes."""
     dataset: str = ""
-    """Preprocessed data set; default the one that the first checkpoint was pretrained on."""
+    """Preprocessed data set; default: the one that the first checkpoint was pretrained on."""
     shards: Path | None = None
-    """Folder of its shards; default data/shards/<dataset>."""
+    """Folder of its shards; default: data/shards/<dataset>."""
     split: str = ""
-    """Split of the videos; default test, or val where there is no test."""
+    """Split of the videos; default: test, or val where there is no test."""
     clips: int = 10
     """Clips per video, spread uniformly; videos with fewer different starts are skipped."""
     videos: int = 3000
@@ -39,9 +39,9 @@ class Figures:
     shown: int = 30
     """Most videos in the planes, drawn at random from one class."""
     label: str = ""
-    """Column of labels; default the classes of the data set."""
+    """Column of labels; default: the classes of the data set."""
     of_class: str = ""
-    """Class in the planes; default the one with the most videos. Without labels, any videos."""
+    """Class in the planes; default: the one with the most videos. Without labels, any videos."""
     perplexity: float = 30.0
     """Perplexity of t-SNE; reduced where there are few clips."""
     kind: Kind = "features"
@@ -51,7 +51,7 @@ class Figures:
     seed: int = 0
     """Seed of the choice of videos and of t-SNE."""
     out: Path | None = None
-    """Output folder of pictures, numbers and table; default runs/figures-<dataset>."""
+    """Output folder of pictures, numbers and table; default: runs/figures-<dataset>."""
 
     def __post_init__(self) -> None:
         if not self.ckpt:

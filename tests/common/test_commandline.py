@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import ClassVar, get_type_hints
@@ -10,7 +11,9 @@ from typing import ClassVar, get_type_hints
 import pytest
 import tyro
 
+from gdt import command as gdt_command_line
 from gdt.common.commandline import Options, expand_home
+from gdt.common.errors import UserError, plural
 from gdt.eval.command import COMMANDS as EVAL
 from gdt.pipeline.leaves import Clip
 from gdt.preprocess.stage import Preprocess
@@ -91,3 +94,29 @@ def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None
     nested = expand_home((Example(Path("~")), "~", 1))
     assert nested == (Example(Path("/home/me")), "~", 1)
     assert Options(Verify).parse("x", ["--shards", "~/s"]).shards == Path("/home/me/s")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("pretrain tiny --sted 3", "unknown option '--sted'; did you mean '--seed'? 'gdt pretrain tiny --help' lists"),
+        (
+            "eval downstream --ckt x",
+            "unknown option '--ckt'; did you mean '--ckpt'? 'gdt eval downstream --help'",
+        ),
+        ("verify --zzz", "unknown option '--zzz'; 'gdt verify --help' lists the options"),
+    ],
+)
+def test_unknown_options_are_reported_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, message: str
+) -> None:
+    name, *arguments = command.split()
+    monkeypatch.setattr(sys, "orig_argv", [])
+    with pytest.raises((UserError, SystemExit)) as error:
+        gdt_command_line._run(name, arguments)
+    assert message in f"{error.value}{capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize(("n", "text"), [(0, "0 classes"), (1, "1 class"), (2, "2 classes")])
+def test_nouns_agree_with_their_number(n: int, text: str) -> None:
+    assert plural(n, "class", "classes") == text and plural(n, "video").endswith("s") == (n != 1)

@@ -77,7 +77,7 @@ def test_encoded_factors_are_classified_and_have_the_expected_distance(k: int) -
         found = constructed(40, 3, k, strength)
         metric = probe_accuracy(found, *PROBE)
         assert metric.value == 100.0 and metric.chance == 100 / k and metric.low > 80
-        # between videos lie sqrt(2), between values strength sqrt(2), but for the noise
+        # between videos lie sqrt(2), between values strength sqrt(2), plus noise
         exact = relative_distance(distances(constructed(40, 3, k, strength, noise=0.0)))
         assert exact.value == pytest.approx(strength) and exact.high - exact.low < 1e-6
         assert relative_distance(distances(found)).value == pytest.approx(strength, rel=0.2)
@@ -480,7 +480,7 @@ def test_the_command_prints_a_summary_and_repeats_its_numbers(
     again = read(out / "factors.json")
     for one, other in zip(again, evaluated[1], strict=True):
         assert one.factor == other.factor and one.metrics.keys() == other.metrics.keys()
-        for name, found in one.metrics.items():  # equal but for the number of threads
+        for name, found in one.metrics.items():  # equal up to rounding with other threads
             assert bounded(found) == pytest.approx(bounded(other.metrics[name]), rel=1e-3, abs=1e-6)
     done = command("eval", "factors", "--ckpt", "nowhere.pt")
     assert done.returncode == 2 and re.fullmatch(r"error: there is no checkpoint nowhere.pt; .*\n", done.stderr)

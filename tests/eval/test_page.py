@@ -282,7 +282,7 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
         ("cut/settings.json", "not a file that this program writes"),
     ):  # fmt: skip
         assert re.search(rf"{name}: .*{why}", listed), name
-    assert "cannot be read as a checkpoint" in page.text  # beside its model
+    assert "cannot be read as a checkpoint" in page.text  # next to its model
     assert rows_of(page, folder / "eval") == rows_of(Page(page_text(runs)), runs / "eval")
     assert "cut has no checkpoint: make pretrain" in page.text
 

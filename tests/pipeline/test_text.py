@@ -208,7 +208,7 @@ def test_missing_words_and_vectors_are_reported(index: Index, shards: Path, word
     messages: list[str] = []
     composition = presets.composition("text-f", 2, AUGMENTATION)
     tree = sampling_tree(silent, composition, CLIP, "train", 0, messages.append)
-    assert "12 have no captions" in messages[0] and (silent.text_count[tree.source.videos] > 0).all()
+    assert "12 without captions" in messages[0] and (silent.text_count[tree.source.videos] > 0).all()
 
 
 def test_text_is_pretrained_from_the_command_line(
@@ -234,7 +234,7 @@ def test_text_is_pretrained_from_the_command_line(
         ((*train, "--shards", captioned), "set --word2vec to the file with which the shards were made"),
         (
             (*train, "--shards", shards, "--word2vec", word2vec),
-            "24 have no captions; rebuild the shards from videos with captions",
+            "24 without captions; rebuild the shards from videos with captions",
         ),
         (
             (*train, "--shards", captioned, "--word2vec", word2vec, "--network.word-dimensions", 300),

@@ -369,7 +369,7 @@ for folder in map(Path, sys.stdin.read().splitlines()):
 
 
 def opened(folders: Iterable[Path]) -> list[Any]:
-    """The captions of the video 'a' in each folder, or what is told instead; with 300 MB of memory for all that."""
+    """The captions of the video 'a' in each folder, or the error; with 300 MB of memory."""
     result = subprocess.run(
         [sys.executable, "-c", OPEN_ALL], input="\n".join(map(str, folders)),
         cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=200,
@@ -498,5 +498,5 @@ def test_damaged_captions_are_read_or_refused_with_a_message(tmp_path: Path) -> 
             assert outcome == sorted(outcome, key=lambda caption: caption[0])
             assert all(-math.inf < start <= end < math.inf and text.strip() for start, end, text in outcome)
     for layout in range(len(FUZZED)):  # the damage is neither harmless nor fatal throughout
-        told = [isinstance(outcome, str) for outcome in outcomes[layout :: len(FUZZED)]]
-        assert COUNT / 10 < sum(told) < COUNT * 9 / 10
+        errors = [isinstance(outcome, str) for outcome in outcomes[layout :: len(FUZZED)]]
+        assert COUNT / 10 < sum(errors) < COUNT * 9 / 10

@@ -184,9 +184,9 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
 def test_a_damaged_labels_csv_is_refused_with_its_line(tmp_path: Path, text: bytes, message: str) -> None:
     touch(tmp_path, "test/a.mp4", "b.mp4")
     write(tmp_path, text)
-    with pytest.raises(UserError, match=f"^{message}") as told:
+    with pytest.raises(UserError, match=f"^{message}") as error:
         listed_videos("folder", tmp_path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.timeout(20)

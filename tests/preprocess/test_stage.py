@@ -11,6 +11,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -138,7 +139,7 @@ def test_drop_missing_leaves_a_complete_data_set(alone: None, synthetic: Path, t
     for path in sorted(videos.rglob("*.mp4"))[8:]:  # all videos of the last shard
         path.unlink()
     before = digests(tmp_path / "shards")
-    with pytest.raises(UserError, match=r"4 videos of the finished shards in .* are no longer in .* \(first: '.*'\);"):
+    with pytest.raises(UserError, match=r"finished shards in .* hold 4 videos no longer in .* \(first: '.*'\);"):
         run(settings)
     assert digests(tmp_path / "shards") == before
     summary = run(replace(settings, drop_missing=True))
@@ -258,7 +259,10 @@ def test_summary_counts_everything(real: Path, tmp_path: Path) -> None:
     assert sorted([*index.id, *rejected]) == sorted(path.name for path in (real / "clips").iterdir())
     text = describe(done)
     assert "18 of 21 videos kept" in text and "moov atom not found" in text and "its sound is silence" in text
-    assert "       1  shorter than --min-seconds 1\n" in text and "3 rejected (see rejected.jsonl):\n" in text
+    assert "       1  shorter than --min-seconds 1\n" in text
+    assert f"3 rejected (see {tmp_path}/rejected.jsonl):" in " ".join(text.split())
+    assert "no classes: no video is in a subfolder" in text
+    assert "1  truncated, or its download or upload is not complete (ffmpeg: moov atom not found)\n" in text
     assert text.splitlines()[-1] == f"shards and summary.json in {tmp_path}"
     assert max(map(len, text.splitlines()[:-1])) <= 100
     again = run(Preprocess("folder", real / "clips", tmp_path, videos_per_shard=8, workers=2))
@@ -269,6 +273,21 @@ def test_summary_is_at_most_100_columns_wide(index: Index) -> None:
     counts = {"ffmpeg cannot decode it: " + "long words " * 12: 3, "another": 1}
     text = describe(Summary(index, 42, counts, counts, 1, 2, 3, [SlowVideo(1.0, "a name " * 20)]))
     assert max(map(len, text.splitlines()[:-1])) <= 100 < max(map(len, counts))
+
+
+def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) -> None:
+    label, split = index.label.copy(), np.full(len(index), "train", object)
+    label[:1], split[:4] = "", "test"
+    some = replace(index, label=label, split=split, settings=index.settings | {"dataset": "folder"})
+    notes = {"Invalid NAL unit size (N > N).": 2, "cut at N s (--max-hours)": 1, "Odd.": 1}
+    lines = describe(Summary(some, 42, {}, notes, 1, 2, 3, [])).splitlines()
+    assert "classes are the names of subfolders, or of labels.csv; 1 video without" in lines
+    assert "warning: the test split has only 4 videos, too few for evaluation; raise --test or add videos" in lines
+    assert "       2  some frames are damaged (ffmpeg: Invalid NAL unit size (N > N).)" in lines
+    assert "       1  cut at N s (--max-hours)" in lines
+    assert "       1  warning of the decoder (ffmpeg: Odd.)" in lines
+    split[:20] = "test"
+    assert "warning: " not in describe(Summary(some, 42, {}, {}, 1, 2, 3, []))
 
 
 @pytest.mark.parametrize(
@@ -540,7 +559,7 @@ def test_unmounted_disk_at_the_start_removes_no_shards(alone: None, synthetic: P
     run(settings)
     before = digests(tmp_path / "shards")
     (disk / "test").rename(tmp_path / "unmounted")
-    with pytest.raises(UserError, match=r"12 videos of the finished shards in .* are no longer in .*; restore them"):
+    with pytest.raises(UserError, match=r"finished shards in .* hold 12 videos no longer in .*; restore them"):
         run(settings)
     assert digests(tmp_path / "shards") == before
     run(replace(settings, drop_missing=True))
@@ -712,7 +731,7 @@ def test_sound_after_the_last_frame_is_cut(alone: None, tmp_path: Path) -> None:
 def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path) -> None:
     (tmp_path / "videos").mkdir()
     (tmp_path / "videos" / "a.mp4").write_bytes(b"nonsense")
-    with pytest.raises(UserError, match=r"none of the 1 videos could be used; .*a.mp4: ffmpeg cannot decode it"):
+    with pytest.raises(UserError, match=r"0 of 1 video can be used; .*a.mp4: ffmpeg cannot decode it"):
         run(Preprocess("folder", tmp_path / "videos", tmp_path / "shards", workers=1))
     assert json.loads((tmp_path / "shards" / "rejected.jsonl").read_text())["id"] == "a.mp4"
 
@@ -720,8 +739,8 @@ def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dataset", "kinetix"), "unknown data set 'kinetix'; available: audioset, folder, hmdb51"),
-        (("--source", "nowhere"), "/nowhere does not exist; set SOURCE"),
+        (("--dataset", "kinetix"), "unknown data set 'kinetix'; did you mean 'kinetics'?"),
+        (("--source", "nowhere"), "/nowhere does not exist; set --source"),
         (("--source", "."), "files ending in"),
         (("--dataset", "ucf101", "--source", "."), "source/UCF-101/Archery/v_Archery_g01_c01.avi"),
         (("--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
@@ -745,7 +764,7 @@ def test_help_lists_common_options_first_and_rare_ones_as_advanced(
     common = ("dataset", "source", "destination", "val", "test", "workers", "dry-run")
     assert re.findall(r"^\W --([\w-]+)", text, re.M)[: len(common)] == list(common)
     headings = re.findall(r"^\W+([\w. ]+) options\b", text, re.M)
-    assert headings[-2:] == ["extraction.ffmpeg limits", "advanced"]
+    assert headings[-2:] == ["ffmpeg limits", "advanced"]
     assert max(map(len, _help_lines(Preprocess))) <= 70
     for name in ("timeout-factor", "ffmpeg-memory", "require-audio", "silence-db"):
         assert f"--{name} " in text or f"--{name}," in text
@@ -763,7 +782,10 @@ def test_tilde_in_paths_is_the_home_folder(command, synthetic: Path, tmp_path: P
     done = command(
         "preprocess", "--source", "~/My videos", "--destination=~/shards", "--workers", 1, HOME=str(tmp_path)
     )
-    assert done.returncode == 0 and "1 of 1 videos kept" in done.stdout, done.stderr
+    assert done.returncode == 0 and "1 of 1 video kept" in done.stdout, done.stderr
+    _, program, *words = shlex.split(done.stdout.splitlines()[-1])
+    assert (Path(program).name, words[0]) == ("gdt", "pretrain")
+    assert words[2:6] == ["--dataset", "folder", "--shards", f"{tmp_path}/shards"]
     assert (tmp_path / "shards" / "index.h5").is_file()
 
 

@@ -110,7 +110,7 @@ def test_a_probe_does_not_change_the_run(shards: Path, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"preset": "a"}, "compares modalities, but 'video:d.*' has only video; leave it out"),
-        ({"probe_split": "holdout"}, "0 of the split 'holdout' .* set --probe-split to another split, or hold"),
+        ({"probe_split": "holdout"}, "the split 'holdout' of .* has 0; set --probe-split to another"),
     ],
 )
 def test_an_impossible_probe_is_refused_before_training(

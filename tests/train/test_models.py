@@ -64,12 +64,12 @@ def test_a_custom_video_network_is_a_class_and_a_line(
     # as finetuning writes it, with the parameter names of this network
     state = {f"base.{name}": value for name, value in trained.model.video_network.base.state_dict().items()}
     state |= {"classifier.weight": torch.zeros(3, 6), "classifier.bias": torch.zeros(3)}
-    beside = {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings), LEARNED: ["x", 1]}
-    torch.save({"state_dict": state} | beside, tmp_path / "finetuned.pt")
+    more = {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings), LEARNED: ["x", 1]}
+    torch.save({"state_dict": state} | more, tmp_path / "finetuned.pt")
     for found in map(load_model, (tmp_path / "x.safetensors", tmp_path / "finetuned.pt", trained_path)):
         assert isinstance(found.model.video_network.base, Flat)
         assert found.model.video_network(torch.randn(2, 3, 8, 32, 32)).shape == (2, 6)
-    with pytest.raises(UserError, match=r"unknown --network\.backbone 'round'; available: r2plus1d, "):
+    with pytest.raises(UserError, match=r"unknown --network\.backbone 'round'; (available|did you mean)"):
         replace(network, backbone="round")
     words = ["tiny", "--network.backbone", "flat", "--network.widths", "6"]
     assert (settings_of(words) or TINY).network.widths == (6,)

@@ -149,7 +149,7 @@ def test_short_videos_are_counted(index: Index) -> None:
     short = replace(index, frame_count=np.where(np.arange(len(index)) % 4 == 0, 20, index.frame_count))
     replace(TINY, preset="e", batch_size=4).tree(short, lines.append)
     number = int((short.frame_count[short.split == "train"] == 20).sum())
-    reason = f"{number} are shorter than a clip (0.97 s) and are not used"
+    reason = f"not used: {number} shorter than a clip (0.97 s)"
     assert lines == [f"{24 - number} of 24 train videos of {index.folder}; {reason}"]
 
 
@@ -159,7 +159,7 @@ def test_cached_batches_only_measure_speed(shards: Path, tmp_path: Path, capsys:
     assert replace(cached, out=None).run_folder == Path("runs/synthetic-e-cached2")
     assert not pretrain(cached).exists() and not list(tmp_path.glob("*.pt"))
     said = capsys.readouterr().out
-    assert "only the first 2 batches are used" in said and "no model was written" in said
+    assert "trains on the first 2 batches only" in said and "no model was written" in said
     once = losses(tmp_path)
     pretrain(settings)
     assert len(once) == 5 and once[:2] == losses(tmp_path)[:2] and once[2:] != losses(tmp_path)[2:]
@@ -205,10 +205,10 @@ def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: P
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--preset", "z"), "unknown preset 'z'; available: a, b, c"),
+        (("--preset", "z"), "unknown preset 'z'; --preset help lists them"),
         (("--batch-size", "1"), "the K of factor 'video'; it must be 2 or more"),
         (("--batch-size", "25"), "a batch takes 25 videos but only 24 can be used"),
-        (("--clip.frames", "200"), "none of the 24 train videos of .* can be used: 24 are too short for 2 clips of"),
+        (("--clip.frames", "200"), "0 of 24 train videos of .* can be used: 24 too short for 2 clips of"),
         (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
@@ -252,7 +252,7 @@ def test_a_damaged_clip_ends_a_run_after_a_checkpoint(command: Run, shards: Path
     assert 0 < state["step"] == len(losses(run)) < STEPS
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))
     assert done.returncode == 0 and len(losses(run)) == STEPS
-    counted = re.search(r"(\d+) damaged clips were skipped", done.stderr)
+    counted = re.search(r"skipped (\d+) damaged clip", done.stderr)
     assert counted and 0 < int(counted[1]) < 8 * (STEPS - state["step"])  # 4 videos per step, 2 clips each
     named = re.findall(r"^ +(\d+) of '.*' in .*shard-000001.h5$", done.stderr, re.MULTILINE)
     assert sum(map(int, named)) == int(counted[1])

@@ -64,9 +64,11 @@ def test_no_value_of_other_is_a_default() -> None:
         ({"factors": "video:d freeze:d:2 augmentation:i:2"}, "runs/folder-freezed2-ai2"),
         ({"factors": "video:d speed(1,2):i:2 augmentation:i:1"}, "runs/folder-si2-5186a239"),
         ({"factors": "video:d speed(1,4):i:2 augmentation:i:1"}, "runs/folder-si2-bc4cd043"),
+        ({"factors": f"{MINE.removesuffix(' augmentation:i:1')} speed:i:2 order:d:2 rotation:d:4 augmentation:i:2"},
+         "runs/folder-tsd2-mi2x-tri2-si2-od2-6074f5f7"),
         ({"factors": MINE, "out": Path("x"), "seed": 1}, "x"),
     ],
-)
+)  # fmt: skip
 def test_the_default_folder_names_the_composition_and_the_seed(changes: dict, folder: str) -> None:
     assert replace(Pretrain(dataset="folder"), **changes).run_folder == Path(folder)
 

@@ -91,14 +91,14 @@ def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path) -> Non
 def test_weights_and_biases_get_the_same_metrics(
     settings: Pretrain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[int, dict[str, float]] = {}
+    logged: dict[int, dict[str, float]] = {}
     started: list[dict] = []
     ended: list[bool] = []
 
     def init(**what: object) -> types.SimpleNamespace:
         started.append(what)
         return types.SimpleNamespace(
-            log=lambda metrics, step: told.setdefault(step, {}).update(metrics), finish=lambda: ended.append(True)
+            log=lambda metrics, step: logged.setdefault(step, {}).update(metrics), finish=lambda: ended.append(True)
         )
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
@@ -106,7 +106,7 @@ def test_weights_and_biases_get_the_same_metrics(
     assert (started[0]["project"], started[0]["resume"], ended) == ("mine", "allow", [True])
     assert started[0]["config"]["batch_size"] == 4
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [{"step": step} | metrics for step, metrics in told.items()] == rows
+    assert [{"step": step} | metrics for step, metrics in logged.items()] == rows
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(UserError, match="--wandb needs the package wandb; run 'pip install wandb'"):
         pretrain(replace(settings, out=tmp_path / "other", steps=3, wandb="mine"))

@@ -233,8 +233,8 @@ class Evil:
 @pytest.mark.parametrize("function", [os.system, eval, exec])
 def test_code_in_files_is_not_run(tmp_path: Path, function: Any) -> None:
     ran = tmp_path / "ran"
-    told = f"touch {ran}" if function is os.system else f"open('{ran}', 'w')"
-    state = {"model": random(Release()).state_dict(), "args": Evil(function, told)}
+    code = f"touch {ran}" if function is os.system else f"open('{ran}', 'w')"
+    state = {"model": random(Release()).state_dict(), "args": Evil(function, code)}
     torch.save(state, tmp_path / "evil.pth")
     try:
         load_model(tmp_path / "evil.pth")

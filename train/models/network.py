@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, require_positive, unknown
 
 BACKBONES = {"r2plus1d": "gdt.train.models.r2plus1d.R2Plus1D"}
 """Video networks by name: module and class, a `models.backbone.Backbone`."""
@@ -34,7 +34,7 @@ class Network:
     audio_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages of the audio trunk."""
     word_dimensions: int = 0
-    """Dimensions of the word vectors; 0 takes those of the word2vec file."""
+    """Dimensions of the word vectors; 0: those of the word2vec file."""
     text_width: int = 2048
     """Feature size of a text clip."""
     hidden: int = 512
@@ -46,7 +46,7 @@ class Network:
 
     def __post_init__(self) -> None:
         if self.backbone not in BACKBONES:
-            raise UserError(f"unknown --network.backbone '{self.backbone}'; available: {', '.join(BACKBONES)}")
+            raise unknown("--network.backbone", self.backbone, BACKBONES)
         require_positive(
             self, "network", "stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding"
         )
