@@ -85,7 +85,7 @@ search: $(STAMP) ## search for the best composition | [DATASET=synthetic] [FACTO
 show-batch: $(STAMP) ## draw every leaf of one video | [DATASET=synthetic] [PRESET=l] [FACTORS="..."] [WORD2VEC=]
 	$(gdt) eval show-batch
 
-show-tree: $(STAMP) ## draw the sampling tree, with what each leaf attracts and repels | [PRESET=l] [FACTORS="..."]
+show-tree: $(STAMP) ## draw the sampling tree with its positive and negative pairs | [PRESET=l] [FACTORS="..."]
 	$(gdt) eval show-tree
 
 theorem: $(STAMP) ## simulate the paper's theorem and compare it with the formulas

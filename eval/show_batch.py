@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from gdt.common.errors import UserError, require_positive
-from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, relations
+from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, relations
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
@@ -43,7 +43,7 @@ class ShowBatch:
     dataset: str = "synthetic"
     """Preprocessed data set."""
     shards: Path | None = None
-    """Its shards; default data/shards/<dataset>."""
+    """Its shards; default: data/shards/<dataset>."""
     preset: str = "l"
     """Row of the paper's table 1, or help for all names."""
     factors: str = ""
@@ -61,7 +61,7 @@ class ShowBatch:
     frames: int = 8
     """Frames per video leaf."""
     out: Path | None = None
-    """The picture; default runs/batch-<dataset>-<preset>.png."""
+    """The picture; default: runs/batch-<dataset>-<preset>.png."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "frames")
@@ -101,7 +101,7 @@ def show_batch(settings: ShowBatch) -> Path:
 def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words: Sequence[str] = ()) -> Figure:
     """One row per leaf of the batch's first video: some of its frames, its spectrogram, or its text.
 
-    Above each row: the leaf's values, and the leaves it attracts and repels; below: times in the video.
+    Above each row: the leaf's values, and its positive and negative leaves; below: times in the video.
     """
     from matplotlib.figure import Figure
 
@@ -134,19 +134,19 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
 
 
 def describe_leaves(batch: Batch, tree: Tree) -> list[tuple[str, str]]:
-    """The values of every leaf of the batch's first video, and the leaves it attracts and repels."""
+    """The values of every leaf of the batch's first video, and its positive and negative leaves."""
     columns, video = batch.plan.columns, batch.plan.leaves.video
     leaves = _of_first_video(batch)
     own = {name: values[leaves] for name, values in columns.items()}
     relation = relations(tree.composition.factors, own, columns)
     usable = np.ones(len(video), bool) if "usable" not in batch.table else batch.table["usable"].cpu().numpy() > 0
-    relation[:, ~usable] = IGNORES
+    relation[:, ~usable] = IGNORED
     descriptions = []
     for leaf, row in zip(leaves, relation, strict=True):
         values = (factor.transformation.label(int(columns[factor.name][leaf]), tree.source)
                  for factor in tree.composition.factors)  # fmt: skip
         label = f"leaf {columns['leaf'][leaf]}: {', '.join(filter(None, values))}"
-        parts = [_partners(verb, row == verb, columns["leaf"], video) for verb in (ATTRACTS, REPELS)]
+        parts = [_partners(kind, row == kind, columns["leaf"], video) for kind in (POSITIVE, NEGATIVE)]
         descriptions.append((label, "; ".join(filter(None, parts)) if usable[leaf] else "not in the loss"))
     return descriptions
 
@@ -156,7 +156,7 @@ def _of_first_video(batch: Batch) -> np.ndarray:
     return leaves
 
 
-def _partners(verb: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray) -> str:
+def _partners(kind: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray) -> str:
     """Numbers of the chosen leaves of the first video, and their count in every other video."""
     first = video == video[0]
     numbers = ", ".join(map(str, sorted(leaf[chosen & first].tolist())))
@@ -164,7 +164,7 @@ def _partners(verb: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray
     most = "-".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
     others = f"{most} {'leaf' if counts == {1} else 'leaves'} of every other video" if most else ""
     both = " and ".join(filter(None, (numbers, others)))
-    return f"{verb} {both}" if both else ""
+    return f"{kind}: {both}" if both else ""
 
 
 def _draw_clip(axis: Axes, clip: Pixels, index: Index, frames: int, seconds: np.ndarray) -> None:

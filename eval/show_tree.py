@@ -1,4 +1,4 @@
-"""`gdt eval show-tree`: the sampling tree of a composition, and the leaves that attract and repel each other."""
+"""`gdt eval show-tree`: the sampling tree of a composition, and its positive and negative pairs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ATTRACTS, REPELS, IGNORES = "attracts", "repels", "is not compared with"
-_COLOURS = {ATTRACTS: "#2b7bba", REPELS: "#e08a3c", IGNORES: "#e4e4e4"}
+POSITIVE, NEGATIVE, IGNORED = "positive", "negative", "not compared"
+_COLOURS = {POSITIVE: "#2b7bba", NEGATIVE: "#e08a3c", IGNORED: "#e4e4e4"}
 _SECONDS = 10
 """Length of the imaginary videos."""
 _FPS = 30
@@ -31,7 +31,7 @@ _MAX_LEAVES = 256
 
 @dataclass(frozen=True)
 class ShowTree:
-    """Print and draw the sampling tree of a composition, with what each leaf attracts and repels."""
+    """Print and draw the sampling tree of a composition, with its positive and negative pairs."""
 
     preset: str = "l"
     """Row of the paper's table 1, or help for all names."""
@@ -42,7 +42,7 @@ class ShowTree:
     videos: int = 2
     """Videos to draw."""
     out: Path | None = None
-    """The picture, .png, .svg or .pdf; default runs/tree-<preset>.png."""
+    """The picture, .png, .svg or .pdf; default: runs/tree-<preset>.png."""
     factors_from: Path | None = None
     """Python file with your own transformations."""
 
@@ -52,7 +52,7 @@ class ShowTree:
         if self.videos > self.batch_size:
             raise UserError(f"--videos is {self.videos}; it must be at most --batch-size {self.batch_size}")
         if self.videos < 2:
-            raise UserError(f"--videos is {self.videos}; it must be 2 or more, as leaves repel other videos")
+            raise UserError(f"--videos is {self.videos}; it must be 2 or more, as other videos are negatives")
 
 
 def show_tree(settings: ShowTree) -> tuple[str, Path]:
@@ -71,14 +71,14 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"
     save(drawing.picture(title), path, dpi=130)
-    attracted, repelled = partners(batch)
+    positives, negatives = partners(batch)
     text = "\n".join(
         [
             f"{title}: {batch}", "",
             *(_describe(factor) for factor in batch.factors), "",
             f"a batch of {batch.batch_size} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
-            f"attracts {attracted} and repels {repelled}", "",
-            f"{settings.videos} imaginary videos of {_SECONDS} s, and how leaf 0 relates to the other leaves:", "",
+            f"has {positives} positive and {negatives} negative leaves", "",
+            f"{settings.videos} imaginary videos of {_SECONDS} s, and the pair of each leaf with leaf 0:", "",
             *drawing.lines(),
         ]
     )  # fmt: skip
@@ -86,19 +86,19 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
 
 
 def partners(composition: Composition) -> tuple[str, str]:
-    """The numbers of leaves in a batch that each leaf attracts and repels; ranges if leaves differ."""
+    """The numbers of positive and negative leaves of each leaf in a batch; ranges if leaves differ."""
     columns = toy(composition).plan(0, 0).columns
     own = {name: values[: len(columns["leaf"]) // composition.batch_size] for name, values in columns.items()}
     c, w = (f(composition.factors, own, columns) for f in (contrast, weight))
     counted = ((c & w).sum(1), (~c & w).sum(1))
-    attracted, repelled = ("-".join(map(str, sorted({n.min(), n.max()}))) for n in counted)
-    return attracted, repelled
+    positives, negatives = ("-".join(map(str, sorted({n.min(), n.max()}))) for n in counted)
+    return positives, negatives
 
 
 def relations(factors: Sequence[Factor], rows: Table, columns: Table) -> np.ndarray:
-    """Relations of the leaves of `rows` [n] to those of `columns` [m]: ATTRACTS, REPELS or IGNORES, str [n, m]."""
+    """Relations of the leaves of `rows` [n] to those of `columns` [m]: POSITIVE, NEGATIVE or IGNORED, str [n, m]."""
     c, w = (f(factors, rows, columns) for f in (contrast, weight))
-    return np.where(w, np.where(c, ATTRACTS, REPELS), IGNORES)
+    return np.where(w, np.where(c, POSITIVE, NEGATIVE), IGNORED)
 
 
 def toy(composition: Composition) -> Tree:
@@ -151,7 +151,7 @@ class TreeDrawing:
                 last = leaf // below % factor.k == factor.k - 1
                 line = stems + ("" if level == 0 else "└ " if last else "├ ") + self.labels[level][leaf]
                 if level == len(self.factors) - 1:
-                    relation = f"{self.relation[0, leaf]} it" if leaf else ""
+                    relation = self.relation[0, leaf] if leaf else ""
                     line = f"{line:44}  leaf {leaf:<3}  {relation}".rstrip()
                 lines.append(line)
         return lines
@@ -171,11 +171,11 @@ class TreeDrawing:
         self._draw_tree(tree)
         for name, colour in _COLOURS.items():
             rows, columns = np.nonzero(self.relation == name)
-            matrix.scatter(columns, rows, s=150, c=colour, marker="s", linewidths=0, label=f"{name} it")
+            matrix.scatter(columns, rows, s=150, c=colour, marker="s", linewidths=0, label=name)
         matrix.set_xlim(-0.6, self.n - 0.4)
         matrix.set_ylim(tree.get_ylim())  # rows next to their leaves
         matrix.set_axis_off()
-        matrix.text(-0.5, -1.4, "relation of a row's leaf to a column's leaf", fontsize=8, va="bottom")
+        matrix.text(-0.5, -1.4, "pairs of a row's and a column's leaf", fontsize=8, va="bottom")
         matrix.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
         figure.suptitle(title, fontsize=11)
         return figure

@@ -1,4 +1,4 @@
-"""How many pairs of a batch differ in one factor alone (section A.2)."""
+"""How many pairs of a batch differ in one factor only (section A.2)."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Contrasts:
     """As typed: name, d(istinctive) or i(nvariant), K."""
     differ: float
     """Pairs that differ in the factor."""
-    alone: float
+    only: float
     """Of these, pairs that agree in every other factor."""
-    but_for: float
-    """Pairs that agree in every other factor but those whose values never agree in two leaves, as augmentations."""
+    nearly: float
+    """The same, ignoring factors in which all leaves differ, such as augmentation."""
     weighted: float
-    """Of `but_for`, pairs with w = 1, which the loss uses."""
+    """Of `nearly`, pairs with w = 1, which the loss uses."""
     required: float
-    """Pairs with w = 1 that also differ where w requires it, and agree in all others as in `but_for`."""
+    """Pairs with w = 1 that also differ where w requires it, and agree in all others as in `nearly`."""
 
 
 def mean_contrasts(preset: str, composition: Composition, seed: int) -> list[Contrasts]:

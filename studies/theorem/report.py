@@ -215,18 +215,18 @@ def _range(values: Sequence[float]) -> str:
 
 def _contrast_lines(findings: Findings) -> list[str]:
     """The table of section A.2."""
-    heads = ["preset", "factor", "differ", "alone", "but for", "w = 1", "w requires"]
+    heads = ["preset", "factor", "differ", "only", "only*", "w = 1", "required"]
     cells = []
     for one in findings.contrasts:
-        counts = (one.differ, one.alone, one.but_for, one.weighted, one.required)
+        counts = (one.differ, one.only, one.nearly, one.weighted, one.required)
         cells.append([one.preset, one.factor, *(f"{x:,.0f}" if x == int(x) else f"{x:,.1f}" for x in counts)])
     return [
         "Single-factor contrasts (section A.2): ordered pairs, means over batches of "
         f"{findings.settings.batch_size} videos", "", layout([heads, *cells]), "",
-        "differ: pairs that differ in the factor; alone: and agree in all others",
-        "but for: and agree in all others but those that never agree in two leaves, as augmentations",
-        "w = 1: those of `but for` that the loss uses",
-        "w requires: pairs with w = 1 that also differ where w requires it, and agree as in `but for`",
+        "differ: pairs that differ in the factor; only: pairs that differ in no other factor",
+        "only*: as only, but ignoring factors in which all leaves differ, such as augmentation",
+        "w = 1: pairs of only* that the loss uses",
+        "required: pairs with w = 1 that differ in it, where w requires it, and in no other (as only*)",
     ]  # fmt: skip
 
 

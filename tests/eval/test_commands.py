@@ -130,14 +130,14 @@ HERTZ = ["0.3 kHz", "1.1 kHz", "3.1 kHz", "8.2 kHz"]
     ("preset", "factors", "leaf", "expected"),
     [
         # the augmentations of one clip; every other video has 2
-        ("a", "", 0, "attracts 1; repels 2 leaves of every other video"),
+        ("a", "", 0, "positive: 1; negative: 2 leaves of every other video"),
         # the sound of the same shift, in either direction; not its own modality
-        ("l", "", 0, "attracts 2, 3; repels 6, 7 and 4 leaves of every other video"),
-        ("l", "", 6, "attracts 4, 5; repels 0, 1 and 4 leaves of every other video"),
-        ("l", "video:d modality:i:2:differs augmentation:i:1", 1, "attracts 0; repels 1 leaf of every other video"),
+        ("l", "", 0, "positive: 2, 3; negative: 6, 7 and 4 leaves of every other video"),
+        ("l", "", 6, "positive: 4, 5; negative: 0, 1 and 4 leaves of every other video"),
+        ("l", "video:d modality:i:2:differs augmentation:i:1", 1, "positive: 0; negative: 1 leaf of every other video"),
     ],
 )
-def test_attracted_and_repelled_leaves_are_listed(
+def test_positive_and_negative_leaves_are_listed(
     index: Index, preset: str, factors: str, leaf: int, expected: str
 ) -> None:
     composition = parse(factors, 3) if factors else presets.composition(preset, 3)

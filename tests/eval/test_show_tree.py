@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gdt.eval.show_tree import ATTRACTS, IGNORES, REPELS, ShowTree, TreeDrawing, partners, show_tree
+from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, ShowTree, TreeDrawing, partners, show_tree
 from gdt.pipeline import presets
 from gdt.pipeline.composition import counts
 from gdt.pipeline.notation import parse
@@ -20,24 +20,24 @@ def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
     assert lines[0] == "preset i: " + str(presets.composition("i", 64))
     assert "  modality        K = 2     invariant, only pairs that differ in it count" in lines
     assert "  time_shift      K = 1     not varied" in lines
-    # each leaf and the other modality's: the same video and direction attracts, the other 127 of them repel
-    assert "a batch of 64 videos holds 256 leaves; each attracts 1 and repels 127" in lines
+    # each leaf and the other modality's: positive with the same video and direction, negative with the other 127
+    assert "a batch of 64 videos holds 256 leaves; each has 1 positive and 127 negative leaves" in lines
     tree = [line.rstrip() for line in lines[lines.index("video 0") :]]
     assert tree == [
         "video 0",
         "├ video",
         "│ ├ forward                                   leaf 0",
-        f"│ └ reversed                                  leaf 1    {IGNORES} it",
+        f"│ └ reversed                                  leaf 1    {IGNORED}",
         "└ audio",
-        f"  ├ forward                                   leaf 2    {ATTRACTS} it",
-        f"  └ reversed                                  leaf 3    {REPELS} it",
+        f"  ├ forward                                   leaf 2    {POSITIVE}",
+        f"  └ reversed                                  leaf 3    {NEGATIVE}",
         "video 1",
         "├ video",
-        f"│ ├ forward                                   leaf 4    {IGNORES} it",
-        f"│ └ reversed                                  leaf 5    {IGNORES} it",
+        f"│ ├ forward                                   leaf 4    {IGNORED}",
+        f"│ └ reversed                                  leaf 5    {IGNORED}",
         "└ audio",
-        f"  ├ forward                                   leaf 6    {REPELS} it",
-        f"  └ reversed                                  leaf 7    {REPELS} it",
+        f"  ├ forward                                   leaf 6    {NEGATIVE}",
+        f"  └ reversed                                  leaf 7    {NEGATIVE}",
     ]
     assert path.read_bytes()[:4] == b"\x89PNG"
 
@@ -45,7 +45,7 @@ def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_every_preset_can_be_drawn(preset: str) -> None:
     drawing = TreeDrawing(presets.composition(preset, 2))
-    assert (drawing.relation.diagonal() == IGNORES).all() and (drawing.relation == drawing.relation.T).all()
+    assert (drawing.relation.diagonal() == IGNORED).all() and (drawing.relation == drawing.relation.T).all()
     assert sum("leaf " in line for line in drawing.lines()) == drawing.n
     picture = drawing.picture(preset)
     tree, matrix = picture.axes
@@ -73,7 +73,7 @@ def test_custom_factors_are_drawn_by_the_command(command: Run, tmp_path: Path) -
     assert "moving" in done.stdout and "frozen" in done.stdout and "video 2" in done.stdout
     assert done.stdout.endswith("\n\nimage: tree.svg\n") and "<svg" in (tmp_path / "tree.svg").read_text()
     for arguments, message in (
-        (("--preset", "z"), "unknown preset 'z'; available: a, b"),
+        (("--preset", "z"), "unknown preset 'z'; --preset help lists them"),
         (("--preset", "l", "--factors", "video:d"), "--preset and --factors both set the composition"),
         (("--out", "tree.gif"), "must end in .png, .svg or .pdf"),
         (("--videos", 1), "--videos is 1; it must be 2 or more"),

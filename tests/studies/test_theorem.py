@@ -195,9 +195,9 @@ def test_contrasts_match_a_loop_over_all_pairs(preset: str) -> None:
     for i, j in permutations(range(len(columns["leaf"])), 2):
         differ = {name for name in names if columns[name][i] != columns[name][j]}
         for name, count in expected.items():
-            but_for = differ - ({"augmentation"} - {name}) == {name}
+            nearly = differ - ({"augmentation"} - {name}) == {name}
             with_required = differ - ({"augmentation"} - {name}) == {name} | required_names
-            for k, true in enumerate((name in differ, differ == {name}, but_for, but_for and w[i, j], with_required)):
+            for k, true in enumerate((name in differ, differ == {name}, nearly, nearly and w[i, j], with_required)):
                 count[k] += bool(true)
             assert w[i, j] or not with_required
     assert count_contrasts(composition, columns) == expected
@@ -207,10 +207,10 @@ def test_factors_drawn_anew_in_every_branch_are_rarely_contrasted_alone() -> Non
     found = {one.factor.split(":")[0]: one for one in mean_contrasts("l", presets.composition("l", 64), 0)}
     leaves = 64 * 8
     # videos: only where two start frames agree by chance; factors sampled exhaustively below: one pair per leaf
-    assert found["video"].but_for < 0.01 * found["video"].differ
-    assert found["time_shift"].but_for == found["modality"].but_for == found["time_reversal"].but_for == leaves
+    assert found["video"].nearly < 0.01 * found["video"].differ
+    assert found["time_shift"].nearly == found["modality"].nearly == found["time_reversal"].nearly == leaves
     assert found["modality"].weighted == leaves and found["time_shift"].weighted == 0  # w requires two modalities
-    assert all(one.alone == 0 for one in found.values())  # every leaf is augmented on its own
+    assert all(one.only == 0 for one in found.values())  # every leaf is augmented on its own
 
 
 def test_command_writes_table_numbers_and_plot(command: Run, tmp_path) -> None:
@@ -252,7 +252,7 @@ def test_seed_and_size_alone_determine_an_estimate() -> None:
         ("--temperature 0", "--temperature is 0.0; it must be 0.01 or more"),
         ("--temperature nan", "--temperature is nan"),
         ("--batches 5", "--batches is 5; it must be 100 or more"),
-        ("--presets z", "unknown preset 'z'; available: a, b"),
+        ("--presets z", "unknown preset 'z'; --preset help lists them"),
         ("--batch-size 1", "--batch-size is 1; it must be 2 or more"),
         ("--seed -1", "--seed is -1; it must be 0 or more"),
     ],
