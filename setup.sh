@@ -31,6 +31,13 @@ if ! command -v ffmpeg >/dev/null; then
   fi
 fi
 
+# git may touch the files without a change
+digest=$({ pwd; cat pyproject.toml constraints.txt setup.sh; } | sha256sum)
+if [[ -f $stamp && $(<"$stamp") == "$digest" ]]; then
+  touch "$stamp"
+  exit
+fi
+
 echo "installing the Python packages (a few minutes the first time)"
 "$python" -m pip install --quiet --disable-pip-version-check -e '.[test]' -c constraints.txt
 
@@ -48,4 +55,4 @@ if torch.version.cuda is None:
 PY
 "$python" -c 'import torch, torchaudio, librosa, h5py, dask.distributed, ffmpeg, nvidia.dali, simplejpeg, numba'
 mkdir -p "$(dirname "$stamp")"
-touch "$stamp"
+echo "$digest" >"$stamp"

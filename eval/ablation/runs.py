@@ -92,7 +92,7 @@ def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
         return ()
     for name in settings.labels:
         index.labelled(name)  # raises UserError if the column does not exist
-    return tuple(dict.fromkeys(settings.labels))
+    return settings.labels
 
 
 def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ class Ablation:
     """Pretrain compositions at equal clips per step and compare them frozen. Run the same command to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "ablation": ("dataset", "rows", "seeds", "size", "steps", "labels", "out", "jobs"),
+        "ablation": ("dataset", "rows", "seeds", "size", "steps", "label", "out", "jobs"),
         "advanced": ("shards", "clips_per_step", "bn_group_size", "query_split", "gallery_per_class", "clips",
                      "test_factors", "word2vec", "factors_from"),
     }  # fmt: skip
@@ -26,7 +26,7 @@ class Ablation:
     dataset: str = "synthetic"
     """Preprocessed data set with splits train and test."""
     shards: Path | None = None
-    """Its shards; default data/shards/<dataset>."""
+    """Its shards; default: data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
     """Presets ('--preset help' of pretrain) or quoted compositions."""
     factors_from: Path | None = None
@@ -44,8 +44,8 @@ class Ablation:
     """Leaves that share batch-norm statistics; 0: the whole batch."""
     steps: int = 0
     """Training steps; 0: those of --size."""
-    labels: tuple[str, ...] = ()
-    """Label columns, or 'recall' for recall between modalities; default: all columns."""
+    label: str = ""
+    """Columns of labels, as in label,weather, or 'recall' between modalities; default: all."""
     query_split: str = "test"
     """Split to evaluate on; use val to choose settings."""
     gallery_per_class: int = 0
@@ -57,13 +57,18 @@ class Ablation:
     jobs: int = 0
     """Runs in parallel; 0: one per GPU or, without a GPU, per core."""
     out: Path | None = None
-    """Results; default runs/ablation-<dataset>."""
+    """Results; default: runs/ablation-<dataset>."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The columns of `label` in order."""
+        return tuple(dict.fromkeys(self.label.split(","))) if self.label else ()
 
     def __post_init__(self) -> None:
         require_positive(self, "", "jobs", least=0)
         require_positive(self, "", "clips")
         if RECALL in self.labels and len(self.labels) > 1:
-            raise UserError("--labels recall cannot be combined with label columns; run one ablation for each")
+            raise UserError("--label recall cannot be combined with label columns; run one ablation for each")
         if self.factors_from and not any(map(is_composition, self.rows)):
             raise UserError("--factors-from has no effect, as no row is a quoted composition; remove it")
         compositions = {row: self.composition(row) for row in self.rows}

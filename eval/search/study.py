@@ -296,7 +296,7 @@ def compare_seeds(settings: Search, composition: str) -> list[str]:
     names = ("dataset", "shards", "factors_from", "size", "clips_per_step", "steps", "clips")
     ablation = Ablation(
         **{name: getattr(settings, name) for name in names}, rows=(settings.baseline, composition),
-        seeds=tuple(settings.seed + more for more in (1, 2, 3)), labels=(settings.metric,), test_factors="none",
+        seeds=tuple(settings.seed + more for more in (1, 2, 3)), label=settings.metric, test_factors="none",
         out=settings.folder / "seeds",
     )  # fmt: skip
     return ["eval", "ablation", *to_arguments(ablation, Ablation())]

@@ -93,10 +93,10 @@ def test_finished_rows_are_not_run_again(
     assert ablation(first) == summary and not done
     assert "0 of 2 runs left" in capsys.readouterr().out
     # recall of the same runs
-    recall = ablation(replace(first, labels=("recall",)))
+    recall = ablation(replace(first, label="recall"))
     assert kinds(done) == ["downstream"] and "V→A R@1" in recall and "R@20" not in recall
     with pytest.raises(UserError, match="recall needs two modalities, and none of the rows a has two"):
-        ablation(replace(first, rows=("a",), labels=("recall",)))
+        ablation(replace(first, rows=("a",), label="recall"))
     ablation(first)
     done.clear()
     # a new row does not run the others again, a new evaluation does not train
@@ -156,8 +156,8 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
     for wrong, message in (
         ({"rows": ("z",)}, "unknown preset 'z'"),
         ({"factors_from": tmp_path}, "--factors-from has no effect"),
-        ({"labels": ("recall", "label")}, "--labels recall cannot be combined with label columns"),
-        ({"labels": ("colour",)}, "unknown column 'colour'"),
+        ({"label": "recall,label"}, "--label recall cannot be combined with label columns"),
+        ({"label": "colour"}, "unknown column 'colour'"),
     ):
         with pytest.raises(UserError, match=message):
             ablation(settings(shards, tmp_path, **wrong))
