@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, Union
 
 import tyro
 
+from gdt.common import serialization
 from gdt.common.commandline import Options
 from gdt.common.variables import Variables, options_of
 from gdt.eval.ablation.settings import Ablation
@@ -71,7 +73,12 @@ def options(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS
 
 
 def settings_of(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, prog: str = "gdt eval") -> Any:
-    """Parse the settings of a command. Prints a list and returns None for --preset help and --factors help."""
+    """Parse the settings of a command, from options or as JSON (`common.serialization`), as subprocesses get them.
+
+    Prints a list and returns None for --preset help and --factors help.
+    """
+    if len(arguments) == 2 and arguments[0] in commands and arguments[1].startswith("{"):
+        return serialization.from_dict(commands[arguments[0]].settings, json.loads(arguments[1]))
     require_one_name(arguments)
     parsers: dict[str, Options[Any]] = {name: Options(one.settings) for name, one in commands.items()}
     subcommands = [Annotated[one.type, tyro.conf.subcommand(name, prefix_name=False)] for name, one in parsers.items()]

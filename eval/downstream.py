@@ -16,22 +16,21 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from gdt.common import serialization
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.finetune import METRICS, STATE, build_recipe
-from gdt.eval.processes import job_limit, run_command, run_parallel, to_arguments
-from gdt.eval.protocols import FORMAT, PROTOCOLS, Evaluator, comparable, decisive_settings, short_digest
+from gdt.eval.processes import job_limit, run_command, run_parallel
+from gdt.eval.protocols import FORMAT, PROTOCOLS, Evaluator, comparable, decisive_names, only_decisive, short_digest
 from gdt.eval.record import Record
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold, Model, describe, folds, held_out, models
 from gdt.eval.tables import report, to_csv
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.checkpoint import load_model
+from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
-
-_DEFAULT = Downstream(())
 
 
 def downstream(settings: Downstream) -> str:
@@ -41,8 +40,9 @@ def downstream(settings: Downstream) -> str:
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    extracted: dict[str, tuple[Path, np.ndarray]] = {}  # shared by all columns of labels
-    evaluations = [_plan(replace(settings, label=label), extracted) for label in settings.labels]
+    extracted: dict[str, tuple[Path, np.ndarray]] = {}  # shared by all columns of labels, as the models are
+    compared = list(models(settings, first := load_model(settings.ckpt[0])))
+    evaluations = [_plan(replace(settings, label=label), first, compared, extracted) for label in settings.labels]
     with explain_out_of_memory("use a smaller network; finished results are kept"):
         for evaluation in evaluations:
             _run(evaluation)
@@ -90,8 +90,9 @@ class Evaluation:
                 yield from read(path)
 
 
-def _plan(settings: Downstream, extracted: dict[str, tuple[Path, np.ndarray]]) -> Evaluation:
-    first = load_model(settings.ckpt[0])
+def _plan(
+    settings: Downstream, first: Trained, compared: list[Model], extracted: dict[str, tuple[Path, np.ndarray]]
+) -> Evaluation:
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.label)
     if settings.gallery_split == data.split:
         raise UserError(
@@ -99,7 +100,6 @@ def _plan(settings: Downstream, extracted: dict[str, tuple[Path, np.ndarray]]) -
             "--query-split or --gallery-split to another"
         )
     device = any_device()
-    compared = list(models(settings, first))
     protocols = _protocols(settings, data, compared)
     labelled = folds(settings, data.index, data.split) if any(PROTOCOLS[name].labels for name in protocols) else []
     unlabelled = [] if all(PROTOCOLS[name].labels for name in protocols) else [held_out(data.index, data.split)]
@@ -163,11 +163,16 @@ def _require_unseen(model: Model, data: Data, parts: Sequence[Fold]) -> None:
 
 def _file_name(evaluator: Evaluator, protocol: str, fold: Fold) -> str:
     """File name of a record: covers all that could change it, except the weights, which are in the folder's name."""
-    details = decisive_settings(evaluator.settings, protocol) | {"precision": _precision(evaluator)}
-    if "word2vec" in PROTOCOLS[protocol].settings and evaluator.words is not None:
-        details |= {"words": evaluator.words.checksum(), "captions": evaluator.index.shard_seal.tolist()}
+    details = {name: getattr(evaluator.settings, name) for name in decisive_names(protocol)}
+    details |= {"precision": _precision(evaluator), "words": _words(evaluator, protocol)}
     digest = short_digest([FORMAT, evaluator.data, fold.digest, evaluator.query_split, details])
     return f"{protocol}{f'-fold{fold.number}' if fold.number else ''}-{digest}.json"
+
+
+def _words(evaluator: Evaluator, protocol: str) -> str:
+    """Checksum of the words that a protocol uses."""
+    used = evaluator.words is not None and "word2vec" in PROTOCOLS[protocol].settings
+    return evaluator.words.checksum(evaluator.index) if used and evaluator.words else ""
 
 
 def _precision(evaluator: Evaluator) -> str:
@@ -197,10 +202,12 @@ def _run_job(evaluation: Evaluation, job: Job) -> None:
     folder = job.path.with_suffix("")
     job.path.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
+    own = only_decisive(evaluator.settings, job.protocol)
     metrics, how, fold, clip = evaluator.evaluate(model, job.protocol, job.fold, folder)
     short = evaluator.index.start_counts(clip.frames, clip.stride)[fold.videos] == 0
     result = model.record(
-        evaluation.data, evaluator.settings, protocol=job.protocol, label=evaluator.settings.label, labels=fold.digest,
+        evaluation.data, own, protocol=job.protocol, label=own.label, labels=fold.digest,
+        words=_words(evaluator, job.protocol),
         fold=fold.number, gallery=len(fold.gallery), queries=len(fold.queries), held=int(short.sum()),
         classes=len(np.unique(fold.gallery_label)), clips=evaluator.settings.clips, metrics=metrics,
         how=how | {"precision": _precision(evaluator)}, provenance=evaluation.provenance,
@@ -239,17 +246,17 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
 
 
 def _command(evaluation: Evaluation, job: Job) -> list[str]:
-    """Arguments of `gdt` for one finetuning job."""
+    """Arguments of `gdt` for one finetuning job: its settings, serialized."""
     evaluator = evaluation.evaluator
     settings = evaluator.settings
     alone = replace(
-        settings, ckpt=(job.model.path,), dataset=evaluation.data.dataset, shards=evaluator.index.folder,
-        out=evaluator.out, protocols=(job.protocol,), folds=(job.fold.number,) if job.fold.number else (),
-        query_split=evaluator.query_split, random_weights="only" if job.model.random else "exclude", word2vec=None,
-        linear_c=_DEFAULT.linear_c, jobs=1, threads=settings.threads or int(evaluator.device.type != "cuda"),
-        tables=True,
+        only_decisive(settings, job.protocol), ckpt=(job.model.path,), dataset=evaluation.data.dataset,
+        shards=evaluator.index.folder, out=evaluator.out, protocols=(job.protocol,),
+        folds=(job.fold.number,) if job.fold.number else (), query_split=evaluator.query_split,
+        random_weights="only" if job.model.random else "exclude", jobs=1,
+        threads=settings.threads or int(evaluator.device.type != "cuda"), tables=False,
     )  # fmt: skip
-    return ["eval", "downstream", "--no-tables", *to_arguments(alone, _DEFAULT)]
+    return ["eval", "downstream", serialization.to_json(alone)]
 
 
 def _write_tables(evaluations: Sequence[Evaluation]) -> str:

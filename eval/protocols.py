@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -36,8 +36,8 @@ _DRAWS = 20
 """Random choices of shots that few-shot accuracies are averaged over."""
 FORMAT = 2
 """Increase it when the same settings give different numbers."""
-_IN_FOLD = ("label", "folds", "gallery_per_class", "word2vec")
-"""Settings that the digests of the fold and of the word vectors cover."""
+_RESOLVED = ("folds", "word2vec")
+"""Settings that records hold as `fold` and `words`."""
 
 
 class Evaluated(NamedTuple):
@@ -69,14 +69,16 @@ class Evaluator:
     words: WordVectors | None
     extracted: dict[str, tuple[Path, np.ndarray]] = field(default_factory=dict)
     """By the folder of a model: a file of features written by this call and its videos, to take subsets from."""
-    _latest: tuple[Path, Features] | None = None
+    _latest: dict[Path, Features] = field(default_factory=dict)
+    """The features that are kept in memory: those of one model."""
 
     def evaluate(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Evaluated:
-        """Run a protocol. Finetuning keeps its state and its weights in `folder`.
+        """Run a protocol, which sees only its own settings. Finetuning keeps its state and its weights in `folder`.
 
         Raises UserError if the model or the videos do not fit the protocol.
         """
-        return PROTOCOLS[protocol].run(self, model, fold, folder)
+        own = replace(self, settings=only_decisive(self.settings, protocol))
+        return PROTOCOLS[protocol].run(own, model, fold, folder)
 
     def features(self, model: Model) -> Features:
         """Features of all videos of the folds, extracted once."""
@@ -85,13 +87,14 @@ class Evaluator:
         videos = videos_of(self.folds)
         name = features_name(self.data, videos, self.settings.clips, self.device.type)
         path = self.out / model.folder / name
-        if self._latest is None or self._latest[0] != path:  # keep those of one model in memory
+        if path not in self._latest:
             path.parent.mkdir(parents=True, exist_ok=True)
             whole = self.extracted.get(model.folder)
             features = load_or_extract(path, model.trained, self.index, videos, self.settings.clips, self.device, whole)
             self.extracted.setdefault(model.folder, (path, videos))
-            self._latest = (path, features)
-        return self._latest[1]
+            self._latest.clear()
+            self._latest[path] = features
+        return self._latest[path]
 
     def pooled(self, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray]:
         """Features of queries and gallery [n, dim], with "average" or "maximum" pooling."""
@@ -205,7 +208,7 @@ class Protocol:
     name: str
     run: Callable[[Evaluator, Model, Fold, Path], Evaluated]
     settings: tuple[str, ...]
-    """Fields of `Downstream` that decide its numbers, besides `clips`."""
+    """Fields of `Downstream` that decide its numbers, besides `clips`; it sees no others."""
     table: str
     """Protocols with the same value share a table."""
     default: bool = False
@@ -218,15 +221,15 @@ class Protocol:
     """Whether it trains a network, in its own process."""
 
 
-_LABELS = ("label", "folds", "gallery_per_class")
-_CLASSIFIER = (*_LABELS, "seed", "train_samples")
+_LABELS = ("label", "folds", "gallery_split", "gallery_per_class", "seed")
+_CLASSIFIER = (*_LABELS, "train_samples")
 _RECIPE = ("recipe", "size", "epochs", "lr", "clips_per_epoch")
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         Protocol("cross-modal", _cross_modal, ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
         Protocol("retrieval", _retrieval, _LABELS, "neighbours", default=True),
-        Protocol("few-shot", _few_shot, (*_LABELS, "seed"), "neighbours", default=True),
+        Protocol("few-shot", _few_shot, _LABELS, "neighbours", default=True),
         Protocol("linear", _linear, (*_CLASSIFIER, "linear_c"), "classifiers"),
         Protocol("finetune", _finetune, (*_CLASSIFIER, *_RECIPE), "classifiers", trains=True),
     )
@@ -251,10 +254,16 @@ def comparable(trained: Trained, index: Index, settings: Downstream) -> list[str
     return [name for name in trained.model.modalities if available[name] and name not in trained.without_head]
 
 
-def decisive_settings(settings: Downstream, protocol: str) -> dict[str, object]:
-    """The settings that decide a protocol's numbers, besides model and fold."""
-    names = ("clips", *PROTOCOLS[protocol].settings)
-    return {name: getattr(settings, name) for name in names if name not in _IN_FOLD}
+def decisive_names(protocol: str) -> tuple[str, ...]:
+    """The settings that decide a protocol's numbers, besides model, videos, fold and words."""
+    return tuple(name for name in ("clips", *PROTOCOLS[protocol].settings) if name not in _RESOLVED)
+
+
+def only_decisive(settings: Downstream, protocol: str) -> Downstream:
+    """The settings, with those that do not decide a protocol's numbers at their defaults."""
+    own = ("ckpt", "clips", *PROTOCOLS[protocol].settings)
+    defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name not in own}
+    return replace(settings, **defaults | {"ckpt": ()})
 
 
 def short_digest(values: object) -> str:

@@ -15,6 +15,7 @@ from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.eval.metrics import Metric
+from gdt.eval.protocols import PROTOCOLS, decisive_names
 from gdt.train.provenance import Provenance
 from gdt.train.settings import Pretrain
 
@@ -76,12 +77,15 @@ class Record:
     metrics: dict[str, Metric]
     """By name, which is also the heading of its column in tables."""
     settings: dict[str, Any]
-    """Settings of the command as JSON; see `settings_as`."""
+    """Settings of the command as JSON, see `settings_as`; of a protocol, those that decide its numbers, with the others
+    at their defaults."""
     provenance: Provenance
     label: str = ""
     """Column of labels; empty for the classes of the data set."""
     labels: str = ""
     """Digest of gallery, queries and their labels."""
+    words: str = ""
+    """Checksum of word vectors and captions; empty without text."""
     fold: int = 0
     """Official fold; 0 for the splits of the data set."""
     gallery: int = 0
@@ -134,11 +138,30 @@ def settings_of(settings: Any) -> dict[str, Any]:
     return plain
 
 
+_MODEL = ("model", "weights", "preset", "seed", "step", "checkpoint", "trained_on")
+_DATA = ("protocol", "dataset", "data", "query_split", "label", "labels", "fold", "words")
+_SETTINGS = tuple(dict.fromkeys(name for protocol in PROTOCOLS for name in decisive_names(protocol)))
+"""Settings of all protocols, which are columns of `rows`."""
+
+
+def conditions(record: Record) -> dict[str, Any]:
+    """Everything but the model that decides a record's numbers, by column: records that agree in it can be compared.
+
+    The settings are those of its protocol; others are None.
+    """
+    own = decisive_names(record.protocol) if record.protocol in PROTOCOLS else ()
+    settings = {name: record.settings[name] if name in own else None for name in dict.fromkeys((*_SETTINGS, *own))}
+    settings["evaluation_seed"] = settings.pop("seed")  # `seed` is that of pretraining
+    plain = {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in settings.items()}
+    return plain | {name: getattr(record, name) for name in _DATA} | {"precision": record.how.get("precision", "")}
+
+
 def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
-    """One row per metric, for CSV and data frames."""
+    """One row per metric, for CSV and data frames: the model, the `conditions`, the metric, and counts of videos."""
     for record in records:
-        own = {name: value for name, value in vars(record).items() if isinstance(value, str | int | Path)}
+        own = {name: getattr(record, name) for name in _MODEL} | conditions(record)
         own |= {"factor": record.factor.name, "network": record.factor.network} if record.factor else {}
+        own |= {name: value for name, value in vars(record).items() if isinstance(value, str | int | Path)}
         for name, metric in record.metrics.items():
             yield own | {
                 "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,

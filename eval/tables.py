@@ -83,14 +83,17 @@ def csv_text(lines: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-_COLUMNS = ("model", "weights", "preset", "seed", "step", "dataset", "fold", "protocol", "metric", "percent", "low",
-            "high", "chance", "spread", "queries", "gallery", "held", "commit")  # fmt: skip
-
-
 def to_csv(records: Iterable[Record]) -> str:
-    """CSV with one line per metric: model, value, 95 % interval, chance and counts."""
-    rows = (row | {"percent": row["value"]} for row in record.rows(records))
-    return csv_text([_COLUMNS, *([row[name] for name in _COLUMNS] for row in rows)])
+    """CSV of `record.rows`, one line per metric, with the value as `percent`."""
+    rows = list(record.rows(records))
+    heads = dict.fromkeys(name for row in rows for name in row)
+    measured = ("value", "low", "high", "chance", "spread")
+    lines = ([row.get(name) if name in measured else _exactly(row.get(name)) for name in heads] for row in rows)
+    return csv_text([["percent" if name == "value" else name for name in heads], *lines])
+
+
+def _exactly(value: object) -> str:
+    return "" if value is None else str(value)
 
 
 def columns(groups: Groups) -> list[str]:

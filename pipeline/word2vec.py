@@ -100,6 +100,7 @@ class WordVectors:
     def dimensions(self) -> int:
         return int(self.vectors.shape[1])
 
-    def checksum(self) -> str:
-        """CRC-32 of the vectors, 8 hex digits."""
-        return f"{zlib.crc32(np.ascontiguousarray(self.vectors).data):08x}"
+    def checksum(self, index: Index) -> str:
+        """CRC-32 of the vectors and of an index's captions, 16 hex digits."""
+        captions = index.shard_seal.tobytes()  # the fingerprint of the shards does not cover them
+        return f"{zlib.crc32(np.ascontiguousarray(self.vectors).data):08x}{zlib.crc32(captions):08x}"

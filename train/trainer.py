@@ -6,7 +6,6 @@ import copy
 import sys
 import textwrap
 import time
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -74,8 +73,7 @@ class Trainer:
         self.words = settings.words(self.index)
         words = ""
         if self.words is not None:
-            # the fingerprint does not cover captions, the shards' seals do
-            words = f"{self.words.checksum()}{zlib.crc32(self.index.shard_seal.tobytes()):08x}"
+            words = self.words.checksum(self.index)
             settings = replace(settings, network=replace(settings.network, word_dimensions=self.words.dimensions))
         self.data = Data(shards, self.index.statistics, words)
         require_equal(

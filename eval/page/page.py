@@ -23,8 +23,7 @@ from gdt.eval.drawing import Key, keys, svg
 from gdt.eval.page.collect import Collected, Result, Run, Subject, attempt, choose, collect, subjects
 from gdt.eval.page.models import Plot, figures_of, short_commit
 from gdt.eval.page.settings import Report
-from gdt.eval.protocols import PROTOCOLS
-from gdt.eval.record import RANDOM, Record, format_details
+from gdt.eval.record import RANDOM, Record, conditions, format_details
 from gdt.eval.tables import Lines, Table, build_tables
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.provenance import git_commit
@@ -120,15 +119,11 @@ def _comparable(records: Sequence[Record]) -> list[list[Record]]:
 
 
 def _settings(row: Record) -> tuple[Any, ...]:
-    of_all = ("gallery_split", "gallery_per_class", "seed")
-    names = [
-        *of_all,
-        *(name for name in PROTOCOLS[row.protocol].settings if name not in ("label", "folds", *of_all)),
-    ]
+    values = conditions(row).items()
     return (
-        row.dataset, row.data, row.query_split, row.label, row.clips, row.how.get("precision"),
-        row.protocol == "cross-modal", *(row.settings[name] for name in names),
-    )  # fmt: skip
+        row.protocol == "cross-modal",
+        *(value for name, value in values if name not in ("protocol", "fold", "labels")),
+    )
 
 
 def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:

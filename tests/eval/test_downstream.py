@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import csv
+import functools
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -24,12 +26,13 @@ from gdt.eval.command import settings_of
 from gdt.eval.downstream import downstream
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, Evaluated, Evaluator, Protocol
-from gdt.eval.record import Record, read
+from gdt.eval.record import Record, read, rows
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Fold, Model, open_index
 from gdt.pipeline.shards.index import Index
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
+from gdt.train import checkpoint as checkpoints
 from gdt.train.checkpoint import load_model
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
@@ -344,7 +347,7 @@ def test_published_results_are_not_shown_next_to_other_videos(ucf: Path) -> None
         open_index("hmdb51", ucf)
 
 
-def test_every_column_of_labels_has_a_table_and_features_are_extracted_once(
+def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_once(
     change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -352,6 +355,9 @@ def test_every_column_of_labels_has_a_table_and_features_are_extracted_once(
     calls: list[int] = []
     real = extract.extract
     monkeypatch.setattr(extract, "extract", lambda *a, **k: calls.append(len(a[2])) or real(*a, **k))
+    reads: list[Path] = []
+    read_checkpoint = checkpoints.read
+    monkeypatch.setattr(checkpoints, "read", lambda path: reads.append(path) or read_checkpoint(path))
     settings = Downstream((checkpoint,), "x", shards, clips=2, out=tmp_path / "o", random_weights="exclude",
                           label="label,parity")  # fmt: skip
     text = downstream(settings)
@@ -361,7 +367,7 @@ def test_every_column_of_labels_has_a_table_and_features_are_extracted_once(
         ("cross-modal", "", 0), ("retrieval", "", 3), ("few-shot", "", 3), ("retrieval", "parity", 2),
         ("few-shot", "parity", 2),
     ]  # fmt: skip
-    assert calls == [36]
+    assert calls == [36] and reads == [checkpoint]
     downstream(replace(settings, label="parity", out=tmp_path / "alone"))
     assert len({row.labels for row in records if row.protocol == "retrieval"}) == 2
     alone = [row.metrics for row in results(tmp_path / "alone") if row.protocol != "cross-modal"]
@@ -398,3 +404,106 @@ def test_a_protocol_is_a_function_and_a_line_of_the_table(
     assert re.search(r"synthetic-e +50\.0 \(", text) and "count: clips 2 of 8 frames" in text
     with pytest.raises(UserError, match="--lr has no effect on count"):
         replace(on_ucf, protocols=("count",), lr=0.1)
+
+
+def changes(settings: Downstream, others: dict[str, Any]) -> dict[str, Downstream]:
+    """Settings with one field changed, by the name of each field of `Downstream`; `others` has values that exist."""
+    hints = get_type_hints(Downstream)
+    changed = {}
+    for name in (field.name for field in fields(Downstream)):
+        value, choices = getattr(settings, name), get_args(hints[name])
+        if name not in others:
+            assert isinstance(value, int | float | str), f"give another value of {name}"
+            others[name] = not value if hints[name] is bool else next((one for one in choices if one != value), None)
+            others[name] = value + 1 if others[name] is None else others[name]
+        changed[name] = replace(settings, **{name: others[name]})
+    return changed
+
+
+def test_whatever_changes_a_number_changes_the_columns_that_identify_it(
+    checkpoint: Path, captioned: Path, word2vec: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The protocols' numbers are checksums of all that they are given, and every setting is changed in turn."""
+
+    def checksum(name: str, evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+        given = vars(evaluator.settings) | {
+            "folds": fold.digest, "data": evaluator.data, "split": evaluator.query_split, "model": model.digest,
+            "word2vec": evaluator.settings.word2vec and evaluator.words.checksum(evaluator.index),
+        }  # fmt: skip
+        number = zlib.crc32(json.dumps([name, given], default=str).encode()) % 10**6 / 10**4
+        return evaluator.frozen(model, {"video to audio R@1": Metric(number, 1.0, len(fold.queries))}, fold)
+
+    for name, protocol in PROTOCOLS.items():
+        monkeypatch.setitem(PROTOCOLS, name, replace(protocol, run=functools.partial(checksum, name)))
+    real = Index.open(captioned)
+    swapped = {"val": "test", "test": "val"}
+    index = replace(
+        real, columns={"parity": np.array(["even", "odd"], object)[np.arange(len(real)) % 2]},
+        folds=np.array([f"{split},{swapped.get(split, split)}" for split in real.split], object),
+    )  # fmt: skip
+    monkeypatch.setattr(
+        "gdt.eval.subjects.open_index",
+        lambda _, folder: replace(index, settings=index.settings | {"other": str(folder)}) if folder else index,
+    )
+    state = torch.load(checkpoint, weights_only=True)
+    state["model"]["video_network.base.stem.0.weight"].mul_(2)
+    (tmp_path / "other").mkdir()
+    torch.save(state, tmp_path / "other" / "checkpoint.pt")
+    monkeypatch.setattr("gdt.eval.downstream.job_limit", lambda _: 1)  # without subprocesses
+    load = functools.cache(load_model)
+    for module in ("downstream", "subjects"):
+        monkeypatch.setattr(f"gdt.eval.{module}.load_model", load)
+    settings = Downstream((checkpoint,), "x", captioned, tuple(PROTOCOLS), (1,), random_weights="exclude")
+    everything = changes(settings, {
+        "ckpt": (tmp_path / "other",), "dataset": "y", "shards": tmp_path, "protocols": ("linear",), "folds": (2,),
+        "word2vec": word2vec, "label": "parity", "gallery_split": "test", "query_split": "val",
+        "random_weights": "only", "out": tmp_path,
+    })  # fmt: skip
+    everything["gallery_split"] = replace(everything["gallery_split"], query_split="val")
+    measured = {"percent", "low", "high", "chance", "spread", "n", "queries", "gallery", "held", "classes", "how",
+                "commit", "checkpoint", "shards"}  # fmt: skip
+    numbers: dict[tuple[tuple[str, str], ...], set[str]] = {}
+    files: dict[str, set[float]] = {}
+    changed = {}
+    for name, one in {"": settings, **everything}.items():
+        out = tmp_path / f"out-{name}"
+        downstream(replace(one, out=out, tables=True))
+        tables = [list(csv.DictReader((out / file).read_text().splitlines())) for file in ("results.csv", "all.csv")]
+        assert tables[0] == sorted(tables[1], key=tables[0].index)
+        assert [row["percent"] for row in tables[0]] == [f"{row['value']:.4f}" for row in rows(results(out))]
+        for row in tables[0]:
+            numbers.setdefault(tuple((k, v) for k, v in row.items() if k not in measured), set()).add(row["percent"])
+        for path in out.glob("*/*.json"):
+            files.setdefault(str(path.relative_to(out)), set()).add(read(path)[0].metrics["video to audio R@1"].value)
+        changed[name] = {row["percent"] for row in tables[0]}
+    assert [key for key, values in numbers.items() if len(values) > 1] == []
+    assert [key for key, values in files.items() if len(values) > 1] == []
+    # these change no number, so that the test above is of all others
+    same = [name for name in everything if changed[name] <= changed[""]]
+    assert same == ["dataset", "protocols", "jobs", "threads", "out", "tables"]
+
+
+def test_a_finetuning_process_gets_every_setting(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    parity = np.array(["even", "odd"], object)[np.arange(len(index)) % 2]
+    change_index(columns={"-x": parity}, folds=np.array([f"{split},{split}" for split in index.split], object))
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    sent: list[str] = []
+
+    def catch(command: list[str], *_: object) -> None:
+        sent.extend(command)
+        raise UserError("caught")
+
+    monkeypatch.setattr("gdt.eval.downstream.run_command", catch)
+    values = {
+        "ckpt": (checkpoint,), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
+        "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
+        "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0,
+    }  # fmt: skip
+    changes(Downstream((checkpoint,)), values)  # fills in the others
+    settings = Downstream(**values)
+    with pytest.raises(UserError, match="caught"):
+        downstream(settings)
+    assert settings_of(sent[1:]) == replace(settings, jobs=1)
