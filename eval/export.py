@@ -36,6 +36,9 @@ class Export:
     format: Literal["safetensors", "published", "torchvision"] = "safetensors"
     """safetensors: any model, with its settings. published: for the published GDT code. torchvision: the video trunk as
     r2plus1d_18. The last two need networks of the paper's sizes."""
+    inputs: Literal["stated", "kinetics", "howto100m"] = "stated"
+    """Clips and normalisation to write into the file: those that the weights state, or that they were loaded with, or
+    those of the release's script for a data set."""
     overwrite: bool = False
     """Replace an existing file."""
 
@@ -50,10 +53,13 @@ def export(settings: Export) -> str:
 
     from gdt.train import portable
     from gdt.train.checkpoint import load_model
+    from gdt.train.weights import with_inputs
 
     out = settings.out
     require_new_file(out, settings.overwrite)
     trained = load_model(settings.ckpt)
+    if settings.inputs != "stated":
+        trained = with_inputs(trained, settings.inputs)
     try:
         if settings.format == "safetensors":
             portable.write(out, trained)

@@ -74,7 +74,10 @@ class Trainer:
         words = ""
         if self.words is not None:
             words = self.words.checksum(self.index)
-            settings = replace(settings, network=replace(settings.network, word_dimensions=self.words.dimensions))
+            network = replace(settings.network, word_dimensions=self.words.dimensions)
+            if start is not None and "text" in start.model.modalities:
+                network = replace(network, text_padding=start.model.network.text_padding)
+            settings = replace(settings, network=network)
         self.data = Data(shards, self.index.statistics, words)
         require_equal(
             shared_flags(settings)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,8 +22,9 @@ from torch import Tensor
 
 from gdt.common.errors import UserError
 from gdt.common.files import require_readable
-from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.shards.index import Statistics
+from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.train import tensors
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.settings import Pretrain, from_json, to_json
@@ -36,6 +38,14 @@ KINETICS = Statistics(
     255 * np.array([0.43216, 0.394666, 0.37645]), 255 * np.array([0.22803, 0.22145, 0.216989]), 0.0, 1.0
 )
 """Normalisation of torchvision's video networks, which have no audio."""
+HOWTO100M = Statistics(np.zeros(3), np.full(3, 255.0), RELEASE.mel_mean, RELEASE.mel_std)
+"""Pixels from 0 to 1, as the release's script for HowTo100M feeds them."""
+INPUTS: dict[str, tuple[Statistics, Clip, Augmentation]] = {
+    "kinetics": (RELEASE, Clip(), Augmentation()),
+    # its 16 frames per second are every second stored frame, and its square is not cropped further
+    "howto100m": (HOWTO100M, Clip(stride=2, words=20), Augmentation(scale=(112, 112))),
+}
+"""Inputs of the release's pretraining scripts. That its HowTo100M weights were made with these is about 70 % sure."""
 STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
@@ -173,12 +183,31 @@ def _published(weights: dict[str, Tensor], stated: Statistics | None, path: Path
     words = kept.get("text_network.fc1.weight")
     width, dimensions = words.shape if words is not None and words.dim() == 2 else (2048, 300)
     network = replace(settings.network, word_dimensions=dimensions, text_width=width)
+    if words is not None and not stated:
+        network = replace(network, text_padding=True)
+        settings = replace(settings, network=replace(settings.network, text_padding=True))
     model = GDT(network, modalities_of(kept)).eval()
     fresh = [name for name, _ in model.named_children() if not any(key.startswith(f"{name}.") for key in kept)]
     random = {name: value for name, value in model.state_dict().items() if name.split(".")[0] in fresh}
     load_weights(model, random | kept, str(path))
     kind = "weights exported as the published ones" if stated else "published GDT weights"
-    return Trained(model, settings, 0, stated or RELEASE, Foreign.of(model, kind, dropped, fresh))
+    found = Trained(model, settings, 0, stated or RELEASE, Foreign.of(model, kind, dropped, fresh))
+    if words is None or stated:
+        return found
+    print(
+        f"{path}: weights of HowTo100M do not say which inputs they expect; taking those of the release's script: 30 "
+        "frames at 15 per second (there 16), pixels from 0 to 1, 20 words. Other inputs: gdt eval export --inputs",
+        file=sys.stderr,
+    )
+    return with_inputs(found, "howto100m")
+
+
+def with_inputs(trained: Trained, name: str) -> Trained:
+    """The model with the inputs of one of the release's pretraining scripts, a name of `INPUTS`."""
+    statistics, clip, augmentation = INPUTS[name]
+    return replace(
+        trained, statistics=statistics, settings=replace(trained.settings, clip=clip, augmentation=augmentation)
+    )
 
 
 def _trunk(

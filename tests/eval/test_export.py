@@ -80,6 +80,10 @@ def test_safetensors_equal_the_checkpoint(tmp_path: Path, modalities: tuple[str,
     assert f"holds {', '.join(dict(load_model(path).model.named_children()))}\n" in text
     assert "clips of 8 stored frames, stride 4, 32x32 pixels of frames whose shorter side is 36; pixels" in text
     assert ("log-mel mean -3, std 2.5" in text) == ("audio" in modalities)
+    export(Export(path, out, inputs="howto100m", overwrite=True))
+    other = load_model(out)
+    assert other.settings.clip == Clip(stride=2, words=20) and other.statistics.pixel_std.tolist() == [255] * 3
+    assert other.model.network == TINY.network
 
 
 def test_flipped_bits_of_a_safetensors_file_are_detected_or_harmless(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors, load
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
+from gdt.train.checkpoint import load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork
 from tests.conftest import Run, write_word2vec
@@ -215,7 +216,7 @@ def test_text_is_pretrained_from_the_command_line(
     command: Run, captioned: Path, shards: Path, word2vec: Path, tmp_path: Path
 ) -> None:
     sizes = "--batch-size", 4, "--steps", 4, "--device", "cpu", "--out", "run"
-    train = "pretrain", "tiny", "--preset", "text-f", *sizes
+    train = "pretrain", "tiny", "--preset", "text-f", *sizes, "--network.text-padding"
     done = command(*train, "--shards", captioned, "--word2vec", word2vec)
     assert done.returncode == 0, done.stderr
     state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["model"]
@@ -223,6 +224,11 @@ def test_text_is_pretrained_from_the_command_line(
     assert state["text_network.fc1.weight"].shape == (256, 12)
     again = command(*train, "--shards", captioned, "--word2vec", word2vec)
     assert again.returncode == 0, again.stderr
+    # weights that count padding go on doing so
+    started = *train[:-1], "--out", "second", "--init", "run/checkpoint.pt"
+    done = command(*started, "--shards", captioned, "--word2vec", word2vec)
+    assert done.returncode == 0, done.stderr
+    assert load_model(tmp_path / "second" / "checkpoint.pt").model.text_network.padding
     lines = word2vec.read_text().splitlines()
     (tmp_path / "moved.txt").write_text("\n".join([*lines[:-1], lines[-1].split()[0] + " 9" * 12]) + "\n")
     done = command(*train, "--shards", captioned, "--word2vec", "moved.txt")

@@ -23,7 +23,7 @@ OTHER = Pretrain(
     out=Path("run"), batch_size=6, default_batch_size=7, epochs=0, steps=9, temperature=0.5, seed=7,
     clip=Clip(5, 6, 64, 98, 17, 2.5),
     augmentation=Augmentation((90, 99), True, 0.25, 0.1, 0.2, 0.3, 0.15, 0.05, 4, 5),
-    network=Network("r2plus1d", 8, 9, (1, 2, 3), 3, True, 4, (5, 6), 50, 12, 10, 11, 0.125),
+    network=Network("r2plus1d", 8, 9, (1, 2, 3), 3, True, 4, (5, 6), 50, 12, True, 10, 11, 0.125),
     optimization=Optimization("adamw", 1e-7, 3, 0.8, 0.0, 0.5, 0.75),
     loading=Loading(3, "cpu", False, 2, 9, 7, 5, "skip"),
     device="cuda", precision="bfloat16", threads=2, checkpoint_minutes=0.1, checkpoint_steps=11, bn_group_size=3,

@@ -21,11 +21,13 @@ from gdt.eval.embed import Embed, features
 from gdt.eval.record import read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.sources.text import Words
 from gdt.train import checkpoint
 from gdt.train.checkpoint import load_model
 from gdt.train.learner import start_from
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
+from gdt.train.models.text import TextNetwork
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain, to_json
 from gdt.train.trained import Trained
@@ -193,7 +195,7 @@ def test_published_weights_reproduce_the_outputs(tmp_path: Path, prefix: str, le
     assert len(trained.model.state_dict()) == names == 312 - 2  # as many as in the release's files, without fc
 
 
-def test_published_text_and_finetuned_models_load(tmp_path: Path) -> None:
+def test_published_text_and_finetuned_models_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     release = random(Release(text=True))
     trained = load_model(saved(release, tmp_path / "gdt_HT100M.pth"))
     assert trained.foreign.dropped == ("text_network.word_embd",) and trained.foreign.fresh == ()
@@ -201,6 +203,23 @@ def test_published_text_and_finetuned_models_load(tmp_path: Path) -> None:
         video = release.video_network.base(CLIPS)
         assert torch.allclose(trained.model.video_network(CLIPS), video, rtol=1e-6, atol=1e-6 * video.abs().max())
     assert torch.equal(trained.model.text_network.fc1.weight, release.text_network.fc1.weight)
+    # padding counts there as words of zeros
+    mask = torch.arange(20) < torch.tensor([[3], [20], [1]])
+    vectors = torch.randn(3, 20, 300, generator=torch.Generator().manual_seed(3)).half() * mask[..., None]
+    words = Words(vectors, mask, np.zeros((3, 20), np.int64))
+    with torch.no_grad():
+        features = release.text_network.fc1(vectors.float()).relu().amax(1)
+        assert torch.allclose(trained.model.text_network(words), features, rtol=1e-6, atol=1e-6)
+        assert torch.allclose(trained.model.embed("text", words), release.mlp_t(features), atol=1e-6)
+        ours = TextNetwork(300, 2048)
+        ours.load_state_dict(trained.model.text_network.state_dict())
+        assert (ours(words)[0] - features[0]).abs().max() > 0.01 and torch.equal(ours(words)[1], features[1])
+    message = capsys.readouterr().err
+    assert message.count("30 frames at 15 per second (there 16), pixels from 0 to 1, 20 words") == 1
+    clip, statistics = trained.settings.clip, trained.statistics
+    assert (clip.frames, clip.stride, clip.size, clip.words) == (30, 2, 112, 20) and "HowTo100M" in message
+    assert statistics.pixel_mean.tolist() == [0] * 3 and statistics.pixel_std.tolist() == [255] * 3
+    assert trained.settings.network.text_padding  # exported files keep it
     tuned = nn.Module()
     tuned.base, tuned.classifier = release.video_network.base, nn.Linear(512, 101)
     trained = load_model(saved(tuned, tmp_path / "tuned.pth", "module."))

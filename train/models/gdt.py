@@ -88,7 +88,7 @@ class GDT(nn.Module):
             self.audio_network = Trunk(sound)
             self.mlp_a = Head(sound.dim, n.hidden, n.embedding, n.dropout)
         if "text" in modalities:
-            self.text_network = TextNetwork(n.word_dimensions or 300, n.text_width)
+            self.text_network = TextNetwork(n.word_dimensions or 300, n.text_width, n.text_padding)
             self.mlp_t = Head(n.text_width, n.hidden, n.embedding, n.dropout)
         for name, module in self.named_modules():
             # the release replaces the audio stem after initialising the network, so it keeps torch's default

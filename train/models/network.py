@@ -37,6 +37,8 @@ class Network:
     """Dimensions of the word vectors; 0: those of the word2vec file."""
     text_width: int = 2048
     """Feature size of a text clip."""
+    text_padding: bool = False
+    """Padding counts in the maximum over words, as in the published weights."""
     hidden: int = 512
     """Hidden units of the projection heads."""
     embedding: int = 256

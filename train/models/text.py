@@ -11,14 +11,17 @@ from gdt.pipeline.sources.text import Words
 class TextNetwork(nn.Module):
     """Word vectors of n text clips to features [n, width]: linear, ReLU, maximum.
 
-    Unlike in the release, padding is excluded from the maximum.
+    With `padding`, padding counts as words of zeros, as in the release; else it is excluded from the maximum.
     """
 
-    def __init__(self, dimensions: int = 300, width: int = 2048) -> None:
+    def __init__(self, dimensions: int = 300, width: int = 2048, padding: bool = False) -> None:
         super().__init__()
+        self.padding = padding
         self.fc1 = nn.Linear(dimensions, width)
 
     def forward(self, words: Words) -> Tensor:
         x = functional.relu(self.fc1(words.vectors.to(self.fc1.weight.dtype)))
+        if self.padding:
+            return x.amax(1)
         # after the ReLU, 0 is the feature of a clip without words
         return x.masked_fill(~words.mask[..., None], 0).amax(1)
