@@ -206,9 +206,8 @@ def _run_job(evaluation: Evaluation, job: Job) -> None:
     metrics, how, fold, clip = evaluator.evaluate(model, job.protocol, job.fold, folder)
     short = evaluator.index.start_counts(clip.frames, clip.stride)[fold.videos] == 0
     result = model.record(
-        evaluation.data, own, protocol=job.protocol, label=own.label, labels=fold.digest,
-        words=_words(evaluator, job.protocol),
-        fold=fold.number, gallery=len(fold.gallery), queries=len(fold.queries), held=int(short.sum()),
+        evaluation.data, own, fold.queries, protocol=job.protocol, label=own.label, labels=fold.digest,
+        words=_words(evaluator, job.protocol), fold=fold.number, gallery=len(fold.gallery), held=int(short.sum()),
         classes=len(np.unique(fold.gallery_label)), clips=evaluator.settings.clips, metrics=metrics,
         how=how | {"precision": _precision(evaluator)}, provenance=evaluation.provenance,
     )  # fmt: skip

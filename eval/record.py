@@ -17,11 +17,14 @@ from gdt.common.files import write_text
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, decisive_names
 from gdt.train.provenance import Provenance
-from gdt.train.settings import Pretrain
+from gdt.train.settings import Pretrain, decisive_options
 
 T = TypeVar("T")
 RANDOM = "random weights"
 """Model and preset of records of the weights that training started from."""
+_INPUTS = ("--network", "--clip.")
+_COMPOSITION = ("--preset", "--factors", "--factors-digest", "--seed", "--batch-size", "--network.word-dimensions")
+"""Options that the rows and seeds of a table differ in; text alone sets the last."""
 TrainedOn = Literal["others", "these", "unknown"]
 Promise = Literal["distinctive", "invariant", "not varied", "not known"]
 
@@ -62,7 +65,7 @@ class Record:
     seed: int
     """Seed of pretraining and of random weights."""
     trained_on: TrainedOn
-    """Whether the query videos were used in pretraining, without labels."""
+    """Whether any of the query videos were used in pretraining, without labels."""
     pretraining: Pretrain
     dataset: str
     shards: Path
@@ -83,7 +86,7 @@ class Record:
     label: str = ""
     """Column of labels; empty for the classes of the data set."""
     labels: str = ""
-    """Digest of gallery, queries and their labels."""
+    """Checksum of gallery, queries and their labels."""
     words: str = ""
     """Checksum of word vectors and captions; empty without text."""
     fold: int = 0
@@ -92,6 +95,8 @@ class Record:
     """Number of videos that were searched or trained on."""
     held: int = 0
     """Number of queries and gallery videos shorter than a clip, whose last frame is repeated."""
+    seen: int = 0
+    """Number of queries that were used in pretraining; 0 if that is unknown."""
     classes: int = 0
     """Classes of the gallery; 0 without labels."""
     how: dict[str, str] = field(default_factory=dict)
@@ -154,6 +159,21 @@ def conditions(record: Record) -> dict[str, Any]:
     settings["evaluation_seed"] = settings.pop("seed")  # `seed` is that of pretraining
     plain = {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in settings.items()}
     return plain | {name: getattr(record, name) for name in _DATA} | {"precision": record.how.get("precision", "")}
+
+
+def budget(record: Record) -> dict[str, Any]:
+    """Settings of pretraining that records must share to be seeds or rows of one table, by name.
+
+    These are all but the composition and the seed, with clips per step in place of the batch size; of random weights,
+    only the network and its clips. Raises UserError if the composition's --factors-from is missing or has changed.
+    """
+    settings = record.pretraining
+    same = {name: value for name, value in decisive_options(settings).items() if name not in _COMPOSITION}
+    if record.preset == RANDOM:
+        return {name: value for name, value in same.items() if name.startswith(_INPUTS)}
+    if settings.factors_digest != settings.resolved().factors_digest:
+        raise UserError(f"{settings.factors_from} has changed since")
+    return same | {"video clips per step": settings.composition.batch_size * settings.composition.clips_per_video}
 
 
 def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:

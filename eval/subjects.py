@@ -49,20 +49,26 @@ class Model:
     def folder(self) -> str:
         return folder_name(self.name, self.digest)
 
-    def trained_on(self, data: str, split: str) -> TrainedOn:
-        """Whether it was trained on a split of the shards with the fingerprint `data`."""
-        if self.random:
-            return "others"
-        if self.trained.data != data:
-            return "unknown"
-        return "these" if self.trained.settings.split == split else "others"
+    def seen(self, data: Data, videos: np.ndarray) -> tuple[TrainedOn, int]:
+        """Whether, and how many of, these videos (rows of the index) are in the split that it was pretrained on.
 
-    def record(self, data: Data, settings: Any, **fields: Any) -> Record:
-        """A record of this model; `fields` are those of `Record` that are not set here."""
-        trained = self.trained
+        Official folds have other splits, which share videos with it.
+        """
+        settings = self.trained.settings
+        if self.random:
+            return "others", 0
+        if self.trained.data != data.fingerprint:
+            return "unknown", 0
+        # the fingerprint covers the splits, so this index has those of the pretraining
+        count = int((data.index.split[videos] == settings.split).sum())
+        return "these" if count else "unknown" if settings.init else "others", count
+
+    def record(self, data: Data, settings: Any, queries: np.ndarray, **fields: Any) -> Record:
+        """A record of this model on query videos (rows of the index); `fields` are the others of `Record`."""
+        trained, (trained_on, seen) = self.trained, self.seen(data, queries)
         return Record(
             model=self.name, weights=self.digest, checkpoint=self.path, preset=RANDOM if self.random else trained.name,
-            step=trained.step, seed=trained.settings.seed, trained_on=self.trained_on(data.fingerprint, data.split),
+            step=trained.step, seed=trained.settings.seed, trained_on=trained_on, seen=seen, queries=len(queries),
             pretraining=trained.settings, dataset=data.dataset, shards=data.index.folder, data=data.fingerprint,
             query_split=data.split, settings=settings_of(settings), **fields,
         )  # fmt: skip

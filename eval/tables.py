@@ -233,6 +233,10 @@ def _caption(groups: Groups) -> list[str]:
     for name, records in groups.items():
         if records[0].model != RANDOM:
             lines.append(f"{name}: {records[0].preset}, {records[0].step} steps, {records[0].checkpoint}")
+        seen = {each.fold: f"{each.seen} of {each.queries} queries" for each in records if each.seen}
+        if seen:
+            counts = ", ".join(count + f" of fold {fold}" * bool(fold) for fold, count in seen.items())
+            lines.append(f"{name} was pretrained, without labels, on {counts}")
     for protocol in dict.fromkeys(each.protocol for each in every):
         details = {name: _details(records, protocol) for name, records in groups.items()}
         if len(set(details.values()) - {""}) == 1:

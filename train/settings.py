@@ -335,9 +335,14 @@ def require_one_name(arguments: Sequence[str]) -> None:
 
 
 def shared_flags(settings: Pretrain) -> dict[str, str]:
-    """Options that must be equal on every rank, with their values."""
+    """Options that must be equal on every rank, with their values as text."""
+    return {name: str(value) for name, value in decisive_options(settings).items()}
+
+
+def decisive_options(settings: Pretrain) -> dict[str, Any]:
+    """Options that affect results, with their values."""
     values = _flat(asdict(settings)) | {"loading.damaged": settings.loading.damaged}
-    return {f"--{name.replace('_', '-')}": str(value) for name, value in values.items()}
+    return {f"--{name.replace('_', '-')}": value for name, value in values.items()}
 
 
 def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from gdt.common.errors import UserError
 from gdt.eval import record
 from gdt.eval.metrics import difference, over_seeds
 from gdt.eval.paper import TABLE_1, TABLE_2
-from gdt.eval.record import RANDOM, Record, format_details
+from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import (
     Groups,
     Lines,
@@ -25,6 +27,8 @@ from gdt.eval.tables import (
 )
 from gdt.pipeline import presets
 
+OTHERS = "results-others.json"
+"""Earlier records that cannot be compared with those in results.json."""
 _MANY = 20
 """Number of pairs of which one is expected to be significant by chance."""
 _PRINTED = 3
@@ -100,7 +104,7 @@ def table_of(records: Sequence[Record]) -> Table:
     """One row per preset, averaged over seeds; all records must be of the same videos."""
     rows = by_preset(records)
     groups = {label(preset): group for preset, group in rows.items()}
-    lines = table_lines(groups, f"% on {records[0].query_split}")
+    lines = table_lines(groups, f"% on {_queries(records)}")
     notes = [_caption(groups), *verdicts(groups)]
     if any(preset in _PAPER for preset in rows):
         names = dict(zip(groups, rows, strict=True))
@@ -111,6 +115,11 @@ def table_of(records: Sequence[Record]) -> Table:
             "only the order of rows"
         )
     return Table(groups, lines, notes)
+
+
+def _queries(records: Sequence[Record]) -> str:
+    """The split of the queries, and the official fold if there is one."""
+    return f"{records[0].query_split}{f', fold {records[0].fold}' if records[0].fold else ''}"
 
 
 def _caption(groups: Groups) -> str:
@@ -124,10 +133,12 @@ def _caption(groups: Groups) -> str:
         videos += f" against a gallery of {first.gallery} videos, {first.classes} classes"
     column = f" of the label column {first.label}" if first.label else ""
     pretrainings = [record.pretraining for record in trained]
+    norm = {each.bn_group_size for each in pretrainings if each.bn_group_size}
+    groups_of = f"batch norm over groups of {format_range(norm)} leaves, " if norm else ""
     clips = format_range(each.composition.batch_size * each.composition.clips_per_video for each in pretrainings)
     return (
         f"{videos}{column}; {clips} video clips per step, {format_range(record.step for record in trained)} steps, "
-        f"seeds {', '.join(map(str, seeds))}; in brackets {_brackets(groups)}"
+        f"{groups_of}seeds {', '.join(map(str, seeds))}; in brackets {_brackets(groups)}"
     )
 
 
@@ -143,7 +154,7 @@ def _brackets(groups: Groups) -> str:
 
 def _label_lines(records: Sequence[Record], labels: Sequence[str]) -> Lines:
     """R@1 by row and label column, headings first."""
-    lines = [[f"R@1, % on {records[0].query_split}", *map(_head, labels)]]
+    lines = [[f"R@1, % on {_queries(records)}", *map(_head, labels)]]
     for preset, group in by_preset(records).items():
         lines.append([label(preset), *(format_cell(metrics_of(_of(group, name), "R@1")) for name in labels)])
     chances = [metrics_of(_of(records, name), "R@1")[0].chance for name in labels]
@@ -203,24 +214,62 @@ def _tested(differences: Sequence[Difference]) -> str:
 
 
 def with_earlier(records: list[Record], path: Path) -> tuple[list[Record], list[Record]]:
-    """Merge new records with the comparable ones in a file; returns them, and the file's other records."""
-    if not path.is_file():
+    """Merge new records with the comparable ones in a file and in OTHERS next to it; returns them, and the others.
+
+    Prints why the others cannot be compared.
+    """
+    earlier = [each for file in (path.with_name(OTHERS), path) if file.is_file() for each in record.read(file)]
+    if not earlier:
         return records, []
-    new = {(_run(each), _conditions(each)) for each in records}
-    conditions = {_conditions(each) for each in records}
-    earlier = [each for each in record.read(path) if (_run(each), _conditions(each)) not in new]
-    others = [each for each in earlier if _conditions(each) not in conditions]
-    if others:
-        print(f"{len(others)} earlier results in {path} are of other videos, labels or clips; the table omits them")
-    return [each for each in earlier if _conditions(each) in conditions] + records, others
+    rows: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    for each in records:
+        of_column = rows.setdefault((each.protocol, each.label), [])
+        if (peer := (each.preset, _shared(each))) not in of_column:
+            of_column.append(peer)
+    kept: dict[tuple[object, ...], Record] = {}
+    others, reasons = [], Counter[str]()
+    for each in earlier:
+        reason = _difference(each, rows.get((each.protocol, each.label), []))
+        if reason:
+            others.append(each)
+            reasons[reason] += 1
+        else:
+            kept[_run(each)] = each
+    for reason, count in reasons.items():
+        print(f"the table leaves out {count} earlier results (now in {path.with_name(OTHERS)}): {reason}")
+    new = set(map(_run, records))
+    return [each for run, each in kept.items() if run not in new] + records, others
 
 
 def _run(result: Record) -> tuple[object, ...]:
-    return (result.preset, result.seed, result.protocol)
+    return (result.preset, result.seed, result.protocol, result.label)
 
 
-def _conditions(result: Record) -> tuple[object, ...]:
-    return (result.protocol, result.data, result.labels, format_details(result.how))
+def _shared(result: Record) -> dict[str, Any]:
+    """What seeds and rows of one table share."""
+    return record.conditions(result) | record.budget(result)
+
+
+def _difference(earlier: Record, peers: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """Why an earlier record cannot be compared with new ones of its row, or else of any row; empty if it can."""
+    if not peers:
+        return "other protocols or label columns"
+    try:
+        before = _shared(earlier)
+    except UserError as error:
+        return f"compositions that cannot be read again ({error})"
+    reasons = []
+    for now in [own for preset, own in peers if preset == earlier.preset] or [own for _, own in peers]:
+        changed = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+        if not changed:
+            return ""
+        reasons.append(", ".join(_change(name, before[name], now[name]) for name in sorted(changed)))
+    return reasons[0]
+
+
+def _change(name: str, before: object, now: object) -> str:
+    checksums = {"data": "videos", "labels": "labels", "words": "words"}
+    return f"other {checksums[name]}" if name in checksums else f"{name} was {before}, now {now}"
 
 
 def label(preset: str) -> str:

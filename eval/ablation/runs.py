@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.eval import record
-from gdt.eval.ablation.compare import compare_rows, label, with_earlier
+from gdt.eval.ablation.compare import OTHERS, compare_rows, label, with_earlier
 from gdt.eval.ablation.settings import Ablation, is_composition
 from gdt.eval.drawing import save
 from gdt.eval.factors.evaluate import NAME
@@ -32,6 +32,7 @@ from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
 from gdt.eval.settings import Downstream
+from gdt.eval.subjects import folds
 from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
@@ -65,8 +66,25 @@ class Run:
         path = self.folder / "eval" / "results.json"
         records = [each for each in record.read(path) if each.protocol in protocols] if path.is_file() else []
         records.sort(key=lambda each: each.provenance.started)
-        # the latest: the file also has records of earlier weights
-        return list({(each.preset, each.protocol, each.label): each for each in records}.values())
+        # the latest: the file also has records of earlier weights; without folds or of the first one, see _evaluation
+        return list({(each.preset, each.protocol, each.label): each for each in records if each.fold < 2}.values())
+
+
+class Inputs(NamedTuple):
+    """Checksums of what the results of an ablation depend on, besides its commands."""
+
+    data: str
+    """Fingerprint of the shards."""
+    labels: str
+    """Of gallery, queries and their labels in all columns; empty for recall."""
+
+    @staticmethod
+    def of(settings: Ablation, index: Index, labels: Sequence[str]) -> Inputs:
+        evaluation = _evaluation(settings, index, labels)
+        digests = [
+            fold.digest for name in labels for fold in folds(evaluation, index.labelled(name), settings.query_split)
+        ]
+        return Inputs(fingerprint(index), short_digest(digests) if labels else "")
 
 
 def ablation(settings: Ablation) -> str:
@@ -77,10 +95,11 @@ def ablation(settings: Ablation) -> str:
     labels = _labels(settings, index)
     protocols: tuple[str, ...] = ("retrieval", "few-shot") if labels else ("cross-modal",)
     _require_comparable(settings, index, shards, labels)
-    plan = partial(_plan, settings, shards, out, labels, protocols)
+    evaluation = replace(_evaluation(settings, index, labels), dataset=settings.dataset, shards=shards)
+    plan = partial(_plan, settings, replace(evaluation, protocols=protocols), out)
     runs = [plan(row, seed) for seed in settings.seeds for row in settings.rows]
     out.mkdir(parents=True, exist_ok=True)
-    _run_all(settings, runs, fingerprint(index), protocols, out)
+    _run_all(settings, runs, Inputs.of(settings, index, labels), protocols, out)
     return _report(runs, labels, protocols, out)
 
 
@@ -112,49 +131,62 @@ def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: 
         )
 
 
-def _plan(
-    settings: Ablation, shards: Path, out: Path, labels: Sequence[str], protocols: tuple[str, ...], row: str,
-    seed: int,
-) -> Run:  # fmt: skip
+def _evaluation(settings: Ablation, index: Index, labels: Sequence[str]) -> Downstream:
+    """The evaluation of every run.
+
+    Of official folds it takes the first, whose splits are those of pretraining; the other folds test videos that
+    pretraining has used.
+    """
+    return Downstream(
+        (), label=",".join(labels), folds=(1,) if labels and any(index.folds) else (), clips=settings.clips,
+        query_split=settings.query_split, gallery_per_class=settings.gallery_per_class if labels else 0,
+    )  # fmt: skip
+
+
+def _plan(settings: Ablation, evaluation: Downstream, out: Path, row: str, seed: int) -> Run:
     """The run of a row with a seed."""
     composition, size = settings.composition(row), SIZES[settings.size][1]
-    name = f"own-{short_digest(row)[:6]}" if is_composition(row) else row
-    folder = out / f"{name}-{seed}"
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     options |= {"factors": row, "factors_from": settings.factors_from} if is_composition(row) else {"preset": row}
     pretraining = replace(
-        size, dataset=settings.dataset, shards=shards, seed=seed, out=folder, bn_group_size=settings.bn_group_size,
+        size, dataset=settings.dataset, shards=evaluation.shards, seed=seed, bn_group_size=settings.bn_group_size,
         batch_size=settings.clips_per_step // composition.clips_per_video,
         word2vec=settings.word2vec if "text" in composition.modalities else None, **options,
     )  # fmt: skip
+    # with another body of --factors-from, the same composition is another run
+    code = pretraining.resolved().factors_digest
+    name = f"own-{short_digest([row, code] if code else row)[:6]}" if is_composition(row) else row
+    folder = out / f"{name}-{seed}"
+    pretraining = replace(pretraining, out=folder)
     commands = [["pretrain", settings.size, *to_arguments(pretraining, size)]]
-    if labels or len(composition.modalities) > 1:
-        evaluation = Downstream(
-            (folder,), settings.dataset, shards, protocols, query_split=settings.query_split, label=",".join(labels),
-            gallery_per_class=settings.gallery_per_class if labels else 0, clips=settings.clips,
-            random_weights="include" if row == settings.rows[0] else "exclude", out=folder / "eval",
-            word2vec=None if labels else pretraining.word2vec,
+    if evaluation.label or len(composition.modalities) > 1:
+        downstream = replace(
+            evaluation, ckpt=(folder,), random_weights="include" if row == settings.rows[0] else "exclude",
+            out=folder / "eval", word2vec=None if evaluation.label else pretraining.word2vec,
         )  # fmt: skip
-        commands.append(["eval", "downstream", *to_arguments(evaluation, Downstream(()))])
+        commands.append(["eval", "downstream", *to_arguments(downstream, Downstream(()))])
     factors = None
     if settings.test_factors == "all" or (settings.test_factors == "first" and seed == settings.seeds[0]):
         factors = folder / "factors" / NAME
-        test = Factors((folder,), settings.dataset, shards, settings.query_split, out=factors.parent)
+        test = Factors((folder,), settings.dataset, evaluation.shards, settings.query_split, out=factors.parent)
         commands.append(["eval", "factors", *to_arguments(test, Factors((Path(),)))])
     return Run(row, name, pretraining, commands, factors)
 
 
-def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tuple[str, ...], out: Path) -> None:
-    """Run the commands that are not finished on shards with the fingerprint `data`."""
+def _run_all(settings: Ablation, runs: Sequence[Run], inputs: Inputs, protocols: tuple[str, ...], out: Path) -> None:
+    """Run the commands that are not finished with these inputs."""
     jobs = job_limit(settings.jobs)
-    todo = [run for run in runs if any(command not in _done(run, data) for command in run.commands)]
+    todo = [run for run in runs if any(command not in _done(run, inputs) for command in run.commands)]
+    evaluated = [run for run in runs if any(each in _done(run, inputs, any_labels=True) for each in run.commands[1:2])]
+    if relabelled := [run for run in evaluated if run.commands[1] not in _done(run, inputs)]:
+        print(f"the labels of {len(relabelled)} evaluated runs have changed; they are evaluated again")
     print(f"{len(todo)} of {len(runs)} runs left, {jobs} in parallel, {settings.clips_per_step} video clips per step\n"
           f"logs: {out}/<row>-<seed>/log.txt", flush=True)  # fmt: skip
     began = time.monotonic()
 
     def work(run: Run, gpu: str) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        done = _done(run, data)
+        done = _done(run, inputs)
         for command in run.commands:
             if command in done:
                 continue
@@ -162,7 +194,7 @@ def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tupl
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
             run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
             done = [other for other in done if other[:2] != command[:2]] + [command]  # it overwrote their results
-            write_text(run.folder / _DONE, json.dumps({"data": data, "format": FORMAT, "done": done}) + "\n")
+            write_text(run.folder / _DONE, json.dumps({**inputs._asdict(), "format": FORMAT, "done": done}) + "\n")
 
     with Progress({run.folder: run.pretraining for run in runs}) as bar:
         for run in run_parallel(todo, work, jobs, bar.refresh):
@@ -173,12 +205,14 @@ def _run_all(settings: Ablation, runs: Sequence[Run], data: str, protocols: tupl
             bar.finish(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{result}")
 
 
-def _done(run: Run, data: str) -> list[list[str]]:
-    """Finished commands of a run; empty if the shards or the training command changed."""
+def _done(run: Run, inputs: Inputs, any_labels: bool = False) -> list[list[str]]:
+    """Finished commands of a run; none if shards or training changed, and no evaluation by labels if these did."""
     try:
         last = json.loads((run.folder / _DONE).read_text())
-        same = last["data"] == data and last["format"] == FORMAT
+        same = last["data"] == inputs.data and last["format"] == FORMAT
         done: list[list[str]] = last["done"] if same and run.commands[0] in last["done"] else []
+        if last["labels"] != inputs.labels and not any_labels:
+            done = [command for command in done if command[1] != "downstream"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return done
@@ -189,7 +223,8 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
     texts, summary, files, tables = [], [], [], []
     if records:
         records, others = with_earlier(records, out / "results.json")
-        record.write(out / "results.json", records + others)
+        record.write(out / OTHERS, others)
+        record.write(out / "results.json", records)
         write_text(out / "results.csv", to_csv(records))
         comparison = compare_rows(records, labels)
         tables = comparison.tables

@@ -95,7 +95,7 @@ def evaluate(settings: Factors) -> list[Record]:
         for factor, trial, layers in rows:
             records.append(
                 model.record(
-                    data, settings, protocol="factors", factor=factor, queries=len(trial.videos),
+                    data, settings, trial.videos, protocol="factors", factor=factor,
                     clips=len(trial.leaves), metrics=flatten(layers), how=how, notes=tuple(notes),
                     provenance=provenance,
                 )

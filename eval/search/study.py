@@ -34,6 +34,7 @@ from gdt.eval.drawing import save
 from gdt.eval.metrics import Metric, difference
 from gdt.eval.processes import job_limit, run_parallel, to_arguments
 from gdt.eval.progress import Progress
+from gdt.eval.protocols import short_digest
 from gdt.eval.record import RANDOM
 from gdt.eval.search.settings import Search
 from gdt.eval.search.space import RUNS, Space
@@ -41,7 +42,7 @@ from gdt.eval.search.trial import DivergedError, Trainer
 from gdt.eval.subjects import open_index
 from gdt.eval.tables import layout
 from gdt.pipeline.notation import read_factors
-from gdt.pipeline.shards.index import fingerprint
+from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
@@ -76,7 +77,7 @@ def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
         raise UserError(f"--baseline {settings.baseline} cannot be trained: {error}") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with locked(settings.folder, "set --out"):
-        _require_same_search(settings, fingerprint(index))
+        _require_same_search(settings, index)
         study = Study(space, train, parameters)
         study.run(jobs)
         return study.report()
@@ -302,12 +303,16 @@ def compare_seeds(settings: Search, composition: str) -> list[str]:
     return ["eval", "ablation", *to_arguments(ablation, Ablation())]
 
 
-def _require_same_search(settings: Search, data: str) -> None:
-    """Raise UserError if the folder holds a search with other settings or videos."""
+def _require_same_search(settings: Search, index: Index) -> None:
+    """Raise UserError if the folder holds a search with other settings, videos, labels or --factors-from."""
     path = settings.folder / _SETTINGS
     code = hashlib.sha256(read_factors(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
     plain = json.loads(serialization.to_json(replace(settings, shards=None, out=None, jobs=0)))
-    now = json.dumps(plain | {"fingerprint of the shards": data[:12], "digest of --factors-from": code})
+    labels = short_digest(index.label.tolist()) if settings.label else ""
+    now = json.dumps(
+        plain | {"fingerprint of the shards": fingerprint(index)[:12], "checksum of the labels": labels,
+                 "checksum of --factors-from": code}
+    )  # fmt: skip
     if path.is_file() and (other := differences(path.read_text(), now)):
         raise UserError(
             f"{settings.folder} holds a search with other settings ({'; '.join(other)}); use those, or set --out to "

@@ -163,7 +163,7 @@ def measure(settings: Figures) -> tuple[list[Record], list[Planes]]:
         }
         records.append(
             model.record(
-                data, settings, protocol="figures", label=settings.label, queries=len(videos.spread),
+                data, settings, videos.spread, protocol="figures", label=settings.label,
                 clips=settings.clips, metrics=metrics, how={pictures.NUMBERS: str(each.dim)} | how,
                 provenance=provenance, videos=tuple(map(str, index.id[videos.spread])), per_video=per_video,
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,8 @@ from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.tables import factor_of, mean_over_seeds
 from gdt.eval.metrics import Metric, over_seeds
 from gdt.eval.record import RANDOM, Record, read
-from gdt.pipeline.shards.index import Index
+from gdt.eval.settings import Downstream
+from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.train import command as training
 from gdt.train.pretrain import pretrain
 from tests.eval.test_record import ROW
@@ -150,6 +152,67 @@ def test_videos_without_labels_or_without_sound(
     monkeypatch.setattr(runs.Index, "open", lambda *_: silent)
     with pytest.raises(UserError, match="have no sound, which these rows need: e l; set --rows a$"):
         ablation(settings(shards, tmp_path, rows=("a", "e", "l")))
+
+
+def test_fold_1_is_evaluated_and_changed_labels_again(
+    done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(shards, folder, copy_function=shutil.copy)
+    said = read_annotations(folder)[1]
+    splits = said["video/split"]
+    swapped = np.array([{b"train": b"test", b"test": b"train"}.get(split, split) for split in splits], object)
+    said["video/folds"] = splits + np.array([b","] * len(splits), object) + swapped
+    rewrite_index(folder, said)
+    given = settings(folder, tmp_path / "out", rows=("a",), label="label")
+    ablation(given)
+    table = (tmp_path / "out" / "table.txt").read_text()
+    assert table.startswith("% on test, fold 1") and "12 queries against a gallery of 24 videos, 3 classes" in table
+    before = read(tmp_path / "out" / "results.json")
+    assert {(row.fold, row.queries, row.trained_on) for row in before} == {(1, 12, "others")}
+
+    merged = np.array([min(label, sorted({*said["video/label"]})[1]) for label in said["video/label"]], object)
+    rewrite_index(folder, said | {"video/label": merged})
+    capsys.readouterr()
+    done.clear()
+    ablation(given)
+    printed = capsys.readouterr().out
+    assert kinds(done) == ["downstream"] and "the labels of 1 evaluated runs have changed; they are" in printed
+    others = tmp_path / "out" / "results-others.json"
+    assert f"the table leaves out 4 earlier results (now in {others}): other labels" in printed
+    assert "3 classes" not in (tmp_path / "out" / "table.txt").read_text()
+    assert read(others) == before
+    assert [row.classes for row in read(tmp_path / "out" / "results.json")] == [2] * 4
+    done.clear()
+    ablation(given)
+    assert not done and "evaluated runs have changed" not in capsys.readouterr().out
+
+    # the other fold tests the videos that pretraining has used
+    text = downstream(Downstream((tmp_path / "out" / "a-1",), clips=1, protocols=("retrieval",), out=tmp_path / "eval"))
+    assert "a-1 was pretrained, without labels, on 24 of 24 queries of fold 2" in text
+    rows = [row for row in read(tmp_path / "eval" / "results.json") if row.preset != RANDOM]
+    assert [(row.fold, row.trained_on, row.seen) for row in rows] == [(1, "others", 0), (2, "these", 24)]
+
+
+def test_another_body_of_a_custom_factor_is_another_run(
+    done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = tmp_path / "own.py"
+    source = (
+        "from gdt.pipeline.transformations.time_reversal import TimeReversal\nclass Own(TimeReversal): name = 'own'"
+    )
+    code.write_text(source)
+    row = "video:d own:d:2 augmentation:i:2"
+    given = settings(shards, tmp_path / "out", rows=(row,), label="label", factors_from=code)
+    ablation(given)
+    first = {each.pretraining.factors_digest for each in read(tmp_path / "out" / "results.json")}
+    code.write_text(f"{source}  # changed")
+    done.clear()
+    capsys.readouterr()
+    ablation(given)
+    assert kinds(done) == ["pretrain", "downstream"]
+    assert "compositions that cannot be read again (" in capsys.readouterr().out
+    assert first.isdisjoint(each.pretraining.factors_digest for each in read(tmp_path / "out" / "results.json"))
 
 
 def test_bad_settings(tmp_path: Path, shards: Path) -> None:

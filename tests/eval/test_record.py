@@ -75,7 +75,38 @@ def test_earlier_results_of_the_same_videos_are_kept(tmp_path: Path, capsys: pyt
     kept, replaced, other = replace(ROW, seed=7), replace(ROW, step=3), replace(ROW, seed=9, data="other")
     write(path, [kept, replaced, other])
     assert with_earlier([ROW], path) == ([kept, ROW], [other])
-    assert "1 earlier results in" in capsys.readouterr().out
+    assert (
+        f"the table leaves out 1 earlier results (now in {tmp_path}/results-others.json): other videos"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"steps": 6}, "--steps was 6, now 600"),
+        ({"batch_size": 32}, "video clips per step was 32, now 16"),
+        ({"bn_group_size": 8}, "--bn-group-size was 8, now None"),
+        ({"network": SIZES["paper"][1].network}, "--network.audio-stem was"),
+        ({"preset": "l", "batch_size": 16}, "video clips per step was 64, now 16"),
+    ],
+)
+def test_other_budgets_are_not_seeds_or_rows_of_one_table(
+    change: dict, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "results.json"
+    row = replace(ROW, pretraining=replace(ROW.pretraining, batch_size=16))
+    other = replace(
+        row, seed=7, pretraining=replace(row.pretraining, seed=7, **change), preset=change.get("preset", row.preset)
+    )
+    equal = replace(row, preset="l", seed=8, pretraining=replace(row.pretraining, preset="l", batch_size=4, seed=8))
+    random = replace(row, preset=RANDOM, seed=9, pretraining=replace(row.pretraining, steps=6, seed=9))
+    write(path, [other, equal, random])
+    assert with_earlier([row], path) == ([equal, random, row], [other])
+    assert (
+        f"the table leaves out 1 earlier results (now in {tmp_path}/results-others.json): {reason}"
+        in capsys.readouterr().out
+    )
 
 
 def test_single_results_have_intervals() -> None:

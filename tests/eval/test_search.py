@@ -220,6 +220,19 @@ def test_a_folder_holds_one_search(finished) -> None:
         search(chosen, fake())
 
 
+def test_a_search_by_labels_is_of_these_labels(shards: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    shutil.copytree(shards, folder, copy_function=shutil.copy)
+    said = read_annotations(folder)[1]
+    labelled, recall = (settings(folder, tmp_path / name, metric=name, trials=1) for name in ("label", "recall"))
+    for chosen in (labelled, recall):
+        search(chosen, fake())
+    rewrite_index(folder, said | {"video/label": said["video/label"][::-1]})
+    with pytest.raises(UserError, match=r"holds a search with other settings \(checksum of the labels was \w+, now"):
+        search(labelled, fake())
+    assert search(recall, fake())
+
+
 def test_the_rows_of_table_1_are_in_the_space(shards: Path, index: Index, tmp_path: Path) -> None:
     space = Space(settings(shards, tmp_path), index)
     for row in "efghijklm":
