@@ -16,7 +16,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
 from tests.conftest import ROOT
 
-NAMES = ("features", "loader", "memory", "planning", "preprocess", "relabel", "size")
+NAMES = ("features", "groups", "loader", "memory", "planning", "preprocess", "relabel", "size")
 
 
 @pytest.mark.parametrize("name", NAMES)
