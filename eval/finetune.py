@@ -22,7 +22,7 @@ from gdt.common.streams import Stream, seed_sequence
 from gdt.eval.extract import outputs
 from gdt.eval.metrics import Metric
 from gdt.eval.retrieval import top_k
-from gdt.pipeline.clips import ClipSampling, ResizedCrop, random_clips, uniform_plans
+from gdt.pipeline.clips import ClipSampling, ResizedCrop, augmented, random_clips, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
@@ -42,6 +42,8 @@ WEIGHTS = "finetuned.pt"
 METRICS = "finetune.jsonl"
 _CLASSIFIER_SEED = 1 << 20
 """Seed of the classifier's initial weights, distinct from the seeds of epochs."""
+_TEST_SEED = _CLASSIFIER_SEED + 1
+"""Seed of the draws of test clips."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Recipe:
     epochs: int = 12
     warmup: float = 2.0
     """Epochs over which the learning rate rises linearly from `first_lr` to `lr`."""
+    warmup_steps: int = 0
+    """Equal steps in which it rises; 0: with every batch."""
     first_lr: float = 0.0025
     lr: float = 0.02
     """Learning rate of the classifier."""
@@ -70,10 +74,16 @@ class Recipe:
     resized: ResizedCrop | None = None
     jittered: float = 1.0
     """Share of clips with colour jitter."""
+    late_jitter: bool = False
+    """Colour jitter after normalisation."""
+    short_side: int = 160
+    """Short side of the stored frames that the recipe is meant for, pixels; 0: any."""
     test_clips: int = 10
     """Uniform clips per test video."""
     test_crops: int = 1
     """Crops per test clip, spread along its longer side."""
+    augmented_test: bool = False
+    """Whether test crops have a random scale and colour jitter; else the smallest scale and no jitter."""
     to_the_end: bool = True
     """Whether the last test clip ends with the video; else clip k of n starts at k/n of the possible starts."""
     averaged: Literal["softmax", "logits"] = "softmax"
@@ -82,6 +92,8 @@ class Recipe:
     def lr_at(self, epoch: float) -> float:
         """Learning rate of the classifier at an epoch, which may be fractional (section A.5)."""
         risen = min(1.0, epoch / self.warmup) if self.warmup else 1.0
+        if self.warmup_steps:
+            risen = int(risen * self.warmup_steps) / self.warmup_steps
         fallen = self.drop ** sum(epoch >= start for start in self.drops)
         return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
 
@@ -94,18 +106,21 @@ class Recipe:
             shape = f"random-resized crops of area {areas} and ratio {ratios}"
         drops = " and ".join(f"{epoch:g}" for epoch in self.drops)
         starts = "to the end" if self.to_the_end else "at 0, 1/n, 2/n ..."
+        rise = f" in {self.warmup_steps} steps" if self.warmup_steps else ""
+        tested = f"{low} to {high} pixels, with jitter" if self.augmented_test else f"{low} pixels, no jitter"
         return {
             "epochs": f"{self.epochs} (the last is tested)",
-            "lr": f"{self.first_lr:g} to {self.lr:g} over {self.warmup:g} epochs, x {self.drop:g} at epochs {drops}",
+            "lr": f"{self.first_lr:g} to {self.lr:g} over {self.warmup:g} epochs{rise}, x {self.drop:g} at epochs "
+            f"{drops}",
             "trunk": f"lr x {self.trunk_share:g}",
             "batch": f"{self.batch} clips, incomplete batches dropped",
             "optimizer": f"SGD, momentum {self.momentum:g}, weight decay {self.weight_decay:g}",
             "clips": f"{self.clips} random per video and epoch, {self.clip}, {shape}",
             "flip": f"{a.flip:g}",
             "colour": f"brightness {a.brightness:g}, contrast {a.contrast:g}, saturation {a.saturation:g}, "
-            f"hue {a.hue:g} in {self.jittered:.0%} of the clips",
-            "test": f"{self.test_clips} clips {starts} x {self.test_crops} crops of frames of {low} pixels, "
-            f"average of {self.averaged}, no jitter",
+            f"hue {a.hue:g} in {self.jittered:.0%} of the clips{', after normalisation' if self.late_jitter else ''}",
+            "test": f"{self.test_clips} clips {starts} x {self.test_crops} crops of frames of {tested}, average of "
+            f"{self.averaged}",
         }
 
     def spread_over(self, epochs: int) -> Recipe:
@@ -117,20 +132,20 @@ class Recipe:
 PAPER = Recipe()
 """Section A.5: one learning rate for the whole network, 32 frames of 112x112, softmax averaged over ten clips."""
 PUBLISHED = Recipe(
-    trunk_share=0.1, drops=(7.0, 11.0), clip=Clip(frames=32, size=128),
-    augmentation=Augmentation(scale=(128, 128)), resized=ResizedCrop(), jittered=0.8, test_crops=3, to_the_end=False,
+    warmup_steps=2, trunk_share=0.1, drops=(7.0, 11.0), clip=Clip(frames=32, size=128), resized=ResizedCrop(),
+    jittered=0.8, late_jitter=True, short_side=240, test_crops=3, augmented_test=True, to_the_end=False,
     averaged="logits",
 )  # fmt: skip
-"""The published script, without the colour jitter that it applies in its test by mistake."""
+"""The published script, with its mistakes: jitter after normalisation, and jitter and random scales in the test."""
 RECIPES = {"paper": PAPER, "published": PUBLISHED}
 
 
 def tiny(recipe: Recipe, trained: Trained) -> Recipe:
     """A recipe for small networks without a GPU: clips as in pretraining, 4 per video and epoch."""
     settings = trained.settings
-    scale = settings.augmentation.scale if recipe.resized is None else (settings.augmentation.scale[0],) * 2
-    augmentation = replace(recipe.augmentation, scale=scale, hue=settings.augmentation.hue)
-    return replace(recipe, clip=settings.clip, augmentation=augmentation, clips=4)
+    hue = 0.0 if recipe.late_jitter else settings.augmentation.hue
+    augmentation = replace(recipe.augmentation, scale=settings.augmentation.scale, hue=hue)
+    return replace(recipe, clip=settings.clip, augmentation=augmentation, clips=4, short_side=0)
 
 
 def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
@@ -143,6 +158,19 @@ def build_recipe(settings: Downstream, trained: Trained) -> Recipe:
     if settings.lr:
         recipe = replace(recipe, lr=settings.lr, first_lr=recipe.first_lr * settings.lr / recipe.lr)
     return replace(recipe, clips=settings.clips_per_epoch or recipe.clips, test_clips=settings.clips)
+
+
+def short_side_note(recipe: Recipe, index: Index) -> str:
+    """A note if the stored frames were shrunk below the short side that the recipe is meant for; otherwise empty."""
+    stored = int(index.settings.get("short_side", recipe.short_side))
+    largest = int(np.minimum(index.height, index.width).max(initial=0))
+    if stored >= recipe.short_side or largest < stored - 1:  # the videos themselves may be smaller
+        return ""
+    return (
+        f"note: {index.folder} has frames with a short side of {stored} pixels; the recipe is meant for "
+        f"{recipe.short_side}, so more of its crops are enlarged; 'make preprocess' with "
+        f'ARGS="--short-side {recipe.short_side}" into a new folder avoids that'
+    )
 
 
 class Classifier(nn.Module):
@@ -196,7 +224,9 @@ class Finetuning:
         self.recipe, self.task, self.device, self.folder = recipe, task, device, folder
         self._metadata = inputs_of(trained) | {"classes": list(task.classes), LEARNED: [task.data, fold]}
         self._seeds = (seed, fold)
-        self._training = ClipSampling(recipe.clips, recipe.batch, recipe.augmentation, recipe.resized, recipe.jittered)
+        self._training = ClipSampling(
+            recipe.clips, recipe.batch, recipe.augmentation, recipe.resized, recipe.jittered, recipe.late_jitter
+        )
         self.batches = self._training.batches(len(task.train))
         if not self.batches:
             raise UserError(
@@ -261,12 +291,16 @@ class Finetuning:
             yield from random_clips(task.index, task.train, task.train_target, recipe.clip, self._training, seeds)
 
     def test_plans(self) -> Iterator[BatchPlan]:
-        """Test clips: squares at the smaller training scale, without jitter."""
+        """Test clips: squares at the smallest training scale without jitter, unless the recipe augments them."""
         task, recipe = self.task, self.recipe
-        return uniform_plans(
+        plans = uniform_plans(
             task.index, task.test, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
             recipe.test_crops, recipe.to_the_end, crops_per_plan=2 * recipe.batch,
         )  # fmt: skip
+        if not recipe.augmented_test:
+            return plans
+        drawn = replace(self._training, augmentation=replace(recipe.augmentation, flip=0.0), resized=None)
+        return augmented(task.index, plans, drawn, (*self._seeds, _TEST_SEED))
 
     def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
         lr = self.recipe.lr_at(epoch)

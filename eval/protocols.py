@@ -34,7 +34,7 @@ SHOTS = (1, 5, 20)
 """Training videos per class of few-shot classification."""
 _DRAWS = 20
 """Random choices of shots that few-shot accuracies are averaged over."""
-FORMAT = 2
+FORMAT = 3
 """Increase it when the same settings give different numbers."""
 _RESOLVED = ("folds", "word2vec")
 """Settings that records hold as `fold` and `words`."""

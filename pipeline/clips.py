@@ -5,7 +5,7 @@ Videos shorter than a clip are padded by repeating the last frame, since officia
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,18 @@ class ClipSampling:
     """Random resized crops instead of the augmentation's square ones."""
     jittered: float = 1.0
     """Share of the clips with colour jitter."""
+    late_jitter: bool = False
+    """Colour jitter after normalisation, see `colour.late_affine`."""
+
+    def draw(self, rng: np.random.Generator, index: Index, videos: np.ndarray) -> dict[str, np.ndarray]:
+        """Draws of a clip of each video [n], see `Leaves.draws`."""
+        draws = self.augmentation.draw(rng, len(videos), (1, 1))
+        if self.resized is not None:
+            draws |= self.resized.draw(rng, index.height[videos], index.width[videos])
+        plain = rng.random(len(videos)) >= self.jittered
+        for name, neutral in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0)):
+            draws[name][plain] = neutral
+        return draws | ({"late_jitter": np.ones(len(videos), np.float32)} if self.late_jitter else {})
 
     def batches(self, videos: int) -> int:
         """Batches per epoch of that many videos."""
@@ -81,12 +93,7 @@ def random_clips(
         leaves = Leaves.plain(len(chosen), clip, bands=1)
         leaves.video = videos[chosen].astype(np.int64)
         leaves.start = rng.integers(0, starts[leaves.video])
-        leaves.draws = sampling.augmentation.draw(rng, len(leaves), (1, 1))
-        if sampling.resized is not None:
-            leaves.draws |= sampling.resized.draw(rng, index.height[leaves.video], index.width[leaves.video])
-        plain = rng.random(len(leaves)) >= sampling.jittered
-        for name, neutral in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0)):
-            leaves.draws[name][plain] = neutral
+        leaves.draws = sampling.draw(rng, index, leaves.video)
         yield _plan(index, leaves, {"target": targets[chosen].astype(np.int64)})
 
 
@@ -130,6 +137,25 @@ def uniform_plans(
     """`uniform_clips` of all videos, with about `crops_per_plan` crops of a modality per plan."""
     for part in split_videos(videos, clips * crops, crops_per_plan):
         yield uniform_clips(index, part, clips, clip, augmentation, crops, to_the_end, modalities)
+
+
+def augmented(
+    index: Index, plans: Iterable[BatchPlan], sampling: ClipSampling, seeds: Sequence[int], moved: Clip | None = None
+) -> Iterator[BatchPlan]:
+    """Plans of `uniform_plans` with the draws of `sampling`, a pure function of `seeds`.
+
+    Positions in time and space stay; or, for clips of the size `moved`, they become random, too.
+    """
+    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(list(seeds))))
+    for plan in plans:
+        leaves = plan.leaves
+        draws = sampling.draw(rng, index, leaves.video)
+        if moved:
+            leaves.start = rng.integers(0, np.maximum(index.start_counts(moved.frames, moved.stride), 1)[leaves.video])
+        else:
+            draws |= {name: leaves.draws[name] for name in ("top", "left")}
+        leaves.draws = draws
+        yield plan
 
 
 def split_videos(videos: np.ndarray, per_video: int, crops_per_plan: int = 64) -> list[np.ndarray]:

@@ -76,7 +76,7 @@ class Leaves:
     draws: dict[str, np.ndarray]
     """Parameters of crop, colour, loudness and masks: float32 [n] each, see Augmentation.draw. Empty until the
     augmentation is applied, which replaces all of them. `height` and `width`, shares of the frame's size, override
-    `scale`."""
+    `scale`; with `late_jitter`, colour jitter follows normalisation."""
 
     @classmethod
     def plain(cls, n: int, clip: Clip, bands: int) -> Leaves:

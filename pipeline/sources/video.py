@@ -17,7 +17,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 
 from gdt.common.errors import UserError, first_line, is_out_of_memory
-from gdt.pipeline.colour import Pixels, affine
+from gdt.pipeline.colour import Pixels, affine, late_affine
 from gdt.pipeline.engines import Run, engine
 from gdt.pipeline.graphs import dali_message
 from gdt.pipeline.leaves import Leaves
@@ -78,9 +78,15 @@ class VideoSource(InputSource):
             pixels = crops(len(work.leaves))
             for leaf in np.flatnonzero(work.leaves.turns):
                 pixels[leaf] = torch.rot90(pixels[leaf], int(work.leaves.turns[leaf]), (1, 2))
-            matrix, offset = affine(work.leaves.draws, statistics.pixel_mean, statistics.pixel_std)
-            colours = (memory().store("matrix", matrix), memory().store("offset", offset))
-            yield Part(Pixels(pixels, *colours, self._floats), work.intact, work.damaged)
+            draws = work.leaves.draws
+            maps = (late_affine if "late_jitter" in draws else affine)(
+                draws, statistics.pixel_mean, statistics.pixel_std
+            )
+            colours = {
+                name: memory().store(name, values)
+                for name, values in zip(("matrix", "offset", "of_mean"), maps, strict=False)
+            }
+            yield Part(Pixels(pixels, kept=self._floats, **colours), work.intact, work.damaged)
 
     def close(self) -> None:
         super().close()

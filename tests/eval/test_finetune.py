@@ -13,11 +13,12 @@ import torch
 
 from gdt.common.errors import UserError
 from gdt.eval.export import Export, export
-from gdt.eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, tiny
+from gdt.eval.finetune import METRICS, PAPER, PUBLISHED, STATE, WEIGHTS, Finetuning, Recipe, Task, short_side_note, tiny
 from gdt.pipeline.clips import ResizedCrop, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.sources.video import regions
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
@@ -49,10 +50,11 @@ def quick(trained: Trained, recipe: Recipe = PAPER, **changes: Any) -> Recipe:
 @pytest.mark.parametrize(
     ("recipe", "clip", "own", "rates"),
     [
-        (PAPER, (32, 1, 112), (1.0, 1.0, 1, "softmax", True, None),
+        (PAPER, (32, 1, 112), (1.0, 1.0, False, 1, "softmax", True, False, None, 160),
          {0: 0.0025, 1: 0.01125, 2: 0.02, 5.99: 0.02, 6: 1e-3, 9.99: 1e-3, 10: 5e-5, 11.99: 5e-5}),
-        (PUBLISHED, (32, 1, 128), (0.1, 0.8, 3, "logits", False, ResizedCrop((0.14, 1.0), (3 / 4, 4 / 3))),
-         {0: 0.0025, 2: 0.02, 6.99: 0.02, 7: 1e-3, 10.99: 1e-3, 11: 5e-5}),
+        (PUBLISHED, (32, 1, 128),
+         (0.1, 0.8, True, 3, "logits", False, True, ResizedCrop((0.14, 1.0), (3 / 4, 4 / 3)), 240),
+         {0: 0.0025, 0.99: 0.0025, 1: 0.01125, 1.99: 0.01125, 2: 0.02, 6.99: 0.02, 7: 1e-3, 10.99: 1e-3, 11: 5e-5}),
     ],
 )  # fmt: skip
 def test_recipes_have_the_numbers_of_the_paper_and_of_its_code(
@@ -62,8 +64,12 @@ def test_recipes_have_the_numbers_of_the_paper_and_of_its_code(
     assert (recipe.clips, recipe.test_clips) == (10, 10)
     assert (recipe.clip.frames, recipe.clip.stride, recipe.clip.size) == clip
     r, a = recipe, recipe.augmentation
-    assert (r.trunk_share, r.jittered, r.test_crops, r.averaged, r.to_the_end, r.resized) == own
+    assert (
+        r.trunk_share, r.jittered, r.late_jitter, r.test_crops, r.averaged, r.to_the_end, r.augmented_test, r.resized,
+        r.short_side,
+    ) == own  # fmt: skip
     assert recipe is PAPER or (a.brightness, a.contrast, a.saturation, a.hue, a.flip) == (0.4, 0.4, 0.4, 0.0, 0.5)
+    assert a.scale == (128, 160)
     assert [recipe.lr_at(epoch) for epoch in rates] == pytest.approx([*rates.values()])
 
 
@@ -105,9 +111,57 @@ def test_clips_follow_the_recipe(trained: Trained, task: Task, tmp_path: Path, r
     test = next(run.test_plans())
     assert (test.leaves.video[: 10 * recipe.test_crops] == task.test[0]).all()
     assert (test.leaves.video[10 * recipe.test_crops] == task.test[1]) or len(test) == 10 * recipe.test_crops
-    assert all((test.leaves.draws[name] == 1).all() for name in ("brightness", "contrast", "saturation"))
     assert set(test.leaves.draws["left"].tolist()) == ({0.5} if recipe is PAPER else {0.0, 0.5, 1.0})
-    assert set(test.leaves.draws["scale"].tolist()) == {128.0}
+    assert (test.leaves.draws["top"] == 0.5).all() and not test.leaves.draws["flip"].any()
+    assert "height" not in test.leaves.draws
+    for leaves in (plan.leaves, test.leaves):
+        assert ("late_jitter" in leaves.draws) == (recipe is PUBLISHED)
+    if recipe is PAPER:
+        assert all((test.leaves.draws[name] == 1).all() for name in ("brightness", "contrast", "saturation"))
+        assert set(test.leaves.draws["scale"].tolist()) == {128.0}
+
+
+def test_test_clips_of_the_published_recipe_have_random_scales_and_jitter(
+    trained: Trained, task: Task, tmp_path: Path
+) -> None:
+    """Each crop of each clip its own, the same in every run of a seed."""
+    many = replace(task, test=np.repeat(task.test, 30), test_target=np.repeat(task.test_target, 30))
+    run, again, other = (Finetuning(trained, many, PUBLISHED, seed, 1, CPU, tmp_path) for seed in (0, 0, 1))
+    plans = list(run.test_plans())
+    draws = {name: np.concatenate([plan.leaves.draws[name] for plan in plans]) for name in plans[0].leaves.draws}
+    n = len(draws["scale"])
+    assert n == 12 * 30 * 30
+    counts = np.bincount(draws["scale"].astype(int))
+    assert len(counts) == 161 and not counts[:128].any()
+    assert np.abs(counts[128:] - n / 33).max() < 4.5 * np.sqrt(n / 33)
+    jittered = draws["brightness"] != 1
+    assert abs(jittered.mean() - 0.8) < 4 * np.sqrt(0.16 / n)
+    for name in ("brightness", "contrast", "saturation"):
+        factors = draws[name][jittered]
+        assert factors.min() < 0.61 and factors.max() > 1.39 and abs(factors.std() - 0.4 / np.sqrt(3)) < 0.01
+    for plan, same, different in zip(plans, again.test_plans(), other.test_plans(), strict=True):
+        assert np.array_equal(plan.leaves.draws["scale"], same.leaves.draws["scale"])
+        assert not np.array_equal(plan.leaves.draws["scale"], different.leaves.draws["scale"])
+
+
+@pytest.mark.parametrize(("short_side", "share"), [(240, 0.12), (160, 0.55)])
+def test_smaller_stored_frames_enlarge_more_crops_of_the_published_recipe(
+    trained: Trained, task: Task, tmp_path: Path, short_side: int, share: float
+) -> None:
+    """Of videos of 240x320, such as those of UCF-101."""
+    n = len(task.index)
+    sizes = {"height": np.full(n, short_side), "width": np.full(n, short_side * 4 // 3)}
+    stored = replace(task.index, **sizes, settings=task.index.settings | {"short_side": short_side})
+    recipe = replace(PUBLISHED, clips=250, batch=3000)
+    run = Finetuning(trained, replace(task, index=stored), recipe, 0, 1, CPU, tmp_path)
+    begin, end = regions(stored, next(run.plans(0)).leaves, recipe.clip.size)
+    pixels = np.abs(end - begin).prod(1)
+    assert (pixels < 128**2).mean() == pytest.approx(share, abs=0.03)
+    note = short_side_note(recipe, stored)
+    assert not note if short_side == 240 else "short side of 160 pixels; the recipe is meant for 240" in note
+    assert not short_side_note(PAPER, stored) and not short_side_note(tiny(PUBLISHED, trained), stored)
+    # videos that are smaller themselves
+    assert not short_side_note(recipe, replace(stored, height=np.full(n, 120)))
 
 
 @pytest.mark.parametrize("averaged", ["softmax", "logits"])

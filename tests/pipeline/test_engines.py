@@ -66,6 +66,30 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(
         assert difference.max() <= 1 and difference.mean() < (0.02 if name == "whole frames" else 1e-3)
 
 
+@pytest.mark.parametrize("engine", [engines.CoresEngine, DaliEngine])
+def test_jitter_after_normalisation_equals_its_steps_in_any_order(
+    index: Index, monkeypatch: pytest.MonkeyPatch, engine: Any
+) -> None:
+    """As in the published release: about 0, about the mean grey of each frame, and about a grey of swapped R and B."""
+    monkeypatch.setattr(video_source, "engine", engine)
+    late = ClipSampling(clips=2, batch=6, augmentation=Augmentation(scale=(44, 60)), jittered=0.8, late_jitter=True)
+    (plan,) = random_clips(index, np.array([3, 8, 20]), np.zeros(3, np.int64), CLIP, late, (0,))
+    with Loader(index, [plan], CLIP, CPU, Loading()) as loader:
+        (pixels,) = (batch.inputs["video"] for batch in loader)
+        crops, found = pixels.crops.numpy(), pixels.floats().permute(0, 2, 3, 4, 1).numpy().copy()
+        assert np.array_equal(pixels.part(4, 2).floats().permute(0, 2, 3, 4, 1).numpy(), found[4:6])
+    rng, draws = np.random.default_rng(0), plan.leaves.draws
+    for leaf, crop in enumerate(crops):
+        x = (crop - index.statistics.pixel_mean) / index.statistics.pixel_std
+        for step in rng.permutation(["brightness", "contrast", "saturation"]):
+            grey = x @ [0.114, 0.587, 0.299]
+            about = {"brightness": 0, "contrast": grey.mean((1, 2))[:, None, None, None], "saturation": grey[..., None]}
+            x = draws[step][leaf] * x + (1 - draws[step][leaf]) * about[step]
+        assert np.abs(found[leaf] - x).max() < 1e-4
+    plain = draws["brightness"] == 1
+    assert 0 < plain.sum() < 6 and np.abs(draws["contrast"][~plain] - 1).min() > 1e-3
+
+
 @pytest.mark.parametrize(("begin", "end"), [(0.0, 9.0), (2.3, 7.9), (7.9, 2.3), (-0.4, 9.3), (4.0, 4.5)])
 def test_resizing_equals_interpolation_in_float64(begin: float, end: float) -> None:
     frame = np.random.default_rng(0).integers(0, 256, (9, 9, 3), dtype=np.uint8)
@@ -90,13 +114,15 @@ def test_invalid_frames_raise_decode_errors(index: Index) -> None:
             decode(frame, np.empty(other, np.uint8))
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_floats_are_the_same_on_any_device(dtype: torch.dtype) -> None:
+def test_floats_are_the_same_on_any_device(dtype: torch.dtype, late: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     crops = torch.randint(0, 256, (5, 3, 9, 9, 3), dtype=torch.uint8, generator=generator)
-    pixels = Pixels(crops, *(torch.randn(5, *shape, generator=generator) for shape in ((3, 3), (3,))))
+    matrix, offset, of_mean = (torch.randn(5, *shape, generator=generator) for shape in ((3, 3), (3,), (3, 3)))
+    pixels = Pixels(crops, matrix, offset, of_mean=of_mean if late else None)
     out = torch.empty(crops.shape, dtype=dtype)
-    _on_any_device(pixels, out)
+    _on_any_device(pixels._by_frame(of_mean) if late else pixels, out)
     assert torch.allclose(out.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
 
 
