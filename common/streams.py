@@ -25,10 +25,14 @@ class Stream(StrEnum):
     """Classifier and dropout: seed, fold, purpose."""
     FINETUNING_CLIPS = auto()
     """Clips of an epoch: seed, fold, epoch."""
+    FINETUNING_TEST = auto()
+    """Scales and jitter of test clips: seed, fold."""
     FINETUNING_VIDEOS = auto()
     """Subset of the training videos: seed, fold."""
     GALLERY = auto()
     """Videos per class: seed."""
+    GALLERY_CLIPS = auto()
+    """Their clips in the published retrieval: seed, fold."""
     SHOTS = auto()
     """Few-shot galleries: seed."""
     FACTOR_VIDEOS = auto()

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
 from gdt.common.files import writing
-from gdt.pipeline.clips import uniform_plans
+from gdt.pipeline.clips import ClipSampling, augmented, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.transformations.augmentation import centred
+from gdt.pipeline.transformations.augmentation import EVALUATION, centred
 from gdt.pipeline.tree import BatchPlan
 from gdt.train.checkpoint import Trained
+from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import autocast
 
 
@@ -61,14 +63,10 @@ def extract(
     trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device, clips_per_batch: int = 64
 ) -> Features:
     """Features of `clips` uniform centre-cropped clips per video. Raises UserError without a video network."""
-    if not hasattr(trained.model, "video_network"):
-        raise UserError(
-            "the model was trained without video, so it has no video features; set --ckpt to one with a video network"
-        )
+    trunk = _video_trunk(trained, device)
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     index = trained.normalise(index)
     plans = uniform_plans(index, videos, clips, clip, augmentation, crops_per_plan=clips_per_batch)
-    trunk = trained.model.video_network.base.to(device)
 
     def pooled(batch: Batch) -> list[Tensor]:
         maps: Tensor = trunk.maps(batch.inputs["video"].floats()).float()
@@ -76,6 +74,53 @@ def extract(
 
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
     return Features(videos, *outputs(index, plans, clip, device, pooled, bar, clips))
+
+
+def published_features(
+    trained: Trained, index: Index, videos: np.ndarray, clips: int, clip: Clip, device: torch.device,
+    scale: tuple[int, int], rng: np.random.Generator | None = None, clips_per_batch: int = 64,
+) -> np.ndarray:  # fmt: skip
+    """Features for retrieval as the authors' code for SeLaVi computes them: float32 [n, dim].
+
+    The map after the last block is max-pooled by 2x2x2, flattened and scaled to length 1 (9,216 numbers for 32 frames
+    of 112x112), then averaged over the clips. With `rng`, for the gallery, clips and crops are random, flipped ones
+    too, at scales of `scale`; without, for queries, clip k of n starts at k/n, at the scale of the clip. As there, a
+    query's only crop is its left (or top) one.
+    """
+    trunk, index = _video_trunk(trained, device), trained.normalise(index)
+    plans = uniform_plans(
+        index, videos, clips, clip, centred(clip.size), to_the_end=False, crops_per_plan=clips_per_batch
+    )
+    if rng:
+        sampling = ClipSampling(clips, 0, replace(EVALUATION, scale=scale, center_crop=False, flip=0.5))
+        plans = augmented(index, plans, sampling, rng, moved=clip)
+    else:
+        plans = (_at_the_left(plan) for plan in plans)
+
+    def flattened(batch: Batch) -> list[Tensor]:
+        maps: Tensor = trunk.maps(batch.inputs["video"].floats()).float()
+        flat = functional.max_pool3d(maps, [min(2, length) for length in maps.shape[2:]]).flatten(1)
+        return [functional.normalize(flat).unflatten(0, (-1, clips)).mean(1)]
+
+    bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
+    (features,) = outputs(index, plans, clip, device, flattened, bar, clips)
+    return features
+
+
+def _at_the_left(plan: BatchPlan) -> BatchPlan:
+    zeros = np.zeros(len(plan.leaves), np.float32)
+    plan.leaves.draws |= {"top": zeros, "left": zeros}
+    return plan
+
+
+def _video_trunk(trained: Trained, device: torch.device) -> Backbone:
+    """The video network. Raises UserError if there is none."""
+    if not hasattr(trained.model, "video_network"):
+        raise UserError(
+            "the model was trained without video, so it has no video features; set --ckpt to one with a video network"
+        )
+    trunk: Backbone = trained.model.video_network.base.to(device)
+    return trunk
 
 
 def read(path: Path, videos: np.ndarray) -> Features | None:

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import write_lines, writing
-from gdt.common.streams import Stream, seed_sequence
+from gdt.common.streams import Stream, generator, seed_sequence
 from gdt.eval.extract import outputs
 from gdt.eval.metrics import Metric
 from gdt.eval.retrieval import top_k
@@ -42,8 +42,6 @@ WEIGHTS = "finetuned.pt"
 METRICS = "finetune.jsonl"
 _CLASSIFIER_SEED = 1 << 20
 """Seed of the classifier's initial weights, distinct from the seeds of epochs."""
-_TEST_SEED = _CLASSIFIER_SEED + 1
-"""Seed of the draws of test clips."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +298,7 @@ class Finetuning:
         if not recipe.augmented_test:
             return plans
         drawn = replace(self._training, augmentation=replace(recipe.augmentation, flip=0.0), resized=None)
-        return augmented(task.index, plans, drawn, (*self._seeds, _TEST_SEED))
+        return augmented(task.index, plans, drawn, generator(Stream.FINETUNING_TEST, *self._seeds))
 
     def _step(self, epoch: float, inputs: Mapping[str, Any], target: Tensor) -> tuple[float, int]:
         lr = self.recipe.lr_at(epoch)

@@ -140,13 +140,13 @@ def uniform_plans(
 
 
 def augmented(
-    index: Index, plans: Iterable[BatchPlan], sampling: ClipSampling, seeds: Sequence[int], moved: Clip | None = None
-) -> Iterator[BatchPlan]:
-    """Plans of `uniform_plans` with the draws of `sampling`, a pure function of `seeds`.
+    index: Index, plans: Iterable[BatchPlan], sampling: ClipSampling, rng: np.random.Generator,
+    moved: Clip | None = None,
+) -> Iterator[BatchPlan]:  # fmt: skip
+    """Plans of `uniform_plans` with the draws of `sampling`.
 
     Positions in time and space stay; or, for clips of the size `moved`, they become random, too.
     """
-    rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(list(seeds))))
     for plan in plans:
         leaves = plan.leaves
         draws = sampling.draw(rng, index, leaves.video)
