@@ -26,7 +26,7 @@ from gdt.common import serialization
 from gdt.common.commandline import expand_home, gdt_command
 from gdt.common.errors import UserError, first_line, plural
 from gdt.common.files import require_new_file, writing
-from gdt.pipeline.clips import split_videos, uniform_plans
+from gdt.pipeline.clips import split_videos, uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
@@ -107,7 +107,8 @@ class Features:
     start: np.ndarray
     """Start of the clip in seconds, float32 [n]; 0 for rows per video."""
     features: dict[str, np.ndarray]
-    """By modality, float32 [n, d]; NaN for videos that lack the modality for the length of a clip."""
+    """By modality, float32 [n, d]; NaN for videos that lack the modality for the length of a clip (see
+    `pipeline.clips.usable`)."""
     metadata: dict[str, str]
     """Checkpoint, kind, number and size of clips, provenance."""
     skipped: tuple[tuple[str, str], ...] = ()
@@ -250,7 +251,7 @@ def features_of(
     crop = centred(trained.settings.augmentation.scale[0])
     audible = np.ones(len(index), bool)
     if "audio" in modalities:
-        audible = index.start_counts(clip.frames, clip.stride, clip.mel_frames) > 0
+        audible = usable(index, clip, audio=True)
     without_audio = [name for name in modalities if name != "audio"]
     groups = [(np.flatnonzero(audible), modalities), (np.flatnonzero(~audible), without_audio)]
     found: dict[str, np.ndarray] = {}

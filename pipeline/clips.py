@@ -1,6 +1,7 @@
 """Clip plans for finetuning and evaluation, executed by the same loader as the plans of the sampling tree.
 
-Videos shorter than a clip are padded by repeating the last frame, since official splits count every video.
+Videos shorter than a clip are padded by repeating the last frame and the last log-mel row, since official splits count
+every video.
 """
 
 from __future__ import annotations
@@ -76,6 +77,18 @@ class ClipSampling:
     def batches(self, videos: int) -> int:
         """Batches per epoch of that many videos."""
         return videos * self.clips // self.batch
+
+
+def usable(index: Index, clip: Clip, audio: bool) -> np.ndarray:
+    """Whether a clip fits into each video, with its audio if asked for: bool [n_videos].
+
+    Official splits count shorter videos, too.
+    """
+    fits = index.start_counts(clip.frames, clip.stride, clip.mel_frames if audio else 0) > 0
+    # the last row's window of 20 ms ends one row later
+    needed = max(((clip.frames - 1) * clip.stride + 1) / index.fps, (clip.mel_frames + 1) / 100 if audio else 0)
+    held = (index.folds != "") & (index.frame_count / index.fps < needed)
+    return fits | (held & (index.mel_count > 0) if audio else held)
 
 
 def random_clips(
@@ -165,7 +178,9 @@ def split_videos(videos: np.ndarray, per_video: int, crops_per_plan: int = 64) -
 
 
 def _plan(index: Index, leaves: Leaves, columns: dict[str, np.ndarray]) -> BatchPlan:
-    """The plan of these leaves, with frames clipped to the last one of the video."""
+    """The plan of these leaves, with frames and log-mel rows clipped to the last ones of the video."""
     last = (index.frame_count[leaves.video] - 1 - leaves.start)[:, None]
     leaves.frames = np.minimum(leaves.frames, last)
+    last = (index.mel_count[leaves.video] - 1 - index.mel_position(leaves.start))[:, None]
+    leaves.mel_frames = np.minimum(leaves.mel_frames, np.maximum(last, 0))
     return BatchPlan(0, 0, columns | {"leaf": np.arange(len(leaves), dtype=np.int64)}, leaves)

@@ -139,9 +139,12 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
     """Check and align the output of ffmpeg."""
     sizes = frame_sizes(target.jpeg)
     seconds = len(sizes) / settings.fps
-    if seconds < settings.min_seconds:
+    short, official = seconds < settings.min_seconds, bool(target.video.folds and len(sizes))
+    if short and not official:
         reason = f"; {_first(errors)}" if errors else ""
         raise Rejected(f"only {seconds:.2f} s of it can be decoded, {settings.min_seconds:g} s are needed" + reason)
+    if short and not errors:
+        errors = ["shorter than --min-seconds, kept because its official folds count every video"]
     if not errors and seconds >= (limit := ffmpeg.max_seconds(target.video.path, settings)):
         rule = "--max-hours" if limit == settings.max_hours * 3600 else "its file is too small for more"
         errors = [f"cut at {limit:g} s ({rule})"]

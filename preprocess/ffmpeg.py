@@ -50,7 +50,7 @@ class Extraction:
     quality: int = 3
     """JPEG quality, 2 (best) to 31; 3 is 7.6 kB per 160x213 frame."""
     min_seconds: float = 1.0
-    """Reject shorter videos; a clip takes 1 s."""
+    """Reject shorter videos, except in data sets with official folds."""
     max_hours: float = 4.0
     """Longer videos are cut to this length; limits the worker's disk use."""
     silence_db: float = -75.0

@@ -155,7 +155,7 @@ class VideoList:
         path, size, content, annotations = self._one(
             "SELECT path, size, content, annotations FROM video WHERE number = ?", number
         )
-        name, segment, stretches, words = json.loads(content)
+        name, segment, stretches, words, *_ = json.loads(content)
         label, split, folds, columns = json.loads(annotations)
         return (
             Video(
@@ -246,4 +246,5 @@ def _device(folder: Path) -> int:
 def content_key(video: Video) -> list[object]:
     """Everything that determines the stored data of a video, except the file itself."""
     words = astuple(video.words) if video.words else None
-    return [video.id, video.segment, video.stretches, words]
+    key: list[object] = [video.id, video.segment, video.stretches, words]
+    return [*key, "of any length"] if video.folds else key

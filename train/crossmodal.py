@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
-from gdt.pipeline.clips import uniform_plans
+from gdt.pipeline.clips import uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
@@ -37,12 +37,11 @@ class Embedded(NamedTuple):
 
 
 def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
-    """Rows among `videos` that have every modality for the length of a clip."""
-    starts = index.start_counts(clip.frames, clip.stride, clip.mel_frames if "audio" in modalities else 0)
-    usable = starts > 0
+    """Rows among `videos` that have every modality for the length of a clip; see `pipeline.clips.usable`."""
+    there = usable(index, clip, "audio" in modalities)
     if "text" in modalities:
-        usable &= index.text_count > 0
-    found: np.ndarray = videos[usable[videos]]
+        there &= index.text_count > 0
+    found: np.ndarray = videos[there[videos]]
     return found
 
 

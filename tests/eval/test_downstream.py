@@ -24,12 +24,17 @@ from gdt.common.errors import UserError
 from gdt.eval import extract
 from gdt.eval.command import settings_of
 from gdt.eval.downstream import downstream
+from gdt.eval.embed import Embed, features
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, Evaluated, Evaluator, Protocol
 from gdt.eval.record import Record, read, rows
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Fold, Model, open_index
+from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
+from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
+from gdt.pipeline.transformations.augmentation import centred
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
 from gdt.train import checkpoint as checkpoints
@@ -268,6 +273,55 @@ def test_videos_shorter_than_a_clip_are_evaluated(
     record = results(tmp_path)[-1]
     assert (record.queries, record.held) == (12, 1)
     assert "1 videos shorter than a clip, last frame repeated" in text
+
+
+def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_path: Path) -> None:
+    lists = tmp_path / "testTrainMulti_7030_splits"
+    lists.mkdir()
+    # frames and sound of the files of each class, half train and half test
+    files = [(1, ""), (27, "sine=300"), (45, "sine=500"), (12, "sine=700"), (15, ""), (45, "")]
+    for name in ("wave", "run"):
+        (tmp_path / "hmdb51_org" / name).mkdir(parents=True)
+        for k, (frames, sound) in enumerate(files):
+            sources = ["-f", "lavfi", "-i", f"testsrc=s=64x48:r=30:d={frames / 30}"]
+            sources += ["-f", "lavfi", "-i", f"{sound}:d={frames / 30}", "-acodec", "pcm_s16le"] if sound else []
+            file = tmp_path / "hmdb51_org" / name / f"{name}_{k}.avi"
+            subprocess.run(["ffmpeg", "-v", "error", *sources, "-vcodec", "mjpeg", file], check=True)
+        for fold in (1, 2, 3):
+            lines = "".join(f"{name}_{k}.avi {1 + k % 2} \n" for k in range(6))
+            (lists / f"{name}_test_split{fold}.txt").write_text(lines)
+    shards = tmp_path / "shards"
+    done = preprocess(Preprocess("hmdb51", tmp_path, shards, workers=1))
+    assert (done.kept, done.rejected) == (12, 0)
+    assert done.notes == {"shorter than --min-seconds, kept because its official folds count every video": 8}
+    index = done.index
+    assert sorted(index.frame_count.tolist()) == sorted([frames for frames, _ in files] * 2)
+    settings = Downstream((checkpoint,), "hmdb51", shards, ("retrieval", "linear", "cross-modal"), (1,), clips=2,
+                          random_weights="exclude", out=tmp_path / "out")  # fmt: skip
+    downstream(settings)
+    found = {record.protocol: record for record in results(settings.out)}
+    for protocol in ("retrieval", "linear"):
+        assert (found[protocol].gallery, found[protocol].queries, found[protocol].held) == (6, 6, 8)
+    assert found["cross-modal"].queries == 4  # those of the test videos that have sound
+    # the last frame and the last row of the log-mel bank are held
+    video = index.id.tolist().index("wave_3")
+    modalities, clip = ("video", "audio"), SIZES["tiny"][1].clip
+    plan = uniform_clips(index, np.array([video]), 1, clip, centred(36), modalities=modalities)
+    drawn = next(random_clips(index, np.array([video]), np.zeros(1), clip, ClipSampling(1, 1, centred(36)), (0,)))
+    for leaves in (plan.leaves, drawn.leaves):
+        assert leaves.frames[0].tolist() == [0, 4, 8, 11, 11, 11, 11, 11]
+    with Loader(index, [plan], clip, torch.device("cpu"), Loading(threads=1)) as loader:
+        (batch,) = loader
+        pixels, bank = batch.inputs["video"].floats()[0], batch.inputs["audio"][0, 0]
+    rows = int(index.mel_count[video])
+    assert 35 <= rows < 40 and bank.shape == (40, 99)
+    assert (bank[:, rows:] == bank[:, rows - 1 : rows]).all() and not torch.equal(bank[:, rows - 2], bank[:, rows - 1])
+    assert (pixels[:, 4:] == pixels[:, 3:4]).all() and not torch.equal(pixels[:, 2], pixels[:, 3])
+    embedded = features(Embed(checkpoint, shards=shards, out=tmp_path / "x.h5", clips=1)).features
+    assert np.isfinite(embedded["video"]).all() and np.isfinite(embedded["audio"][index.mel_count > 0]).all()
+    # pretraining leaves them out, as before
+    tree = replace(SIZES["tiny"][1], shards=shards, preset="a", split="test", batch_size=2).tree(index)
+    assert set(index.frame_count[tree.plan(0, 0).leaves.video]) == {45}
 
 
 @pytest.mark.parametrize(
