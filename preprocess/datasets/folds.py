@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -33,7 +34,7 @@ def find_lists(source: Path, name: str, tree: str) -> Path:
 
 
 def read_lines(path: Path, tree: str) -> Iterator[str]:
-    """The non-empty lines of an official list. Raises UserError if the file is missing or not UTF-8."""
+    """The non-empty lines of an official list. Raises UserError if the file is missing, empty or not UTF-8."""
     if is_missing(path):
         raise incomplete(f"{path} of the official splits is missing", tree)
     with open_regular(path) as file:
@@ -41,6 +42,8 @@ def read_lines(path: Path, tree: str) -> Iterator[str]:
             text = file.read().decode("utf-8")
         except UnicodeDecodeError as error:
             raise UserError(f"{path} is not UTF-8 text: {error.reason}; copy or download it again") from error
+    if not text.strip():
+        raise UserError(f"{path} is empty; copy or download it again")
     return (line for line in text.splitlines() if line.strip())
 
 
@@ -50,7 +53,8 @@ class _Entry:
 
     stem: str
     class_name: str
-    folds: list[str] = field(default_factory=lambda: ["unused"] * len(FOLDS))
+    folds: list[str] = field(default_factory=lambda: [""] * len(FOLDS))
+    """Split in each fold; empty if no list of the fold names the video."""
     has_file: bool = False
 
 
@@ -58,18 +62,17 @@ def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Mi
     """The videos below `root`, labelled by their folder, then those that are listed but have no file.
 
     Names match in any case and with any suffix: the case differs between lists and files, and people re-encode.
-    Raises UserError for a video that is not in the folder of its class, since its label would be wrong.
+    Raises UserError for contradicting or incomplete lists, and for a video that is not in the folder of its class,
+    since its label would be wrong.
     """
-    entries: dict[str, _Entry] = {}
-    for line in lines:
-        stem = PurePosixPath(line.file).stem
-        entries.setdefault(stem.lower(), _Entry(stem, line.class_name)).folds[line.fold - 1] = line.split
+    entries, unlisted = _entries(lines), 0
     for path in video_files(root):
         if isinstance(path, Missing):
             yield path
             continue
         label = path.parent.name
-        entry = entries.get(path.stem.lower()) or _Entry(path.stem, label)
+        entry = entries.get(path.stem.lower()) or _Entry(path.stem, label, ["unused"] * len(FOLDS))
+        unlisted += path.stem.lower() not in entries
         if path.parent == root or label.lower() != entry.class_name.lower():
             raise incomplete(f"{path} is not in the folder of its class", tree)
         entry.has_file = True
@@ -77,3 +80,29 @@ def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Mi
     for entry in entries.values():
         if not entry.has_file:
             yield Missing(entry.stem, "listed in the official splits, but there is no such file")
+    if unlisted:
+        print(f"warning: {unlisted} videos below {root} are in no official list, so no fold uses them", file=sys.stderr)
+
+
+def _entries(lines: Iterable[Line]) -> dict[str, _Entry]:
+    """The listed videos by their stems in lower case. Raises UserError unless every fold names each of them once."""
+    entries: dict[str, _Entry] = {}
+    contradicting: dict[str, str] = {}
+    for line in lines:
+        stem, fold = PurePosixPath(line.file).stem, line.fold
+        entry = entries.setdefault(stem.lower(), _Entry(stem, line.class_name))
+        if (before := entry.folds[fold - 1] or line.split) != line.split:
+            contradicting[stem] = f"'{stem}' is {before} and {line.split} in fold {fold}"
+        entry.folds[fold - 1] = line.split
+    if contradicting:
+        raise UserError(
+            f"the official lists contradict each other for {len(contradicting)} videos: "
+            f"{next(iter(contradicting.values()))}; download the lists again"
+        )
+    for fold in FOLDS:
+        if lacking := [entry.stem for entry in entries.values() if not entry.folds[fold - 1]]:
+            raise UserError(
+                f"the official lists of fold {fold} are incomplete: they name {len(entries) - len(lacking)} of "
+                f"{len(entries)} videos, and not '{lacking[0]}'; download the lists again"
+            )
+    return entries

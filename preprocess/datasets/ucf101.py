@@ -5,9 +5,11 @@ Unpack UCF101.rar and UCF101TrainTestSplits-RecognitionTask.zip from https://www
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
+from gdt.common.errors import UserError
 from gdt.preprocess.datasets import folds
 from gdt.preprocess.datasets.folds import Line
 from gdt.preprocess.datasets.listing import DataSet, Missing, Video
@@ -16,6 +18,9 @@ TREE = """\
 source/UCF-101/Archery/v_Archery_g01_c01.avi           class folders, here or in source itself; any video format
 source/ucfTrainTestlist/trainlist01.txt to 03          the official lists, here or next to source
 source/ucfTrainTestlist/testlist01.txt to 03"""
+
+_LINE = re.compile(r"([^/<>\s]+)/([^/<>\s]+\.\w+)(?:\s+\d+)?\s*")
+"""Class and file; in training lists, the class number follows."""
 
 
 def listing(source: Path) -> Iterator[Video | Missing]:
@@ -28,9 +33,13 @@ def listing(source: Path) -> Iterator[Video | Missing]:
 def _lines(lists: Path) -> Iterator[Line]:
     for fold in folds.FOLDS:
         for split in ("train", "test"):
-            for line in folds.read_lines(lists / f"{split}list{fold:02d}.txt", TREE):
-                path = PurePosixPath(line.split()[0])  # in training lists, the class number follows
-                yield Line(path.parent.name, path.name, fold, split)
+            path = lists / f"{split}list{fold:02d}.txt"
+            for line in folds.read_lines(path, TREE):
+                if (found := _LINE.fullmatch(line)) is None:
+                    raise UserError(
+                        f"{path}: unknown line '{line}'; expected lines such as Archery/v_Archery_g01_c01.avi 1"
+                    )
+                yield Line(found[1], found[2], fold, split)
 
 
 DATA = DataSet(listing, TREE)

@@ -290,6 +290,45 @@ def test_missing_ucf101_lists_are_refused_with_the_expected_tree(tmp_path: Path,
     refused("ucf101", tmp_path, f"{lists}/testlist02.txt of the official splits is missing; .*\n{tree}")
 
 
+@pytest.mark.parametrize(("dataset", "name"), [("ucf101", "trainlist02.txt"), ("hmdb51", "wave_test_split2.txt")])
+def test_official_lists_that_are_empty_cut_html_or_contradicting_are_refused(
+    tmp_path: Path, real: Path, dataset: str, name: str
+) -> None:
+    folder = "ucf101/ucfTrainTestlist" if dataset == "ucf101" else "hmdb51/testTrainMulti_7030_splits"
+    lists = shutil.copytree(real / folder, tmp_path / Path(folder).name)
+    touch(tmp_path, "wave/a.avi")
+    whole = (lists / name).read_text()
+    lines = whole.splitlines(keepends=True)
+    shown = 6666 if dataset == "hmdb51" else 13220
+    if dataset == "ucf101":
+        again = (lists / "testlist02.txt").read_text().splitlines(keepends=True)[:2]
+        both = "for 2 videos: 'v_ApplyEyeMakeup_g08_c01' is train and test in fold 2"
+    else:
+        again = [f"{line.split()[0]} {3 - int(line.split()[1])} \n" for line in lines if line.split()[1] != "0"][:2]
+        both = "for 2 videos: '.*' is train and test in fold 2"
+    for text, message in (
+        (" \n", f"{name} is empty; copy or download it again"),
+        ("".join(lines[:-100]), f"fold 2 are incomplete: they name {shown} of .* videos, and not '"),
+        ("".join(lines[:-1]) + lines[-1][:9], f"{name}: unknown line '.*'; expected "),
+        (
+            "<!DOCTYPE html>\n<html><a href='/x.avi'>404</a></html>\n",
+            f"{name}: unknown line '<!DOCTYPE html>'; expected",
+        ),
+        (whole + "".join(again), f"the official lists contradict each other {both}; download the lists again"),
+    ):
+        (lists / name).write_text(text)
+        refused(dataset, tmp_path, message)
+    (lists / name).write_text(whole)
+    assert [video.id for video in videos(dataset, tmp_path)] == ["a"]
+
+
+def test_videos_in_no_official_list_are_counted(tmp_path: Path, real: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
+    touch(tmp_path, "Archery/v_Archery_g01_c01.avi", "Archery/mine.avi", "Archery/other.avi")
+    assert len(videos("ucf101", tmp_path)) == 3
+    assert f"warning: 2 videos below {tmp_path} are in no official list, so no fold uses" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("folder", ["UCF-101", "UCF-101/videos"])
 def test_ucf101_without_class_folders_is_refused(tmp_path: Path, real: Path, folder: str) -> None:
     shutil.copytree(real / "ucf101" / "ucfTrainTestlist", tmp_path / "ucfTrainTestlist")
