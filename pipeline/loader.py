@@ -50,6 +50,8 @@ class Batch:
     """The plan of these leaves, in the same order."""
     damaged: list[str]
     """Video and shard of every clip that was skipped because it is damaged."""
+    usable: np.ndarray | None = None
+    """The table's column `usable` on the CPU, bool [leaves], if it has one."""
 
 
 class Loader:
@@ -69,7 +71,7 @@ class Loader:
         modalities = first[0].leaves.modalities if first else ()
         reader = ShardReader(index)
         self._sources = {name: _source(name)(reader, clip, self._device, loading, words) for name in modalities}
-        self._all_usable = loading.damaged == "stop" and all(source.always_usable for source in self._sources.values())
+        self._all_usable = all_usable(modalities, loading)
         self._ahead = loading.prefetch + 1  # the waiting batches and the one in preparation
         # one more for the batch of the consumer; the memory in use comes first
         self._memories = deque(Memory(self._device.device) for _ in range(self._ahead + 1))
@@ -123,11 +125,12 @@ class Loader:
             joined = dict(table)
             if plan.joined is not None:
                 joined = {name: memory.store(f"joined {name}", values) for name, values in plan.joined.items()}
+            usable = None
             if not self._all_usable:
-                usable = np.concatenate([part.usable for part in parts.values()]).astype(np.int64)
-                table["usable"] = memory.store("table usable", usable)
+                usable = np.concatenate([part.usable for part in parts.values()])
+                table["usable"] = memory.store("table usable", usable.astype(np.int64))
             damaged = [clip for part in parts.values() for clip in part.damaged]
-            yield Batch({name: part.inputs for name, part in parts.items()}, table, joined, plan, damaged)
+            yield Batch({name: part.inputs for name, part in parts.items()}, table, joined, plan, damaged, usable)
 
     def _next(self, parts: Iterator[Part]) -> Part:
         with self._device.loader_stream():
@@ -142,6 +145,11 @@ class Loader:
 
 def _leaves(plans: Iterable[BatchPlan], modality: str) -> Iterator[Leaves]:
     return (plan.leaves.of(modality) for plan in plans)
+
+
+def all_usable(modalities: Iterable[str], loading: Loading) -> bool:
+    """Whether all leaves of all batches count in the loss."""
+    return loading.damaged == "stop" and all(_source(name).always_usable for name in modalities)
 
 
 def _source(modality: str) -> type[InputSource]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from gdt.pipeline.loader import Batch
+from gdt.pipeline.loader import Batch, all_usable
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, require_same_run
@@ -17,7 +17,7 @@ from gdt.train.cost import peak_flops, training_flops
 from gdt.train.kernels import PRECISIONS, Kernels
 from gdt.train.metrics import Metrics
 from gdt.train.models.gdt import GDT, load_weights
-from gdt.train.norm import synchronise
+from gdt.train.norm import allow_partial, synchronise
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain, to_json
 from gdt.train.step import Gradient, StepConfig
@@ -39,8 +39,11 @@ class Learner:
         self._data = data
         torch.manual_seed(settings.seed)
         self.model = model = GDT(settings.network, tree.composition.modalities).to(device)
+        partial = not all_usable(model.modalities, settings.loading)
         if world > 1 and not settings.bn_group_size:
-            synchronise(model, device)
+            synchronise(model, device, partial)
+        elif partial:
+            allow_partial(model)
         if "video" in model.modalities:
             model.video_network.base.recomputed = recomputed
         numbers = PRECISIONS[settings.precision]

@@ -1,13 +1,16 @@
 """Batch norm over groups of leaves, or over the whole batch of all ranks.
 
-A group is one forward pass of plain batch norm; a batch shared by ranks needs `SyncBatchNorm`. Running statistics are
-updated once per step, with the mean over the groups.
+A group is one forward pass of plain batch norm; a batch shared by ranks needs synchronised batch norm. Running
+statistics are updated once per step, with the mean over the groups.
+
+Leaves that the loss ignores (text without words, stand-ins of damaged clips) are left out of all statistics. They
+stay in the batch, masked, so shapes do not change. Copies of usable leaves in their place would count those twice, and
+which ones would depend on the number of ranks.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,27 +20,48 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
-def synchronise(model: nn.Module, device: torch.device) -> nn.Module:
-    """The model with batch norm over the leaves of all ranks: torch's on GPUs, ours on CPUs."""
-    if device.type == "cuda":
+def synchronise(model: nn.Module, device: torch.device, partial: bool = False) -> nn.Module:
+    """The model with batch norm over the leaves of all ranks; `partial`: some may be left out of the statistics.
+
+    torch's on GPUs if all leaves count, else ours.
+    """
+    if device.type == "cuda" and not partial:
         converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return converted
+    return _convert(model, SyncBatchNorm)
+
+
+def allow_partial(model: nn.Module) -> nn.Module:
+    """The model with batch norm of one rank that can leave out leaves."""
+    return _convert(model, PartialBatchNorm)
+
+
+def _convert(model: nn.Module, kind: type[PartialBatchNorm]) -> nn.Module:
     for module in model.modules():
         if isinstance(module, _BatchNorm):
-            module.__class__ = SyncBatchNorm  # keeps its parameters, which an optimizer may hold
+            module.__class__ = kind  # keeps its parameters, which an optimizer may hold
     return model
 
 
-class SyncBatchNorm(_BatchNorm):
-    """Batch norm over the rows of all ranks, on any device and backend."""
+class PartialBatchNorm(_BatchNorm):
+    """Batch norm over the rows that count: torch's own if all do, so its results do not change then."""
+
+    counted: Tensor | None = None
+    """Rows of the next input that count: bool [n]; None for all."""
+    some: Tensor | None = None
+    """Whether any row of the last input counted; None if all did."""
+    _shared = False
 
     def _check_input_dim(self, input: Tensor) -> None:
         return
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training:
+        if not self.training or (self.counted is None and not self._shared):
+            self.some = None
             return super().forward(input)
-        y, mean, variance = _Normalise.apply(input, self.weight, self.bias, self.eps)
+        y, mean, variance, self.some = _Normalise.apply(
+            input, self.weight, self.bias, self.eps, self.counted, self._shared
+        )
         with torch.no_grad():
             assert self.num_batches_tracked is not None and self.momentum is not None
             self.num_batches_tracked.add_(1)
@@ -48,37 +72,67 @@ class SyncBatchNorm(_BatchNorm):
         return normalised
 
 
+class SyncBatchNorm(PartialBatchNorm):
+    """Batch norm over the rows of all ranks that count, on any device and backend."""
+
+    _shared = True
+
+
 class _Normalise(torch.autograd.Function):
-    """Batch norm over the rows of all ranks: output, mean and unbiased variance."""
+    """Batch norm over the rows that count, of this rank or of all: output, mean, unbiased variance, whether any counts.
+
+    If no row counts, the mean and the variance are 0.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        rows = [0, *range(2, x.dim())]
-        variance, mean = torch.var_mean(_wide(x), rows, correction=0)
-        count = mean.new_full((1,), x.numel() / len(mean))
-        gathered = torch.stack(gather(torch.cat([mean, variance, count]))).double()
-        means, variances, counts = gathered[:, : len(mean)], gathered[:, len(mean) : -1], gathered[:, -1:]
-        total = counts.sum()
-        shared = (means * counts).sum(0) / total
-        spread = ((variances + (means - shared) ** 2) * counts).sum(0)
-        mean, inverse = shared.to(mean), (spread / total + eps).rsqrt().to(mean)
-        ctx.save_for_backward(x, weight, mean, inverse, total.to(mean))
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, counted: Tensor | None, shared: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        local = torch.cat(_moments(_wide(x), counted))
+        gathered = torch.stack(gather(local) if shared else [local]).double()
+        channels = x.shape[1]
+        means, variances, counts = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
+        some = counts.sum() > 0
+        total = counts.sum().clamp(min=1)
+        joint = (means * counts).sum(0) / total
+        spread = ((variances + (means - joint) ** 2) * counts).sum(0)
+        mean, inverse = joint.to(local), (spread / total + eps).rsqrt().to(local)
+        ctx.save_for_backward(x, weight, mean, inverse, total.to(local), counted)
+        ctx.shared = shared
         y = (x - _along(mean, x)) * _along(inverse * weight, x) + _along(bias, x)
-        unbiased = (spread / (total - 1)).to(mean)
-        ctx.mark_non_differentiable(mean, unbiased)
-        return y.to(x.dtype), mean, unbiased
+        unbiased = (spread / (total - 1).clamp(min=1)).to(local)
+        ctx.mark_non_differentiable(mean, unbiased, some)
+        return y.to(x.dtype), mean, unbiased, some
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, weight, mean, inverse, total = ctx.saved_tensors
+    def backward(ctx: Any, gradient: Tensor, *unused: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, mean, inverse, total, counted = ctx.saved_tensors
         rows = [0, *range(2, x.dim())]
         normal = (x - _along(mean, x)) * _along(inverse, x)
         to_bias, to_weight = _wide(gradient).sum(rows), _wide(gradient * normal).sum(rows)
         sums = torch.stack([to_bias, to_weight])
-        dist.all_reduce(sums)
+        if ctx.shared:
+            dist.all_reduce(sums)
         average, slope = sums / total
-        to_x = (gradient - _along(average, x) - normal * _along(slope, x)) * _along(weight * inverse, x)
-        return to_x.to(x.dtype), to_weight, to_bias, None
+        to_x = gradient - _along(average, x) - normal * _along(slope, x)
+        if counted is not None:  # the statistics do not depend on the others
+            to_x = to_x.where(_rows(counted, x), gradient)
+        to_x = to_x * _along(weight * inverse, x)
+        return to_x.to(x.dtype), to_weight, to_bias, None, None, None
+
+
+def _moments(x: Tensor, counted: Tensor | None) -> list[Tensor]:
+    """Mean and variance of each channel [channels], and the number of values per channel [1]."""
+    rows = [0, *range(2, x.dim())]
+    if counted is None:
+        variance, mean = torch.var_mean(x, rows, correction=0)
+        return [mean, variance, mean.new_full((1,), x.numel() / len(mean))]
+    values = x[0, 0].numel()
+    count = counted.sum().to(x)[None] * values
+    some = count.clamp(min=1)
+    mean = x.where(_rows(counted, x), 0).sum(rows) / some
+    variance = (x - _along(mean, x)).where(_rows(counted, x), 0).square().sum(rows) / some
+    return [mean, variance, count]
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -88,6 +142,11 @@ def _wide(x: Tensor) -> Tensor:
 def _along(values: Tensor, x: Tensor) -> Tensor:
     """Values [channels] shaped to broadcast with x [n, channels, ...]."""
     return values.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def _rows(counted: Tensor, x: Tensor) -> Tensor:
+    """Rows [n] shaped to broadcast with x [n, channels, ...]."""
+    return counted.view(-1, *[1] * (x.dim() - 1))
 
 
 def gather(rows: Tensor) -> list[Tensor]:
@@ -107,7 +166,7 @@ class RunningStatistics:
             for name, modules in parts.items()
         }
         self._sums: dict[str, list[Tensor]] = {}
-        self._groups: Counter[str] = Counter()
+        self._groups: dict[str, Tensor] = {}
 
     @contextlib.contextmanager
     def step(self, shared: bool) -> Iterator[None]:
@@ -137,13 +196,25 @@ class RunningStatistics:
             for name, values in after.items():
                 torch._foreach_copy_(self._running(name), values)
 
+    def count(self, name: str, counted: Tensor | None) -> None:
+        """Set which rows of the next group count: bool [n]; None for all."""
+        for norm in self._norms[name]:
+            if isinstance(norm, PartialBatchNorm):
+                norm.counted = counted
+
     def add(self, name: str) -> None:
-        """Add the statistics of the group whose forward pass was the last."""
+        """Add the statistics of the group whose forward pass was the last, unless none of its rows counted."""
+        running, first = self._running(name), self._norms[name][0]
+        one = running[0].new_ones(())
+        if isinstance(first, PartialBatchNorm) and first.some is not None:
+            one = first.some.to(one)
+            running = list(torch._foreach_mul(running, one))
         if name in self._sums:
-            torch._foreach_add_(self._sums[name], self._running(name))
+            torch._foreach_add_(self._sums[name], running)
+            self._groups[name] += one
         else:
-            self._sums[name] = [value.clone() for value in self._running(name)]
-        self._groups[name] += 1
+            self._sums[name] = [value.clone() for value in running]
+            self._groups[name] = one
 
     def forget(self) -> None:
         """Drop the groups added so far, before they are computed again."""
@@ -152,13 +223,14 @@ class RunningStatistics:
 
     def _moved(self, before: dict[str, list[Tensor]], momentum: float | None, shared: bool) -> dict[str, list[Tensor]]:
         assert momentum is not None
-        world = dist.get_world_size() if shared and dist.is_initialized() else 1
-        if world > 1:
-            all_reduce_flat([value for sums in self._sums.values() for value in sums])
+        if shared and dist.is_initialized():
+            all_reduce_flat([*self._groups.values(), *(value for sums in self._sums.values() for value in sums)])
         moved = {}
         for name, old in before.items():
-            new = torch._foreach_mul(self._sums[name], momentum / (self._groups[name] * world))
-            moved[name] = list(torch._foreach_add(torch._foreach_mul(old, 1 - momentum), new))
+            groups = self._groups[name].double()
+            new = torch._foreach_mul(self._sums[name], momentum / groups.clamp(min=1))
+            kept = torch.where(groups > 0, 1 - momentum, 1.0)  # no leaf counted: as before
+            moved[name] = list(torch._foreach_add(torch._foreach_mul(old, kept), new))
         return moved
 
     def _running(self, name: str) -> list[Tensor]:

@@ -54,6 +54,8 @@ class _Group(NamedTuple):
     keys: Tensor
     rows: slice
     """Rows of the rank's embeddings."""
+    counted: Tensor | None
+    """Leaves in the statistics of batch norm: bool [n]; None for all."""
 
 
 class Gradient:
@@ -95,11 +97,12 @@ class Gradient:
     def _embedded(self, groups: Sequence[_Group]) -> Tensor:
         """Embeddings of all groups, with their graph if they are embedded at once."""
         at_once = not self.micro_batch_size or self.micro_batch_size >= _most(groups)
+        at_once &= self._joinable(groups)
         self._statistics.forget()
         parts = []
         with torch.set_grad_enabled(at_once), self._autocast():
             for group in groups:
-                parts.append(self.model.embed(group.modality, group.inputs, group.keys))
+                parts.append(self._embed(group))
                 self._statistics.add(group.modality)
         return torch.cat(parts)
 
@@ -118,12 +121,21 @@ class Gradient:
     def _chunk(self, chunk: Sequence[_Group], gradient: Tensor) -> None:
         # a function, so that its graph is freed before the next chunk is embedded
         with self._autocast():
-            parts = [self.model.embed(group.modality, group.inputs, group.keys) for group in chunk]
+            parts = [self._embed(group) for group in chunk]
         torch.cat(parts).backward(torch.cat([gradient[group.rows] for group in chunk]))
+
+    def _embed(self, group: _Group) -> Tensor:
+        self._statistics.count(group.modality, group.counted)
+        return self.model.embed(group.modality, group.inputs, group.keys)
+
+    def _joinable(self, groups: Sequence[_Group]) -> bool:
+        """Whether groups can share a backward pass, which recomputes activations with the last group's `counted`."""
+        return not self.how.bn_group_size or all(group.counted is None for group in groups)
 
     def _chunks(self, groups: Sequence[_Group]) -> Iterator[Sequence[_Group]]:
         """Groups of one modality that make up a micro-batch."""
         number = max(1, self.micro_batch_size // (self.how.bn_group_size or 1)) if self.micro_batch_size else 1
+        number = number if self._joinable(groups) else 1
         for modality in dict.fromkeys(group.modality for group in groups):
             own = [group for group in groups if group.modality == modality]
             yield from (own[first : first + number] for first in range(0, len(own), number))
@@ -173,7 +185,9 @@ def _grouped(batch: Batch, keys: Tensor, bn_group_size: int) -> Iterator[_Group]
         for span in grouping.groups(count, bn_group_size):
             rows = slice(done + span.start, done + span.stop)
             whole = span.stop - span.start == count
-            yield _Group(modality, inputs if whole else _part(inputs, span), keys[rows], rows)
+            all_count = batch.usable is None or batch.usable[rows].all()
+            counted = None if all_count else batch.table["usable"][rows].bool()
+            yield _Group(modality, inputs if whole else _part(inputs, span), keys[rows], rows, counted)
         done += count
 
 

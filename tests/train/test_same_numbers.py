@@ -18,6 +18,9 @@ from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import MODALITIES, Clip
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.text import Words
+from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.tree import Tree
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.learner import Learner
 from gdt.train.settings import SIZES, Optimization, Pretrain
@@ -52,6 +55,7 @@ def settings(shards: Path, preset: str, way: Way) -> Pretrain:
         precision="float32", clip=Clip(frames=4, stride=6, size=16), bn_group_size=way.bn_group_size,
         network=replace(base.network, stem=4, stem_middle=4, widths=(4, 8), audio_stem=4, audio_widths=(4, 8),
                         hidden=32, embedding=16, dropout=0.3),
+        loading=replace(base.loading, damaged="skip" if preset == "m" else "stop"),
         augmentation=replace(base.augmentation, scale=(20, 28)), micro_batch_size=way.micro_batch_size,
         optimization=Optimization("sgd", lr=1e-3, base_batch_size=0, warmup_epochs=0),
     )  # fmt: skip
@@ -97,7 +101,11 @@ def curve(shards: Path, steps: list[Leaves], preset: str, way: Way, rank: int = 
             {name: torch.from_numpy(values) for name, values in columns.items()}
             for columns in (part.columns, part.joined or part.columns)
         )
-        metrics = trainer.step(step, Batch(inputs, table, joined, part, []))
+        usable = None
+        if preset == "m":
+            usable = (part.columns["video"] % 3 > 0) & (part.columns["leaf"] % 5 > 0)
+            table["usable"] = torch.from_numpy(usable.astype(np.int64))
+        metrics = trainer.step(step, Batch(inputs, table, joined, part, [], usable))
         found["loss"].append(metrics.loss)
         found["top1"].append(metrics.top1)
         found["gradient"].append(torch.cat([p.grad.flatten() for p in trainer.model.parameters()]))
@@ -157,3 +165,40 @@ def test_ranks_and_micro_batches_do_not_change_results(
             assert torch.equal(other["counted"], torch.full_like(one["counted"], STEPS))
             assert torch.equal(other["top1"], one["top1"])
     assert compared == (2 + 2 * 2 + 4 if bn_group_size == 0 else 4 + 2 * 2 + 2 * 4)
+
+
+@pytest.mark.parametrize("way", [Way(0), Way(4), Way(4, 4, recompute=True)])
+def test_unusable_leaves_are_left_out_of_batch_norm(way: Way) -> None:
+    torch.set_num_threads(1)
+    asked = settings(Path("unused"), "three", way)
+    asked = replace(asked, network=replace(asked.network, word_dimensions=5))
+    tree = Tree(asked.composition, Source(np.arange(VIDEOS), np.full(VIDEOS, 40), 30), asked.clip, 40)
+    part = take_rank(tree.plan(0, 0), 0, 1, way.bn_group_size)
+    table = {name: torch.from_numpy(values) for name, values in part.columns.items()}
+    modality, n = part.leaves.modality, len(part) // 3
+    some = part.columns["leaf"] % 5 > 0
+    some[np.flatnonzero(modality == 2)[:4]] = False  # also all leaves of a group
+
+    def step(usable: np.ndarray | None, factor: float) -> dict[str, torch.Tensor]:
+        """Loss, gradients and running statistics; the content of `some` is multiplied."""
+        learner = Learner(asked, tree, DATA, torch.device("cpu"))
+        learner.model.double()
+        learner.model.video_network.base.recomputed = 2 if way.recompute else 0
+        draw, clip = torch.Generator().manual_seed(0), asked.clip
+        shapes = (3, clip.frames, clip.size, clip.size), (1, 40, clip.mel_frames), (clip.words, 5)
+        video, audio, text = (torch.randn(n, *shape, generator=draw, dtype=torch.float64) for shape in shapes)
+        for number, values in enumerate((video, audio, text)):
+            values[torch.from_numpy(~some[modality == number])] *= factor
+        mask = torch.ones(n, clip.words, dtype=torch.bool)
+        inputs = {"video": video, "audio": audio, "text": Words(text, mask, np.zeros((n, clip.words), np.int64))}
+        column = {} if usable is None else {"usable": torch.from_numpy(usable.astype(np.int64))}
+        loss = learner.gradient(0, Batch(inputs, table | column, table, part, [], usable)).loss
+        gradients = {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
+        return gradients | {"loss": loss} | {f"state {name}": v for name, v in learner.model.state_dict().items()}
+
+    one, other = step(some, 1), step(some, -3)
+    for name in one:
+        assert torch.allclose(one[name], other[name], rtol=1e-10, atol=1e-12), name
+    every, plain = step(np.ones(len(part), bool), 1), step(None, 1)
+    assert all(torch.equal(every[name], plain[name]) for name in every)
+    assert not torch.isclose(every["loss"], one["loss"])
