@@ -81,7 +81,8 @@ class Comparison(NamedTuple):
     """A table of comparable records."""
 
     lines: Lines
-    notes: list[str]
+    brief: list[str]
+    details: list[str]
     shared: list[tuple[str, str]]
     """Names and values of conditions that all records share."""
     conditions: Lines
@@ -98,7 +99,7 @@ def compare(folder: Path, results: Sequence[Result]) -> list[Comparison]:
     tables: list[Table] = []
     for group in _comparable(records):
         tables += [table_of(group)] if is_ablation else build_tables(group)
-    return [Comparison(table.lines, table.notes, *_conditions(table)) for table in tables]
+    return [Comparison(table.lines, table.brief, table.details, *_conditions(table)) for table in tables]
 
 
 def _comparable(records: Sequence[Record]) -> list[list[Record]]:

@@ -12,7 +12,7 @@ from gdt.common.errors import UserError, require_positive
 
 @dataclass(frozen=True)
 class Report:
-    """Write one HTML page about all runs below a folder: tables, learning curves, examples."""
+    """Write an HTML page of all runs in a folder: tables, learning curves, examples."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "page": ("runs", "out", "figures_of"),
@@ -20,7 +20,7 @@ class Report:
     }
 
     runs: Path = Path("runs")
-    """Folder of runs and evaluations, however deep."""
+    """Folder of runs and evaluations, with its subfolders."""
     out: Path | None = None
     """The page; default: report.html in --runs."""
     figures_of: tuple[str, ...] = ()

@@ -196,7 +196,7 @@ def page_text(runs: Path) -> str:
 
 def test_without_labels_videos_are_searched_by_audio(page: Page, text: str) -> None:
     part = unescape(text[text.index("<h3>unlabelled</h3>") :])
-    assert "videos nearest to the audio of a test video" in part
+    assert "whose frames match their sound best" in part
     assert re.search(r"12 videos of the split 'test', 2 clips each; audio-to-video R@1 .*\(chance 8\.3 %\)", part)
     assert part.count('alt="spectrogram of one second of ') == 3
     assert "rank of its own video" in part or part.count("✓ right") == 3
@@ -369,7 +369,7 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-_COLOURS = """() => [...document.querySelectorAll('p,li,td,th,figcaption,small,b,caption,h1,h2,h3,h4,a,code')]
+_COLOURS = """() => [...document.querySelectorAll('p,li,td,th,figcaption,small,b,caption,summary,h1,h2,h3,h4,a,code')]
   .filter(e => e.textContent.trim() && e.getClientRects().length)
   .map(e => {
     const behind = [];
