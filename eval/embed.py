@@ -43,6 +43,8 @@ Modality = Literal["video", "audio"]
 Kind = Literal["embeddings", "features"]
 Per = Literal["video", "clip"]
 FORMAT = "gdt-features-1"
+_NAMED = 3
+"""Maximum number of videos named in a note."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +61,19 @@ class Embed:
     ckpt: Path
     """Checkpoint of a pretrained model, or other weights."""
     source: tuple[Path, ...] = ()
-    """Video files and folders; preprocessed into a temporary folder next to --out."""
+    """Video files and folders."""
     dataset: str = ""
     """Preprocessed data set, instead of --source."""
     shards: Path | None = None
-    """Folder of shards; default: data/shards/<dataset>."""
+    """Folder of shards (default: data/shards/<dataset>)."""
     out: Path = Path("features.h5")
     """File: .h5, .npz or .parquet (needs pyarrow)."""
     modalities: tuple[Modality, ...] = ()
-    """Default: all modalities of the model."""
+    """Modalities (default: all of the model)."""
     kind: Kind = "embeddings"
-    """embeddings: comparable across modalities; features: of the trunk, better for
-    classifiers."""
+    """embeddings compare modalities; features suit classifiers."""
     per: Per = "video"
-    """video: one row per video (mean over clips); clip: one row per clip."""
+    """One row per video (the mean over clips), or per clip."""
     clips: int = 10
     """Uniformly spaced clips per video."""
     workers: int = 0
@@ -135,6 +136,7 @@ def embed(settings: Embed) -> str:
     lines = [
         f"{settings.out}: {settings.kind} of {plural(videos, 'video')}, one row per {settings.per}: {sizes}",
         f"from {settings.clips} clips per video of {rows.metadata['clip']}",
+        *describe_missing(rows),
     ]
     for name, values in rows.features.items():
         if len(lacking := rows.id[np.isnan(values[:, 0])]):
@@ -142,6 +144,17 @@ def embed(settings: Embed) -> str:
     lines += [f"{plural(len(rows.skipped), 'video')} skipped:"] if rows.skipped else []
     lines += [f"  {path}: {reason}" for path, reason in rows.skipped]
     return "\n".join(lines + _next_steps(settings.out, rows))
+
+
+def describe_missing(rows: Features) -> list[str]:
+    """A line per modality whose features are NaN for some videos."""
+    lines = []
+    for name, values in rows.features.items():
+        if lacking := list(dict.fromkeys(rows.id[np.isnan(values[:, 0])])):
+            first = ", ".join(lacking[:_NAMED]) + (", …" if len(lacking) > _NAMED else "")
+            reason = f"{len(lacking)} videos whose {name} is missing or shorter than a clip"
+            lines.append(f"NaN in '{name}' for {reason}: {first}")
+    return lines
 
 
 def _next_steps(path: Path, rows: Features) -> list[str]:

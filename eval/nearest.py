@@ -21,17 +21,17 @@ class Nearest:
     """Find the videos that are most similar to one."""
 
     query: str
-    """Id of a video in the file of features, or a video file."""
+    """Id of a video in the features file, or a video file."""
     features: Path = Path("features.h5")
     """File written by `gdt eval embed`, .h5 or .npz."""
     by: Modality = "video"
     """Modality of the query."""
     among: Modality | None = None
-    """Modality to search; default: as --by. Another one needs embeddings."""
+    """Modality to search; another than --by needs embeddings (default: --by)."""
     k: int = 5
     """Number of neighbours."""
     ckpt: Path | None = None
-    """Checkpoint to embed a video file with; default: that of the features."""
+    """Checkpoint for a video file (default: that of the features)."""
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -39,7 +39,10 @@ class Nearest:
 
 
 def nearest(settings: Nearest) -> str:
-    """A table of the nearest neighbours. Raises UserError if the file or the query cannot be used."""
+    """A table of the nearest neighbours, without the query itself.
+
+    Raises UserError if the file or the query cannot be used.
+    """
     rows, among = read(settings.features), settings.among or settings.by
     path = os.path.realpath(settings.query)
     own = np.flatnonzero([settings.query == name or (file and path == os.path.realpath(file))
@@ -55,22 +58,34 @@ def nearest(settings: Nearest) -> str:
             f"'{settings.query}' is neither an id in {settings.features} (such as {', '.join(similar)}) nor a video "
             "file"
         )
-    found, similarity = most_similar(rows, query, own, settings.by, among, settings.k)
-    lines = [
-        [f"{cosine:.3f}", rows.id[row], f"{rows.start[row]:.1f} s" if rows.metadata["per"] == "clip" else "",
-         rows.path[row]]
-        for row, cosine in zip(found, similarity, strict=True)
-    ]  # fmt: skip
-    return tabulate(lines, ["cosine", "video", "from", "file"], tablefmt="simple", disable_numparse=True)
+    excluded = own if len(own) else _named_like(rows, path)
+    found, similarity = most_similar(rows, query, own, settings.by, among, settings.k, excluded)
+    columns = {"cosine": [f"{cosine:.3f}" for cosine in similarity], "video": rows.id[found].tolist()}
+    if rows.metadata["per"] == "clip":
+        columns["from"] = [f"{start:.1f} s" for start in rows.start[found]]
+    if any(rows.path[found]):
+        columns["file"] = rows.path[found].tolist()
+    table = tabulate(columns, "keys", tablefmt="simple", disable_numparse=True)
+    names = ", ".join(dict.fromkeys(rows.id[excluded].tolist()))
+    return f"{table}\n\nleft out: the query, {names}" if names else table
+
+
+def _named_like(rows: Features, path: str) -> np.ndarray:
+    """Rows of a file whose features were computed from shards: their id is its path's end, or that without suffix."""
+    paths = path, os.path.splitext(path)[0]  # noqa: PTH122
+    return np.flatnonzero([
+        not file and any(each.endswith(f"/{name}") for each in paths)
+        for name, file in zip(rows.id, rows.path, strict=True)
+    ])  # fmt: skip
 
 
 def most_similar(
-    rows: Features, query: Features, own: np.ndarray, by: str, among: str, k: int
+    rows: Features, query: Features, own: np.ndarray, by: str, among: str, k: int, excluded: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the k rows with the highest cosine to any query row, and the cosines, highest first.
 
-    `own` are the query's rows if `query` is `rows`, and are excluded from the search; if it is empty, all rows of
-    `query` are used. Raises UserError if features are missing or cannot be compared.
+    `own` are the query's rows if `query` is `rows`; if it is empty, all rows of `query` are used. `excluded` rows
+    are not searched; default: `own`. Raises UserError if features are missing or cannot be compared.
     """
     from gdt.eval.retrieval import unit  # scikit-learn is slow to import
 
@@ -80,7 +95,7 @@ def most_similar(
     queries, gallery = query.features[by], rows.features[among]
     queries = queries[own] if len(own) else queries
     queries = queries[~np.isnan(queries[:, 0])]
-    others = np.delete(np.arange(len(rows.id)), own)
+    others = np.delete(np.arange(len(rows.id)), own if excluded is None else excluded)
     others = others[~np.isnan(gallery[others, 0])]
     if not len(queries):
         raise UserError(f"the query has no {by} for the length of a clip; set --by to another modality")

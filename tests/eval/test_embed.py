@@ -17,7 +17,7 @@ import torch
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.eval.command import settings_of as command_settings
-from gdt.eval.embed import Embed, Features, _next_steps, embed, features, features_of, read
+from gdt.eval.embed import Embed, Features, _next_steps, describe_missing, embed, features, features_of, read
 from gdt.eval.nearest import Nearest, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
@@ -66,7 +66,9 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     assert refused.returncode == 2 and "features.h5 already exists" in refused.stderr
     found = command("eval", "nearest", "--query", "more/one.mp4", "--k", 3)
     assert found.returncode == 0, found.stderr
-    assert len(found.stdout.splitlines()) == 2 + 3 and "more/one.mp4" not in found.stdout
+    lines = found.stdout.splitlines()
+    assert lines[0].split() == ["cosine", "video", "file"] and lines[5:] == ["", "left out: the query, more/one.mp4"]
+    assert not any("more/one.mp4" in line for line in lines[:5])
     # an embedded file is found by its path; a copy is decoded, and its original has cosine 1
     known = command("eval", "nearest", "--query", videos / "more" / "one.mp4", "--k", 3)
     assert known.stdout == found.stdout
@@ -78,7 +80,7 @@ def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, vide
     refused = command("eval", "nearest", "--query", videos / "broken.mp4")
     assert f"no usable video: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
     across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
-    assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4
+    assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4 + 2
 
 
 @pytest.mark.parametrize(
@@ -136,9 +138,24 @@ def test_rows_per_clip_are_the_outputs_of_the_networks(checkpoint: Path, index: 
 
 def test_videos_without_audio_have_rows_of_nan(checkpoint: Path, index: Index) -> None:
     mute = replace(index, mel_count=np.where(np.arange(len(index)) == 3, 0, index.mel_count))
-    rows = features_of(load_model(checkpoint), mute, ["video", "audio"], 1, "embeddings", "video", CPU)
+    trained = load_model(checkpoint)
+    rows = features_of(trained, mute, ["video", "audio"], 1, "embeddings", "video", CPU)
     assert np.isnan(rows.features["audio"][3]).all() and not np.isnan(rows.features["video"]).any()
     assert np.isnan(rows.features["audio"]).any(1).sum() == 1
+    clips = features_of(trained, mute, ["video", "audio"], 2, "embeddings", "clip", CPU)
+    expected = f"NaN in 'audio' for 1 videos whose audio is missing or shorter than a clip: {index.id[3]}"
+    assert describe_missing(rows) == describe_missing(clips) == [expected]
+
+
+def test_a_file_of_the_shards_is_not_its_own_neighbour(
+    checkpoint: Path, synthetic: Path, shards: Path, tmp_path: Path
+) -> None:
+    embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=tmp_path / "f.npz"))
+    id = read(tmp_path / "f.npz").id[0]
+    (file,) = synthetic.rglob(f"{id}.*")
+    lines = nearest(Nearest(str(file), tmp_path / "f.npz", k=3)).splitlines()
+    assert lines[0].split() == ["cosine", "video"] and lines[5:] == ["", f"left out: the query, {id}"]
+    assert not any(id in line for line in lines[:5])
 
 
 def test_npz_and_h5_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
