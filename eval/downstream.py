@@ -140,10 +140,25 @@ def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> l
     ]
     if not chosen:
         raise UserError(
-            f"there is nothing to evaluate: {data.index.folder} has no labels with a train and a test split, and no "
-            "model has two modalities that the videos have; evaluate a cross-modal model, or add labels"
+            f"nothing to evaluate: {data.index.folder} has no labels in a train and a test split, and no model has "
+            "two modalities of these videos; add labels, or use a cross-modal model"
         )
     return chosen
+
+
+def _report_unlabelled(evaluation: Evaluation) -> None:
+    """Print how many videos the protocols with labels leave out."""
+    used = dict.fromkeys(name for name, _, _ in evaluation.files if PROTOCOLS[name].labels)
+    index, settings = evaluation.data.index, evaluation.evaluator.settings
+    chosen = np.isin(index.split, (settings.gallery_split, evaluation.data.split))
+    left_out = int((chosen & (index.label == "")).sum())
+    if used and left_out:
+        source = (
+            f"column {settings.label}" if settings.label else "labels are the names of subfolders, or of labels.csv"
+        )
+        print(
+            f"{' and '.join(used)} leave out {left_out} of {chosen.sum()} videos without a label ({source})", flush=True
+        )
 
 
 def _has_pairs(model: Model, settings: Downstream, data: Data) -> bool:
@@ -156,8 +171,8 @@ def _require_unseen(model: Model, data: Data, parts: Sequence[Fold]) -> None:
     learned = model.trained.foreign.learned if model.trained.foreign and not model.random else None
     if learned and learned[0] == data.fingerprint and (others := [f.number for f in parts if f.number != learned[1]]):
         raise UserError(
-            f"{model.path} was finetuned on fold {learned[1]} of these videos, so it has seen labels of test videos "
-            f"of fold {others[0]}; evaluate it with --folds {learned[1]}"
+            f"{model.path} was finetuned on fold {learned[1]} of these videos, so it knows test labels of fold "
+            f"{others[0]}; set --folds {learned[1]}"
         )
 
 
@@ -269,7 +284,10 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
     text = report([first, *([row for row in rows if PROTOCOLS[row.protocol].labels] for rows in others)], out)
     records = [row for path in sorted(out.glob("*/*.json")) for row in read(path)]
     write_text(out / "all.csv", to_csv(records))
-    return f"{text}\n\ntables (txt, tex, csv) and records (json; all.csv includes those of other calls): {out}/"
+    return (
+        f"{text}\n\ntables with all notes: {out}/table.txt\n"
+        "also there: table.tex, results.csv, results.json; all.csv includes the results of other calls"
+    )
 
 
 def read(path: Path) -> list[Record]:

@@ -34,11 +34,9 @@ class Export:
     out: Path
     """File to write."""
     format: Literal["safetensors", "published", "torchvision"] = "safetensors"
-    """safetensors: any model, with its settings. published: for the published GDT code. torchvision: the video trunk as
-    r2plus1d_18. The last two need networks of the paper's sizes."""
+    """File type; all but safetensors need the paper's network sizes."""
     inputs: Literal["stated", "kinetics", "howto100m"] = "stated"
-    """Clips and normalisation to write into the file: those that the weights state, or that they were loaded with, or
-    those of the release's script for a data set."""
+    """Inputs to write: as the weights state, or the release's for a data set."""
     overwrite: bool = False
     """Replace an existing file."""
 

@@ -21,7 +21,7 @@ _ALWAYS_ACCEPTED = ("seed", "size")
 
 @dataclass(frozen=True)
 class Downstream:
-    """Evaluate checkpoints by the paper's protocols, with random weights and chance. Run the same command to resume."""
+    """Evaluate checkpoints by the paper's protocols. The same command resumes."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "main": ("ckpt", "dataset", "protocols", "out", "random_weights"),
@@ -34,32 +34,31 @@ class Downstream:
     ckpt: tuple[Path, ...]
     """Checkpoints or other weights; one row of the table each."""
     dataset: str = ""
-    """Preprocessed data set; default: that of the first checkpoint."""
+    """Preprocessed data set (default: that of the first checkpoint)."""
     shards: Path | None = None
-    """Folder of shards; default: data/shards/<dataset>."""
+    """Folder of shards (default: data/shards/<dataset>)."""
     protocols: tuple[ProtocolName, ...] = ()
-    """Default: cross-modal, retrieval and few-shot, where model and data allow."""
+    """Protocols (default: cross-modal, retrieval, few-shot if they apply)."""
     folds: tuple[int, ...] = ()
-    """Official folds, from 1; default: all."""
+    """Official folds, from 1 (default: all)."""
     word2vec: Path | None = None
-    """Word vectors of the shards, for retrieval from and to text."""
+    """Word vectors of the shards, for retrieval of text."""
     label: str = ""
-    """Columns of labels, as in label,weather; default: the classes."""
+    """Label columns, such as label,weather (default: the classes)."""
     gallery_split: str = "train"
     """Split to search and to train classifiers on."""
     query_split: str = ""
-    """Split to evaluate; default: test, or val if there is no test split."""
+    """Split to evaluate (default: test, or val without test)."""
     clips: int = 10
-    """Uniformly spaced clips per video; features or scores are averaged."""
+    """Uniformly spaced clips per video, which are averaged."""
     gallery_per_class: int = 0
-    """Random gallery videos per class, to save time; 0: all."""
+    """Random gallery videos per class; 0: all."""
     random_weights: Literal["include", "only", "exclude"] = "include"
-    """Random weights as another row, as the only one, or not at all."""
+    """Rows of random weights: with the others, alone, or none."""
     recipe: Literal["paper", "published"] = "paper"
-    """Finetuning recipe: the paper's, or that of the published code."""
+    """Recipe of the paper or of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """paper: the recipe's clips; tiny: the checkpoint's clip size, 4 clips per video
-    and epoch."""
+    """Clips of the recipe, or small ones as in the checkpoint."""
     epochs: int = 0
     """Epochs; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0
@@ -67,19 +66,19 @@ class Downstream:
     clips_per_epoch: int = 0
     """Random clips per training video and epoch; 0: the recipe's."""
     train_samples: int = 0
-    """Random training videos, of finetune and linear; 0: all."""
+    """Random training videos of finetune and linear; 0: all."""
     linear_c: float = 1.0
     """Inverse L2 regularisation of the linear probe."""
     seed: int = 0
     """Seed of shots, samples, classifier and order of clips."""
     jobs: int = 0
-    """Finetuning runs in parallel; 0: one per GPU or, without a GPU, per core."""
+    """Finetuning runs in parallel; 0: one per GPU, else per core."""
     threads: int = 0
-    """CPU threads per process; 0: torch's default."""
+    """CPU threads per process; 0: chosen by torch."""
     out: Path | None = None
-    """Folder of results; default: runs/eval-<dataset>."""
+    """Folder of results (default: runs/eval-<dataset>)."""
     tables: bool = True
-    """Write the tables; off in the subprocesses of --jobs."""
+    """Write the tables; off in subprocesses."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "clips")

@@ -38,7 +38,7 @@ class ShowTree:
     factors: str = ""
     """Composition, or help, instead of a preset."""
     batch_size: int = 512
-    """Videos in the batch whose positives and negatives are counted."""
+    """Videos in the batch in which positives and negatives are counted."""
     videos: int = 2
     """Videos to draw."""
     out: Path | None = None

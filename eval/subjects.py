@@ -185,8 +185,8 @@ def _labelled(index: Index, split: str) -> np.ndarray:
     videos = np.flatnonzero((index.split == split) & (index.label != ""))
     if not len(videos):
         raise UserError(
-            f"{index.folder} has no labelled videos in the split '{split}'; this protocol needs a train and a test "
-            "split with labels (folders train/ and test/ with one folder per class, or a labels.csv)"
+            f"{index.folder} has no labelled videos in the split '{split}'; put videos into train/<class>/ and "
+            "test/<class>/, or add a labels.csv"
         )
     return videos
 
@@ -221,8 +221,8 @@ def open_index(dataset: str, folder: Path) -> Index:
     source = index.settings.get("dataset", dataset)
     if dataset in PAPER and source != dataset:
         raise UserError(
-            f"the shards in {folder} were made from the data set '{source}', not '{dataset}'; set --shards to the "
-            f"right folder, or make them with 'make preprocess DATASET={dataset} SOURCE=<your videos>'"
+            f"the shards in {folder} were made from the data set '{source}', not '{dataset}'; set --shards, or run "
+            f"'make preprocess DATASET={dataset} SOURCE=<your videos>'"
         )
     return index
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,18 @@ from gdt.eval.metrics import Metric, difference
 from gdt.eval.paper import reported
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, format_details
+from gdt.eval.subjects import name_of
 from gdt.pipeline.leaves import MODALITIES
 
 Lines = list[list[str]]
 """Cells of a table; the first line and the first cell of each line are headings."""
 Groups = Mapping[str, Sequence[Record]]
 """Rows of a table: names, and the records of their seeds and folds."""
+_PRINTED = 4
+"""Maximum number of printed comparisons with random weights; more are in the file only."""
+_PUBLISHED = "published results are with their authors' networks, clips and all classes"
+_FEW_QUERIES = 50
+"""A warning is printed for fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +38,24 @@ class Table:
 
     groups: Groups
     lines: Lines
-    notes: list[str]
+    brief: list[str]
+    """The notes that are printed."""
+    details: list[str]
+    """The other notes, for files and pages."""
 
-    def __str__(self) -> str:
-        return "\n".join([layout(self.lines), "", *self.notes])
+    @property
+    def notes(self) -> list[str]:
+        return [*self.brief, *self.details]
+
+
+def with_notes(lines: Sequence[Sequence[str]], notes: Iterable[str], keys: int = 1) -> str:
+    """A table as text, with notes below; both fit 100 columns (see `layout` for `keys`)."""
+    return "\n".join([layout(lines, keys=keys), "", *map(wrap, notes)])
+
+
+def wrap(note: str, indent: str = "  ") -> str:
+    """A note in lines of at most 100 columns; numbers, paths and words are kept whole."""
+    return textwrap.fill(note, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def layout(lines: Sequence[Sequence[str]], width: int = 100, keys: int = 1) -> str:
@@ -154,8 +175,18 @@ def verdicts(groups: Groups) -> list[str]:
         random = [each for each in untrained if each.pretraining.network == network and each.fold in folds]
         for column in dict.fromkeys(next(iter(each.metrics)) for each in records if each.metrics):
             if other := metrics_of(random, column):
-                sentences.append(f"{column} of {name}: {_verdict(*difference(metrics_of(records, column), other))}")
+                sentences.append(
+                    f"{_heading(column)} of {name}: {_verdict(*difference(metrics_of(records, column), other))}"
+                )
     return sentences
+
+
+def main_verdicts(groups: Groups) -> list[str]:
+    """The verdicts on the first protocol, to print; none if there are more than a few."""
+    protocol = next(iter(groups.values()))[0].protocol
+    main = {name: [each for each in records if each.protocol == protocol] for name, records in groups.items()}
+    sentences = verdicts({name: records for name, records in main.items() if records})
+    return sentences if len(sentences) <= _PRINTED else []
 
 
 def _verdict(points: float, low: float, high: float) -> str:
@@ -166,20 +197,24 @@ def _verdict(points: float, low: float, high: float) -> str:
 
 
 def report(parts: Sequence[Iterable[Record]], out: Path) -> str:
-    """Tables of records as text, for each part (evaluated in one way); writes text, LaTeX, CSV and JSON to `out`."""
+    """Tables of records to print, for each part (evaluated in one way), with the most important notes.
+
+    Writes the tables with all notes, LaTeX, CSV and JSON to `out`.
+    """
     ordered = [_sorted(records) for records in parts]
     tables = [table for records in ordered for table in build_tables(records)]
-    text = "\n\n".join(map(str, tables))
-    write_tables(out, text, [table.lines for table in tables])
+    whole = "\n\n".join(with_notes(table.lines, table.notes) for table in tables)
+    write_tables(out, whole, [table.lines for table in tables])
     every = [each for records in ordered for each in records]
     write_text(out / "results.csv", to_csv(every))
     record.write(out / "results.json", every)
-    return text
+    return "\n\n".join(with_notes(table.lines, table.brief) for table in tables)
 
 
 def build_tables(records: Iterable[Record]) -> list[Table]:
     """Tables of records that were evaluated with the same settings, with published results and notes."""
-    records, tables = _sorted(records), []
+    records = _sorted(records)
+    tables: list[Table] = []
     for name in dict.fromkeys(protocol.table for protocol in PROTOCOLS.values()):
         protocols = [protocol.name for protocol in PROTOCOLS.values() if protocol.table == name]
         groups = _rows([each for each in records if each.protocol in protocols])
@@ -188,11 +223,28 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
         first = next(iter(groups.values()))[0]
         samples = max(each.settings["train_samples"] for group in groups.values() for each in group)
         others = {} if first.label else reported(first.dataset, protocols, samples)
-        notes = _caption(groups) + verdicts(groups)
-        if any(column in values for values in others.values() for column in columns(groups)):
-            notes.append("published results are with their authors' networks, clips and all classes")
-        tables.append(Table(groups, table_lines(groups, f"% on {first.query_split}", others), notes))
+        pairs = PROTOCOLS[first.protocol].pairs
+        sentences = [f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items()] if pairs else []
+        brief = [_caption(groups), *([] if tables else few_videos(records)), *sentences[-1:]]
+        brief += main_verdicts(groups)
+        published = any(column in values for values in others.values() for column in columns(groups))
+        if published and all(_PUBLISHED not in table.brief for table in tables):
+            brief.append(_PUBLISHED)
+        details = [*_descriptions(groups), *sentences, *verdicts(groups)]
+        details = [note for note in details if note not in brief]
+        tables.append(Table(groups, table_lines(groups, f"% on {first.query_split}", others), brief, details))
     return tables
+
+
+def few_videos(records: Sequence[Record]) -> list[str]:
+    """A warning if there are few queries, or if the gallery is so small that a metric is 100 % for any model."""
+    queries = min(each.queries for each in records)
+    full = {name.split()[-1]: each for each in records for name, m in each.metrics.items() if m.chance >= 100}
+    parts = [f"only {queries} queries: the 95 % intervals are wide"] if queries < _FEW_QUERIES else []
+    if full:
+        gallery = min(each.gallery or each.queries for each in full.values())
+        parts.append(f"{', '.join(full)}: 100 % for any model, as the gallery has {gallery} videos")
+    return [f"warning: {'; '.join(parts)}; hold out more videos"] if parts else []
 
 
 def _sorted(records: Iterable[Record]) -> list[Record]:
@@ -200,22 +252,41 @@ def _sorted(records: Iterable[Record]) -> list[Record]:
 
 
 def _rows(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records by row. A row's name has the digest if models share a name, and the folds if it lacks some."""
+    """Records by row. A row's name has the folds if it lacks some."""
     folds = {each.fold for each in records}
+    names = _names(records)
     rows: dict[str, list[Record]] = {}
     for each in records:
-        namesakes = [other for other in records if other.model == each.model]
-        own = sorted({other.fold for other in namesakes if other.weights == each.weights})
-        unique = len({other.weights for other in namesakes}) == 1
-        name = each.model if unique else f"{each.model} ({each.weights[:8]})"
+        own = sorted({other.fold for other in records if other.weights == each.weights and other.model == each.model})
+        name = names[each.model, each.weights]
         if set(own) != folds:
             name += f", fold{'s' if len(own) > 1 else ''} {' '.join(map(str, own))}"
         rows.setdefault(name, []).append(each)
     return rows
 
 
-def _caption(groups: Groups) -> list[str]:
-    """Notes on queries and gallery, the meaning of the brackets, the models and the protocols."""
+def _names(records: Sequence[Record]) -> dict[tuple[str, str], str]:
+    """Names of rows by model and weights.
+
+    Where several weights share a name, random ones are named by the run whose network they have, others by a digest.
+    """
+    firsts = {(each.model, each.weights): each for each in reversed(records)}
+    names = {}
+    for (model, weights), first in firsts.items():
+        namesakes = [other for (name, _), other in firsts.items() if name == model]
+        runs = [name_of(other.checkpoint) for other in namesakes]
+        own = name_of(first.checkpoint)
+        if len(namesakes) == 1:
+            names[model, weights] = model
+        elif model == RANDOM and runs.count(own) == 1:
+            names[model, weights] = f"{RANDOM} of {own}"
+        else:
+            names[model, weights] = f"{model} ({weights[:8]})"
+    return names
+
+
+def _caption(groups: Groups) -> str:
+    """Data, queries and gallery, and the meaning of the brackets."""
     every = [each for records in groups.values() for each in records]
     first = every[0]
     folds = sorted({each.fold for each in every} - {0})
@@ -228,8 +299,13 @@ def _caption(groups: Groups) -> list[str]:
     data += f", {format_range(each.classes for each in every)} classes" if first.classes else ""
     brackets = "lowest and highest fold, or the 95 % CI of one fold" if len(folds) > 1 else "95 % CI"
     short = {each.held for each in every}
-    held = f"; {format_range(short)} videos shorter than a clip, last frame repeated" if any(short) else ""
-    lines = [f"{data}; in brackets {brackets}{held}"]
+    held = f"; videos shorter than a clip, whose last frame is repeated: {format_range(short)}" if any(short) else ""
+    return f"{data}; in brackets {brackets}{held}"
+
+
+def _descriptions(groups: Groups) -> list[str]:
+    """Notes on the models and the details of the protocols."""
+    lines = []
     for name, records in groups.items():
         if records[0].model != RANDOM:
             lines.append(f"{name}: {records[0].preset}, {records[0].step} steps, {records[0].checkpoint}")
@@ -237,14 +313,12 @@ def _caption(groups: Groups) -> list[str]:
         if seen:
             counts = ", ".join(count + f" of fold {fold}" * bool(fold) for fold, count in seen.items())
             lines.append(f"{name} was pretrained, without labels, on {counts}")
-    for protocol in dict.fromkeys(each.protocol for each in every):
+    for protocol in dict.fromkeys(each.protocol for records in groups.values() for each in records):
         details = {name: _details(records, protocol) for name, records in groups.items()}
         if len(set(details.values()) - {""}) == 1:
             lines.append(f"{protocol}: {max(details.values())}")
         else:
             lines += [f"{protocol} of {name}: {text}" for name, text in details.items() if text]
-    if PROTOCOLS[first.protocol].pairs:
-        lines += [f"{name}: {_in_plain_words(records[0])}" for name, records in groups.items()]
     return lines
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +17,14 @@ from gdt.eval.tables import (
     Lines,
     Table,
     csv_text,
+    few_videos,
     format_cell,
     format_range,
-    layout,
+    main_verdicts,
     metrics_of,
     table_lines,
     verdicts,
+    with_notes,
 )
 from gdt.pipeline import presets
 
@@ -33,8 +34,6 @@ _MANY = 20
 """Number of pairs of which one is expected to be significant by chance."""
 _PRINTED = 3
 """Number of metrics in the summary."""
-_FEW = 5
-"""Maximum number of rows that the summary compares with random weights."""
 _PAPER_HEADS = ("paper R@1", "paper finetuned")
 _PAPER = {
     **{row: (f"{recall:.1f}", f"{accuracy:.1f}") for row, (accuracy, recall) in TABLE_1.items()},
@@ -88,15 +87,12 @@ def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison
     if len(labels) > 1:
         parts.append((_label_lines(records, labels), _label_notes(records, labels)))
     differences = [each for name in labels for each in _differences(records, name)]
-    protocol = records[0].protocol
-    groups = {name: [each for each in group if each.protocol == protocol] for name, group in table.groups.items()}
-    below = [table.notes[0], *(verdicts(groups) if len(groups) <= _FEW else [])]
+    below = [*table.brief, *main_verdicts(table.groups)]
     if first := [each for each in differences if each.label == labels[0]]:
         parts.append((_matrix(first), [_matrix_note(first)]))
         below.append(_tested(first))
-    text = "\n\n".join("\n".join([layout(lines), "", *notes]) for lines, notes in parts)
-    wrapped = [textwrap.fill(line, 100, subsequent_indent="  ") for line in below]
-    summary = "\n".join([layout([line[: 1 + _PRINTED] for line in table.lines]), "", *wrapped])
+    text = "\n\n".join(with_notes(lines, notes) for lines, notes in parts)
+    summary = with_notes([line[: 1 + _PRINTED] for line in table.lines], below)
     return Comparison(text, summary, [lines for lines, _ in parts], differences)
 
 
@@ -105,7 +101,7 @@ def table_of(records: Sequence[Record]) -> Table:
     rows = by_preset(records)
     groups = {label(preset): group for preset, group in rows.items()}
     lines = table_lines(groups, f"% on {_queries(records)}")
-    notes = [_caption(groups), *verdicts(groups)]
+    notes = verdicts(groups)
     if any(preset in _PAPER for preset in rows):
         names = dict(zip(groups, rows, strict=True))
         cells = [_PAPER.get(names.get(line[0], ""), ("", "")) for line in lines[1:]]
@@ -114,7 +110,7 @@ def table_of(records: Sequence[Record]) -> Table:
             "paper: tables 1 and 2, HMDB-51, fold 1, full networks pretrained on Kinetics-400 or HowTo100M; compare "
             "only the order of rows"
         )
-    return Table(groups, lines, notes)
+    return Table(groups, lines, [_caption(groups), *few_videos(records)], notes)
 
 
 def _queries(records: Sequence[Record]) -> str:

@@ -15,7 +15,7 @@ from gdt.pipeline.composition import Composition
 
 @dataclass(frozen=True)
 class Ablation:
-    """Pretrain compositions at equal clips per step and compare them frozen. Run the same command to resume."""
+    """Pretrain compositions and compare their features. The same command resumes."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "ablation": ("dataset", "rows", "seeds", "size", "steps", "label", "out", "jobs"),
@@ -28,7 +28,7 @@ class Ablation:
     shards: Path | None = None
     """Its shards; default: data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
-    """Presets ('--preset help' of pretrain) or quoted compositions."""
+    """Presets (see 'pretrain --preset help') or quoted compositions."""
     factors_from: Path | None = None
     """Python file with your own transformations."""
     word2vec: Path | None = None
@@ -38,24 +38,23 @@ class Ablation:
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks, clips and schedule."""
     clips_per_step: int = 64
-    """Video clips per batch, the same in all rows, so compositions with more clips per
-    video see fewer videos."""
+    """Video clips per batch, the same in all rows."""
     bn_group_size: int | None = None
-    """Leaves that share batch-norm statistics; 0: the whole batch."""
+    """Leaves that share batch-norm statistics; 0: whole batch."""
     steps: int = 0
     """Training steps; 0: those of --size."""
     label: str = ""
     """Columns of labels, as in label,weather, or 'recall' between modalities; default: all."""
     query_split: str = "test"
-    """Split to evaluate on; use val to choose settings."""
+    """Split to evaluate; use val to choose settings."""
     gallery_per_class: int = 0
-    """Training videos per class in the gallery; 0: all."""
+    """Random gallery videos per class; 0: all."""
     clips: int = 10
     """Clips per evaluated video."""
     test_factors: Literal["first", "all", "none"] = "first"
-    """Seeds on which to run 'gdt eval factors'."""
+    """Seeds to run 'gdt eval factors' on."""
     jobs: int = 0
-    """Runs in parallel; 0: one per GPU or, without a GPU, per core."""
+    """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
     """Results; default: runs/ablation-<dataset>."""
 

@@ -12,7 +12,7 @@ from gdt.common.errors import UserError, require_positive
 
 @dataclass(frozen=True)
 class Factors:
-    """Test which transformations the features encode, against what the composition predicts."""
+    """Test which factors the features encode, against the composition's promises."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "factors": ("ckpt", "dataset", "videos", "out"),
@@ -28,11 +28,11 @@ class Factors:
     split: str = ""
     """Split to test on; default: test, or else val."""
     videos: int = 100
-    """Videos to test on; more videos give narrower intervals."""
+    """Videos to test on; more give narrower intervals."""
     starts: int = 3
-    """Clips per video; for time_shift, clips per third of the video."""
+    """Clips per video; for time_shift, per third of the video."""
     draws: int = 4
-    """Number of augmentations drawn; all videos get the same ones."""
+    """Augmentations, the same for all videos."""
     cv_folds: int = 5
     """Folds of the probe's cross-validation over videos."""
     probe_c: float = 0.1

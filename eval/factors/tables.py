@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from gdt.common.errors import UserError
 from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM, DISTANCE, DISTANCE_RANDOM, RULES, Metrics
 from gdt.eval.metrics import Metric, difference
 from gdt.eval.record import Factor, Record
-from gdt.eval.tables import Lines, format_range, layout
+from gdt.eval.tables import Lines, format_range, layout, wrap
 
 TRUNK, EMBEDDING = "trunk", "embedding"
 LAYERS = (TRUNK, EMBEDDING)
@@ -153,7 +152,7 @@ def summarise_model(records: Sequence[Record]) -> str:
         lines.append(("broken promises", broken))
     text = [f"{_heading(records[0])}; {_videos(records)}"]
     text += [f"  {title}: {', '.join(names) or 'none'}" for title, names in lines]
-    return "\n".join(textwrap.fill(line, 100, subsequent_indent="    ", break_long_words=False) for line in text)
+    return "\n".join(wrap(line, "    ") for line in text)
 
 
 def _short(record: Record) -> str:

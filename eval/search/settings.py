@@ -16,7 +16,7 @@ RECALL = "recall"
 
 @dataclass(frozen=True)
 class Search:
-    """Search with Optuna for the best composition, and test it once at the end. Run the same command to resume."""
+    """Search for the best composition with Optuna. The same command resumes."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "search": ("dataset", "factors", "metric", "trials", "steps", "baseline", "out", "jobs"),
@@ -38,14 +38,13 @@ class Search:
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks and clips."""
     clips_per_step: int = 64
-    """Video clips per batch, the same in all trials, so compositions with more clips
-    per video see fewer videos."""
+    """Video clips per batch, the same in all trials."""
     steps: int = 300
     """Training steps per trial."""
     seed: int = 0
     """Seed of the sampler and of every training."""
     metric: str = RECALL
-    """'recall' for recall between modalities, or a label column."""
+    """A label column, or 'recall' between modalities."""
     k: Literal[1, 5] = 1
     """R@1 or R@5."""
     query_split: str = "val"
@@ -55,7 +54,7 @@ class Search:
     looks: int = 4
     """Evaluations per trial, evenly spread."""
     jobs: int = 0
-    """Trials in parallel; 0: one per GPU or, without a GPU, per core."""
+    """Trials in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
     """Results; default: runs/search-<dataset>."""
 

@@ -13,7 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
+from gdt.common.commandline import _descriptions
 from gdt.common.errors import UserError
+from gdt.eval.command import COMMANDS
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract, load_or_extract
 from gdt.eval.settings import Downstream
@@ -51,6 +53,14 @@ def test_downstream_runs_protocols_without_training_by_default(
     assert retrieval["data"] == fingerprint(Index.open(shards))
     typed = shlex.join(["gdt", "eval", "downstream", "--ckpt", str(checkpoint)])
     assert retrieval["provenance"]["command"].endswith(typed)
+
+
+def test_help_has_a_line_per_option() -> None:
+    for name, command in COMMANDS.items():
+        assert len((command.settings.__doc__ or "").partition("\n")[0]) <= 80, name
+        for option, text in _descriptions(command.settings).items():
+            assert len(text) <= 72, f"{name} --{option}: {text}"
+            assert "efault" not in text or re.search(r" \(default: [^()]+\)\.$", text), f"{name} --{option}: {text}"
 
 
 def test_features_do_not_depend_on_the_batch(index: Index, checkpoint: Path) -> None:

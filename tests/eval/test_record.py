@@ -14,7 +14,7 @@ from gdt.eval.ablation.compare import with_earlier
 from gdt.eval.metrics import Metric
 from gdt.eval.record import RANDOM, Factor, Record, parse, read, settings_of, write
 from gdt.eval.settings import Downstream
-from gdt.eval.tables import layout, table_lines, to_csv, to_latex, verdicts
+from gdt.eval.tables import build_tables, few_videos, layout, table_lines, to_csv, to_latex, verdicts
 from gdt.train.provenance import Provenance
 from gdt.train.settings import SIZES
 
@@ -159,3 +159,31 @@ def test_tables_as_latex_and_csv() -> None:
     (row,) = csv.DictReader(to_csv([replace(ROW, metrics={"R@1": ROW.metrics["R@1"]})]).splitlines())
     assert (row["model"], row["metric"], row["percent"], row["chance"]) == ("mine", "R@1", "31.2500", "20.0000")
     assert float(row["low"]) < 31.25 < float(row["high"]) and row["commit"] == "2c3d-dirty"
+
+
+def test_random_weights_of_several_networks_are_named_by_their_runs() -> None:
+    random = replace(ROW, model=RANDOM, preset=RANDOM)
+    one = replace(random, weights="1" * 64, checkpoint=Path("runs/small/checkpoint.pt"))
+    other = replace(random, weights="2" * 64, checkpoint=Path("runs/large/checkpoint.pt"))
+    twin = replace(other, weights="3" * 64)
+    (table,) = build_tables([one, other])
+    assert list(table.groups) == ["random weights of small", "random weights of large"]
+    (table,) = build_tables([one, other, twin])
+    assert list(table.groups)[1:] == ["random weights (22222222)", "random weights (33333333)"]
+
+
+@pytest.mark.parametrize(
+    ("queries", "gallery", "chance", "expected"),
+    [
+        (50, 200, 10.0, []),
+        (49, 200, 10.0, ["warning: only 49 queries: the 95 % intervals are wide; hold out more videos"]),
+        (60, 4, 100.0, ["warning: R@5: 100 % for any model, as the gallery has 4 videos; hold out more videos"]),
+    ],
+)
+def test_few_queries_or_a_small_gallery_are_warned_of(
+    queries: int, gallery: int, chance: float, expected: list[str]
+) -> None:
+    metrics = {"R@1": Metric(30.0, 1.0, queries), "R@5": Metric(100.0, chance, queries)}
+    row = replace(ROW, queries=queries, gallery=gallery, metrics=metrics)
+    assert few_videos([row]) == expected
+    assert build_tables([row])[0].brief[1:] == expected
