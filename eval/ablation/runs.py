@@ -126,8 +126,8 @@ def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: 
     if not labels and settings.test_factors == "none" and all(len(each) < 2 for each in modalities.values()):
         reason = f"{shards} has no labels in the splits train and {settings.query_split}"
         raise UserError(
-            f"{'recall needs two modalities' if settings.labels else reason}, and the rows {' '.join(settings.rows)} "
-            "have one modality each, so only factors can be compared; remove --test-factors none"
+            f"{'recall needs two modalities' if settings.labels else reason}, and none of the rows "
+            f"{' '.join(settings.rows)} has two, so only factors can be compared; remove --test-factors none"
         )
 
 
