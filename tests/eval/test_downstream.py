@@ -380,7 +380,9 @@ def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
     done = command(*evaluation)
     assert done.returncode == 0, done.stderr
     chance = f"{100 / held_out:.1f}"
-    assert re.search(rf"an unseen video, .* \({held_out} candidates; chance {chance} %\)", " ".join(done.stdout.split()))
+    assert re.search(
+        rf"an unseen video, .* \({held_out} candidates; chance {chance} %\)", " ".join(done.stdout.split())
+    )
     assert re.search(r"folder-e +\d+\.\d \(\d+\.\d-\d+\.\d\)", done.stdout) and "random weights" in done.stdout
     assert "R@20" not in done.stdout  # retrieval needs labels
     done = command(*evaluation, "--protocols", "retrieval")
