@@ -65,11 +65,11 @@ class Embed:
     dataset: str = ""
     """Preprocessed data set, instead of --source."""
     shards: Path | None = None
-    """Folder of shards (default: data/shards/<dataset>)."""
+    """Folder of shards; default: data/shards/<dataset>."""
     out: Path = Path("features.h5")
     """File: .h5, .npz or .parquet (needs pyarrow)."""
     modalities: tuple[Modality, ...] = ()
-    """Modalities (default: all of the model)."""
+    """Modalities; default: all of the model."""
     kind: Kind = "embeddings"
     """embeddings compare modalities; features suit classifiers."""
     per: Per = "video"

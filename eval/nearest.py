@@ -27,11 +27,11 @@ class Nearest:
     by: Modality = "video"
     """Modality of the query."""
     among: Modality | None = None
-    """Modality to search; another than --by needs embeddings (default: --by)."""
+    """Modality to search; another than --by needs embeddings; default: --by."""
     k: int = 5
     """Number of neighbours."""
     ckpt: Path | None = None
-    """Checkpoint for a video file (default: that of the features)."""
+    """Checkpoint for a video file; default: that of the features."""
 
     def __post_init__(self) -> None:
         if self.k < 1:

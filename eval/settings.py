@@ -34,21 +34,21 @@ class Downstream:
     ckpt: tuple[Path, ...]
     """Checkpoints or other weights; one row of the table each."""
     dataset: str = ""
-    """Preprocessed data set (default: that of the first checkpoint)."""
+    """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
-    """Folder of shards (default: data/shards/<dataset>)."""
+    """Folder of shards; default: data/shards/<dataset>."""
     protocols: tuple[ProtocolName, ...] = ()
-    """Protocols (default: cross-modal, retrieval, few-shot if they apply)."""
+    """Protocols; default: cross-modal, retrieval, few-shot if they apply."""
     folds: tuple[int, ...] = ()
-    """Official folds, from 1 (default: all)."""
+    """Official folds, from 1; default: all."""
     word2vec: Path | None = None
     """Word vectors of the shards, for retrieval of text."""
     label: str = ""
-    """Label columns, such as label,weather (default: the classes)."""
+    """Label columns, such as label,weather; default: the classes."""
     gallery_split: str = "train"
     """Split to search and to train classifiers on."""
     query_split: str = ""
-    """Split to evaluate (default: test, or val without test)."""
+    """Split to evaluate; default: test, or val without test."""
     clips: int = 10
     """Uniformly spaced clips per video, which are averaged."""
     gallery_per_class: int = 0
@@ -76,7 +76,7 @@ class Downstream:
     threads: int = 0
     """CPU threads per process; 0: chosen by torch."""
     out: Path | None = None
-    """Folder of results (default: runs/eval-<dataset>)."""
+    """Folder of results; default: runs/eval-<dataset>."""
     tables: bool = True
     """Write the tables; off in subprocesses."""
 

@@ -44,7 +44,7 @@ class Ablation:
     steps: int = 0
     """Training steps; 0: those of --size."""
     label: str = ""
-    """Columns of labels, as in label,weather, or 'recall' between modalities; default: all."""
+    """Label columns, as in label,weather, or 'recall'; default: all."""
     query_split: str = "test"
     """Split to evaluate; use val to choose settings."""
     gallery_per_class: int = 0

@@ -57,10 +57,10 @@ def test_downstream_runs_protocols_without_training_by_default(
 
 def test_help_has_a_line_per_option() -> None:
     for name, command in COMMANDS.items():
-        assert len((command.settings.__doc__ or "").partition("\n")[0]) <= 80, name
+        assert len((command.settings.__doc__ or "").partition("\n")[0]) <= 90, name
         for option, text in _descriptions(command.settings).items():
             assert len(text) <= 72, f"{name} --{option}: {text}"
-            assert "efault" not in text or re.search(r" \(default: [^()]+\)\.$", text), f"{name} --{option}: {text}"
+            assert "efault" not in text or re.search(r"; default: [^;]+\.$", text), f"{name} --{option}: {text}"
 
 
 def test_features_do_not_depend_on_the_batch(index: Index, checkpoint: Path) -> None:
