@@ -20,6 +20,7 @@ from gdt.common import serialization
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import write_text
 from gdt.eval import record
+from gdt.eval.extract import require_network
 from gdt.eval.finetune import METRICS, STATE, build_recipe, short_side_note
 from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import FORMAT, PROTOCOLS, Evaluator, comparable, decisive_names, only_decisive, short_digest
@@ -105,6 +106,8 @@ def _plan(
     unlabelled = [] if all(PROTOCOLS[name].labels for name in protocols) else [held_out(data.index, data.split)]
     for model in compared:
         _require_unseen(model, data, labelled)
+        for name in settings.modalities if any("modalities" in PROTOCOLS[one].settings for one in protocols) else ():
+            require_network(model.trained, name)
     words = WordVectors.of(data.index, settings.word2vec) if settings.word2vec else None
     out = settings.out or Path("runs") / f"eval-{data.dataset}"
     evaluator = Evaluator(settings, data.index, data.fingerprint, labelled, data.split, device, out, words, extracted)

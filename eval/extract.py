@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,17 +61,26 @@ class Features:
 
 
 def extract(
-    trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device, clips_per_batch: int = 64
-) -> Features:
-    """Features of `clips` uniform centre-cropped clips per video. Raises UserError without a video network."""
-    trunk = _video_trunk(trained, device)
+    trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device, clips_per_batch: int = 64,
+    modality: str = "video",
+) -> Features:  # fmt: skip
+    """Features of `clips` uniform clips per video, centre-cropped, from the network of a modality, video or audio.
+
+    Raises UserError without that network.
+    """
+    require_network(trained, modality)
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
     index = trained.normalise(index)
-    plans = uniform_plans(index, videos, clips, clip, augmentation, crops_per_plan=clips_per_batch)
+    plans = uniform_plans(
+        index, videos, clips, clip, augmentation, modalities=[modality], crops_per_plan=clips_per_batch
+    )
+    trunk: Any = trained.model.get_submodule(f"{modality}_network").base.to(device)
 
     def pooled(batch: Batch) -> list[Tensor]:
-        maps: Tensor = trunk.maps(batch.inputs["video"].floats()).float()
-        return [each.unflatten(0, (-1, clips)).mean(1) for each in (maps.mean((2, 3, 4)), maps.amax((2, 3, 4)))]
+        inputs = batch.inputs[modality]
+        maps: Tensor = trunk.maps(inputs.floats() if modality == "video" else inputs).float()
+        inner = tuple(range(2, maps.ndim))
+        return [each.unflatten(0, (-1, clips)).mean(1) for each in (maps.mean(inner), maps.amax(inner))]
 
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
     return Features(videos, *outputs(index, plans, clip, device, pooled, bar, clips))
@@ -87,7 +97,9 @@ def published_features(
     too, at scales of `scale`; without, for queries, clip k of n starts at k/n, at the scale of the clip. As there, a
     query's only crop is its left (or top) one.
     """
-    trunk, index = _video_trunk(trained, device), trained.normalise(index)
+    require_network(trained, "video")
+    trunk: Backbone = trained.model.video_network.base.to(device)
+    index = trained.normalise(index)
     plans = uniform_plans(
         index, videos, clips, clip, centred(clip.size), to_the_end=False, crops_per_plan=clips_per_batch
     )
@@ -113,14 +125,15 @@ def _at_the_left(plan: BatchPlan) -> BatchPlan:
     return plan
 
 
-def _video_trunk(trained: Trained, device: torch.device) -> Backbone:
-    """The video network. Raises UserError if there is none."""
-    if not hasattr(trained.model, "video_network"):
+def require_network(trained: Trained, modality: str) -> None:
+    """Raise UserError if a model has no network for a modality."""
+    if modality not in trained.model.modalities:
+        others = [name for name in trained.model.modalities if name != "text"]
+        instead = f", or --modalities to {' '.join(others)}" if others else ""
         raise UserError(
-            "the model was trained without video, so it has no video features; set --ckpt to one with a video network"
+            f"the model was trained without {modality}, so it has no {modality} features; set --ckpt to one with a "
+            f"network for {modality}{instead}"
         )
-    trunk: Backbone = trained.model.video_network.base.to(device)
-    return trunk
 
 
 def read(path: Path, videos: np.ndarray) -> Features | None:
@@ -135,7 +148,7 @@ def read(path: Path, videos: np.ndarray) -> Features | None:
 
 def load_or_extract(
     path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
-    whole: tuple[Path, np.ndarray] | None = None,
+    whole: tuple[Path, np.ndarray] | None = None, modality: str = "video",
 ) -> Features:  # fmt: skip
     """Read the features of some videos from a file, or extract them and write it.
 
@@ -148,7 +161,7 @@ def load_or_extract(
         rows = more.positions(videos)
         features = Features(videos, more.average[rows], more.maximum[rows])
     else:
-        features = extract(trained, index, videos, clips, device)
+        features = extract(trained, index, videos, clips, device, modality=modality)
     with writing(path) as file:
         np.savez(file, videos=features.videos, average=features.average, maximum=features.maximum)
     return features

@@ -69,7 +69,7 @@ class Evaluator:
     """Folder of results and features."""
     words: WordVectors | None
     extracted: dict[str, tuple[Path, np.ndarray]] = field(default_factory=dict)
-    """By the folder of a model: a file of features written by this call and its videos, to take subsets from."""
+    """By model's folder and modality: a file of features written by this call and its videos, to take subsets from."""
     _latest: dict[Path, Features] = field(default_factory=dict)
     """The features that are kept in memory: those of one model."""
 
@@ -79,35 +79,74 @@ class Evaluator:
         Raises UserError if the model or the videos do not fit the protocol.
         """
         own = replace(self, settings=only_decisive(self.settings, protocol))
-        return PROTOCOLS[protocol].run(own, model, fold, folder)
+        kept, how = own._with_audio(model, fold)
+        result = PROTOCOLS[protocol].run(own, model, kept, folder)
+        return result._replace(how=result.how | how)
 
-    def features(self, model: Model) -> Features:
-        """Features of all videos of the folds, extracted once."""
+    def _with_audio(self, model: Model, fold: Fold) -> tuple[Fold, dict[str, str]]:
+        """The videos that have what --modalities asks for, and how many do not. Raises UserError if too few do."""
+        if "audio" not in self.settings.modalities:
+            return fold, {}
+        audible = self._audible(model)
+        gallery, queries = audible[fold.gallery], audible[fold.queries]
+        if not (gallery.any() and queries.any()):
+            raise UserError(
+                f"{gallery.sum()} videos of the gallery and {queries.sum()} queries have audio for the length of a "
+                "clip; set --modalities to video"
+            )
+        kept = replace(
+            fold, gallery=fold.gallery[gallery], gallery_label=fold.gallery_label[gallery],
+            queries=fold.queries[queries], query_label=fold.query_label[queries],
+        )  # fmt: skip
+        silent = len(fold.videos) - len(kept.videos)
+        return kept, {"left out": f"{silent} videos without audio for the length of a clip"} if silent else {}
+
+    def _audible(self, model: Model) -> np.ndarray:
+        """Whether each video has audio for the length of a clip, bool [videos]."""
+        from gdt.pipeline.clips import usable
+
+        return usable(self.index, model.trained.settings.clip, audio=True)
+
+    def features(self, model: Model, modality: str = "video") -> Features:
+        """Features of all videos of the folds, or those with audio, extracted once."""
         from gdt.eval.extract import load_or_extract
 
-        videos = videos_of(self.folds)
-        name = features_name(self.data, videos, self.settings.clips, self.device.type)
-        path = self.out / model.folder / name
+        videos, device = videos_of(self.folds), self.device
+        if modality == "audio":
+            videos = videos[self._audible(model)[videos]]
+        name = features_name(self.data, videos, self.settings.clips, device.type, modality)
+        path, key = self.out / model.folder / name, f"{model.folder}/{modality}"
         if path not in self._latest:
             path.parent.mkdir(parents=True, exist_ok=True)
-            whole = self.extracted.get(model.folder)
-            features = load_or_extract(path, model.trained, self.index, videos, self.settings.clips, self.device, whole)
-            self.extracted.setdefault(model.folder, (path, videos))
-            self._latest.clear()
+            features = load_or_extract(
+                path, model.trained, self.index, videos, self.settings.clips, device, self.extracted.get(key), modality
+            )
+            self.extracted.setdefault(key, (path, videos))
+            if any(other.parent != path.parent for other in self._latest):
+                self._latest.clear()
             self._latest[path] = features
         return self._latest[path]
 
     def pooled(self, model: Model, fold: Fold, pooling: str) -> tuple[np.ndarray, np.ndarray]:
-        """Features of queries and gallery [n, dim], with "average" or "maximum" pooling."""
-        features = self.features(model)
-        values: np.ndarray = getattr(features, pooling)
-        return values[features.positions(fold.queries)], values[features.positions(fold.gallery)]
+        """Features of queries and gallery [n, dim], with "average" or "maximum" pooling; see --modalities."""
+        from gdt.eval.retrieval import unit
+
+        parts: list[list[np.ndarray]] = []
+        for modality in self.settings.modalities:
+            features = self.features(model, modality)
+            values: np.ndarray = getattr(features, pooling)
+            values = values if len(self.settings.modalities) == 1 else unit(values)
+            parts.append([values[features.positions(videos)] for videos in (fold.queries, fold.gallery)])
+        query, gallery = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
+        return query, gallery
 
     def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **how: str) -> Evaluated:
         """Result of a protocol on frozen features."""
-        clip = model.trained.settings.clip
-        clips = f"{self.settings.clips} of {clip}, centre crops"
-        return Evaluated(metrics, {"clips": clips} | how, fold, clip)
+        clip, modalities = model.trained.settings.clip, self.settings.modalities
+        clips = {"video": f"{clip}, centre crops", "audio": f"{clip.mel_frames} log-mel frames"}
+        features = {"features": " and ".join(modalities)} if modalities != ("video",) else {}
+        text = f"{self.settings.clips} of {' and '.join(clips[name] for name in modalities)}"
+        return Evaluated(metrics, {"clips": text} | features | how, fold, clip)
 
 
 def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
@@ -245,17 +284,17 @@ class Protocol:
 
 
 _LABELS = ("label", "folds", "gallery_split", "gallery_per_class", "seed")
-_CLASSIFIER = (*_LABELS, "train_samples")
+_FROZEN = (*_LABELS, "modalities")
 _RECIPE = ("recipe", "size", "epochs", "lr", "clips_per_epoch")
 PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         Protocol("cross-modal", _cross_modal, ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
-        Protocol("retrieval", _retrieval, _LABELS, "neighbours", default=True),
+        Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True),
         Protocol("retrieval-published", _published_retrieval, (*_LABELS, "size"), "release"),
-        Protocol("few-shot", _few_shot, _LABELS, "neighbours", default=True),
-        Protocol("linear", _linear, (*_CLASSIFIER, "linear_c"), "classifiers"),
-        Protocol("finetune", _finetune, (*_CLASSIFIER, *_RECIPE), "classifiers", trains=True),
+        Protocol("few-shot", _few_shot, _FROZEN, "neighbours", default=True),
+        Protocol("linear", _linear, (*_FROZEN, "train_samples", "linear_c"), "classifiers"),
+        Protocol("finetune", _finetune, (*_LABELS, "train_samples", *_RECIPE), "classifiers", trains=True),
     )
 }
 """All protocols, in the order of the tables' columns."""
@@ -267,9 +306,10 @@ def videos_of(folds: Sequence[Fold]) -> np.ndarray:
     return videos
 
 
-def features_name(data: str, videos: np.ndarray, clips: int, device: str) -> str:
-    """File name of a model's features, by shards, videos, clips and the type of device (cpu or cuda)."""
-    return f"features-{short_digest([FORMAT, data, videos.tolist(), clips, device])}.npz"
+def features_name(data: str, videos: np.ndarray, clips: int, device: str, modality: str = "video") -> str:
+    """File name of a model's features, by shards, videos, clips, modality and the type of device (cpu or cuda)."""
+    kind = "" if modality == "video" else f"-{modality}"
+    return f"features{kind}-{short_digest([FORMAT, data, videos.tolist(), clips, device])}.npz"
 
 
 def comparable(trained: Trained, index: Index, settings: Downstream) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gdt.common.errors import UserError, require_positive
+from gdt.eval.embed import Modality
 from gdt.eval.protocols import PROTOCOLS
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Downstream:
     """Evaluate checkpoints by the paper's protocols. The same command resumes."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "main": ("ckpt", "dataset", "protocols", "out", "random_weights"),
+        "main": ("ckpt", "dataset", "protocols", "modalities", "out", "random_weights"),
         "data": ("shards", "label", "folds", "gallery_split", "query_split", "gallery_per_class", "word2vec"),
         "finetuning": ("recipe", "size", "epochs", "lr", "clips_per_epoch"),
         "advanced": ("clips", "train_samples", "linear_c", "seed", "jobs", "threads", "tables"),
@@ -55,6 +56,8 @@ class Downstream:
     """Random gallery videos per class; 0: all."""
     random_weights: Literal["include", "only", "exclude"] = "include"
     """Rows of random weights: with the others, alone, or none."""
+    modalities: tuple[Modality, ...] = ("video",)
+    """Features to evaluate; two are joined, each of length 1."""
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of the paper or of its published code."""
     size: Literal["paper", "tiny"] = "paper"
@@ -90,6 +93,14 @@ class Downstream:
             )
         if min(self.folds, default=1) < 1:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
+        if len(set(self.modalities)) != max(1, len(self.modalities)):
+            raise UserError(f"--modalities is '{' '.join(self.modalities)}'; set it to video, audio, or video audio")
+        video_only = [name for name in ("finetune", "retrieval-published") if name in self.protocols]
+        if self.modalities != ("video",) and video_only:
+            raise UserError(
+                f"--modalities is {' '.join(self.modalities)}, but {video_only[0]} uses the video network only; leave "
+                f"{video_only[0]} out of --protocols"
+            )
         if self.protocols:
             self._require_effect()
 
@@ -116,4 +127,5 @@ class Downstream:
     @property
     def requires_labels(self) -> bool:
         """Whether a setting is given that only protocols with labels use."""
-        return bool(self.label or self.folds or self.gallery_per_class or self.gallery_split != "train")
+        others = (self.gallery_split, self.modalities) != ("train", ("video",))
+        return bool(self.label or self.folds or self.gallery_per_class or others)

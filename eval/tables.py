@@ -222,7 +222,8 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
             continue
         first = next(iter(groups.values()))[0]
         samples = max(each.settings["train_samples"] for group in groups.values() for each in group)
-        others = {} if first.label else reported(first.dataset, protocols, samples)
+        of_video = first.settings["modalities"] == ["video"]
+        others = {} if first.label or not of_video else reported(first.dataset, protocols, samples)
         pairs = PROTOCOLS[first.protocol].pairs
         sentences = [f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items()] if pairs else []
         brief = [_caption(groups), *([] if tables else few_videos(records)), *sentences[-1:]]
@@ -293,6 +294,8 @@ def _caption(groups: Groups) -> str:
     data = first.dataset
     data += f", fold{'s' if len(folds) > 1 else ''} {' '.join(map(str, folds))}" if folds else ""
     data += f", labels of the column {first.label}" if first.label else ""
+    modalities = first.settings["modalities"]
+    data += f", features of {' and '.join(modalities)}" if modalities != ["video"] else ""
     data += f": {format_range(each.queries for each in every)} queries"
     galleries = {each.gallery for each in every}
     data += f" against {format_range(galleries)} videos" if max(galleries) else ""

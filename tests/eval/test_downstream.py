@@ -24,10 +24,11 @@ from gdt.common.errors import UserError
 from gdt.eval import extract
 from gdt.eval.command import settings_of
 from gdt.eval.downstream import downstream
-from gdt.eval.embed import Embed, features
+from gdt.eval.embed import Embed, features, features_of
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, Evaluated, Evaluator, Protocol
 from gdt.eval.record import Record, read, rows
+from gdt.eval.retrieval import unit
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Fold, Model, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
@@ -38,7 +39,8 @@ from gdt.pipeline.transformations.augmentation import centred
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
 from gdt.train import checkpoint as checkpoints
-from gdt.train.checkpoint import load_model
+from gdt.train.checkpoint import Trained, load_model
+from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run
@@ -342,6 +344,8 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
         ("--query-split train", "both the split 'train', so every video would find itself"),
         ("--gallery-split test", "both the split 'test', so every video would find itself"),
         ("--gallery-split nix", "no labelled videos in the split 'nix'"),
+        ("--modalities audio --protocols linear finetune", "is audio, but finetune trains the video network only"),
+        ("--modalities video video", "'video video'; set it to video, audio, or video audio"),
         ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to finetune"),
         ("--word2vec x --protocols linear", "--word2vec has no effect on linear; it applies only to cross-modal"),
         ("--train-samples 25 --protocols linear", "--train-samples is 25, but there are only 24 training videos"),
@@ -461,6 +465,8 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
 
 def test_cross_modal_retrieval_needs_two_modalities(shards: Path, tmp_path: Path) -> None:
     path = pretrain(replace(SIZES["tiny"][1], shards=shards, out=tmp_path / "a", preset="a", batch_size=4, steps=1))
+    with pytest.raises(UserError, match="without audio, so it has no audio features; .* --modalities to video$"):
+        downstream(Downstream((path,), modalities=("audio",), out=tmp_path / "eval"))
     with pytest.raises(UserError, match="cross-modal retrieval needs two modalities; .* has video for these"):
         downstream(Downstream((path,), protocols=("cross-modal",), out=tmp_path / "eval"))
 
@@ -541,9 +547,11 @@ def test_whatever_changes_a_number_changes_the_columns_that_identify_it(
     settings = Downstream((checkpoint,), "x", captioned, tuple(PROTOCOLS), (1,), random_weights="exclude")
     everything = changes(settings, {
         "ckpt": (tmp_path / "other",), "dataset": "y", "shards": tmp_path, "protocols": ("linear",), "folds": (2,),
-        "word2vec": word2vec, "label": "parity", "gallery_split": "test", "query_split": "val",
+        "word2vec": word2vec, "label": "parity",
+        "modalities": ("video",), "gallery_split": "test", "query_split": "val",
         "random_weights": "only", "out": tmp_path,
     })  # fmt: skip
+    everything["modalities"] = replace(settings, modalities=("audio",), protocols=("retrieval", "few-shot", "linear"))
     everything["gallery_split"] = replace(everything["gallery_split"], query_split="val")
     measured = {"percent", "low", "high", "chance", "spread", "n", "queries", "gallery", "held", "classes", "how",
                 "commit", "checkpoint", "shards"}  # fmt: skip
@@ -585,10 +593,55 @@ def test_a_finetuning_process_gets_every_setting(
     values = {
         "ckpt": (checkpoint,), "dataset": "x", "shards": shards, "protocols": ("finetune",), "folds": (2,),
         "label": "-x", "gallery_split": "val", "query_split": "test", "random_weights": "only", "out": tmp_path,
-        "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0,
+        "jobs": 2, "tables": False, "word2vec": None, "linear_c": 1.0, "modalities": ("video",),
     }  # fmt: skip
     changes(Downstream((checkpoint,)), values)  # fills in the others
     settings = Downstream(**values)
     with pytest.raises(UserError, match="caught"):
         downstream(settings)
     assert settings_of(sent[1:]) == replace(settings, jobs=1)
+
+
+def test_labelled_protocols_evaluate_audio_or_both(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+) -> None:
+    silent = [np.flatnonzero(index.split == split)[0] for split in ("train", "test")]
+    mel_count = np.where(np.isin(np.arange(len(index)), silent), 50, index.mel_count)
+    change_index(mel_count=mel_count)
+    settings = Downstream((checkpoint,), "x", shards, ("retrieval", "few-shot", "linear"), clips=2, out=tmp_path,
+                          random_weights="exclude")  # fmt: skip
+    videos = downstream(settings)
+    found = {("video",): results(tmp_path)}
+    choices: list[Any] = [("audio",), ("video", "audio")]
+    for modalities in choices:
+        text = downstream(replace(settings, modalities=modalities))
+        found[modalities] = results(tmp_path)
+        assert f", features of {' and '.join(modalities)}: 11 queries" in " ".join(text.split())
+        details = " ".join((tmp_path / "table.txt").read_text().split())
+        assert f"features {' and '.join(modalities)}; pooling maximum; left out 2 videos without audio" in details
+        assert [row.protocol for row in found[modalities]] == ["retrieval", "few-shot", "linear"]
+        for row in found[modalities]:
+            assert row.settings["modalities"] == list(modalities) and (row.gallery, row.queries) == (23, 11)
+            assert row.metrics and all(0 <= m.low <= m.value <= m.high <= 100 for m in row.metrics.values())
+    assert "features of" not in videos and {(row.gallery, row.queries) for row in found["video",]} == {(24, 12)}
+    downstream(replace(settings, modalities=("audio",)))
+    assert "clips 2 of 99 log-mel frames; features audio" in (tmp_path / "table.txt").read_text()
+    # the features are those of the networks, and R@1 is that of the joined ones
+    kept = np.setdiff1d(np.flatnonzero(np.isin(index.split, ("train", "test"))), silent)
+    trained, device = load_model(checkpoint), torch.device("cpu")
+    embedded = features_of(trained, replace(index, mel_count=mel_count), ["audio"], 2, "features", "video", device)
+    (file,) = tmp_path.glob("synthetic-e-*/features-audio-*.npz")
+    audio, video = extract.read(file, kept), extract.extract(trained, index, kept, 2, device)
+    assert audio is not None and np.allclose(audio.average, embedded.features["audio"][kept], atol=1e-5)
+    assert (audio.maximum >= audio.average).all() and not np.allclose(audio.maximum, audio.average)
+    joined = np.concatenate([unit(video.maximum), unit(audio.maximum)], axis=1)
+    query, gallery = (index.split[kept] == split for split in ("test", "train"))
+    right = index.label[kept][gallery][(joined[query] @ joined[gallery].T).argmax(1)] == index.label[kept][query]
+    row = found["video", "audio"][0]
+    assert row.metrics["R@1"].value == pytest.approx(100 * right.mean())
+    change_index(mel_count=np.zeros_like(mel_count))
+    with pytest.raises(UserError, match="0 videos of the gallery and 0 queries have audio for the length of a clip"):
+        downstream(replace(settings, modalities=("audio",)))
+    written = Trained(GDT(SIZES["tiny"][1].network, ["video", "text"]).eval(), trained.settings, 0, trained.statistics)
+    with pytest.raises(UserError, match="the model was trained without audio, .* or --modalities to video"):
+        extract.extract(written, index, kept, 1, device, modality="audio")

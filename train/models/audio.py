@@ -42,8 +42,12 @@ class AudioResNet(nn.Module):
             inputs = outputs
         self.dim = inputs
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Globally average-pooled features: [n, dim]."""
+    def maps(self, x: Tensor) -> Tensor:
+        """Log-mel clips to the maps after the last block [n, dim, bands, frames]."""
         for part in self.children():
             x = part(x)
-        return x.mean(dim=(2, 3))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Globally average-pooled features: [n, dim]."""
+        return self.maps(x).mean(dim=(2, 3))
