@@ -46,6 +46,8 @@ def downstream(settings: Downstream) -> str:
     evaluations = [_plan(replace(settings, label=label), first, compared, extracted) for label in settings.labels]
     with explain_out_of_memory("use a smaller network; finished results are kept"):
         for evaluation in evaluations:
+            if settings.tables:
+                _report_unlabelled(evaluation)
             _run(evaluation)
     return _write_tables(evaluations) if settings.tables else ""
 

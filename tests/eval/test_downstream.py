@@ -219,7 +219,8 @@ def test_published_retrieval_has_its_own_table_next_to_the_papers_numbers(on_ucf
     assert (ours.protocol, [*ours.metrics]) == ("retrieval", ["R@1", "R@5", "R@20"])
     assert [*release.metrics] == ["release R@1", "release R@5", "release R@20"] and release.queries == 12
     assert release.metrics["release R@1"].chance == ours.metrics["R@1"].chance
-    assert "maximum over 2x2x2, 128 numbers of length 1 per clip; distance Euclidean" in text
+    details = (tmp_path / "table.txt").read_text().split()
+    assert "maximum over 2x2x2, 128 numbers of length 1 per clip; distance Euclidean" in " ".join(details)
     assert len(re.findall(r"paper: GDT, K-400 \(split 1\) +62.8 +79.0", text)) == 2
     downstream(replace(both, seed=1))  # the gallery's clips are random
     assert len([*tmp_path.glob("*/retrieval-published-*.json")]) == 2
@@ -344,7 +345,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
         ("--query-split train", "both the split 'train', so every video would find itself"),
         ("--gallery-split test", "both the split 'test', so every video would find itself"),
         ("--gallery-split nix", "no labelled videos in the split 'nix'"),
-        ("--modalities audio --protocols linear finetune", "is audio, but finetune trains the video network only"),
+        ("--modalities audio --protocols linear finetune", "is audio, but finetune uses the video network only"),
         ("--modalities video video", "'video video'; set it to video, audio, or video audio"),
         ("--lr 5 --protocols retrieval", "--lr has no effect on retrieval; it applies only to finetune"),
         ("--word2vec x --protocols linear", "--word2vec has no effect on linear; it applies only to cross-modal"),
@@ -379,7 +380,7 @@ def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
     done = command("pretrain", "tiny", "--dataset", "folder", "--preset", "e", "--batch-size", 4, "--steps", 4,
                    "--probe-every", 2, "--out", "runs/folder-e")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "V R@1" in done.stderr or "video to audio R@1" in done.stderr
+    assert "%, R@1 " in done.stderr
     evaluation = ("eval", "downstream", "--ckpt", "runs/folder-e", "--dataset", "folder")
     done = command(*evaluation)
     assert done.returncode == 0, done.stderr
