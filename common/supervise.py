@@ -7,10 +7,13 @@ ended.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 _FORWARDED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 WATCHED = {*_FORWARDED, signal.SIGCHLD}
@@ -18,6 +21,9 @@ WATCHED = {*_FORWARDED, signal.SIGCHLD}
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 _SI_KERNEL = 0x80
 _PR_SET_PDEATHSIG = 1
+_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
+"""A line of faulthandler."""
+_VMSTAT = Path("/proc/vmstat")
 PARENT_PID = "GDT_PARENT_PID"
 """Environment variable: ID of the parent process; the command ends when that process ends."""
 
@@ -31,11 +37,12 @@ def supervise(main: Callable[[], None], advice: str) -> None:
     if starter := os.environ.pop(PARENT_PID, ""):
         _die_with(int(starter))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
-    parent = os.getpid()
+    parent, kills, trace = os.getpid(), _oom_kills(), os.memfd_create("crash")
     child = os.fork()
     if child == 0:
         _die_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        faulthandler.enable(trace)
         main()
         return
     status = None
@@ -49,17 +56,33 @@ def supervise(main: Callable[[], None], advice: str) -> None:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         sys.exit(code)
-    name, cause = signal.Signals(-code).name, ""
+    name = signal.Signals(-code).name
     if -code in _CRASHES:
-        cause = (
-            f"crashed ({name}), probably in a compiled library that read damaged data; check the shards with "
-            "'make verify DATASET=<name> FULL=1'"
-        )
+        where = _where(os.pread(trace, os.fstat(trace).st_size, 0).decode(errors="replace"))
+        print(f"\nerror: crashed ({name}) {where}; {advice}", file=sys.stderr)  # below the child's progress bar
     elif -code == signal.SIGKILL:
-        cause = f"killed ({name}), probably because memory ran out"
-    if cause:
-        print(f"\nerror: {cause}; {advice}", file=sys.stderr)  # below the child's progress bar
+        cause = ", and the kernel killed processes because memory ran out" if _oom_kills() > kills else ""
+        print(f"\nerror: killed ({name}){cause}; {advice}", file=sys.stderr)
     sys.exit(128 - code)
+
+
+def _where(trace: str) -> str:
+    """The last Python frame of the thread that crashed, and the last one of this package, from faulthandler's text."""
+    _, _, stack = trace.rpartition("Current thread ")
+    frames = [f"{path}:{line} in {name}" for path, line, name in _FRAME.findall(stack.split("\n\n")[0])]
+    if not frames:
+        return "in a thread that runs no Python code"
+    ours = next((frame for frame in frames if frame.startswith(f"{Path(__file__).parents[1]}/")), frames[0])
+    return f"at {frames[0]}" + (f", called at {ours}" if ours != frames[0] else "")
+
+
+def _oom_kills() -> int:
+    """How many processes the kernel has killed because memory ran out; 0 if it does not say."""
+    try:
+        counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
+    except OSError:
+        return 0
+    return int(counts.get("oom_kill", 0))
 
 
 def is_ctrl_c(info: signal.struct_siginfo) -> bool:
