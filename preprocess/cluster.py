@@ -72,6 +72,11 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
         logging.getLogger(name).setLevel(logging.CRITICAL)  # `unordered` reports a lost scheduler in one sentence
     with dask.config.set(_CONFIG), contextlib.ExitStack() as stack:
         if scheduler and scheduler != "slurm":
+            if scheduler.startswith("tls:") and not distributed.Security().get_connection_args("client")["ssl_context"]:
+                raise UserError(
+                    f"{scheduler} needs certificates; set ca-file, and cert and key of the client, under "
+                    "distributed.comm.tls in Dask's configuration"
+                )
             try:
                 client = distributed.Client(scheduler, timeout=10, set_as_default=False)
             except (OSError, TimeoutError, ValueError) as error:

@@ -242,7 +242,7 @@ def slug(heading: str) -> str:
 def test_options_and_variables_in_prose_exist(page: str) -> None:
     modules = [importlib.import_module(one.module) for one in COMMANDS.values()]
     known = {name: option for module in modules for name, option in module.options([]).items()}
-    options = {option.name for option in known.values()} | {"--help", "--node-rank"}
+    options = {option.name for option in known.values()} | {"--help", "--node-rank", "--protocol"}
     inline = " ".join(re.findall(r"`[^`]+`", prose(page)))
     for name in re.findall(r"(?<![\w-])(--[a-z][\w.-]*)", inline):
         assert name in options or name.replace("--no-", "--") in options, (page, name)

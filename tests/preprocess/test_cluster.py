@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -17,6 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gdt.common.errors import UserError
+from gdt.preprocess.cluster import connect
 from gdt.preprocess.stage import Preprocess, run
 from tests.conftest import ROOT
 from tests.preprocess.test_stage import digests
@@ -144,6 +147,37 @@ def scheduler(start: Start) -> tuple[subprocess.Popen[str], str]:
 
 def worker(start: Start, address: str) -> subprocess.Popen[str]:
     return start(DASK, "worker", address, "--nthreads", 1, "--memory-limit", 0, "--no-dashboard")
+
+
+def test_documented_dask_commands_listen_on_one_interface(start: Start) -> None:
+    """Both commands of the docs, on the interface of this machine alone."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    text = (ROOT / "docs" / "preprocessing.md").read_text().replace("\\\n", " ")
+    trees = []
+    for line in re.findall(r"^dask (.*?)(?: {2,}#.*)?$", text, re.M):
+        words = line.replace("eth0", "lo").replace("host:8786", f"127.0.0.1:{port}").replace("8787", "0").split()
+        more = ["--nworkers", 1] if words[0] == "worker" else ["--port", port]
+        trees.append(psutil.Process(start(DASK, *words, *more).pid))
+
+    def listening() -> list[str]:
+        found = []
+        for process in (each for tree in trees for each in [tree, *tree.children(recursive=True)]):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [each.laddr.ip for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
+        return found
+
+    wait_until(lambda: len(listening()) >= 5)  # a nanny; scheduler and worker, each with a dashboard
+    assert set(listening()) == {"127.0.0.1"}
+
+
+def test_tls_without_certificates_is_one_sentence() -> None:
+    with (
+        pytest.raises(UserError, match="tls://127.0.0.1:1 needs certificates; set ca-file"),
+        connect("tls://127.0.0.1:1", 1),
+    ):
+        pass
 
 
 def test_killed_worker_of_a_scheduler_does_not_change_the_shards(
