@@ -227,7 +227,7 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
         pairs = PROTOCOLS[first.protocol].pairs
         sentences = [f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items()] if pairs else []
         brief = [_caption(groups), *([] if tables else few_videos(records)), *sentences[-1:]]
-        brief += main_verdicts(groups)
+        brief += [*main_verdicts(groups), *_seen_in_pretraining(groups)]
         published = any(column in values for values in others.values() for column in columns(groups))
         if published and all(_PUBLISHED not in table.brief for table in tables):
             brief.append(_PUBLISHED)
@@ -306,16 +306,23 @@ def _caption(groups: Groups) -> str:
     return f"{data}; in brackets {brackets}{held}"
 
 
+def _seen_in_pretraining(groups: Groups) -> list[str]:
+    """A note per model that was pretrained on some of the queries."""
+    lines = []
+    for name, records in groups.items():
+        seen = {each.fold: f"{each.seen} of {each.queries} queries" for each in records if each.seen}
+        if seen:
+            counts = ", ".join(count + f" of fold {fold}" * bool(fold) for fold, count in seen.items())
+            lines.append(f"{name} was pretrained, without labels, on {counts}")
+    return lines
+
+
 def _descriptions(groups: Groups) -> list[str]:
     """Notes on the models and the details of the protocols."""
     lines = []
     for name, records in groups.items():
         if records[0].model != RANDOM:
             lines.append(f"{name}: {records[0].preset}, {records[0].step} steps, {records[0].checkpoint}")
-        seen = {each.fold: f"{each.seen} of {each.queries} queries" for each in records if each.seen}
-        if seen:
-            counts = ", ".join(count + f" of fold {fold}" * bool(fold) for fold, count in seen.items())
-            lines.append(f"{name} was pretrained, without labels, on {counts}")
     for protocol in dict.fromkeys(each.protocol for records in groups.values() for each in records):
         details = {name: _details(records, protocol) for name, records in groups.items()}
         if len(set(details.values()) - {""}) == 1:

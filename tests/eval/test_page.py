@@ -147,7 +147,7 @@ def test_numbers_are_those_of_the_json(page: Page, runs: Path) -> None:
 
 
 def test_runs_are_those_of_the_logs(page: Page, runs: Path) -> None:
-    lines = page.table("Pretraining runs: median clips/s and data wait, smoothed final loss")
+    lines = page.table("Pretraining; clips/s and data wait are medians, the final loss is a moving mean")
     cells = {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
     for name in ("e <b>$1$", "unlabelled"):
         log = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
@@ -182,7 +182,7 @@ def test_neighbours_and_confusion_are_those_of_the_stored_features(page: Page, r
         ranks[query] += 1
     assert sorted(ranks.values()) == [5, 5, 5]
     assert len({label[name] for name in ranks}) == 3  # of different classes
-    table = page.table("Percent of the videos of a class (row) whose nearest neighbour is of a class (column)")
+    table = page.table("Percent of the videos of a class (row) by the class of their nearest neighbour (column)")
     names = table[0][1:]
     assert names == sorted(set(label.values()))
     for name, *cells in table[1:]:
