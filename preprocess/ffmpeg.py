@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,7 +124,9 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
     longest = _MAX_ASPECT * settings.short_side
     width, height = (f"max(2,min({longest},2*round({side}*{shrink}/2)))" for side in ("iw*sar", "ih"))
     size = f"w='{width}':h='{height}'"
-    before = ["yadif=deint=interlaced", f"fps=fps={settings.fps}:start_time=0"]
+    # ffmpeg rebuilds the filters where the size or format of the frames changes. So they use time stamps, not counts,
+    # and the encoder pads in front: `fps` with a start time would pad again in the middle of the video.
+    before = ["yadif=deint=interlaced", f"fps={settings.fps}", "trim=start_pts=0"]
     after = []
     if hdr:  # tone mapping, on the small frame; without it an HDR video looks washed out
         after += [
@@ -140,13 +143,15 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
         outputs.append(
             ffmpeg.output(
                 source["V:0"], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1, format="image2pipe",
-                vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", t=limit, **{"q:v": settings.quality},
+                vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", t=limit, r=settings.fps,
+                **{"q:v": settings.quality},
             )
         )  # fmt: skip
         if sound:
             outputs += _sound_outputs(source["a:0"], target, round(limit * SAMPLE_RATE))
     logging = ("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1")
-    merged: Any = ffmpeg.merge_outputs(*outputs).global_args(*logging)
+    padding = ("-vsync", "cfr")  # without it, ffmpeg does not pad a late video that is the only stream of its file
+    merged: Any = ffmpeg.merge_outputs(*outputs).global_args(*logging, *padding)
     return [*killed_with_parent(), *ffmpeg.compile(merged, overwrite_output=True)]
 
 
@@ -196,8 +201,10 @@ def _select(stretches: Sequence[tuple[float, float]], fps: int) -> list[str]:
     """Filters that keep the frames of the stretches and close the gaps."""
     if not stretches:
         return []
-    kept = "+".join(f"between(n,{round(a * fps)},{round(b * fps) - 1})" for a, b in stretches)
-    return [f"select='{kept}'", f"setpts=N/({fps}*TB)"]
+    parts = [(round(a * fps), round(b * fps)) for a, b in stretches]
+    kept = "+".join(f"between(pts,{a},{b - 1})" for a, b in parts)
+    gaps = "".join(f"-{a - before}*gte(PTS,{a})" for (_, before), (a, _) in pairwise([(0, 0), *parts]))
+    return [f"select='{kept}'", f"setpts='PTS{gaps}'"]
 
 
 def kept_stretches(video: Video, settings: Extraction) -> list[tuple[float, float]]:

@@ -14,7 +14,7 @@ from gdt.preprocess.datasets.listing import Video
 from gdt.preprocess.extract import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target, command
 from gdt.preprocess.process import run
-from tests.preprocess.test_ffmpeg import FRAME, events, kept, made, seconds
+from tests.preprocess.test_ffmpeg import FRAME, encode, events, kept, made, seconds
 
 GAPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.095, 0.12, 0.15)
 
@@ -147,21 +147,46 @@ def test_gaps_are_filled_in_every_video_of_a_group(
         assert_aligned(taken, 4)
 
 
+def joined(path: Path, parts: Sequence[tuple[str, str]], *options: object) -> Path:
+    """A transport stream of videos and sounds, 4 s each, one after the other."""
+    data = b""
+    for k, (picture, sound) in enumerate(parts):
+        clock = ("-muxdelay", 0, "-muxpreload", 0, "-output_ts_offset", 1 + 4 * k)
+        data += made(path.with_suffix(f".{k}.ts"), picture, sound, *options, *clock).read_bytes()
+    path.write_bytes(data)
+    return path
+
+
+FLASHES = [1, 2, 3, 5, 6, 7, 9, 10, 11]
+"""Seconds of the flashes in three parts of 4 s each."""
+
+
 def test_gaps_are_filled_across_format_changes(tmp_path: Path) -> None:
-    formats = [(48_000, 2), (44_100, 2), (32_000, 1)]
-    parts = []
-    for k, (rate, channels) in enumerate(formats):  # 4 s of video each, with sound that is 60 ms shorter
-        part = made(
-            tmp_path / f"{k}.ts", flashes(4), clicks("{t}", 3.94, rate), "-c:a", "ac3", "-ac", channels,
-            "-c:v", "mpeg2video", "-muxdelay", 0, "-muxpreload", 0, "-output_ts_offset", 1 + 4 * k,
-        )  # fmt: skip
-        parts.append(part.read_bytes())
-    both = tmp_path / "both.ts"
-    both.write_bytes(b"".join(parts))
-    taken = kept(both, tmp_path)
+    formats = [(48_000, "stereo"), (44_100, "stereo"), (32_000, "mono")]  # the sound is 60 ms shorter than the video
+    parts = [(flashes(4), f"{clicks('{t}', 3.94, rate)},aformat=cl={layout}") for rate, layout in formats]
+    taken = kept(joined(tmp_path / "both.ts", parts, "-c:a", "ac3", "-c:v", "mpeg2video"), tmp_path)
     flash, click = events(taken)
     assert taken.note == "" and len(flash) == len(click) == 9
-    assert np.abs(flash - [1, 2, 3, 5, 6, 7, 9, 10, 11]).max() < FRAME and np.abs(click - flash).max() < FRAME
+    assert np.abs(flash - FLASHES).max() < FRAME and np.abs(click - flash).max() < FRAME
+
+
+@pytest.mark.parametrize("suffix", ["ts", "mkv"])
+@pytest.mark.parametrize(("codec", "change"), [("mpeg2video", "scale=96:64"), ("libx264", "format=yuv422p")])
+def test_video_stays_aligned_where_its_frames_change(tmp_path: Path, suffix: str, codec: str, change: str) -> None:
+    """ffmpeg rebuilds its filters there."""
+    pictures = [flashes(4), f"{flashes(4)},{change}", flashes(4)]
+    parts = [(f"{picture},setsar=1", clicks("{t}", 4)) for picture in pictures]
+    path = joined(tmp_path / "both.ts", parts, "-c:a", "mp2", "-c:v", codec)
+    if suffix == "mkv":
+        path = encode(tmp_path / "both.mkv", "-i", path, "-c", "copy")
+    taken = kept(path, tmp_path)
+    flash, click = events(taken)
+    assert len(taken.sizes) == 360 and np.round(30 * flash).tolist() == [30 * second for second in FLASHES]
+    assert np.abs(click - flash).max() < FRAME
+    taken = kept(Video("parts", path, stretches=((0.5, 1.5), (2.8, 5.2), (7.5, 9.5))), tmp_path)
+    flash, click = events(taken)
+    assert len(taken.sizes) == 162 and np.round(30 * flash).tolist() == [15, 36, 96, 147]
+    assert np.abs(click - flash).max() < FRAME
 
 
 # -------------------------------------------------------------------------------------------------------- wrong stamps
