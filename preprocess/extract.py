@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +18,16 @@ from gdt.preprocess import ffmpeg
 from gdt.preprocess.clock import put_on_clock, rearrange
 from gdt.preprocess.datasets.listing import Video, size_of
 from gdt.preprocess.ffmpeg import Extraction, Target
-from gdt.preprocess.logmel import SAMPLE_RATE, Waveform
+from gdt.preprocess.logmel import SAMPLE_RATE, Waveform, peak_levels
 from gdt.preprocess.process import Log, Rejected, run
 
 _GROUP = 16
 _GROUP_BYTES = 4 << 20
 _BLOCK = 1 << 22
+_QUIET = -50.0
+"""Peak of a mix, dB of full scale, below which the channels are looked at."""
+_CANCELLED = 30.0
+"""By how many dB a channel must be louder than the mix to replace it; no ordinary mix makes one that much softer."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
 
 
@@ -150,12 +156,43 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
         errors = [f"cut at {limit:g} s ({rule})"]
     with target.jpeg.open("rb") as file:
         width, height = Image.open(io.BytesIO(file.read(int(sizes[0])))).size
+    notes = [_first(errors)] if errors else []
     if _has_bytes(target.pcm):
-        put_on_clock(target.pcm, target.stamps, round(ffmpeg.end_seconds(target.video, settings) * SAMPLE_RATE))
-        target.stamps.unlink()
-        if stretches := ffmpeg.kept_stretches(target.video, settings):
-            rearrange(target.pcm, [(0, round(a * SAMPLE_RATE), round(b * SAMPLE_RATE)) for a, b in stretches])
-    return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), _first(errors) if errors else "")
+        peak = _align(target, settings)
+        if peak < _QUIET and (instead := _use_loudest_channel(target, settings, peak)):
+            notes = [instead, *notes]
+    return Extracted(target.jpeg, sizes, height, width, Waveform(target.pcm), "; ".join(notes))
+
+
+def _align(target: Target, settings: Extraction) -> float:
+    """Put the sound on the clock. Returns its peak in dB of full scale."""
+    put_on_clock(target.pcm, target.stamps, round(ffmpeg.end_seconds(target.video, settings) * SAMPLE_RATE))
+    target.stamps.unlink()
+    if stretches := ffmpeg.kept_stretches(target.video, settings):
+        rearrange(target.pcm, [(0, round(a * SAMPLE_RATE), round(b * SAMPLE_RATE)) for a, b in stretches])
+    return 20 * math.log10(max(1, peak_levels(Waveform(target.pcm)).max(initial=0)) / 32768)
+
+
+def _use_loudest_channel(target: Target, settings: Extraction, peak: float) -> str:
+    """Replace a mix in which the channels cancel out, or which lacks the only one with sound, as ffmpeg's lacks that of
+    the subwoofer. Returns a note, or "" if the channels are as quiet as the mix.
+    """
+    least = max(peak + _CANCELLED, settings.silence_db)
+    only = replace(target, pcm=target.pcm.with_name("channel.pcm"))
+    try:
+        log = run(ffmpeg.channel_levels(target, settings), settings.limits, target.log)
+        loudest, channel = max(log.peaks, key=itemgetter(0), default=(-math.inf, 0))
+        if loudest > least:
+            run(ffmpeg.one_channel(only, settings, channel), settings.limits, target.log)
+            if _has_bytes(only.pcm) and _align(only, settings) > least:  # else it is loud in other parts of the file
+                only.pcm.replace(target.pcm)
+                return f"its sound is channel {channel + 1} alone, since the mix of all is silent"
+    except Rejected:
+        pass  # the mix is there
+    finally:
+        for left in (only.pcm, only.stamps):
+            left.unlink(missing_ok=True)
+    return ""
 
 
 def frame_sizes(path: Path) -> np.ndarray:

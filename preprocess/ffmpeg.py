@@ -139,19 +139,33 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
     for target, source in zip(targets, _inputs(targets), strict=True):
         video = target.video
         chain = [*before, *_select(kept_stretches(video, settings), settings.fps), *after]
-        limit = end_seconds(video, settings)
         outputs.append(
             ffmpeg.output(
                 source["V:0"], str(target.jpeg), vf=",".join(chain), filter_threads=1, threads=1, format="image2pipe",
-                vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", t=limit, r=settings.fps,
-                **{"q:v": settings.quality},
+                vcodec="mjpeg", pix_fmt="yuvj420p", flags="+bitexact", r=settings.fps,
+                t=end_seconds(video, settings), **{"q:v": settings.quality},
             )
         )  # fmt: skip
         if sound:
-            outputs += _sound_outputs(source["a:0"], target, round(limit * SAMPLE_RATE))
-    logging = ("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1")
+            outputs += _sound_outputs(source["a:0"], target, settings)
     padding = ("-vsync", "cfr")  # without it, ffmpeg does not pad a late video that is the only stream of its file
-    merged: Any = ffmpeg.merge_outputs(*outputs).global_args(*logging, *padding)
+    return _compiled(outputs, *padding)
+
+
+def channel_levels(target: Target, settings: Extraction) -> list[str]:
+    """The ffmpeg command line that prints the peak of each channel of the sound."""
+    filters = f"{_sound_filters(target, settings)},astats=measure_perchannel=Peak_level:measure_overall=none"
+    return _compiled([ffmpeg.output(_inputs([target])[0]["a:0"], "-", format="null", af=filters)])
+
+
+def one_channel(target: Target, settings: Extraction, channel: int) -> list[str]:
+    """The ffmpeg command line that writes one channel of the sound instead of the mix of all."""
+    return _compiled(_sound_outputs(_inputs([target])[0]["a:0"], target, settings, f"pan=mono|c0=c{channel},"))
+
+
+def _compiled(outputs: Sequence[Any], *options: str) -> list[str]:
+    logging = ("-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+info", "-progress", "pipe:1")
+    merged: Any = ffmpeg.merge_outputs(*outputs).global_args(*logging, *options)
     return [*killed_with_parent(), *ffmpeg.compile(merged, overwrite_output=True)]
 
 
@@ -161,17 +175,25 @@ def probe(path: Path) -> list[str]:
     return [*killed_with_parent(), "ffprobe", *options, f"file:{path}"]
 
 
-def _sound_outputs(source: Any, target: Target, limit: int) -> list[Any]:
-    """All samples in a row, and the time stamps of their frames for `put_on_clock`.
+def _sound_filters(target: Target, settings: Extraction) -> str:
+    """Filters that resample the sound and end it.
 
     A single stamp may be wrong, so the sound ends after its stamps have been beyond the limit for a second, not at the
-    first one, as `t` would do. A muxer rewrites stamps that go back, so the samples are stamped by their count, and the
-    true stamps are written as presentation times of packets whose decoding times are their numbers, shifted to before
-    any stamp.
+    first one, as `t` would do.
     """
+    limit = round(end_seconds(target.video, settings) * SAMPLE_RATE)
     within = f"st(0,if(lt(PTS,{limit}),N,ld(0)))"  # samples before the last frame that begins within the limit
     ended = f"asetpts='PTS+{_NEVER}*gt(N-{within},{SAMPLE_RATE})',atrim=end_pts={_NEVER // 2}"
-    chain = f"aresample={SAMPLE_RATE},{ended},atrim=end_sample={2 * limit}"  # stamps may stand still
+    return f"aresample={SAMPLE_RATE},{ended},atrim=end_sample={2 * limit}"  # stamps may stand still
+
+
+def _sound_outputs(source: Any, target: Target, settings: Extraction, mix: str = "") -> list[Any]:
+    """All samples in a row, and the time stamps of their frames for `put_on_clock`.
+
+    A muxer rewrites stamps that go back, so the samples are stamped by their count, and the true stamps are written as
+    presentation times of packets whose decoding times are their numbers, shifted to before any stamp.
+    """
+    chain = f"{mix}{_sound_filters(target, settings)}"
     forward = "setts=ts='if(N,max(PREV_OUTPTS+1,PTS),0)'"  # filters restart their count where the format changes
     apart = f"setts=pts=PTS:dts=N-{_NEVER}"
     mono = {"acodec": "pcm_s16le", "ac": 1}

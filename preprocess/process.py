@@ -35,6 +35,8 @@ _HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std
 _FULL = re.compile(r": (No space left on device|Disk quota exceeded)$")
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
 """Bytes that ffmpeg prints as question marks."""
+_CHANNEL = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Channel: (\d{1,3})$")
+_PEAK = re.compile(r"^\[Parsed_astats_\d+ @ 0x[0-9a-f]+\] \[info\] Peak level dB: (-?\d+\.\d+)$")
 _DURATION = re.compile(r"\[info\] +Duration: (\d+):(\d\d):(\d\d\.\d+)")
 
 
@@ -85,6 +87,8 @@ class Log:
     """Whether the video is HDR."""
     seconds: float
     """Duration that the file declares; 0 if none."""
+    peaks: list[tuple[float, int]]
+    """Peaks in dB of full scale, and their channels, from 0, if they were measured."""
 
 
 def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
@@ -151,7 +155,9 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         errors = [f"ffmpeg ended with status {process.returncode}"]
     duration = next(filter(None, map(_DURATION.match, lines)), None)
     hours, minutes, seconds = map(float, duration.groups()) if duration else (0.0, 0.0, 0.0)
-    return Log(errors, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds)
+    measured = ((_PEAK.match(level), _CHANNEL.match(channel)) for channel, level in pairwise(lines))
+    peaks = [(float(level[1]), int(channel[1]) - 1) for level, channel in measured if level and channel]
+    return Log(errors, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds, peaks)
 
 
 def _read_log(log: Path, arguments: list[str]) -> list[str]:

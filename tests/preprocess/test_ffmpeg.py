@@ -407,6 +407,26 @@ def test_every_channel_is_mixed_in(tmp_path: Path, channels: int, one: int) -> N
     assert np.abs(taken.waveform[:].astype(int)).max() > 1000
 
 
+@pytest.mark.parametrize("codec", ["pcm_s16le", "libvorbis"])
+@pytest.mark.parametrize("channel", [1, 4])
+def test_channel_with_sound_is_used_where_the_mix_is_silent(tmp_path: Path, channel: int, codec: str) -> None:
+    """The mix of opposite phases is silence, or the codec's noise, and has no subwoofer."""
+    low = "0.4*sin(2*PI*60*t)"
+    channels = [low, f"-{low}"] if channel == 1 else ["0", "0", "0", low, "0", "0"]
+    taken = kept(made(tmp_path / "mute.mkv", clock(2), played(channels), "-c:a", codec), tmp_path)
+    assert taken.note == f"its sound is channel {channel} alone, since the mix of all is silent"
+    hertz, purity = hertz_and_purity(taken)
+    assert abs(hertz - 60) < 1 and purity > 0.97 and abs(seconds(taken) - 2) < 0.05
+    assert 0.3 < np.abs(taken.waveform[2400:-2400].astype(int)).max() / 32768 < 0.6
+    assert sorted(file.name for file in taken.jpeg.parent.iterdir()) == ["frames.log", "frames.mjpeg", "sound.pcm"]
+
+
+def test_soft_stereo_is_mixed(tmp_path: Path) -> None:
+    source = played(["0.002*sin(2*PI*440*t)", "-0.0015*sin(2*PI*440*t)"])  # the mix has -72 dB
+    taken = kept(made(tmp_path / "soft.mkv", clock(2), source, "-c:a", "pcm_s16le"), tmp_path)
+    assert taken.note == "" and np.abs(taken.waveform[:].astype(int)).max() < 12
+
+
 def test_video_without_sound_is_kept(tmp_path: Path) -> None:
     taken = kept(made(tmp_path / "mute.mp4", clock(2)), tmp_path)
     assert (len(taken.sizes), len(taken.waveform), taken.note) == (60, 0, "")
