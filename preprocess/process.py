@@ -59,7 +59,7 @@ class Limits:
     timeout_factor: float = 20.0
     """Seconds ffmpeg may take per second of video, plus one minute."""
     ffmpeg_memory: float = 4.0
-    """Memory limit of one ffmpeg process, GiB of address space."""
+    """Memory limit of one ffmpeg process, GiB of address space; a smaller `ulimit -v` holds, too."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -117,6 +117,7 @@ def _children_seconds() -> float:
 def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outputs: Path) -> Log:
     for output in outputs:
         output.unlink(missing_ok=True)
+    memory = _memory_limit(limits)
     with (
         log.open("wb") as stderr,
         # in a new session, so that the worker handles Ctrl-C
@@ -125,7 +126,6 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         ) as process,
     ):
         try:
-            memory = int(limits.ffmpeg_memory * (1 << 30))
             resource.prlimit(process.pid, resource.RLIMIT_AS, (memory, memory))
             _wait(process, limits.timeout_factor)
         finally:
@@ -134,7 +134,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     if process.returncode in _NOT_STARTED:
         raise UserError(
             f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; install it on every machine, and check that "
-            f"--ffmpeg-memory {limits.ffmpeg_memory:g} (GiB) is enough for it"
+            f"{memory / (1 << 30):.3g} GiB of memory are enough for it (the smaller of --ffmpeg-memory and ulimit -v)"
         )
     if process.returncode in _STOPPED:  # its output may be truncated: make no shard of it
         raise UserError(
@@ -158,6 +158,13 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     measured = ((_PEAK.match(level), _CHANNEL.match(channel)) for channel, level in pairwise(lines))
     peaks = [(float(level[1]), int(channel[1]) - 1) for level, channel in measured if level and channel]
     return Log(errors, any(map(_HDR.search, lines)), 3600 * hours + 60 * minutes + seconds, peaks)
+
+
+def _memory_limit(limits: Limits) -> int:
+    """Bytes of address space for ffmpeg: no more than this process has, since only root may raise that."""
+    _, ours = resource.getrlimit(resource.RLIMIT_AS)
+    memory = int(limits.ffmpeg_memory * (1 << 30))
+    return memory if ours == resource.RLIM_INFINITY else min(memory, ours)
 
 
 def _read_log(log: Path, arguments: list[str]) -> list[str]:

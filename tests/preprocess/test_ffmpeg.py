@@ -8,6 +8,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -744,6 +745,29 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
     return install
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from gdt.preprocess.datasets.listing import Video
+from gdt.preprocess.extract import extract_group
+from gdt.preprocess.ffmpeg import Extraction, Target
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
+taken, = extract_group([Target.within(Path(sys.argv[2]), Video("limited", Path(sys.argv[1])))], Extraction())
+print(len(taken.sizes))
+"""
+
+
+@pytest.mark.parametrize(("limit", "used"), [(3 << 30, 3 << 20), (5 << 30, 4 << 20)])
+def test_memory_limit_of_the_shell_holds(ticking: Path, tmp_path: Path, fake: Fake, limit: int, used: int) -> None:
+    fake(f'$real "$@" && ulimit -v > {tmp_path}/kilobytes')
+    # only root may raise a hard limit, unless it lacks this capability
+    before = ["setpriv", "--bounding-set", "-sys_resource"] if os.geteuid() == 0 else []
+    arguments = [*before, sys.executable, "-c", LIMITED, ticking, tmp_path / "out", str(limit)]
+    run = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (run.stdout, run.stderr) == ("120\n", "")
+    assert int((tmp_path / "kilobytes").read_text()) == used
 
 
 @pytest.mark.parametrize("name", ["SEGV", "ABRT", "FPE"])
