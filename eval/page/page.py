@@ -30,6 +30,10 @@ from gdt.train.provenance import git_commit
 
 _POINTS = 1000
 """Maximum drawn of a curve."""
+_CURVES_MOST = 20
+"""Maximum runs per plot, without --figures-of."""
+_MISSING_MOST = 50
+"""Maximum lines of missing results."""
 _SMOOTHING = 21
 """Steps over which curves are averaged."""
 _CURVES = {
@@ -59,7 +63,7 @@ def report(settings: Report) -> Path:
             for folder, results in collected.evaluations.items()
         ],
         curves=[
-            (name, *curves([run for run in collected.runs if run.dataset == name], f"d{k}"))
+            (name, *curves([run for run in collected.runs if run.dataset == name], f"d{k}", shown))
             for k, name in enumerate(datasets)
         ],
         models=[figures_of(model, settings, f"m{k}") for k, model in enumerate(tqdm(shown, "report", unit="model"))],
@@ -70,6 +74,7 @@ def report(settings: Report) -> Path:
         ],
         unread=unread,
         missing=_missing(settings, collected, models, shown),
+        missing_most=_MISSING_MOST,
         commit=git_commit(),
     )
     settings.path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,11 +173,25 @@ def runs_table(runs: Sequence[Run]) -> Lines:
     return lines
 
 
-def curves(runs: Sequence[Run], key: str) -> tuple[list[tuple[str, Markup]], list[Key]]:
-    """Learning curves of runs on a data set: titles and plots, and their legend."""
-    shown = [run for run in runs if len(run.metrics["step"])]
-    if not shown:
-        return [], []
+def curves(
+    runs: Sequence[Run], key: str, models: Sequence[Subject] = ()
+) -> tuple[list[tuple[str, Markup]], list[Key], str]:
+    """Learning curves of runs on a data set: titles and plots, their legend, and which runs are left out.
+
+    The runs of `models` are drawn, then the last started.
+    """
+    logged = [run for run in runs if len(run.metrics["step"])]
+    if not logged:
+        return [], [], ""
+    chosen = {model.run.name for model in models if model.run}
+
+    def rank(run: Run) -> tuple[bool, str]:
+        return run.name in chosen, run.starts[-1].provenance.started if run.starts else ""
+
+    most = max(_CURVES_MOST, sum(run.name in chosen for run in logged))
+    drawn = {run.name for run in sorted(logged, key=rank, reverse=True)[:most]}
+    shown = [run for run in logged if run.name in drawn]
+    left_out = f"{len(shown)} of {len(logged)} runs are drawn" if len(shown) < len(logged) else ""
     legend = keys([run.name for run in shown])
     both = list(zip(shown, legend, strict=True))
     plots = []
@@ -186,7 +205,7 @@ def curves(runs: Sequence[Run], key: str) -> tuple[list[tuple[str, Markup]], lis
         series = [(run.probes["step"], run.probes[name], mark) for run, mark in both if name in run.probes]
         title = f"probe: {name}, %"
         plots.append((title, _curve(f"{key}-{len(plots)}", title, series)))
-    return plots, legend
+    return plots, legend, left_out
 
 
 def smooth(values: np.ndarray, width: int) -> np.ndarray:

@@ -83,6 +83,10 @@ class Page(HTMLParser):
         return found
 
 
+RUNS = "Pretraining; clips/s and data wait are medians, the final loss is a moving mean"
+"""Caption of the table of runs."""
+
+
 def relabelled(shards: Path, folder: Path, label: str) -> Path:
     """A copy of shards with other labels: "" removes them, {} stands for the old label."""
     shutil.copytree(shards, folder, copy_function=shutil.copy)
@@ -147,7 +151,7 @@ def test_numbers_are_those_of_the_json(page: Page, runs: Path) -> None:
 
 
 def test_runs_are_those_of_the_logs(page: Page, runs: Path) -> None:
-    lines = page.table("Pretraining; clips/s and data wait are medians, the final loss is a moving mean")
+    lines = page.table(RUNS)
     cells = {line[0]: dict(zip(lines[0], line, strict=True)) for line in lines[1:]}
     for name in ("e <b>$1$", "unlabelled"):
         log = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
@@ -336,6 +340,26 @@ def test_choice_of_models(runs: Path, tmp_path: Path) -> None:
     assert [subject.name for subject in choose(models, ("unlabelled",), 1)] == ["unlabelled"]
     with pytest.raises(UserError, match=r"unknown model 'nix'; set --figures-of to some of: e .*, unlabelled"):
         report(Report(runs, tmp_path / "x.html", figures_of=("nix",)))
+
+
+def test_of_many_runs_the_last_started_are_drawn(runs: Path, tmp_path: Path) -> None:
+    """Next to the models that are drawn; the table has all of them."""
+    (start,) = json.loads((runs / "unlabelled" / "run.json").read_text())
+    for k in range(60):
+        folder = tmp_path / "runs" / f"run{k:02d}"
+        folder.mkdir(parents=True)
+        for name in ("settings.json", "metrics.jsonl", "probe.jsonl"):
+            shutil.copy(runs / "unlabelled" / name, folder)
+        started = start["provenance"] | {"started": f"2026-01-01T00:00:{k:02d}"}
+        (folder / "run.json").write_text(json.dumps([start | {"provenance": started}]))
+    text = report(Report(tmp_path / "runs", figures_of=("run07",))).read_text(encoding="utf-8")
+    page = Page(text)
+    drawn = set(re.findall(r"(run\d\d)</li>", text.split('</ul>\n<p class="soft">Moving')[0]))
+    assert drawn == {"run07", *(f"run{k}" for k in range(41, 60))}
+    assert "20 of 60 runs are drawn: those of the models below, then the last started" in page.text
+    assert len(page.table(RUNS)) == 61
+    listed, more = text.count("has no checkpoint: ") + text.count(" is not shown: "), 60 + 59 - 50
+    assert listed == 50 and f"{more} more are not listed." in page.text
 
 
 def test_curves_are_centred_moving_means() -> None:
