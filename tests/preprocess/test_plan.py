@@ -180,14 +180,16 @@ def test_content_hash_depends_on_what_determines_the_bytes(tmp_path: Path) -> No
     same = content(base)
     assert content(base) == same
     assert content(replace(base, path=tmp_path / "moved" / "a.mp4")) == same  # a folder may be rearranged
-    for change in ({"label": "other"}, {"split": "test"}, {"folds": ("train",)}, {"columns": (("colour", "blue"),)}):
+    for change in ({"label": "other"}, {"split": "test"}, {"columns": (("colour", "blue"),)}):
         assert content(replace(base, **change)) == same  # labels are in the index
+    official = content(replace(base, folds=("train",)))
+    assert content(replace(base, folds=("test",))) == official
     changes = [{"segment": (0.0, 1.0)}, {"stretches": ((0.0, 1.0),)}, {"words": Words([1], [0.0], [1.0])}]
     contents = [content(replace(base, **change)) for change in changes]
     contents += [content(base, Extraction(fps=25)), content(base, vocabulary="another")]
     base.path.write_bytes(b"x")
-    contents.append(content(base))
-    assert len({same, *contents}) == 7
+    contents += [content(base), official]  # official folds keep videos shorter than a second
+    assert len({same, *contents}) == 8
 
 
 def test_damaged_plan_without_shards_is_ignored(tmp_path: Path) -> None:

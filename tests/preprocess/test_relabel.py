@@ -104,7 +104,7 @@ def test_moving_videos_to_test_decodes_nothing(pets: Preprocess, monkeypatch: py
     again(pets)
     move(pets, "test/dogs/2.mp4", to=".")
     (pets.source_folder / "test/cats").rename(pets.source_folder / "test/tigers")  # another class means another id
-    with pytest.raises(UserError, match=r"1 videos of the finished shards .* \(first: 'cats/0.mp4'\)"):
+    with pytest.raises(UserError, match=r"hold 1 video no longer in .* \(first: 'cats/0.mp4'\)"):
         run(pets)
     (pets.source_folder / "test/tigers").rename(pets.source_folder / "test/cats")
     move(pets, "test/cats/0.mp4", to=".")
