@@ -19,8 +19,12 @@ libraries := PYTHON% STAMP CONDA_PREFIX VIRTUAL_ENV SHELL MAKE% PATH HOME TMPDIR
   NCCL_% TORCH_% PYTORCH_% MKL_% DASK_% GDT_% %_proxy %_PROXY
 typed := $(filter-out $(libraries),$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
 inherited := $(foreach name,DATASET PRESET GPUS SIZE SEEDS ROWS ARGS,$(if $(filter environment,$(origin $(name))),$(name)))
+# Their values are taken as typed: make expands no $ in them, and recipes quote them.
+$(foreach name,$(typed) $(inherited),$(eval override export $(name) := $$(value $(name))))
+quote = '$(subst ','\'',$(1))'
 goals := $(or $(MAKECMDGOALS),help)
-gdt = @GDT_GOALS="$(goals)" GDT_TYPED="$(filter-out $(1),$(typed))" GDT_SET="$(filter-out $(1),$(inherited))" $(PYTHON) -m gdt
+gdt = @GDT_GOALS=$(call quote,$(goals)) GDT_TYPED=$(call quote,$(filter-out $(1),$(typed))) \
+  GDT_SET="$(filter-out $(1),$(inherited))" $(PYTHON) -m gdt
 
 # Targets that run no single gdt command refuse other variables than these, before anything is installed.
 takes.bench := SOURCE
@@ -29,9 +33,9 @@ ifeq ($(filter-out help setup demo test lint clean bench bench-gpu,$(goals)),)
 takes := $(strip $(foreach goal,$(goals),$(takes.$(goal))))
 $(if $(filter-out $(takes),$(typed)),$(error 'make $(goals)' takes $(if $(takes),only $(takes),no variables); remove $(filter-out $(takes),$(typed))))
 endif
-source = $(if $(SOURCE),--source "$(SOURCE:~/%=$(HOME)/%)")
+source = $(if $(SOURCE),--source "$${SOURCE/#\~\//$$HOME/}")
 # the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; gdt/command.py finds its path
-checkpoint = make:$(or $(1),$(DATASET),synthetic)
+checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
 official = $(call gdt,PRESET FACTORS) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
 .PHONY: help setup demo test lint preprocess verify pretrain ablation search eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean

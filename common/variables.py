@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import glob
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -41,6 +42,11 @@ _COUNTS = ("GPUS", "NODES")
 _SIMILAR = 0.65
 """Accepts PRESETS for PRESET and DATA for DATASET, but not STEPS for SEEDS."""
 _FLAGS = {"1": "", "yes": "", "true": "", "on": "", "0": "no-", "no": "no-", "false": "no-", "off": "no-"}
+
+_QUOTED = re.compile(r"""'[^']*'|\\.|"(?:\\.|[^"\\])*\"""", re.S)
+_HIDDEN = {ord(char): chr(0xE000 + ord(char)) for char in "$~*?["}
+_SHOWN = {ord(hidden): chr(char) for char, hidden in _HIDDEN.items()}
+_ESCAPED = {hidden: f"[{char}]" if char in "*?[" else char for hidden, char in _SHOWN.items()}
 
 
 def options_of(kind: Any, prefix: str = "", prefixed: bool = True) -> dict[str, Option]:
@@ -110,12 +116,19 @@ def _arguments(variable: str, option: Option, value: str) -> list[str]:
 
 
 def _split(variable: str, value: str) -> list[str]:
-    """Split a value as a shell would, with quotes, ~, variables and file patterns, but without commands."""
+    """Split a value as a shell would, with ~, variables and file patterns outside quotes, but without commands."""
     try:
-        words = [os.path.expandvars(os.path.expanduser(word)) for word in shlex.split(value)]  # noqa: PTH111
+        words = shlex.split(_QUOTED.sub(_hide, value))
     except ValueError as error:
         raise UserError(f"{variable} is {value!r}, which a shell cannot parse ({error})") from error
-    return [path for word in words for path in (sorted(glob.glob(word)) or [word])]  # noqa: PTH207
+    words = [os.path.expandvars(os.path.expanduser(word)) for word in words]  # noqa: PTH111
+    found = [sorted(glob.glob(word.translate(_ESCAPED))) or [word.translate(_SHOWN)] for word in words]  # noqa: PTH207
+    return [path for paths in found for path in paths]
+
+
+def _hide(quoted: re.Match[str]) -> str:
+    """Quoted text with placeholders for what the shell takes literally there; "$x" is expanded."""
+    return quoted[0].translate(_HIDDEN | {ord("$"): "$"} if quoted[0][0] == '"' else _HIDDEN)
 
 
 def _without(arguments: Iterable[str], options: Iterable[str]) -> list[str]:

@@ -150,7 +150,7 @@ def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
     [
         ("preprocess", "gdt preprocess --dataset synthetic"),
         ("preprocess DATASET=folder SOURCE=/x DRY_RUN=1", "gdt preprocess --dataset=folder --source=/x --dry-run"),
-        ("preprocess SOURCE='/a b/$x `c`'", "gdt preprocess --dataset synthetic '--source=/a b/ `c`'"),
+        ("preprocess SOURCE='/a b/$x `c`'", "gdt preprocess --dataset synthetic '--source=/a b/$x `c`'"),
         ("preprocess SOURCE='~/My videos'", "gdt preprocess --dataset synthetic '--source=~/My videos'"),
         ("verify DATASET=x FULL=1", "gdt verify --dataset=x --full"),
         ("pretrain SIZE=tiny", "gdt pretrain --dataset synthetic tiny"),
@@ -188,6 +188,22 @@ def test_make_runs_the_command_with_its_variables(tmp_path: Path, typed: str, me
     assert done.returncode == 0, done.stderr
     for said, expected in zip(done.stdout.splitlines(), meant.split("\n"), strict=True):
         assert sorted(shlex.split(said)) == sorted(shlex.split(expected)), said
+
+
+def test_values_are_data_for_make_and_the_shell(tmp_path: Path) -> None:
+    """No value runs a command or is changed."""
+    ran = tmp_path / "ran"
+    evil = f"a  b'\"; touch {ran}; $(shell touch {ran})$(touch {ran})`touch {ran}`$$HOME $HOME \\#é*"
+    quoted = shlex.quote(evil)
+    for typed, words in (
+        (("eval", f"DATASET={evil}"), [f"--dataset={evil}"]),
+        (("embed", f"SOURCE={quoted}"), ["--source", evil]),
+        (("report", f"RUNS={evil}", f"FIGURES_OF={quoted} x"), [f"--runs={evil}", "--figures-of", evil, "x"]),
+        (("bench", f"SOURCE={evil}"), ["--source", evil]),
+    ):
+        done = make(*typed, stamp=tmp_path / "stamp")
+        said = shlex.split(done.stdout.split("\n")[0])
+        assert not ran.exists() and all(word in said for word in words), (typed, done.stdout, done.stderr)
 
 
 def test_set_up_does_nothing_while_its_files_have_the_same_content(tmp_path: Path) -> None:

@@ -261,8 +261,7 @@ def _missing(
     missing: list[tuple[str, str]] = []
 
     def add(what: str, command: str, **variables: Any) -> None:
-        # make expands $ even in quotes
-        given = (f"{name}={shlex.quote(str(value).replace('$', '$$'))}" for name, value in variables.items())
+        given = (f"{name}={shlex.quote(str(value))}" for name, value in variables.items())
         missing.append((what, " ".join([command, *given])))
 
     for model in models:
