@@ -58,7 +58,8 @@ class Measurement:
             ckpt=(), label=settings.label, protocols=(self._protocol,), clips=settings.clips, query_split=split,
             seed=settings.seed,
         )  # fmt: skip
-        self._index = replace(index, folds=np.array([]))  # the splits of the pretraining, not official folds
+        # the splits of the pretraining, not official folds
+        self._index = replace(index, folds=np.full(len(index), "", object))
         self._split, self._suffix = split, f"R@{settings.k}"
         self._fold = folds(self._settings, self._index, split)[0] if settings.label else held_out(index, split)
         self._data = fingerprint(index)
