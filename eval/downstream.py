@@ -7,6 +7,7 @@ include every model that was evaluated with the same settings, by this call or a
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -250,10 +251,10 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
             _run_job(evaluation, job)
         return
 
-    def run(job: Job, gpu: str) -> None:
+    def run(job: Job, gpu: str, stop: threading.Event) -> None:
         job.path.parent.mkdir(parents=True, exist_ok=True)
         name = f"finetuning {describe(job.model, job.fold)}"
-        run_command(_command(evaluation, job), job.path.with_suffix(".log"), gpu, name)
+        run_command(_command(evaluation, job), job.path.with_suffix(".log"), gpu, name, stop)
 
     def finished_epochs() -> int:
         logs = (job.path.with_suffix("") / METRICS for job in jobs)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -19,6 +21,10 @@ from gdt.common.supervise import PARENT_PID
 T = TypeVar("T")
 
 
+class StoppedError(Exception):
+    """A command was stopped because this process was interrupted; it resumes with it."""
+
+
 def job_limit(jobs: int) -> int:
     """Number of parallel jobs; 0 gives one per GPU, or one per core. Raises UserError if there are fewer GPUs."""
     gpus = torch.cuda.device_count()
@@ -28,14 +34,15 @@ def job_limit(jobs: int) -> int:
 
 
 def run_parallel(
-    jobs: Sequence[T], run: Callable[[T, str], None], limit: int, watch: Callable[[], None] = lambda: None,
-    end: Callable[[], None] = lambda: None,
+    jobs: Sequence[T], run: Callable[[T, str, threading.Event], None], limit: int,
+    watch: Callable[[], None] = lambda: None,
 ) -> Iterator[T]:  # fmt: skip
-    """Call `run(job, gpu)` for every job, `limit` in parallel, and yield each finished job.
+    """Call `run(job, gpu, stop)` for every job, `limit` in parallel, and yield each finished job.
 
     `watch` is called every second. After an error, which is printed immediately, no more jobs start; it is raised
-    when the running ones have ended. `end` is called before waiting for them, also after an interrupt.
+    when the running ones have ended. An interrupt sets `stop`, at which jobs end soon.
     """
+    stop = threading.Event()
     gpus: queue.Queue[str] = queue.Queue()
     for gpu in visible_gpus() or [""] * limit:
         gpus.put(gpu)
@@ -43,7 +50,7 @@ def run_parallel(
     def run_on_free_gpu(job: T) -> T:
         gpu = gpus.get()
         try:
-            run(job, gpu)
+            run(job, gpu, stop)
         except UserError as error:
             print(f"\n{error}; waiting for the other runs", file=sys.stderr, flush=True)
             raise
@@ -60,8 +67,12 @@ def run_parallel(
                     yield future.result()
                 watch()
                 wait(waiting, 1.0, FIRST_COMPLETED)
+        except UserError:
+            raise
+        except BaseException:
+            stop.set()
+            raise
         finally:
-            end()
             pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -73,10 +84,25 @@ def visible_gpus() -> list[str]:
     return visible.split(",") if visible else [str(gpu) for gpu in range(torch.cuda.device_count())]
 
 
-def run_command(command: Sequence[str], log: Path, gpu: str, name: str) -> None:
-    """Run `gdt command` on one GPU, or with one thread. Raises UserError with `name` and the log if it fails."""
-    if status := start(command, log, gpu).wait():
-        raise command_error(name, log, status)
+def run_command(command: Sequence[str], log: Path, gpu: str, name: str, stop: threading.Event) -> None:
+    """Run `gdt command` on one GPU, or with one thread, until it ends or `stop` is set.
+
+    Raises UserError with `name` and the log if it fails, and StoppedError if it was stopped.
+    """
+    if stop.is_set():
+        raise StoppedError
+    process = start(command, log, gpu)
+    while process.poll() is None and not stop.is_set():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+    process.terminate()  # has no effect if it has ended
+    if status := process.wait():
+        raise StoppedError if interrupted(stop) else command_error(name, log, status)
+
+
+def interrupted(stop: threading.Event) -> bool:
+    """Whether a failed command was interrupted: Ctrl-C reaches it and this process, in any order."""
+    return stop.wait(1.0)
 
 
 def start(command: Sequence[str], log: Path, gpu: str) -> subprocess.Popen[bytes]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -184,7 +185,7 @@ def _run_all(settings: Ablation, runs: Sequence[Run], inputs: Inputs, protocols:
           f"logs: {out}/<row>-<seed>/log.txt", flush=True)  # fmt: skip
     began = time.monotonic()
 
-    def work(run: Run, gpu: str) -> None:
+    def work(run: Run, gpu: str, stop: threading.Event) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
         done = _done(run, inputs)
         for command in run.commands:
@@ -192,7 +193,7 @@ def _run_all(settings: Ablation, runs: Sequence[Run], inputs: Inputs, protocols:
                 continue
             bar.set_status(run.folder, command[1] if command[0] == "eval" else "train")
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
-            run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}")
+            run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
             done = [other for other in done if other[:2] != command[:2]] + [command]  # it overwrote their results
             write_text(run.folder / _DONE, json.dumps({**inputs._asdict(), "format": FORMAT, "done": done}) + "\n")
 

@@ -88,7 +88,7 @@ class Study:
 
     def __init__(self, space: Space, trainer: Trainer, baseline: dict[str, str | int]) -> None:
         self._space, self._trainer, self._settings = space, trainer, space.settings
-        self._lock, self._stop, self._began = threading.Lock(), threading.Event(), time.monotonic()
+        self._lock, self._began = threading.Lock(), time.monotonic()
         self._exhausted = False
         path = self._settings.folder / _JOURNAL
         if path.is_file() and not (lines := path.read_bytes()).endswith(b"\n"):
@@ -119,10 +119,10 @@ class Study:
         print(f"{len(todo)} of {settings.trials} trials left, {jobs} in parallel, {settings.clips_per_step} video "
               f"clips per step\nlogs: {settings.folder / RUNS}/<digest>/log.txt", flush=True)  # fmt: skip
         with Progress({}, "search", settings.trials * settings.steps, done * settings.steps) as bar:
-            for _ in run_parallel(todo, partial(self._train, bar), jobs, bar.refresh, self._stop.set):
+            for _ in run_parallel(todo, partial(self._train, bar), jobs, bar.refresh):
                 pass
 
-    def _train(self, bar: Progress, interrupted: FrozenTrial | None, gpu: str) -> None:
+    def _train(self, bar: Progress, interrupted: FrozenTrial | None, gpu: str, stop: threading.Event) -> None:
         """Train a trial until its end, or until Optuna prunes it."""
         trial = Trial(self._study, interrupted._trial_id) if interrupted else self._draw()
         if trial is None:
@@ -133,7 +133,7 @@ class Study:
         steps = {*range(run.checkpoint_steps, last, run.checkpoint_steps), last} - measured.keys()
         state = TrialState.COMPLETE
         try:
-            with closing(self._trainer.train(run, gpu, steps, self._stop)) as metrics:
+            with closing(self._trainer.train(run, gpu, steps, stop)) as metrics:
                 for step, metric in metrics:
                     trial.set_user_attr(_METRIC, metric)
                     trial.report(metric.value, step)
@@ -142,6 +142,9 @@ class Study:
                         break
         except DivergedError:
             state = TrialState.FAIL
+        except UserError:
+            stop.set()
+            raise
         value = trial.user_attrs[_METRIC][0] if state == TrialState.COMPLETE else None
         bar.finish(run.run_folder, f"[{time.monotonic() - self._began:4.0f} s] "
                      + ", ".join(filter(None, _row(self._study.tell(trial, value, state)))))  # fmt: skip

@@ -12,7 +12,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.eval.metrics import Metric
-from gdt.eval.processes import command_error, start, to_arguments
+from gdt.eval.processes import StoppedError, command_error, interrupted, start, to_arguments
 from gdt.eval.progress import LogReader
 from gdt.eval.protocols import Evaluator
 from gdt.eval.search.space import Space
@@ -81,10 +81,6 @@ class DivergedError(Exception):
     """Losses or weights are NaN or infinite."""
 
 
-class StoppedError(Exception):
-    """The search was interrupted; the trial resumes with it."""
-
-
 class Trainer:
     """Trains and measures compositions, and tests the chosen ones."""
 
@@ -116,7 +112,7 @@ class Trainer:
                         continue
                 if process is None:
                     process = start(self._command(run, gpu), folder / LOG, gpu)
-                elif stop.is_set() or (status and stop.wait(1.0)):  # Ctrl-C reaches all processes, in any order
+                elif stop.is_set() or (status and interrupted(stop)):
                     raise StoppedError
                 elif status is not None:
                     log = LogReader(folder / METRICS)

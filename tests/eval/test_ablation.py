@@ -38,7 +38,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The commands of an ablation, which run in this process."""
     commands: list[list[str]] = []
 
-    def run(arguments: Sequence[str], log: Path, gpu: str, what: str) -> None:
+    def run(arguments: Sequence[str], log: Path, *_: object) -> None:
         commands.append(list(arguments))
         log.touch()
         if arguments[0] == "pretrain":

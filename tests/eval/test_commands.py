@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from PIL import Image
 
 from gdt.common.commandline import _descriptions
 from gdt.common.errors import UserError
+from gdt.common.lock import is_locked
 from gdt.eval.command import COMMANDS
 from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract, load_or_extract
@@ -35,6 +38,7 @@ from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
+from tests.train.runs import begun, wait_until
 
 
 def test_downstream_runs_protocols_without_training_by_default(
@@ -89,6 +93,27 @@ def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, t
     )
     assert done.returncode == 2
     assert "a batch takes 400 videos but only 24 can be used" in done.stderr and "log.txt" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["ablation", pytest.param("downstream", marks=pytest.mark.slow)])
+def test_an_interrupt_of_the_parent_alone_stops_its_runs(
+    kind: str, shards: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    """As kill -INT does; Ctrl-C reaches the runs as well."""
+    more = {
+        "ablation": ("--rows", "e", "--seeds", 0, "--steps", 10_000, "--clips-per-step", 8),
+        "downstream": ("--ckpt", checkpoint, "--protocols", "finetune", "--size", "tiny", "--epochs", 10_000),
+    }[kind]
+    arguments = ("eval", kind, "--shards", shards, "--jobs", 2, "--out", tmp_path / "out", *more)
+    process = begun([*map(str, arguments)], tmp_path)
+    logs = partial(tmp_path.glob, "out/**/*.jsonl")
+    wait_until(lambda: any(log.stat().st_size for log in logs()) or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130 and errors.endswith("interrupted; run the same command again to resume\n")
+    assert "waiting for the other runs" not in errors and not is_locked(tmp_path / "out")
+    if kind == "ablation":
+        assert "stopped after step" in (tmp_path / "out" / "e-0" / "log.txt").read_text()
 
 
 def test_show_batch_draws_the_inputs_of_the_network(index: Index) -> None:
