@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def pretrain(settings: Pretrain) -> Path:
 @contextlib.contextmanager
 def report_shortage(settings: Pretrain) -> Iterator[None]:
     """Turn a lack of memory or disk space into a UserError that says what to change."""
+    before = threading.excepthook
+
+    def show(thread: threading.ExceptHookArgs) -> None:
+        """Print the traceback of a thread, but not for a full disk: TensorBoard's thread raises it here, too."""
+        if not (isinstance(thread.exc_value, OSError) and is_disk_full(thread.exc_value)):
+            before(thread)
+
+    threading.excepthook = show
     try:
         yield
     except OSError as error:
@@ -54,6 +63,8 @@ def report_shortage(settings: Pretrain) -> Iterator[None]:
             "--bn-group-size, --micro-batch-size, and resume; or start again with smaller --bn-group-size or "
             f"--batch-size (now {settings.composition.batch_size}), or with more GPUs"
         ) from error
+    finally:
+        threading.excepthook = before
 
 
 def _next_steps(settings: Pretrain, path: Path) -> str:

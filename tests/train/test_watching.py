@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import types
@@ -19,6 +20,7 @@ from gdt.train.log import Log
 from gdt.train.metrics import TRACE, TRACE_SKIPS, HostMark, Metrics, Report, Reports
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Pretrain
+from tests.conftest import Run
 from tests.train.drawn import draw
 
 CPU = torch.device("cpu")
@@ -135,6 +137,20 @@ def test_a_checkpoint_written_in_the_background_holds_the_state_at_its_start() -
         go.set()
         saver.start({"value": value})
     assert written == [3.0, 6.0]
+
+
+def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:
+    """Of 12 kB: TensorBoard writes in a thread, which fails."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", disk], capture_output=True).returncode:
+        pytest.skip("a small disk cannot be mounted here (root is needed)")
+    try:
+        done = command("pretrain", "tiny", "--shards", shards, "--out", disk / "run", "--batch-size", 4, "--steps", 2)
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+    message = f"error: no space left on the disk of {disk}/run; free some, then run the same command to resume"
+    assert (done.returncode, done.stderr.splitlines()) == (2, [message])
 
 
 def test_a_full_disk_ends_the_run_and_keeps_the_previous_checkpoint(
