@@ -1,4 +1,4 @@
-"""Folder locks: only one run at a time may write to a folder."""
+"""Locks: only one run at a time may write to a folder or a file."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import contextlib
 import fcntl
 import itertools
 import os
+import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from gdt.common.errors import UserError
 
 _NAME = ".lock"
+_ATTEMPTS = 100
+_HOLDER = re.compile(r"(process \d+ on \S+)?")
+"""Content of a lock file: the process that holds it, if any."""
 
 
 @contextlib.contextmanager
@@ -19,60 +24,105 @@ def locked(destination: Path, alternative: str = "set --destination") -> Iterato
     """Create and lock a folder that a run writes to.
 
     If nothing was written, the folders created for it are removed again. Raises UserError, which ends in `alternative`,
-    if the folder is locked by another run or cannot be written to.
+    if the folder is locked by another run, which it names, or cannot be written to.
     """
-    created = list(itertools.takewhile(lambda folder: not folder.exists(), (destination, *destination.parents)))
-    path = destination / _NAME
-    try:
-        destination.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)  # non-blocking: it might be a FIFO
-    except OSError as error:
-        raise UserError(f"cannot write to {destination}: {error.strerror}; {alternative}") from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(f"another run is writing to {destination}; wait for it, or {alternative}") from error
-        except OSError:
-            pass  # a file system without locks
-        if not _is_at(file, path):
-            raise UserError(f"another run has just removed {destination}; run the same command again")
+    with _held(destination / _NAME, destination, alternative):
+        yield
+
+
+@contextlib.contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Lock a file that a run writes, by a file next to it that is removed at the end; raises UserError as `locked`."""
+    lock = path.with_name(f".{path.name}{_NAME}")
+    with _held(lock, path, "set --out"):
         try:
             yield
         finally:
-            _remove_empty(created)
+            with contextlib.suppress(OSError):
+                lock.unlink()
+
+
+@contextlib.contextmanager
+def _held(path: Path, what: Path, alternative: str) -> Iterator[None]:
+    """Hold the lock of `what`, with this process named in the lock file; removes created folders that remain empty."""
+    created = list(itertools.takewhile(lambda folder: not folder.exists(), path.parents))
+    file = _take(path, what, alternative)
+    try:
+        _write(file, f"process {os.getpid()} on {socket.gethostname()}")
+        yield
     finally:
+        _write(file, "")
+        _remove_empty(created)
         os.close(file)
 
 
+def _take(path: Path, what: Path, alternative: str) -> int:
+    """Open and lock the lock file of `what`."""
+    for _ in range(_ATTEMPTS):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)  # non-blocking: it might be a FIFO
+        except OSError as error:
+            raise UserError(f"cannot write to {what}: {error.strerror}; {alternative}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = f" ({_read(file)})" if _read(file) else ""
+            os.close(file)
+            raise UserError(f"another run is writing to {what}{holder}; wait for it, or {alternative}") from error
+        except OSError:
+            pass  # a file system without locks
+        if _is_at(file, path):
+            return file
+        os.close(file)  # the run that held it has just removed it
+    raise UserError(f"other runs keep removing the lock {path}; run the same command again, or {alternative}")
+
+
+def _read(file: int) -> str | None:
+    """The process named in a lock file; None if it is not a lock file."""
+    try:
+        text = os.pread(file, 1000, 0).decode(errors="replace")
+    except OSError:  # a FIFO
+        return None
+    return text if _HOLDER.fullmatch(text) else None
+
+
+def _write(file: int, holder: str) -> None:
+    """Name a process in a lock file; does nothing if that fails, or if the file is something else, such as a link."""
+    if _read(file) is not None:
+        with contextlib.suppress(OSError):
+            os.ftruncate(file, 0)
+            os.pwrite(file, holder.encode(), 0)
+
+
 def _is_at(file: int, path: Path) -> bool:
-    """Whether `path` still refers to the open file; a failed run removes the folder it created."""
+    """Whether `path` still refers to the open file."""
     with contextlib.suppress(OSError):
         return os.path.samestat(os.fstat(file), path.stat())
     return False
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove nested folders, the innermost first, if they hold nothing but the lock."""
+    """Remove nested folders, the innermost first, if they hold nothing but the lock of a folder."""
     with contextlib.suppress(OSError):
         if folders and [path.name for path in folders[0].iterdir()] == [_NAME]:
             (folders[0] / _NAME).unlink()
-            for folder in folders:
-                folder.rmdir()
+        for folder in folders:
+            folder.rmdir()
 
 
-def is_locked(destination: Path) -> bool:
-    """Whether a run is writing to the folder; False if unknown."""
+def is_locked(destination: Path) -> bool | None:
+    """Whether a run is writing to the folder; None if unknown."""
     try:
         file = os.open(destination / _NAME, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
-        return False
+        return None
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        pass
+        return None
     finally:
         os.close(file)
     return False

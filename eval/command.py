@@ -47,9 +47,9 @@ COMMANDS = {
     "search": Command(Search, "gdt.eval.search.study:search", cleans_up=True),
     "embed": Command(Embed, "gdt.eval.embed:embed", cleans_up=True),
     "nearest": Command(Nearest, "gdt.eval.nearest:nearest"),
-    "export": Command(Export, "gdt.eval.export:export"),
+    "export": Command(Export, "gdt.eval.export:export", cleans_up=True),
     "factors": Command(Factors, "gdt.eval.factors.evaluate:factors"),
-    "report": Command(Report, "gdt.eval.page.page:report", "report: {0}"),
+    "report": Command(Report, "gdt.eval.page.page:report", "report: {0}", cleans_up=True),
     "show-batch": Command(ShowBatch, "gdt.eval.show_batch:show_batch", "image: {0}"),
     "show-tree": Command(ShowTree, "gdt.eval.show_tree:show_tree", "{0[0]}\n\nimage: {0[1]}"),
 }

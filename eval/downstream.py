@@ -6,6 +6,7 @@ include every model that was evaluated with the same settings, by this call or a
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from tqdm import tqdm
 from gdt.common import serialization
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import write_text
+from gdt.common.lock import locked
 from gdt.eval import record
 from gdt.eval.extract import require_network
 from gdt.eval.finetune import METRICS, STATE, build_recipe, short_side_note
@@ -45,12 +47,15 @@ def downstream(settings: Downstream) -> str:
     extracted: dict[str, tuple[Path, np.ndarray]] = {}  # shared by all columns of labels, as the models are
     compared = list(models(settings, first := load_model(settings.ckpt[0])))
     evaluations = [_plan(replace(settings, label=label), first, compared, extracted) for label in settings.labels]
-    with explain_out_of_memory("use a smaller network; finished results are kept"):
+    with (
+        locked(evaluations[0].evaluator.out, "set --out") if settings.tables else contextlib.nullcontext(),
+        explain_out_of_memory("use a smaller network; finished results are kept"),
+    ):  # without tables, the parent holds the lock
         for evaluation in evaluations:
             if settings.tables:
                 _report_unlabelled(evaluation)
             _run(evaluation)
-    return _write_tables(evaluations) if settings.tables else ""
+        return _write_tables(evaluations) if settings.tables else ""
 
 
 @dataclass(frozen=True)

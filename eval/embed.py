@@ -10,6 +10,7 @@ import io
 import json
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 import zipfile
@@ -26,6 +27,7 @@ from gdt.common import serialization
 from gdt.common.commandline import expand_home, gdt_command
 from gdt.common.errors import UserError, first_line, plural
 from gdt.common.files import require_new_file, writing
+from gdt.common.lock import is_locked, locked, locked_file
 from gdt.pipeline.clips import split_videos, uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
@@ -45,6 +47,7 @@ Per = Literal["video", "clip"]
 FORMAT = "gdt-features-1"
 _NAMED = 3
 """Maximum number of videos named in a note."""
+_SCRATCH = ".embed-"
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,12 @@ def embed(settings: Embed) -> str:
 
     Raises UserError if the checkpoint, the videos or the file cannot be used.
     """
+    with locked_file(settings.out):
+        require_new_file(settings.out, settings.overwrite)  # another run may just have written it
+        return _write(settings)
+
+
+def _write(settings: Embed) -> str:
     try:
         rows = features(settings)
     except KeyboardInterrupt:
@@ -212,7 +221,11 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
     from gdt.preprocess.stage import Preprocess, run
 
     parent = settings.out.absolute().parent
-    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".embed-", dir=parent)))
+    for left in parent.glob(f"{_SCRATCH}*"):  # by killed runs
+        if is_locked(left) is False:
+            shutil.rmtree(left, ignore_errors=True)
+    scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=parent)))
+    stack.enter_context(locked(scratch))
     links, shards = scratch / "videos", scratch / "shards"
     links.mkdir()
     for number, source in enumerate(settings.source):

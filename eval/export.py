@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_new_file, writing
+from gdt.common.lock import locked_file
 from gdt.train.models.network import Network
 
 if TYPE_CHECKING:  # slow to import, and --help needs only the settings
@@ -47,6 +48,12 @@ def export(settings: Export) -> str:
     Raises UserError if the checkpoint cannot be read, the model does not fit the format, or the file exists or cannot
     be written.
     """
+    require_new_file(settings.out, settings.overwrite)
+    with locked_file(settings.out):
+        return _write(settings)
+
+
+def _write(settings: Export) -> str:
     import torch
 
     from gdt.train import portable
@@ -54,7 +61,6 @@ def export(settings: Export) -> str:
     from gdt.train.weights import with_inputs
 
     out = settings.out
-    require_new_file(out, settings.overwrite)
     trained = load_model(settings.ckpt)
     if settings.inputs != "stated":
         trained = with_inputs(trained, settings.inputs)

@@ -8,8 +8,11 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +21,15 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError, as_typed, explain_out_of_memory
+from gdt.common.lock import locked, locked_file
 from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.shards.layout import DATASETS, preprocess_command
 from gdt.preprocess import datasets
 from gdt.train.checkpoint import Data, require_same_run
 from gdt.train.settings import SIZES, to_json
 from tests.conftest import ROOT, Run
+
+Lock = Callable[[Path], AbstractContextManager[None]]
 
 
 def sentence(done: object) -> str:
@@ -52,6 +58,31 @@ def test_a_missing_checkpoint_is_reported_with_the_command_that_trains_it(
     if run == "synthetic-b":
         assert sentence(command("eval", "embed", "--ckpt", path, "--dataset", "synthetic")) == said
         assert sentence(command("eval", "export", "--ckpt", path, "--out", "x.safetensors")) == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lock"),
+    [
+        ("pretrain tiny --preset e --steps 1", locked), ("eval downstream --ckpt {run} --clips 1", locked),
+        ("eval factors --ckpt {run}", locked), ("eval ablation --rows e --steps 1", locked),
+        ("eval search --clips-per-step 8", locked), ("eval embed --ckpt {run} --clips 1", locked_file),
+        ("eval export --ckpt {run}", locked_file), ("eval report --runs {run}", locked_file),
+    ],
+)  # fmt: skip
+def test_only_one_run_writes_to_a_folder_or_file(
+    command: Run, checkpoint: Path, shards: Path, tmp_path: Path, arguments: str, lock: Lock
+) -> None:
+    """Refused while this process holds it, naming this process; nothing is written."""
+    words = arguments.format(run=checkpoint.parent).split()
+    out = "out" if lock is locked else "out.html" if "report" in words else "out.npz"
+    options = () if "report" in words or "export" in words else ("--shards", shards)
+    with lock(tmp_path / out):
+        before = sorted(tmp_path.rglob("*"))
+        said = sentence(command(*words, *options, "--out", out))
+        assert sorted(tmp_path.rglob("*")) == before
+    holder = f"process {os.getpid()} on {socket.gethostname()}"
+    assert said == f"another run is writing to {out} ({holder}); wait for it, or set --out"
+    assert not list(tmp_path.iterdir())
 
 
 def test_messages_about_unpickling_are_replaced(command: Run, tmp_path: Path) -> None:

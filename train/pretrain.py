@@ -11,6 +11,7 @@ from pathlib import Path
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, first_line, is_out_of_memory
 from gdt.common.files import is_disk_full
+from gdt.common.lock import locked
 from gdt.train.distributed import barrier, join_ranks, watch_ranks
 from gdt.train.settings import Pretrain
 from gdt.train.trainer import Trainer
@@ -23,7 +24,11 @@ def pretrain(settings: Pretrain) -> Path:
     Raises UserError on bad input; exits with 128 + n on a stopping signal n.
     """
     rank, world, device = join_ranks(settings.device, settings.threads)
-    with watch_ranks(device), report_shortage(settings):
+    with (
+        watch_ranks(device),
+        report_shortage(settings),
+        contextlib.nullcontext() if rank else locked(settings.run_folder, "set --out"),
+    ):
         trainer = Trainer(settings, rank, world, device)
         if trainer.first == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")

@@ -19,6 +19,7 @@ import numpy as np
 
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
+from gdt.common.lock import locked
 from gdt.eval import record
 from gdt.eval.ablation.compare import OTHERS, compare_rows, label, with_earlier
 from gdt.eval.ablation.settings import Ablation, is_composition
@@ -99,9 +100,9 @@ def ablation(settings: Ablation) -> str:
     evaluation = replace(_evaluation(settings, index, labels), dataset=settings.dataset, shards=shards)
     plan = partial(_plan, settings, replace(evaluation, protocols=protocols), out)
     runs = [plan(row, seed) for seed in settings.seeds for row in settings.rows]
-    out.mkdir(parents=True, exist_ok=True)
-    _run_all(settings, runs, Inputs.of(settings, index, labels), protocols, out)
-    return _report(runs, labels, protocols, out)
+    with locked(out, "set --out"):
+        _run_all(settings, runs, Inputs.of(settings, index, labels), protocols, out)
+        return _report(runs, labels, protocols, out)
 
 
 def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, explain_out_of_memory
+from gdt.common.lock import locked
 from gdt.common.streams import Stream, generator
 from gdt.eval import record
 from gdt.eval.drawing import save
@@ -68,8 +69,15 @@ def factors(settings: Factors) -> str:
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
     with explain_out_of_memory("set --videos lower"):
-        records = evaluate(settings)
-    out = settings.out or Path("runs") / f"factors-{records[0].dataset}"
+        first = load_model(settings.ckpt[0])
+        data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
+        out = settings.out or Path("runs") / f"factors-{data.dataset}"
+        with locked(out, "set --out"):
+            return _write(evaluate(settings, first, data), out)
+
+
+def _write(records: Sequence[Record], out: Path) -> str:
+    """Write tables, records and a plot; returns a summary."""
     models = by_model(records).values()
     text = "\n\n".join("\n".join(describe_model(rows)) for rows in models)
     tables = [lines for rows in models for layer in (EMBEDDING, TRUNK) if len(lines := table_of(layer, rows)) > 1]
@@ -80,10 +88,8 @@ def factors(settings: Factors) -> str:
     return f"\n{summary}\ntables: {out}/table.txt, table.tex, {NAME}\npicture: {out}/factors.png"
 
 
-def evaluate(settings: Factors) -> list[Record]:
-    """The records of all checkpoints, in their order."""
-    first = load_model(settings.ckpt[0])
-    data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
+def evaluate(settings: Factors, first: Trained, data: Data) -> list[Record]:
+    """The records of all checkpoints, in their order; `first` is the first of them."""
     order = generator(Stream.FACTOR_VIDEOS, settings.seed).permutation(held_out(data.index, data.split).queries)
     device = any_device()
     provenance = Provenance.of(device)

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from tqdm import tqdm
 
 from gdt.common.files import write_text
+from gdt.common.lock import locked_file
 from gdt.eval.ablation.compare import table_of
 from gdt.eval.deviation import TITLES, histogram, marks
 from gdt.eval.deviation import lines as deviation_lines
@@ -46,6 +47,11 @@ _TRAINED = {"others": "other videos", "these": "these videos", "unknown": "unkno
 
 def report(settings: Report) -> Path:
     """Write the page; returns its path. Raises UserError if there are no runs, or for an unknown model."""
+    with locked_file(settings.path):
+        return _write(settings)
+
+
+def _write(settings: Report) -> Path:
     collected = collect(settings.runs)
     unread, models = collected.unread, subjects(collected)
     shown = choose(models, settings.figures_of, settings.models)
@@ -77,7 +83,6 @@ def report(settings: Report) -> Path:
         missing_most=_MISSING_MOST,
         commit=git_commit(),
     )
-    settings.path.parent.mkdir(parents=True, exist_ok=True)
     write_text(settings.path, text)
     return settings.path
 

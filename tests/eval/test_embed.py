@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 
 from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
+from gdt.common.lock import locked
 from gdt.eval.command import settings_of as command_settings
 from gdt.eval.embed import Embed, Features, _next_steps, describe_missing, embed, features, features_of, read
 from gdt.eval.nearest import Nearest, nearest
@@ -41,9 +44,20 @@ def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_embed_a_folder_and_find_neighbours(command: Run, checkpoint: Path, videos: Path, tmp_path: Path) -> None:
-    done = command("eval", "embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
-    assert done.returncode == 0, done.stderr
+def test_embed_a_folder_and_find_neighbours(
+    command: Run, checkpoint: Path, videos: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """After a run that was killed while it decoded; the temporary files of a run that goes on remain."""
+    killing = tmp_path_factory.mktemp("bin") / "ffmpeg"
+    killing.write_text("#!/bin/bash\nkill -KILL -- -$(ps -o pgid= -p $PPID | tr -d ' ')\n")
+    killing.chmod(0o755)
+    embedding = ("eval", "embed", "--ckpt", checkpoint, "--source", videos, "--clips", 2)
+    killed = command(*embedding, "--workers", 1, PATH=f"{killing.parent}:{os.environ['PATH']}")
+    assert killed.returncode == -signal.SIGKILL and len(list(tmp_path.glob(".embed-*"))) == 1
+    with locked(tmp_path / ".embed-other"):
+        done = command(*embedding)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / ".embed-other").exists()
     assert "features.h5: embeddings of 5 videos, one row per video: video [5, 128], audio [5, 128]" in done.stdout
     assert "\nfrom 2 clips per video of 8 frames, stride 4, 32x32\n" in done.stdout
     assert "1 video skipped:" in done.stdout and str(videos / "broken.mp4") in done.stdout

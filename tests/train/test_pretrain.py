@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from gdt import api
 from gdt.common.errors import UserError
+from gdt.common.lock import is_locked
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.seal import read_seal
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import Run
-from tests.train.runs import begun, losses, starts, wait_for
+from tests.train.runs import begun, losses, starts, wait_for, wait_until
 
 TINY = SIZES["tiny"][1]
 CONSTANT = asdict(replace(TINY.optimization, lr_decay=0.0))
@@ -65,12 +69,21 @@ def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tm
 def test_a_killed_run_resumes_with_bitwise_equal_losses(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
+    """Meanwhile, another run is refused in its folder."""
     run, kill_after = tmp_path / "killed", 7
     more = (*DROPOUT, "--checkpoint-steps", 2)
     process = begun(arguments(shards, run, *more), tmp_path)
     wait_for(run / "metrics.jsonl", kill_after + 1)
+    os.killpg(process.pid, signal.SIGSTOP)
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    (child,) = psutil.Process(process.pid).children()
+    done = command(*arguments(shards, run, *more, "--optimization.lr", 0.001))
+    holder = f"another run is writing to {run} (process {child.pid} on {socket.gethostname()})"
+    assert (done.returncode, done.stderr) == (2, f"error: {holder}; wait for it, or set --out\n")
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     process.kill()
     process.wait()
+    wait_until(lambda: not is_locked(run))
     assert kill_after <= len(losses(run)) < STEPS
     done = command(*arguments(shards, run, *more))
     assert done.returncode == 0, done.stderr
