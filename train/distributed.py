@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NoReturn
 
@@ -104,15 +104,15 @@ def leave_without_teardown(status: int = 0) -> NoReturn:
 
 
 @contextlib.contextmanager
-def watch_ranks(device: torch.device) -> Iterator[None]:
+def watch_ranks(device: torch.device, clean_up: Callable[[], None]) -> Iterator[None]:
     """Context in which a failing rank ends all ranks, with one message; left once all ranks are done.
 
-    An error is sent to the other ranks before it is raised.
+    An error is sent to the other ranks before it is raised; they call `clean_up` and end.
     """
     if not dist.is_initialized():
         yield
         return
-    watch = _Watch(device)
+    watch = _Watch(device, clean_up)
     try:
         yield
     except UserError as error:
@@ -142,8 +142,8 @@ class _Watch:
     Each side sends one message when it ends: JSON of the error, or null, and the exit status.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.rank = dist.get_rank()
+    def __init__(self, device: torch.device, clean_up: Callable[[], None]) -> None:
+        self.rank, self._clean_up = dist.get_rank(), clean_up
         self._lock = threading.Lock()
         self._over = False
         server = _server() if self.rank == 0 else None
@@ -195,6 +195,7 @@ class _Watch:
             if self.rank == 0 or (self.rank == 1 and silent):  # the lowest rank that is left
                 tqdm.write(error, file=sys.stderr)
                 sys.stderr.flush()
+            self._clean_up()
             os._exit(status)
 
 

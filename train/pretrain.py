@@ -24,11 +24,9 @@ def pretrain(settings: Pretrain) -> Path:
     Raises UserError on bad input; exits with 128 + n on a stopping signal n.
     """
     rank, world, device = join_ranks(settings.device, settings.threads)
-    with (
-        watch_ranks(device),
-        report_shortage(settings),
-        contextlib.nullcontext() if rank else locked(settings.run_folder, "set --out"),
-    ):
+    with contextlib.ExitStack() as lock, watch_ranks(device, lock.close), report_shortage(settings):
+        if rank == 0:
+            lock.enter_context(locked(settings.run_folder, "set --out"))
         trainer = Trainer(settings, rank, world, device)
         if trainer.first == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")

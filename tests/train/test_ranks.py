@@ -52,7 +52,9 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
 def ended(ranks: Ranks) -> tuple[list[int], list[str]]:
     """Exit statuses, and stderr without progress bars."""
     said = [process.communicate(timeout=120)[1] for process in ranks]
-    lines = ["\n".join(line for line in text.splitlines() if line.strip() and "pretrain " not in line) for text in said]
+    lines = [
+        "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith("step ")) for text in said
+    ]
     return [process.returncode for process in ranks], lines
 
 
