@@ -4,8 +4,7 @@ A group is one forward pass of plain batch norm; a batch shared by ranks needs s
 statistics are updated once per step, with the mean over the groups.
 
 Leaves that the loss ignores (text without words, stand-ins of damaged clips) are left out of all statistics. They
-stay in the batch, masked, so shapes do not change. Copies of usable leaves in their place would count those twice, and
-which ones would depend on the number of ranks.
+stay in the batch, masked, so shapes do not change.
 """
 
 from __future__ import annotations
@@ -67,7 +66,9 @@ class PartialBatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             for running, new in ((self.running_mean, mean), (self.running_var, variance)):
                 assert running is not None
-                running.mul_(1 - self.momentum).add_(new, alpha=self.momentum)
+                # torch's batch norm saves these for the backward pass, so a group whose rows all count would refuse a
+                # new version of them; it does not use them there
+                running.data.mul_(1 - self.momentum).add_(new, alpha=self.momentum)
         normalised: Tensor = y
         return normalised
 
@@ -81,7 +82,8 @@ class SyncBatchNorm(PartialBatchNorm):
 class _Normalise(torch.autograd.Function):
     """Batch norm over the rows that count, of this rank or of all: output, mean, unbiased variance, whether any counts.
 
-    If no row counts, the mean and the variance are 0.
+    If no row counts, the mean and the variance are 0, and the output is the bias: division by the square root of `eps`
+    would grow to infinity over the layers.
     """
 
     @staticmethod
@@ -96,7 +98,7 @@ class _Normalise(torch.autograd.Function):
         total = counts.sum().clamp(min=1)
         joint = (means * counts).sum(0) / total
         spread = ((variances + (means - joint) ** 2) * counts).sum(0)
-        mean, inverse = joint.to(local), (spread / total + eps).rsqrt().to(local)
+        mean, inverse = joint.to(local), (some * (spread / total + eps).rsqrt()).to(local)
         ctx.save_for_backward(x, weight, mean, inverse, total.to(local), counted)
         ctx.shared = shared
         y = (x - _along(mean, x)) * _along(inverse * weight, x) + _along(bias, x)

@@ -129,8 +129,11 @@ class Gradient:
         return self.model.embed(group.modality, group.inputs, group.keys)
 
     def _joinable(self, groups: Sequence[_Group]) -> bool:
-        """Whether groups can share a backward pass, which recomputes activations with the last group's `counted`."""
-        return not self.how.bn_group_size or all(group.counted is None for group in groups)
+        """Whether groups can share a backward pass: the video trunk recomputes with the last group's `counted`."""
+        if not self.how.bn_group_size or "video" not in self.model.modalities:
+            return True
+        masked = any(group.modality == "video" and group.counted is not None for group in groups)
+        return not (masked and self.model.video_network.base.recomputed)
 
     def _chunks(self, groups: Sequence[_Group]) -> Iterator[Sequence[_Group]]:
         """Groups of one modality that make up a micro-batch."""

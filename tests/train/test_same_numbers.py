@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -202,3 +204,75 @@ def test_unusable_leaves_are_left_out_of_batch_norm(way: Way) -> None:
     every, plain = step(np.ones(len(part), bool), 1), step(None, 1)
     assert all(torch.equal(every[name], plain[name]) for name in every)
     assert not torch.isclose(every["loss"], one["loss"])
+
+
+def _unusable(
+    preset: str, way: Way, unusable: Callable[[np.ndarray], np.ndarray], **sizes: Any
+) -> tuple[Learner, Batch]:
+    """A learner and a batch of 8 videos whose leaves at `unusable`(modality of each) are unusable stand-ins."""
+    torch.set_num_threads(1)
+    asked = replace(settings(Path("unused"), preset, way), **sizes)
+    asked = replace(asked, network=replace(asked.network, word_dimensions=5))
+    asked = replace(asked, loading=replace(asked.loading, damaged="skip"))
+    tree = Tree(asked.composition, Source(np.arange(VIDEOS), np.full(VIDEOS, 40), 30), asked.clip, 40)
+    part = take_rank(tree.plan(0, 0), 0, 1, way.bn_group_size)
+    usable, clip, draw = np.ones(len(part), bool), asked.clip, torch.Generator().manual_seed(0)
+    usable[unusable(part.leaves.modality)] = False
+    shapes = {
+        "video": (3, clip.frames, clip.size, clip.size),
+        "audio": (1, 40, clip.mel_frames),
+        "text": (clip.words, 5),
+    }
+    inputs: dict[str, Any] = {}
+    for modality in asked.composition.modalities:
+        own = part.leaves.modality == MODALITIES.index(modality)
+        values = torch.randn(own.sum(), *shapes[modality], generator=draw)
+        values[torch.from_numpy(~usable[own])] = 0.2
+        inputs[modality] = values
+    if "text" in inputs:
+        n, words = inputs["text"].shape[:2]
+        mask = torch.ones(n, words, dtype=torch.bool)
+        inputs["text"] = Words(inputs["text"].double(), mask, np.zeros((n, words), np.int64))
+    table = {name: torch.from_numpy(values) for name, values in part.columns.items()}
+    column = {"usable": torch.from_numpy(usable.astype(np.int64))}
+    learner = Learner(asked, tree, DATA, torch.device("cpu"))
+    return learner, Batch(inputs, table | column, table, part, [], usable)
+
+
+@pytest.mark.parametrize("bn_group_size", [2, 4, 0])
+def test_gradients_are_finite_if_no_leaf_of_a_group_counts(bn_group_size: int) -> None:
+    tiny = SIZES["tiny"][1]
+    sizes = {"network": tiny.network, "augmentation": tiny.augmentation, "clip": Clip(frames=4, stride=4, size=32)}
+    learner, batch = _unusable(
+        "e", Way(bn_group_size), lambda m: np.flatnonzero(m == 0)[: bn_group_size or None], **sizes
+    )
+    before = {name: value.clone() for name, value in learner.model.state_dict().items() if "running" in name}
+    learner.gradient(0, batch)
+    gradients = {name: p.grad for name, p in learner.model.named_parameters()}
+    assert all(g is not None and g.isfinite().all() for g in gradients.values())
+    state = learner.model.state_dict()
+    assert all(state[name].isfinite().all() for name in before)
+    if not bn_group_size:  # no video counts, so no term of the loss
+        assert not any(g.any() for g in gradients.values())
+        assert all(torch.equal(state[name], before[name]) for name in before if name.startswith(("video", "mlp_v")))
+
+
+@pytest.mark.parametrize(("recomputed", "modality", "passes"), [(0, 2, 1), (2, 2, 1), (0, 0, 1), (2, 0, 2)])
+def test_leaves_are_embedded_twice_only_if_recomputation_needs_the_mask(
+    recomputed: int, modality: int, passes: int
+) -> None:
+    found = []
+    for way in (Way(4), Way(4, 4)):
+        learner, batch = _unusable("text-b", way, lambda m: np.flatnonzero(m == modality)[:1])
+        model = learner.model.double()
+        batch.inputs["video"] = batch.inputs["video"].double()
+        model.video_network.base.recomputed = recomputed
+        calls, embed = Counter[str](), model.embed
+        model.embed = lambda name, *rest, calls=calls, embed=embed: (calls.update([name]), embed(name, *rest))[1]
+        learner.gradient(0, batch)
+        found.append((calls, torch.cat([p.grad.flatten() for p in model.parameters()])))
+    (once, one), (twice, other) = found
+    groups = batch.inputs["video"].shape[0] // 4
+    assert once == {"video": passes * groups, "text": passes * groups}
+    assert twice == {"video": 2 * groups, "text": 2 * groups}
+    assert torch.allclose(one, other, rtol=1e-9, atol=1e-12) and one.any()
