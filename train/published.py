@@ -16,11 +16,17 @@ from typing import Any, NamedTuple
 from gdt.common.errors import UserError
 from gdt.pipeline.composition import Composition, Contrast, Factor, Weight
 
-VIDEOS_PER_GPU = 8
-"""Of the release's script. Videos of a batch count as on one GPU by eights, on any number of GPUs."""
 _FACTORS = ("video", "time_shift", "modality", "time_reversal", "augmentation")
 _PAIRS = {"time_reversal": ((0, 2), (1, 3)), "time_shift": ((0, 1), (2, 3))}
 """Branches that differ in one factor only; branch = shift + 2 * direction."""
+
+
+def videos_per_gpu(factors: Sequence[Factor]) -> int:
+    """Consecutive videos of a batch that count as on one GPU, on any number of GPUs: those of the release's scripts.
+
+    8 in `pretrain_gdt_k400.sh`, 12 with text (`pretrain_gdt_ht100m.sh`).
+    """
+    return 12 if "text" in Composition(tuple(factors)).modalities else 8
 
 
 class Comparison(NamedTuple):

@@ -1,6 +1,6 @@
 """The exact gradient of a batch, in the memory of a micro-batch if needed.
 
-If a rank's leaves fit into memory, they are embedded once. Otherwise they are embedded without gradient, equation 1
+If a rank's leaves fit into memory, they are embedded once. Otherwise they are embedded without gradient, the loss
 gives the gradient of the embeddings, and each micro-batch is embedded again to propagate it to the weights (gradient
 caching, Gao et al. 2021). Micro-batches do not change results: batch norm is over groups, and dropout depends on
 the leaf.

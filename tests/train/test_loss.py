@@ -82,9 +82,15 @@ RELEASE = {
 then the branches of other GPUs in the denominator. Branches 0 and 1 are the two shifts, 2 and 3 the same reversed."""
 
 
-@pytest.mark.parametrize("hypothesis", RELEASE)
+TEXT = {"text-e": "8", "text-f": "7"}
+"""The same compositions with text."""
+
+
+@pytest.mark.parametrize("hypothesis", [*RELEASE, *TEXT])
 def test_the_published_loss_equals_the_terms_of_the_release(hypothesis: str) -> None:
-    factors, plan = planned(hypothesis, 10)  # two GPUs, of 8 and 2 videos
+    per_gpu, count = (12, 14) if hypothesis in TEXT else (8, 10)  # two GPUs, the second with 2 videos
+    factors, plan = planned(hypothesis, count)
+    hypothesis = TEXT.get(hypothesis, hypothesis)
     columns = plan.columns
     videos, leaves = list(dict.fromkeys(columns["video"].tolist())), {}
     for n, video in enumerate(columns["video"].tolist()):
@@ -96,12 +102,12 @@ def test_the_published_loss_equals_the_terms_of_the_release(hypothesis: str) -> 
     for kind, pair, far in map(str.split, RELEASE[hypothesis]):
         for branch, other in zip(map(int, pair), map(int, reversed(pair)), strict=True):
             key = other if kind == "other" else branch
-            for modality, i in itertools.product(range(2), range(10)):
-                gpu = range(8) if i < 8 else range(8, 10)
+            for modality, i in itertools.product(range(2), range(count)):
+                gpu = range(per_gpu) if i < per_gpu else range(per_gpu, count)
                 compared = [leaves[i, key, 1 - modality]]
                 compared += [leaves[j, key, 1 - modality] for j in gpu if j != i]
                 compared += [leaves[j, other, 1 - modality] for j in gpu if kind == "hard"]
-                compared += [leaves[j, int(b), 1 - modality] for j in range(10) if j not in gpu for b in far]
+                compared += [leaves[j, int(b), 1 - modality] for j in range(count) if j not in gpu for b in far]
                 logits = z.detach()[compared] @ z[leaves[i, branch, modality]] / RHO
                 total.append(torch.logsumexp(logits, 0) - logits[0])
     slow, fast = torch.stack(total).mean(), gdt_loss(y, tensors(plan), factors, RHO, loss="published")
