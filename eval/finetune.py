@@ -40,8 +40,6 @@ STATE = "finetune.pt"
 """State to resume from."""
 WEIGHTS = "finetuned.pt"
 METRICS = "finetune.jsonl"
-_CLASSIFIER_SEED = 1 << 20
-"""Seed of the classifier's initial weights, distinct from the seeds of epochs."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ class Recipe:
     epochs: int = 12
     warmup: float = 2.0
     """Epochs over which the learning rate rises linearly from `first_lr` to `lr`."""
-    warmup_steps: int = 0
-    """Equal steps in which it rises; 0: with every batch."""
+    warmup_by_epoch: bool = False
+    """Whether it rises once per epoch; else with every batch."""
     first_lr: float = 0.0025
     lr: float = 0.02
     """Learning rate of the classifier."""
@@ -89,9 +87,8 @@ class Recipe:
 
     def lr_at(self, epoch: float) -> float:
         """Learning rate of the classifier at an epoch, which may be fractional (section A.5)."""
-        risen = min(1.0, epoch / self.warmup) if self.warmup else 1.0
-        if self.warmup_steps:
-            risen = int(risen * self.warmup_steps) / self.warmup_steps
+        passed = int(epoch) if self.warmup_by_epoch else epoch
+        risen = min(1.0, passed / self.warmup) if self.warmup else 1.0
         fallen = self.drop ** sum(epoch >= start for start in self.drops)
         return (self.first_lr + (self.lr - self.first_lr) * risen) * fallen
 
@@ -104,7 +101,7 @@ class Recipe:
             shape = f"random-resized crops of area {areas} and ratio {ratios}"
         drops = " and ".join(f"{epoch:g}" for epoch in self.drops)
         starts = "to the end" if self.to_the_end else "at 0, 1/n, 2/n ..."
-        rise = f" in {self.warmup_steps} steps" if self.warmup_steps else ""
+        rise = ", once per epoch" if self.warmup_by_epoch else ""
         tested = f"{low} to {high} pixels, with jitter" if self.augmented_test else f"{low} pixels, no jitter"
         return {
             "epochs": f"{self.epochs} (the last is tested)",
@@ -130,7 +127,7 @@ class Recipe:
 PAPER = Recipe()
 """Section A.5: one learning rate for the whole network, 32 frames of 112x112, softmax averaged over ten clips."""
 PUBLISHED = Recipe(
-    warmup_steps=2, trunk_share=0.1, drops=(7.0, 11.0), clip=Clip(frames=32, size=128), resized=ResizedCrop(),
+    warmup_by_epoch=True, trunk_share=0.1, drops=(7.0, 11.0), clip=Clip(frames=32, size=128), resized=ResizedCrop(),
     jittered=0.8, late_jitter=True, short_side=240, test_crops=3, augmented_test=True, to_the_end=False,
     averaged="logits",
 )  # fmt: skip
@@ -231,7 +228,7 @@ class Finetuning:
                 f"{len(task.train)} training videos give fewer clips than a batch of {recipe.batch}; set "
                 f"--clips-per-epoch to {-(-recipe.batch // len(task.train))} or more"
             )
-        self._seed(_CLASSIFIER_SEED)
+        torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, 1 << 20).generate_state(1)[0]))
         base = copy.deepcopy(trained.model.video_network.base)  # other folds start from the same weights
         model = Classifier(base, base.dim, len(task.classes)).to(device)
         self.model = model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
@@ -321,9 +318,6 @@ class Finetuning:
         with autocast(self.device):
             scores: Tensor = self.model(inputs["video"].floats(dtype)).float()
         return scores
-
-    def _seed(self, number: int) -> None:
-        torch.manual_seed(int(seed_sequence(Stream.FINETUNING, *self._seeds, number).generate_state(1)[0]))
 
     def _save_epoch(self, epoch: int, loss: float, right: int) -> None:
         """Log an epoch and save the state to resume from."""

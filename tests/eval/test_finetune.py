@@ -78,6 +78,11 @@ def test_schedules_scale_with_the_epochs() -> None:
     assert half.epochs == 6
     for epoch in (0, 0.5, 1, 2.9, 3, 4.9, 5, 5.9):
         assert half.lr_at(epoch) == pytest.approx(PAPER.lr_at(2 * epoch))
+    # the published recipe rises at the start of an epoch, whatever their number
+    for epochs, rates in ((24, [0.0025, 0.006875, 0.01125, 0.015625, 0.02]), (6, [0.0025, 0.02]), (3, [0.0025, 0.02])):
+        scaled = PUBLISHED.spread_over(epochs)
+        assert [scaled.lr_at(epoch) for epoch in range(len(rates))] == pytest.approx(rates)
+        assert [scaled.lr_at(epoch + 0.9) for epoch in range(len(rates) - 1)] == pytest.approx(rates[:-1])
 
 
 @pytest.mark.parametrize(("recipe", "share"), [(PAPER, 1.0), (PUBLISHED, 0.1)])
