@@ -147,9 +147,6 @@ def _write(settings: Embed) -> str:
         f"from {settings.clips} clips per video of {rows.metadata['clip']}",
         *describe_missing(rows),
     ]
-    for name, values in rows.features.items():
-        if len(lacking := rows.id[np.isnan(values[:, 0])]):
-            lines.append(f"{len(lacking)} rows are NaN: no {name} for the length of a clip (first: {lacking[0]})")
     lines += [f"{plural(len(rows.skipped), 'video')} skipped:"] if rows.skipped else []
     lines += [f"  {path}: {reason}" for path, reason in rows.skipped]
     return "\n".join(lines + _next_steps(settings.out, rows))

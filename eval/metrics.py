@@ -111,8 +111,7 @@ def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, f
 def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
     """Mean of `one` minus mean of `other` in points, with its 95 % interval over trainings (Welch).
 
-    Each needs at least two metrics. The interval covers other seeds on the same queries; its width is 0 if all seeds
-    agree.
+    Each needs at least two metrics. The interval covers other seeds on the same queries.
     """
     points = float(np.mean([m.value for m in one]) - np.mean([m.value for m in other]))
     half = _welch(one, other)
@@ -124,12 +123,15 @@ def _welch(one: Sequence[Metric], other: Sequence[Metric]) -> float:
 
     A single metric is given the variance of the others (a prediction interval); with none of its own, such a
     difference was significant in 17 % of cases without one.
+    Variances are at least that of rounding to a whole number of answers: without it, seeds that agree by rounding gave
+    2 + 2 seeds on 37 queries a significant difference in 10 % of cases without one.
     """
     several = [np.array([m.value for m in metrics]) for metrics in (one, other) if len(metrics) > 1]
     if not several:
         return 0.0
     counts = [len(values) for values in several]
-    variances = np.array([values.var(ddof=1) / n for values, n in zip(several, counts, strict=True)])
+    rounding = max(100 / m.answers if m.answers and m.bounds is None else 0.0 for m in (*one, *other)) ** 2 / 12
+    variances = np.array([max(values.var(ddof=1), rounding) / n for values, n in zip(several, counts, strict=True)])
     if not variances.any():
         return 0.0
     if len(several) == 1:

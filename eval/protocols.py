@@ -176,7 +176,7 @@ def _published_retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path
         "clips": f"{settings.clips} of {clip}, gallery at random, seed {settings.seed}, queries uniform",
         "pooling": f"maximum over 2x2x2, {query.shape[1]} numbers of length 1 per clip", "distance": "Euclidean",
     }  # fmt: skip
-    return Evaluated({f"release R@{k}": metric for k, metric in found.items()}, how, fold, clip)
+    return Evaluated({f"SeLaVi R@{k}": metric for k, metric in found.items()}, how, fold, clip)
 
 
 def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
@@ -291,7 +291,7 @@ PROTOCOLS = {
     for protocol in (
         Protocol("cross-modal", _cross_modal, ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
         Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True),
-        Protocol("retrieval-published", _published_retrieval, (*_LABELS, "size"), "release"),
+        Protocol("retrieval-published", _published_retrieval, (*_LABELS, "size"), "SeLaVi"),
         Protocol("few-shot", _few_shot, _FROZEN, "neighbours", default=True),
         Protocol("linear", _linear, (*_FROZEN, "train_samples", "linear_c"), "classifiers"),
         Protocol("finetune", _finetune, (*_LABELS, "train_samples", *_RECIPE), "classifiers", trains=True),

@@ -95,6 +95,7 @@ class Downstream:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
         if len(set(self.modalities)) != max(1, len(self.modalities)):
             raise UserError(f"--modalities is '{' '.join(self.modalities)}'; set it to video, audio, or video audio")
+        object.__setattr__(self, "modalities", tuple(sorted(self.modalities, reverse=True)))  # as in "video audio"
         video_only = [name for name in ("finetune", "retrieval-published") if name in self.protocols]
         if self.modalities != ("video",) and video_only:
             raise UserError(

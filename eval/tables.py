@@ -310,7 +310,7 @@ def _seen_in_pretraining(groups: Groups) -> list[str]:
     """A note per model that was pretrained on some of the queries."""
     lines = []
     for name, records in groups.items():
-        seen = {each.fold: f"{each.seen} of {each.queries} queries" for each in records if each.seen}
+        seen = {each.fold: f"up to {each.seen} of {each.queries} queries" for each in records if each.seen}
         if seen:
             counts = ", ".join(count + f" of fold {fold}" * bool(fold) for fold, count in seen.items())
             lines.append(f"{name} was pretrained, without labels, on {counts}")

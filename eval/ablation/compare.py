@@ -256,7 +256,10 @@ def _difference(earlier: Record, peers: Sequence[tuple[str, dict[str, Any]]]) ->
         return f"compositions that cannot be read again ({error})"
     reasons = []
     for now in [own for preset, own in peers if preset == earlier.preset] or [own for _, own in peers]:
-        changed = [name for name in before.keys() & now.keys() if before[name] != now[name]]
+        both = before.keys() & now.keys()
+        if not (before["words"] and now["words"]):
+            both -= {"words"}  # one of the rows is without text
+        changed = [name for name in both if before[name] != now[name]]
         if not changed:
             return ""
         reasons.append(", ".join(_change(name, before[name], now[name]) for name in sorted(changed)))

@@ -144,7 +144,7 @@ def figures_of(subject: Subject, settings: Report, key: str) -> Figures:
     index = attempt("frames of videos", figures.missing, lambda: _index(subject))
     trained = attempt("the model", figures.missing, lambda: _load(subject))
     # the latest result whose features are stored, of retrieval if possible
-    frozen = {name for name, protocol in PROTOCOLS.items() if protocol.labels and not protocol.trains}
+    frozen = {name for name, protocol in PROTOCOLS.items() if "modalities" in protocol.settings}
     records = [(each, each.record) for each in subject.results if each.record.protocol in frozen]
     stored = [each for each, record in records if record.settings["modalities"] == ["video"]]
     result = min(stored, key=lambda each: each.record.protocol != "retrieval", default=None)

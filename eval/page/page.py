@@ -24,7 +24,7 @@ from gdt.eval.drawing import Key, keys, svg
 from gdt.eval.page.collect import Collected, Result, Run, Subject, attempt, choose, collect, subjects
 from gdt.eval.page.models import Plot, figures_of, short_commit
 from gdt.eval.page.settings import Report
-from gdt.eval.record import RANDOM, Record, conditions, format_details
+from gdt.eval.record import RANDOM, Record, budget, conditions, format_details
 from gdt.eval.tables import Lines, Table, build_tables
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.provenance import git_commit
@@ -108,7 +108,7 @@ def compare(folder: Path, results: Sequence[Result]) -> list[Comparison]:
     )
     tables: list[Table] = []
     for group in _comparable(records):
-        tables += [table_of(group)] if is_ablation else build_tables(group)
+        tables += map(table_of, _by_budget(group)) if is_ablation else build_tables(group)
     return [Comparison(table.lines, table.brief, table.details, *_conditions(table)) for table in tables]
 
 
@@ -127,6 +127,21 @@ def _comparable(records: Sequence[Record]) -> list[list[Record]]:
         else:  # labels changed between evaluations
             comparable += [[row for row in group if row.labels == one] for one in sorted({row.labels for row in group})]
     return comparable
+
+
+def _by_budget(records: Sequence[Record]) -> list[list[Record]]:
+    """Groups of records that may be seeds and rows of one table; random weights are in all that they fit."""
+    random = [row for row in records if row.model == RANDOM]
+    groups: list[tuple[dict[str, Any], list[Record]]] = []
+    for row in records:
+        if row.model != RANDOM:
+            own = budget(row)
+            group = next((rows for shared, rows in groups if shared == own), None)
+            if group is None:
+                group = [each for each in random if budget(each).items() <= own.items()]
+                groups.append((own, group))
+            group.append(row)
+    return [group for _, group in groups] or [random]
 
 
 def _settings(row: Record) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Model, folds, held_out
 from gdt.pipeline.shards.index import fingerprint
 from gdt.train.checkpoint import NAME, Trained, load_model
-from gdt.train.models.gdt import any_device
+from gdt.train.models.gdt import NotFiniteError, any_device
 from gdt.train.settings import METRICS, SIZES, Pretrain
 
 LOG = "log.txt"
@@ -103,9 +103,11 @@ class Trainer:
                 status = process.poll() if process else None  # before the check, so that no checkpoint is missed
                 newest = path.stat().st_mtime_ns if path.is_file() else 0
                 if newest != seen:
-                    seen, trained = newest, load_model(path)
-                    if not all(bool(value.isfinite().all()) for value in trained.model.state_dict().values()):
-                        raise DivergedError
+                    seen = newest
+                    try:
+                        trained = load_model(path)
+                    except NotFiniteError as error:  # the loss is of before the last update
+                        raise DivergedError from error
                     if trained.step in left:
                         left.remove(trained.step)
                         yield trained.step, self._measure(trained)

@@ -189,7 +189,7 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
 
     # the other fold tests the videos that pretraining has used
     text = downstream(Downstream((tmp_path / "out" / "a-1",), clips=1, protocols=("retrieval",), out=tmp_path / "eval"))
-    assert "a-1 was pretrained, without labels, on 24 of 24 queries of fold 2" in text
+    assert "a-1 was pretrained, without labels, on up to 24 of 24 queries of fold 2" in text
     rows = [row for row in read(tmp_path / "eval" / "results.json") if row.preset != RANDOM]
     assert [(row.fold, row.trained_on, row.seen) for row in rows] == [(1, "others", 0), (2, "these", 24)]
 

@@ -217,8 +217,8 @@ def test_published_retrieval_has_its_own_table_next_to_the_papers_numbers(on_ucf
     text = downstream(both)
     ours, release = results(tmp_path)
     assert (ours.protocol, [*ours.metrics]) == ("retrieval", ["R@1", "R@5", "R@20"])
-    assert [*release.metrics] == ["release R@1", "release R@5", "release R@20"] and release.queries == 12
-    assert release.metrics["release R@1"].chance == ours.metrics["R@1"].chance
+    assert [*release.metrics] == ["SeLaVi R@1", "SeLaVi R@5", "SeLaVi R@20"] and release.queries == 12
+    assert release.metrics["SeLaVi R@1"].chance == ours.metrics["R@1"].chance
     details = (tmp_path / "table.txt").read_text().split()
     assert "maximum over 2x2x2, 128 numbers of length 1 per clip; distance Euclidean" in " ".join(details)
     assert len(re.findall(r"paper: GDT, K-400 \(split 1\) +62.8 +79.0", text)) == 2
@@ -625,6 +625,7 @@ def test_labelled_protocols_evaluate_audio_or_both(
             assert row.settings["modalities"] == list(modalities) and (row.gallery, row.queries) == (23, 11)
             assert row.metrics and all(0 <= m.low <= m.value <= m.high <= 100 for m in row.metrics.values())
     assert "features of" not in videos and {(row.gallery, row.queries) for row in found["video",]} == {(24, 12)}
+    assert replace(settings, modalities=("audio", "video")) == replace(settings, modalities=("video", "audio"))
     downstream(replace(settings, modalities=("audio",)))
     assert "clips 2 of 99 log-mel frames; features audio" in (tmp_path / "table.txt").read_text()
     # the features are those of the networks, and R@1 is that of the joined ones

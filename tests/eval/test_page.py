@@ -22,11 +22,11 @@ from gdt.common.errors import UserError
 from gdt.eval.deviation import lines
 from gdt.eval.downstream import downstream
 from gdt.eval.metrics import Metric
-from gdt.eval.page.collect import choose, collect, subjects
+from gdt.eval.page.collect import Result, choose, collect, subjects
 from gdt.eval.page.models import maps
-from gdt.eval.page.page import report, smooth
+from gdt.eval.page.page import compare, report, smooth
 from gdt.eval.page.settings import Report
-from gdt.eval.record import read
+from gdt.eval.record import RANDOM, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.studies.figures.draw import figures
@@ -34,6 +34,7 @@ from gdt.studies.figures.settings import Figures
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import Run
+from tests.eval.test_record import ROW
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
 VOID = {"meta", "img", "br", "link", "input"}
@@ -315,6 +316,38 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     assert "published results are with their authors" in page.text
     assert "No evaluations yet; run" not in page.text
     assert "No runs yet; run make pretrain" in page.text
+
+
+def test_other_budgets_have_their_own_table(tmp_path: Path) -> None:
+    rows = [
+        replace(ROW, model=f"e-{seed}", seed=seed, pretraining=replace(ROW.pretraining, seed=seed, steps=steps))
+        for seed, steps in enumerate((3, 600, 600))
+    ]
+    for row in rows:
+        (tmp_path / row.model / "eval").mkdir(parents=True)
+    random = replace(ROW, model=RANDOM, preset=RANDOM)
+    tables = compare(tmp_path, [Result(row, tmp_path) for row in (random, *rows)])
+    assert [len(table.lines) for table in tables] == [4, 4]  # headings, random weights, row e, chance
+    assert sorted(table.brief[0].split("seeds ")[1][:4] for table in tables) == [
+        "0, 2",
+        "1, 2",
+    ]  # 2 is of random weights
+
+
+def test_a_model_without_stored_features_is_searched_by_audio(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    for path in (folder / "eval").rglob("*.npz"):
+        path.unlink()
+    for path in (folder / "eval").rglob("*.json"):
+        rows = json.loads(path.read_text())
+        for row in rows if isinstance(rows, list) else [rows]:
+            row["protocol"] = row["protocol"].replace("few-shot", "retrieval").replace("linear", "retrieval")
+            row["protocol"] = row["protocol"].replace("retrieval", "retrieval-published")
+            row["checkpoint"] = str(folder / "e <b>$1$")
+        path.write_text(json.dumps(rows))
+    page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
+    assert "holds no features of this evaluation" not in page.text and "audio-to-video R@1" in page.text
 
 
 def test_evaluations_of_other_weights_than_the_checkpoint_are_noted(runs: Path, tmp_path: Path) -> None:

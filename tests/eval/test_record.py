@@ -109,6 +109,14 @@ def test_other_budgets_are_not_seeds_or_rows_of_one_table(
     )
 
 
+def test_rows_with_and_without_text_share_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    e, text, other = replace(ROW, words=""), replace(ROW, preset="text-b", words="1"), replace(ROW, words="2")
+    for earlier, new, shared in ((text, e, True), (e, text, True), (text, other, False)):
+        write(path, [earlier])
+        assert with_earlier([new], path) == (([earlier, new], []) if shared else ([new], [earlier]))
+
+
 def test_single_results_have_intervals() -> None:
     other = replace(ROW, preset=RANDOM, metrics={"R@1": Metric(25.0, 20.0, 20), "R@5": Metric(100.0, 67.2, 20)})
     lines = table_lines(

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import optuna
 import pytest
+import torch
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial
@@ -36,8 +37,9 @@ from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.preprocess.stage import Preprocess
 from gdt.preprocess.stage import run as preprocess
-from gdt.train.checkpoint import Trained
+from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
+from gdt.train.pretrain import pretrain
 from tests.conftest import Run
 from tests.test_mistakes import sentence
 
@@ -196,6 +198,19 @@ def test_a_diverged_training_is_a_trial_and_does_not_end_the_search(shards: Path
     assert f"{len(lost)} diverged" in (chosen.folder / "table.txt").read_text()
     with pytest.raises(UserError, match="the training of the baseline e diverged"):
         search(settings(shards, tmp_path / "t"), fake(diverge="differs"))
+
+
+def test_a_checkpoint_of_nan_is_a_diverged_trial(shards: Path, index: Index, tmp_path: Path) -> None:
+    space = Space(settings(shards, tmp_path), index)
+    run = replace(space.pretraining(space.text(space.of_preset("e"))), steps=1, threads=1, device="cpu")
+    path = pretrain(run)
+    state = torch.load(path, weights_only=True)
+    next(value for value in state["model"].values() if value.is_floating_point()).fill_(np.nan)
+    torch.save(state, path)
+    with pytest.raises(UserError, match="contains NaN or infinity"):
+        load_model(path)
+    with pytest.raises(DivergedError):
+        next(Trainer(space).train(run, "", {1}, threading.Event()))
 
 
 def test_a_search_ends_when_no_composition_is_left(

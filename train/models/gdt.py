@@ -121,6 +121,13 @@ def modalities_of(weights: Mapping[str, Tensor]) -> list[str]:
     return [name for name in MODALITIES if any(key.startswith(f"{name}_network.") for key in weights)]
 
 
+_NOT_FINITE = "contains NaN or infinity"
+
+
+class NotFiniteError(UserError):
+    """Weights contain NaN or infinity."""
+
+
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
     """Load weights without a leading `module.`.
 
@@ -141,7 +148,8 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
     faults = {name: fault for name in shared if (fault := _fault(name, weights[name], own[name].dtype))}
     for name, fault in faults.items():
         more = f", and {len(faults) - 1} more parameters are unusable" if len(faults) > 1 else ""
-        raise UserError(f"{source}: {name} {fault}{more}; use another file")
+        error = NotFiniteError if fault == _NOT_FINITE else UserError
+        raise error(f"{source}: {name} {fault}{more}; use another file")
     shapes = [name for name in shared if own[name].shape != weights[name].shape]
     if missing or unknown or shapes:
         parts = []
@@ -174,7 +182,7 @@ def _fault(name: str, value: Tensor, dtype: torch.dtype) -> str:
     if value.is_complex() or (dtype.is_floating_point and not value.is_floating_point()):
         return f"is {str(value.dtype).removeprefix('torch.')} instead of {str(dtype).removeprefix('torch.')}"
     if dtype.is_floating_point and not value.to(dtype).isfinite().all():
-        return "contains NaN or infinity"
+        return _NOT_FINITE
     if name.endswith("running_var") and (value < 0).any():
         return "contains negative variances"
     return ""
