@@ -258,7 +258,7 @@ def test_data_set_without_audio_and_labels(synthetic: Path, weights: Callable[[s
         ("sound", "", "sound.pt was trained without video, so it has no features of it"),
         ("trunk", "--kind embeddings", "does not name its data set; set --dataset"),
         ("e trunk", "--kind embeddings", "trunk.pt has no head, so it has no embeddings; set --kind features"),
-        ("damaged", "--videos 8 --clips 3 --shown 4", "damaged.pt: the features contain NaN or infinity: the weights"),
+        ("damaged", "--videos 8 --clips 3 --shown 4", "conv1.0.3.weight contains NaN or infinity; use another file"),
         ("e", "--split nowhere", "has no held-out videos (split 'nowhere')"),
         ("e", "--label weather", "unknown column 'weather'"),
         ("e", "--clips 1000", "0 of the 12 videos of the split 'test' are long enough for 1000 clips"),
