@@ -59,7 +59,7 @@ preprocess: $(STAMP) ## turn videos into shards; run again to resume | [DATASET=
 verify: $(STAMP) ## check shards for damage | [DATASET=synthetic] [FULL=1 to decode every frame]
 	$(gdt) verify --dataset synthetic
 
-pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET=synthetic] [PRESET=l|help] [FACTORS="..."] [WORD2VEC=] [INIT=] | [SIZE=paper|tiny] [GPUS=1] | [NODES=4 SCHEDULER=slurm [SBATCH="--partition=gpu ..."]]
+pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET=synthetic] [PRESET=l|help] [FACTORS="..."] [WORD2VEC=] [INIT=] | [SIZE=tiny|paper|paper-ablation|paper-howto100m|paper-text-ablation] [GPUS=1] | [NODES=4 SCHEDULER=slurm [SBATCH="--partition=gpu ..."]]
 	$(gdt) pretrain --dataset synthetic
 
 eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=synthetic] | [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
@@ -74,7 +74,7 @@ eval-hmdb: $(STAMP) ## the same for HMDB-51
 eval-factors: $(STAMP) ## test what features encode of each factor | [CKPT="a.pt ..."] [DATASET=synthetic]
 	$(call gdt,PRESET FACTORS) eval factors --ckpt $(checkpoint)
 
-embed: $(STAMP) ## write features of your videos to a file | CKPT= SOURCE=/my/videos|DATASET= [OUT=features.h5]
+embed: $(STAMP) ## write features of your videos to a file | [CKPT=] SOURCE=/my/videos|DATASET= [OUT=features.h5]
 	$(call gdt,PRESET FACTORS SEED) eval embed --ckpt $(checkpoint)
 
 report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [OUT=page.html] [FIGURES_OF=NAME]
@@ -95,10 +95,10 @@ show-tree: $(STAMP) ## draw the sampling tree with its positive and negative pai
 theorem: $(STAMP) ## simulate the paper's theorem and compare it with the formulas
 	$(gdt) study theorem
 
-figures: $(STAMP) ## draw the paper's figures of features | CKPT="a.pt ..." [DATASET=synthetic]
+figures: $(STAMP) ## draw the paper's figures of features | [CKPT="a.pt ..."] [DATASET=synthetic]
 	$(call gdt,PRESET FACTORS) study figures --ckpt $(checkpoint)
 
-bench: $(STAMP) ## measure the speeds of docs/benchmarks.md | [SOURCE=/videos]
+bench: $(STAMP) ## measure loading, preprocessing, planning and evaluation; count GPU memory | [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(source)
 	@$(PYTHON) -m benchmarks.loader $(source)
 	@$(PYTHON) -m benchmarks.memory

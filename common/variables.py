@@ -93,7 +93,7 @@ def with_variables(
         if unknown and (len(goals) == 1 or name not in {*all_variables(), *_ALIASES}):
             raise UserError(_unknown_variable(goals, name, known))
     if "SIZE" in known and known["SIZE"].name not in given:
-        given[known["SIZE"].name] = _arguments("SIZE", known["SIZE"], "paper" if has_gpu() else "tiny")
+        given[known["SIZE"].name] = _arguments("SIZE", known["SIZE"], default_size())
     more = _split("ARGS", environment["ARGS"]) if "ARGS" in (*inherited, *typed) else []
     recipe = _without(arguments, given)
     return [*given.pop("", []), *recipe, *(word for words in given.values() for word in words), *more]
@@ -147,6 +147,11 @@ def _unknown_variable(goals: Sequence[str], name: str, known: Variables) -> str:
     if similar := difflib.get_close_matches(name.upper().replace("-", "_"), [*known, "GPUS", "ARGS"], 1, _SIMILAR):
         return f"{message}; did you mean {similar[0]}?"
     return f"{message}; available: {', '.join(sorted(known))}"
+
+
+def default_size() -> str:
+    """The size of networks, clips and schedule where none is given."""
+    return "paper" if has_gpu() else "tiny"
 
 
 def has_gpu() -> bool:

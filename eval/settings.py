@@ -47,9 +47,9 @@ class Downstream:
     label: str = ""
     """Label columns, such as label,weather; default: the classes."""
     gallery_split: str = "train"
-    """Split to search and to train classifiers on."""
+    """Split of the gallery, on which classifiers are trained."""
     query_split: str = ""
-    """Split to evaluate; default: test, or val without test."""
+    """Split of the queries; default: test, or val without test."""
     clips: int = 10
     """Uniformly spaced clips per video, which are averaged."""
     gallery_per_class: int = 0
@@ -61,7 +61,7 @@ class Downstream:
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of the paper or of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clips of the recipe, or small ones as in the checkpoint."""
+    """paper: clips of the recipe; tiny: clips of the checkpoint's size."""
     epochs: int = 0
     """Epochs; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0

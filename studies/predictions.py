@@ -186,7 +186,7 @@ PREDICTIONS: Mapping[str, Callable[[Runs], Judgement]] = {
     "direction: f, h, l < 65": _below_65,
     **_comparisons("direction: i > e", "direction: k > g", "direction: m > j",
                    "direction: b, d no better than a, c"),
-    **{f"order: {one} loses less than of direction, relative to {other}": partial(_loses_less, one, other)
+    **{f"order: {one} loses less of it than of direction, relative to {other}": partial(_loses_less, one, other)
        for one, other in ("fe", "hg", "lj")},
     **_comparisons("motion: mean of efghijklm > mean of abcd", "motion: f equals e", "motion: h equals g",
                    "motion: l equals j"),

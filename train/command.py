@@ -14,7 +14,7 @@ import tyro
 
 from gdt.common.commandline import Options
 from gdt.common.errors import UserError, exit_with_message, unknown
-from gdt.common.variables import Option, Variables, options_of
+from gdt.common.variables import Option, Variables, default_size, options_of
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
 from gdt.train.launch import ranks, require_master_address
@@ -45,6 +45,7 @@ def options(_: Sequence[str]) -> Variables:
 
 
 def _start(job: submit.Job, arguments: Sequence[str]) -> None:
+    arguments = with_size(arguments)
     if job == submit.Job():
         os.environ.update(ranks(os.environ))
     with launch.silence_other_ranks():
@@ -65,6 +66,13 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
             if os.environ.get("RANK", "0") != "0":  # rank 0 prints it
                 sys.exit(130)
             raise
+
+
+def with_size(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the default size if they begin with another option than --help."""
+    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", HELP_ALL):
+        return [default_size(), *arguments]
+    return list(arguments)
 
 
 def settings_of(arguments: Sequence[str]) -> Pretrain | None:

@@ -81,7 +81,7 @@ class Pretrain:
     out: Path | None = None
     """Folder for checkpoints and logs; default: runs/<dataset>-<composition>[-seed<n>]."""
     batch_size: int | None = None
-    """Videos per batch over all GPUs (K_i); default: 512 (tiny: 16), or all videos if there are fewer."""
+    """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), or all videos if there are fewer."""
     default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
     """The batch size that None stands for."""
     epochs: int = 100

@@ -28,7 +28,7 @@ class Ablation:
     shards: Path | None = None
     """Its shards; default: data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
-    """Presets (see 'pretrain --preset help') or quoted compositions."""
+    """Presets (listed by 'gdt pretrain --preset help') or quoted compositions."""
     factors_from: Path | None = None
     """Python file with your own transformations."""
     word2vec: Path | None = None
@@ -40,13 +40,13 @@ class Ablation:
     clips_per_step: int = 64
     """Video clips per batch, the same in all rows."""
     bn_group_size: int | None = None
-    """Leaves that share batch-norm statistics; 0: whole batch."""
+    """Leaves of one modality that share batch-norm statistics; 0: whole batch."""
     steps: int = 0
     """Training steps; 0: those of --size."""
     label: str = ""
     """Label columns, as in label,weather, or 'recall'; default: all."""
     query_split: str = "test"
-    """Split to evaluate; use val to choose settings."""
+    """Split of the queries; use val to choose settings."""
     gallery_per_class: int = 0
     """Random gallery videos per class; 0: all."""
     clips: int = 10

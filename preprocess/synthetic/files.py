@@ -63,7 +63,7 @@ class GeneratedSet(ABC):
     seconds: float = 4.0
     """Duration of every video in seconds."""
     fps: int = 15
-    """Frames per second; the fastest motion has 7 Hz."""
+    """Frames per second of the videos."""
     size: int = 64
     """Height and width in pixels; must be even."""
 

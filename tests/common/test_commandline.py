@@ -105,6 +105,8 @@ def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None
             "unknown option '--ckt'; did you mean '--ckpt'? 'gdt eval downstream --help'",
         ),
         ("verify --zzz", "unknown option '--zzz'; 'gdt verify --help' lists the options"),
+        ("pretrain --sted 3", "unknown option '--sted'; did you mean '--seed'? 'gdt pretrain --help' lists"),
+        ("pretrain --preset help", "row e"),  # without a size, as in make, the default one
     ],
 )
 def test_unknown_options_are_reported_in_one_line(
@@ -114,7 +116,7 @@ def test_unknown_options_are_reported_in_one_line(
     monkeypatch.setattr(sys, "orig_argv", [])
     with pytest.raises((UserError, SystemExit)) as error:
         gdt_command_line._run(name, arguments)
-    assert message in f"{error.value}{capsys.readouterr().err}"
+    assert message in f"{error.value}{''.join(capsys.readouterr())}"
 
 
 @pytest.mark.parametrize(("n", "text"), [(0, "0 classes"), (1, "1 class"), (2, "2 classes")])
