@@ -11,13 +11,15 @@ import json
 import os
 import shlex
 import shutil
+import struct
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import h5py
 import numpy as np
@@ -26,12 +28,13 @@ from tqdm import tqdm
 from gdt.common import serialization
 from gdt.common.commandline import expand_home, gdt_command
 from gdt.common.errors import UserError, first_line, plural
-from gdt.common.files import require_new_file, writing
+from gdt.common.files import require_new_file, require_readable, writing
 from gdt.common.lock import is_locked, locked, locked_file
 from gdt.pipeline.clips import split_videos, uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected, shard_folder
+from gdt.pipeline.shards.seal import Damaged, OtherSchema, open_sealed, write_strings, writing_sealed
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.train.provenance import Provenance
@@ -136,8 +139,7 @@ def _write(settings: Embed) -> str:
         print("\ninterrupted; nothing was written", file=sys.stderr)
         sys.exit(130)
     try:
-        with writing(settings.out) as file:
-            _WRITERS[settings.out.suffix](file, rows)
+        _WRITERS[settings.out.suffix](settings.out, rows)
     except OSError as error:
         raise UserError(f"{settings.out} cannot be written ({error.strerror}); check the free disk space") from error
     sizes = ", ".join(f"{name} [{len(values)}, {values.shape[1]}]" for name, values in rows.features.items())
@@ -329,23 +331,24 @@ def _mean(values: np.ndarray, kind: Kind) -> np.ndarray:
     return mean / np.linalg.norm(mean, axis=1, keepdims=True) if kind == "embeddings" else mean
 
 
-def _write_h5(file: BinaryIO, rows: Features) -> None:
-    with h5py.File(file.name, "w") as h5:
+def _write_h5(path: Path, rows: Features) -> None:
+    with writing_sealed(path) as file:
         for name in ("id", "path"):
-            h5.create_dataset(name, data=getattr(rows, name).astype(object), dtype=h5py.string_dtype())
-        h5["start"] = rows.start
+            write_strings(file, name, getattr(rows, name).astype(object))
+        file["start"] = rows.start
         for name, values in rows.features.items():
-            h5[name] = values
-        h5.attrs.update(rows.metadata)
+            file[name] = values
+        file.attrs.update(rows.metadata)
 
 
-def _write_npz(file: BinaryIO, rows: Features) -> None:
+def _write_npz(path: Path, rows: Features) -> None:
     arrays: dict[str, Any] = {"id": rows.id.astype(str), "path": rows.path.astype(str), "start": rows.start}
     arrays |= rows.features | {"made": np.asarray(json.dumps(rows.metadata))}
-    np.savez(file, **arrays)
+    with writing(path) as file:
+        np.savez(file, **arrays)
 
 
-def _write_parquet(file: BinaryIO, rows: Features) -> None:
+def _write_parquet(path: Path, rows: Features) -> None:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -354,10 +357,16 @@ def _write_parquet(file: BinaryIO, rows: Features) -> None:
     columns = {"id": rows.id.tolist(), "path": rows.path.tolist(), "start": rows.start}
     for name, values in rows.features.items():
         columns[name] = pyarrow.FixedSizeListArray.from_arrays(values.reshape(-1), values.shape[1])
-    parquet.write_table(pyarrow.table(columns).replace_schema_metadata(rows.metadata), file)
+    table = pyarrow.table(columns).replace_schema_metadata(rows.metadata)
+    with writing(path) as file:
+        parquet.write_table(table, file, write_page_checksum=True)
 
 
-_WRITERS: dict[str, Callable[[BinaryIO, Features], None]] = {
+_DAMAGE = (ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error,
+           struct.error)  # fmt: skip
+"""What h5py, zipfile and numpy raise for damaged files, besides OSError."""
+
+_WRITERS: dict[str, Callable[[Path, Features], None]] = {
     ".h5": _write_h5,
     ".npz": _write_npz,
     ".parquet": _write_parquet,
@@ -365,22 +374,57 @@ _WRITERS: dict[str, Callable[[BinaryIO, Features], None]] = {
 
 
 def read(path: str | Path) -> Features:
-    """Read features from .h5 or .npz; ~ is expanded. Raises UserError for any other file."""
+    """Read features from .h5 or .npz; ~ is expanded. Raises UserError for any other or a damaged file."""
     path = Path(expand_home(Path(path)))
     if not path.is_file():
         raise UserError(f"no features file {path}; write one with 'gdt eval embed'")
     try:
-        if path.suffix == ".npz":
-            with np.load(path) as file:
-                arrays, metadata = {name: file[name] for name in file.files}, json.loads(str(file["made"]))
-        else:
-            with h5py.File(path) as file:
-                arrays = {name: file[name].asstr()[:] if name in ("id", "path") else file[name][:] for name in file}
-                metadata = {name: str(value) for name, value in file.attrs.items()}
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"its format is {metadata.get('format')}, not {FORMAT}")
-        values = {name: arrays[name] for name in MODALITIES if name in arrays}
-        return Features(arrays["id"].astype(object), arrays["path"].astype(object), arrays["start"], values, metadata)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        reason = first_line(error)
-        raise UserError(f"{path} is not a features file ({reason}); write one with 'gdt eval embed'") from error
+        return _features(*(_read_npz if path.suffix == ".npz" else _read_h5)(path))
+    except (Damaged, OSError, *_DAMAGE) as error:
+        if isinstance(error, OSError):
+            require_readable(path, error)
+        what = "of another version" if isinstance(error, OtherSchema) else "damaged, or not a features file"
+        raise UserError(f"{path} is {what} ({first_line(error)}); write one with 'gdt eval embed'") from error
+
+
+def _read_h5(path: Path) -> tuple[dict[str, np.ndarray], Any]:
+    with open_sealed(path) as file:
+        if groups := [name for name, item in file.items() if not isinstance(item, h5py.Dataset)]:
+            raise ValueError(f"{groups[0]} is a group")
+        _require_size(path, sum(item.nbytes for item in file.values()))
+        arrays = {name: file[name].asstr()[:] if name in ("id", "path") else file[name][:] for name in file}
+        return arrays, {name: str(value) for name, value in file.attrs.items()}
+
+
+def _read_npz(path: Path) -> tuple[dict[str, np.ndarray], Any]:
+    with zipfile.ZipFile(path) as members:  # which have checksums
+        _require_size(path, sum(member.file_size for member in members.infolist()))
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+        return arrays, json.loads(str(arrays.pop("made")))
+
+
+def _require_size(path: Path, size: int) -> None:
+    """Raise ValueError if the arrays are larger than their file: they could fill the memory."""
+    if size > path.stat().st_size:
+        raise ValueError(f"it claims {size:,} bytes of arrays, more than its own size")
+
+
+def _features(arrays: dict[str, np.ndarray], metadata: Any) -> Features:
+    """Features from the content of a file. Raises ValueError if something is missing or does not fit."""
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("its metadata is not a table of text")
+    if metadata.get("format") != FORMAT:
+        raise ValueError(f"its format is {metadata.get('format')}, not {FORMAT}")
+    values = {name: arrays[name] for name in MODALITIES if name in arrays}
+    columns = {"id": (1, "UO"), "path": (1, "UO"), "start": (1, "f"), **dict.fromkeys(values, (2, "f"))}
+    missing = [*(columns.keys() - arrays.keys()), *({"kind", "per", "clips", "checkpoint"} - metadata.keys())]
+    if missing or not values:
+        raise ValueError(f"it has no {', '.join(sorted(missing)) or 'features'}")
+    for name, (axes, kinds) in columns.items():
+        found = arrays[name]
+        if found.ndim != axes or found.dtype.kind not in kinds or len(found) != len(arrays["id"]):
+            raise ValueError(f"{name} has shape {list(found.shape)} and type {found.dtype}")
+    if not metadata["clips"].isdecimal():
+        raise ValueError(f"its number of clips is {metadata['clips']!r}")
+    return Features(arrays["id"].astype(object), arrays["path"].astype(object), arrays["start"], values, metadata)

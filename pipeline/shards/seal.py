@@ -8,6 +8,7 @@ piece (layout.py) and are read without HDF5. `head -1` shows the line; HDF5 tool
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import zlib
@@ -26,6 +27,8 @@ SCHEMA = 2
 SEAL_BYTES = 4096
 """Length of the user block."""
 _BLOCK = 1 << 22
+_METADATA = 1 << 16
+"""Maximum bytes of what HDF5 may read back while it writes; larger writes are datasets."""
 
 
 class Damaged(Exception):
@@ -56,11 +59,62 @@ class Seal:
 def writing_sealed(
     path: Path, spans: Sequence[str] = (), scratch: Path | None = None, **notes: Any
 ) -> Iterator[h5py.File]:
-    """Write a sealed HDF5 file atomically, see `writing`; arguments as for `seal`."""
-    with writing(path, scratch) as whole:
-        with h5py.File(whole.name, "w", libver=("earliest", "v110"), userblock_size=SEAL_BYTES) as file:
-            yield file
+    """Write a sealed HDF5 file atomically, see `writing`; arguments as for `seal`. Raises OSError for a full disk."""
+    with writing(path, scratch) as whole, _Unfailing(whole.name, "r+") as disk:
+        try:
+            with h5py.File(disk, "w", libver=("earliest", "v110"), userblock_size=SEAL_BYTES) as file:
+                yield file
+        finally:
+            if disk.error:
+                raise disk.error
         seal(Path(whole.name), spans, **notes)
+
+
+class _Unfailing(io.FileIO):
+    """A file that keeps the first error of writing in `error` and goes on as if there were none.
+
+    HDF5 does not report a full disk that it finds while it closes a file, and then crashes as the process ends.
+    """
+
+    error: OSError | None = None
+
+    def __init__(self, name: str, mode: str) -> None:
+        super().__init__(name, mode)
+        self._unwritten: list[tuple[int, bytes]] = []
+        """Position and content of small writes since the error: metadata, which HDF5 reads back."""
+
+    def write(self, data: Any) -> int:
+        begin, rest = self.tell(), memoryview(data)
+        with self._keeping_error():
+            while len(rest):
+                rest = rest[super().write(rest) :]
+        if self.error and len(data) <= _METADATA:
+            self._unwritten.append((begin, bytes(data)))
+        return len(data)
+
+    def readinto(self, buffer: Any) -> int:
+        begin, view = self.tell(), memoryview(buffer)
+        length = super().readinto(view)
+        if self.error:
+            view[length:] = bytes(len(view) - length)
+            length = len(view)
+        for start, data in self._unwritten:
+            first, last = max(start, begin), min(start + len(data), begin + length)
+            if first < last:
+                view[first - begin : last - begin] = data[first - start : last - start]
+        return length
+
+    def truncate(self, size: int | None = None) -> int:
+        with self._keeping_error():
+            super().truncate(size)
+        return size or 0
+
+    @contextmanager
+    def _keeping_error(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
 
 
 def write_strings(file: h5py.File, name: str, values: Sequence[str | bytes] | np.ndarray) -> None:

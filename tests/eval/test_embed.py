@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import random
+import resource
 import shlex
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +24,18 @@ from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.lock import locked
 from gdt.eval.command import settings_of as command_settings
-from gdt.eval.embed import Embed, Features, _next_steps, describe_missing, embed, features, features_of, read
+from gdt.eval.embed import FORMAT, Embed, Features, _next_steps, describe_missing, embed, features, features_of, read
 from gdt.eval.nearest import Nearest, nearest
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.seal import writing_sealed
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import EVALUATION
 from gdt.train.checkpoint import load_model
 from tests.conftest import Run
 from tests.pipeline.test_loader import CPU
+from tests.tamper import flip
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +187,115 @@ def test_npz_and_h5_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path
     assert {path.name for path in tmp_path.iterdir()} == {"a.h5", "a.npz"}
 
 
+@pytest.mark.parametrize("suffix", [".h5", ".npz"])
+def test_a_full_disk_keeps_the_old_features(
+    checkpoint: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    settings = Embed(checkpoint, dataset="x", shards=shards, clips=1, out=tmp_path / f"a{suffix}")
+    rows = features(settings)
+    monkeypatch.setattr("gdt.eval.embed.features", lambda _: rows)
+    embed(settings)
+    before = settings.out.read_bytes()
+
+    def write(limit: int) -> None:  # in its own process, which HDF5 once crashed at its end
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        with pytest.raises(UserError, match=rf"a{suffix} cannot be written \(File too large\); check the free disk"):
+            embed(replace(settings, overwrite=True))
+
+    for size in (1, 5000, len(before) // 3, len(before) - 9000, len(before) - 1):
+        process = multiprocessing.get_context("fork").Process(target=write, args=(size,))
+        process.start()
+        process.join()
+        assert process.exitcode == 0 and [*tmp_path.iterdir()] == [settings.out], size
+        assert settings.out.read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".npz"])
+def test_flipped_bits_and_cut_features_are_refused_or_harmless(
+    checkpoint: Path, shards: Path, tmp_path: Path, suffix: str
+) -> None:
+    path, draw = tmp_path / f"a{suffix}", random.Random(0)
+    embed(Embed(checkpoint, dataset="x", shards=shards, clips=1, out=path))
+    first, content, refused = read(path), path.read_bytes(), 0
+    for cut in (0, 1, 5000, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:cut])
+        with pytest.raises(UserError, match=rf"a{suffix} is damaged, or not a features file \(.+\); write one with"):
+            read(path)
+    for place in draw.sample(range(len(content)), 100):
+        path.write_bytes(content)
+        flip(path, place, draw.randrange(8))
+        try:
+            again = read(path)  # equal: a date in the archive has changed
+        except UserError as error:
+            assert " is damaged, or not a features file (" in str(error)
+            refused += 1
+        else:
+            assert again.id.tolist() == first.id.tolist() and again.metadata == first.metadata
+            assert all(np.array_equal(again.features[name], first.features[name]) for name in ("video", "audio"))
+    assert refused >= (100 if suffix == ".h5" else 90)
+
+
+ARRAYS = {"id": np.array(["a", "b"]), "path": np.array(["", ""]), "start": np.zeros(2, np.float32),
+          "video": np.ones((2, 4), np.float32)}  # fmt: skip
+MADE = {"format": FORMAT, "kind": "embeddings", "per": "video", "clips": "1", "checkpoint": "x"}
+
+
+@pytest.mark.parametrize(
+    ("change", "made", "message"),
+    [
+        ({}, [], "its metadata is not a table of text"),
+        ({}, {"format": "other"}, "its format is other, not gdt-features-1"),
+        ({}, {"format": FORMAT}, "it has no checkpoint, clips, kind, per"),
+        ({}, MADE | {"clips": "many"}, "its number of clips is 'many'"),
+        ({"video": None}, MADE, "it has no features"),
+        ({"path": None}, MADE, "it has no path"),
+        ({"start": np.zeros(3, np.float32)}, MADE, r"start has shape \[3\] and type float32"),
+        ({"video": np.ones(2, np.float32)}, MADE, r"video has shape \[2\] and type float32"),
+        ({"video": np.array([["a"], ["b"]])}, MADE, r"video has shape \[2, 1\] and type"),
+        ({"path": np.array([{}, {}])}, MADE, "Object arrays cannot be loaded"),
+    ],
+)
+def test_crafted_npz_files_are_refused(tmp_path: Path, change: dict[str, Any], made: Any, message: str) -> None:
+    path = tmp_path / "x.npz"
+    arrays = {name: values for name, values in (ARRAYS | change).items() if values is not None}
+    np.savez(path, made=np.asarray(json.dumps(made)), **arrays)
+    with pytest.raises(UserError, match=rf"x.npz is damaged, or not a features file \({message}.*\); write one with"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("id", lambda file: file.create_group("id"), "id is a group"),
+        ("id", lambda file: file.create_dataset("id", data=np.arange(2)), ""),
+        ("id", lambda file: file.create_dataset("id", data="a"), ""),
+        ("start", lambda file: file.create_dataset("start", data=np.zeros(3, "f")), r"start has shape \[3\]"),
+        ("video", lambda file: file.create_dataset("video", (2, 10**12), "f"), "it claims 8,000,000,000,0.. bytes of"),
+        ("video", lambda file: file.create_dataset("video", (2, 10**12), "f", chunks=(1, 9)), "it claims 8,000,000"),
+        ("video", lambda file: file.create_dataset("video", data=h5py.Empty("f")), ""),
+    ],
+)
+def test_crafted_h5_files_are_refused(
+    tmp_path: Path, name: str, change: Callable[[h5py.File], object], message: str
+) -> None:
+    path = tmp_path / "x.h5"
+    with writing_sealed(path) as file:
+        for other in ARRAYS.keys() - {name}:
+            file[other] = ARRAYS[other].tolist() if ARRAYS[other].dtype.kind == "U" else ARRAYS[other]
+        file.attrs.update(MADE)
+        change(file)
+    with pytest.raises(UserError, match=rf"x.h5 is damaged, or not a features file \({message}.*\); write one with"):
+        read(path)
+    with h5py.File(path, "a") as file:
+        file.attrs["more"] = 1
+    with pytest.raises(UserError, match=r"x.h5 is damaged, or not a features file \(it has .* bytes instead of"):
+        read(path)
+    with h5py.File(path, "w") as file:
+        file["id"] = ["a"]
+    with pytest.raises(UserError, match=r"x.h5 is of another version \(.*\); write one with 'gdt eval embed'"):
+        read(path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -192,7 +307,7 @@ def test_npz_and_h5_hold_the_same(checkpoint: Path, shards: Path, tmp_path: Path
         ({"source": (Path("text.txt"),)}, "text.txt does not have the suffix of a video file"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
         ({"query": "x"}, "no features file features.h5; write one"),
-        ({"query": "x", "features": Path("text.txt")}, "text.txt is not a features file"),
+        ({"query": "x", "features": Path("text.txt")}, "text.txt is damaged, or not a features file"),
     ],
 )
 def test_wrong_settings_and_files_are_refused(
