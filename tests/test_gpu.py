@@ -33,10 +33,12 @@ from gdt.pipeline.sources.text import Words
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.tree import sampling_tree
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.checkpoint import load_model
+from gdt.train.checkpoint import Data, load_model
 from gdt.train.distributed import leave_without_teardown
+from gdt.train.kernels import Kernels
+from gdt.train.learner import Learner
 from gdt.train.models.gdt import GDT
-from gdt.train.norm import synchronise
+from gdt.train.norm import PartialBatchNorm, synchronise
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import METRICS, SIZES, Optimization
 
@@ -141,6 +143,25 @@ def test_pretraining_on_the_gpu_runs_to_the_end(
     state = torch.load(pretrain(settings), weights_only=True)
     assert state["step"] == changes["steps"]
     assert all(torch.isfinite(value).all() for value in state["model"].values())
+
+
+def test_a_compiled_step_leaves_unusable_clips_out_of_batch_norm(index: Index) -> None:
+    base, gpu = SIZES["tiny"][1], DEVICE == "cuda"
+    asked = replace(
+        base, preset="e", batch_size=8, steps=2, epochs=0, device=DEVICE, precision="bfloat16" if gpu else "float32",
+        clip=Clip(frames=8, stride=2, size=32), bn_group_size=4, loading=replace(base.loading, damaged="skip"),
+    )  # fmt: skip
+    device, tree = torch.device(DEVICE), asked.tree(index)
+    kernels = Kernels(torch.bfloat16 if gpu else torch.float32, compiled=True)
+    learner = Learner(asked, tree, Data("", index.statistics), device, kernels=kernels)
+    assert any(isinstance(module, PartialBatchNorm) for module in learner.model.modules())
+    with Loader(index, tree.plans(0, 2), asked.clip, device, asked.loading) as loader:
+        for step, batch in enumerate(loader):
+            usable = np.arange(len(batch.plan)) >= 4 + step  # no video of the first group
+            column = {"usable": torch.from_numpy(usable.astype(np.int64)).to(device)}
+            metrics = learner.step(step, replace(batch, table=batch.table | column, usable=usable))
+            assert metrics.loss.isfinite() and metrics.gradient_norm.isfinite() and metrics.gradient_norm > 0
+    assert all(value.isfinite().all() for value in learner.model.state_dict().values())
 
 
 def _normalised(rank: int, world: int, folder: str, name: str) -> None:

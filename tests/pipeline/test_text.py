@@ -229,6 +229,12 @@ def test_text_is_pretrained_from_the_command_line(
     done = command(*started, "--shards", captioned, "--word2vec", word2vec)
     assert done.returncode == 0, done.stderr
     assert load_model(tmp_path / "second" / "checkpoint.pt").model.text_network.padding
+    plain = *started[:-4], "--out", "plain"
+    done = command(*plain, "--shards", captioned, "--word2vec", word2vec)
+    assert done.returncode == 0, done.stderr
+    refused = *train, "--out", "third", "--init", "plain/checkpoint.pt"
+    done = command(*refused, "--shards", captioned, "--word2vec", word2vec)
+    assert done.returncode == 2 and "plain/checkpoint.pt was trained without padding; leave" in done.stderr
     lines = word2vec.read_text().splitlines()
     (tmp_path / "moved.txt").write_text("\n".join([*lines[:-1], lines[-1].split()[0] + " 9" * 12]) + "\n")
     done = command(*train, "--shards", captioned, "--word2vec", "moved.txt")

@@ -38,7 +38,7 @@ class Network:
     text_width: int = 2048
     """Feature size of a text clip."""
     text_padding: bool = False
-    """Padding counts in the maximum over words, as in the published weights."""
+    """Padding counts in the maximum over words; always for weights that were trained so, such as the published ones."""
     hidden: int = 512
     """Hidden units of the projection heads."""
     embedding: int = 256
