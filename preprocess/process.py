@@ -59,7 +59,7 @@ class Limits:
     timeout_factor: float = 20.0
     """Seconds ffmpeg may take per second of video, plus one minute."""
     ffmpeg_memory: float = 4.0
-    """Memory limit of one ffmpeg process, GiB of address space; a smaller `ulimit -v` holds, too."""
+    """GiB of address space of one ffmpeg, or a smaller `ulimit -v`."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

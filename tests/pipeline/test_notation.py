@@ -112,7 +112,7 @@ def test_the_custom_transformation_of_the_docs(tmp_path: Path) -> None:
     path.write_text(FREEZE)
     known = load_factors(path)
     assert set(known) == {*TRANSFORMATIONS, "freeze"}
-    assert "Moving, or every frame the middle one." in listing(known)
+    assert "The clip as it is, or its middle frame repeated." in listing(known)
     composition = parse("video:d time_shift:d:2 freeze:d:2 augmentation:i:2", 3, known=known)
     plan = Tree(composition, Source(np.arange(5), np.full(5, 50), 30), Clip(frames=5, stride=3), 40).plan(0, 0)
     frozen = plan.columns["freeze"] == 1
