@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import stat
+import struct
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +21,11 @@ from gdt.common.errors import UserError
 _UNREADABLE = (
     errno.EIO, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT,
 )  # fmt: skip
+DAMAGE = (
+    ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error,
+    struct.error,
+)  # fmt: skip
+"""What h5py, zipfile and numpy raise for damaged files, besides OSError."""
 _NOT_THERE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 

@@ -11,11 +11,9 @@ import json
 import os
 import shlex
 import shutil
-import struct
 import sys
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +26,7 @@ from tqdm import tqdm
 from gdt.common import serialization
 from gdt.common.commandline import expand_home, gdt_command
 from gdt.common.errors import UserError, first_line, plural
-from gdt.common.files import require_new_file, require_readable, writing
+from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.lock import is_locked, locked, locked_file
 from gdt.pipeline.clips import split_videos, uniform_plans, usable
 from gdt.pipeline.leaves import MODALITIES
@@ -362,10 +360,6 @@ def _write_parquet(path: Path, rows: Features) -> None:
         parquet.write_table(table, file, write_page_checksum=True)
 
 
-_DAMAGE = (ValueError, TypeError, LookupError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error,
-           struct.error)  # fmt: skip
-"""What h5py, zipfile and numpy raise for damaged files, besides OSError."""
-
 _WRITERS: dict[str, Callable[[Path, Features], None]] = {
     ".h5": _write_h5,
     ".npz": _write_npz,
@@ -380,7 +374,7 @@ def read(path: str | Path) -> Features:
         raise UserError(f"no features file {path}; write one with 'gdt eval embed'")
     try:
         return _features(*(_read_npz if path.suffix == ".npz" else _read_h5)(path))
-    except (Damaged, OSError, *_DAMAGE) as error:
+    except (Damaged, OSError, *DAMAGE) as error:
         if isinstance(error, OSError):
             require_readable(path, error)
         what = "of another version" if isinstance(error, OtherSchema) else "damaged, or not a features file"

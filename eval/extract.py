@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from gdt.common.errors import UserError
-from gdt.common.files import writing
+from gdt.common.files import DAMAGE, writing
 from gdt.pipeline.clips import ClipSampling, augmented, uniform_plans
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -141,7 +140,7 @@ def read(path: Path, videos: np.ndarray) -> Features | None:
     try:
         with np.load(path) as file:
             features = Features(file["videos"], file["average"], file["maximum"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, *DAMAGE):
         return None
     return features if np.array_equal(features.videos, videos) else None
 
