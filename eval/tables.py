@@ -240,11 +240,14 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
 def few_videos(records: Sequence[Record]) -> list[str]:
     """A warning if there are few queries, or if the gallery is so small that a metric is 100 % for any model."""
     queries = min(each.queries for each in records)
-    full = {name.split()[-1]: each for each in records for name, m in each.metrics.items() if m.chance >= 100}
     parts = [f"only {queries} queries: the 95 % intervals are wide"] if queries < _FEW_QUERIES else []
-    if full:
-        gallery = min(each.gallery or each.queries for each in full.values())
-        parts.append(f"{', '.join(full)}: 100 % for any model, as the gallery has {gallery} videos")
+    full: dict[int, dict[str, None]] = {}
+    for each in records:
+        names = {name.split()[-1]: None for name, metric in each.metrics.items() if metric.chance >= 100}
+        if names:
+            full.setdefault(each.gallery or each.queries, {}).update(names)
+    for gallery, names in full.items():
+        parts.append(f"{', '.join(names)}: 100 % for any model, as the gallery has {gallery} videos")
     return [f"warning: {'; '.join(parts)}; hold out more videos"] if parts else []
 
 

@@ -195,3 +195,10 @@ def test_few_queries_or_a_small_gallery_are_warned_of(
     row = replace(ROW, queries=queries, gallery=gallery, metrics=metrics)
     assert few_videos([row]) == expected
     assert build_tables([row])[0].brief[1:] == expected
+
+
+def test_a_small_gallery_is_named_by_its_own_metric() -> None:
+    full = {"R@5": Metric(100.0, 100.0, 60)}, {"R@20": Metric(100.0, 100.0, 60)}
+    small, large = (replace(ROW, queries=60, gallery=n, metrics=m) for n, m in zip((4, 20), full, strict=True))
+    (warning,) = few_videos([small, large])
+    assert "R@5: 100 % for any model, as the gallery has 4 videos; R@20: 100 %" in warning and "20 videos" in warning
