@@ -50,6 +50,7 @@ def export(settings: Export) -> str:
     """
     require_new_file(settings.out, settings.overwrite)
     with locked_file(settings.out):
+        require_new_file(settings.out, settings.overwrite)  # another run may just have written it
         return _write(settings)
 
 
