@@ -67,9 +67,10 @@ def _take(path: Path, what: Path, alternative: str) -> int:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            holder = f" ({_read(file)})" if _read(file) else ""
+            holder = _read(file)
             os.close(file)
-            raise UserError(f"another run is writing to {what}{holder}; wait for it, or {alternative}") from error
+            named = f" ({holder})" if holder else ""
+            raise UserError(f"another run is writing to {what}{named}; wait for it, or {alternative}") from error
         except OSError:
             pass  # a file system without locks
         if _is_at(file, path):

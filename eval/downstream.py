@@ -197,8 +197,8 @@ def _file_name(evaluator: Evaluator, protocol: str, fold: Fold) -> str:
 
 def _words(evaluator: Evaluator, protocol: str) -> str:
     """Checksum of the words that a protocol uses."""
-    used = evaluator.words is not None and "word2vec" in PROTOCOLS[protocol].settings
-    return evaluator.words.checksum(evaluator.index) if used and evaluator.words else ""
+    words = evaluator.words if "word2vec" in PROTOCOLS[protocol].settings else None
+    return "" if words is None else words.checksum(evaluator.index)
 
 
 def _precision(evaluator: Evaluator) -> str:

@@ -10,7 +10,6 @@ import os
 import sys
 from typing import NamedTuple
 
-from gdt.common.commandline import suggest_options
 from gdt.common.errors import exit_with_message, unknown
 from gdt.common.supervise import supervise
 
@@ -64,6 +63,8 @@ def _run(name: str, arguments: list[str]) -> None:
     arguments = add_make_variables(name, arguments)
     sys.orig_argv[:] = ["gdt", name, *arguments]  # recorded as the command of the run
     module = importlib.import_module(COMMANDS[name].module)
+    from gdt.common.commandline import suggest_options  # imports tyro, which `gdt --help` does not need
+
     words = ["gdt", name, *(word for word in arguments[:1] if not word.startswith("-"))]
     with suggest_options((option.name for option in module.options(arguments).values()), " ".join(words)):
         module.main(arguments)

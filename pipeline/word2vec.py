@@ -6,6 +6,7 @@ import hashlib
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,4 +104,8 @@ class WordVectors:
     def checksum(self, index: Index) -> str:
         """CRC-32 of the vectors and of an index's captions, 16 hex digits."""
         captions = index.shard_seal.tobytes()  # the fingerprint of the shards does not cover them
-        return f"{zlib.crc32(np.ascontiguousarray(self.vectors).data):08x}{zlib.crc32(captions):08x}"
+        return f"{self._crc32:08x}{zlib.crc32(captions):08x}"
+
+    @cached_property
+    def _crc32(self) -> int:
+        return zlib.crc32(np.ascontiguousarray(self.vectors).data)

@@ -81,10 +81,9 @@ class Inputs(NamedTuple):
     """Of gallery, queries and their labels in all columns; empty for recall."""
 
     @staticmethod
-    def of(settings: Ablation, index: Index, labels: Sequence[str]) -> Inputs:
-        evaluation = _evaluation(settings, index, labels)
+    def of(evaluation: Downstream, index: Index, labels: Sequence[str]) -> Inputs:
         digests = [
-            fold.digest for name in labels for fold in folds(evaluation, index.labelled(name), settings.query_split)
+            fold.digest for name in labels for fold in folds(evaluation, index.labelled(name), evaluation.query_split)
         ]
         return Inputs(fingerprint(index), short_digest(digests) if labels else "")
 
@@ -101,7 +100,7 @@ def ablation(settings: Ablation) -> str:
     plan = partial(_plan, settings, replace(evaluation, protocols=protocols), out)
     runs = [plan(row, seed) for seed in settings.seeds for row in settings.rows]
     with locked(out, "set --out"):
-        _run_all(settings, runs, Inputs.of(settings, index, labels), protocols, out)
+        _run_all(settings, runs, Inputs.of(evaluation, index, labels), protocols, out)
         return _report(runs, labels, protocols, out)
 
 

@@ -145,8 +145,11 @@ def figures_of(subject: Subject, settings: Report, key: str) -> Figures:
     trained = attempt("the model", figures.missing, lambda: _load(subject))
     # the latest result whose features are stored, of retrieval if possible
     frozen = {name for name, protocol in PROTOCOLS.items() if "modalities" in protocol.settings}
-    records = [(each, each.record) for each in subject.results if each.record.protocol in frozen]
-    stored = [each for each, record in records if record.settings["modalities"] == ["video"]]
+    stored = [
+        each
+        for each in subject.results
+        if each.record.protocol in frozen and each.record.settings["modalities"] == ["video"]
+    ]
     result = min(stored, key=lambda each: each.record.protocol != "retrieval", default=None)
     if trained is not None:
         digest, figures.source = _weights(subject, trained)
