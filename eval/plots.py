@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from gdt.eval.ablation.compare import by_preset, label
 from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM, DISTANCE, DISTANCE_RANDOM
-from gdt.eval.factors.tables import EMBEDDING, TRUNK, by_model, factor_of, metrics_at, row_name
+from gdt.eval.factors.tables import EMBEDDING, TRUNK, by_model, factor_of, metrics_at, row_name, verdict_sign
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import metrics_of
 
@@ -74,7 +74,7 @@ def matrix(records: Sequence[Record]) -> Figure:
     for axes in panels[:, 0]:
         axes.set_yticks(range(len(names)), names, fontsize=7)
     figure.suptitle(
-        "d distinctive, i invariant, · not varied, ! broken promise\n"
+        "d distinctive, i invariant, · not varied, ! broken promise, ? too few videos to tell\n"
         "distance: 0 ignores the factor, 1 as far as another video; accuracy: from chance (white) to 100 %", fontsize=8,
     )  # fmt: skip
     return figure
@@ -89,7 +89,7 @@ def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str],
         cells = [(tuple(np.mean(random, axis=0)) if random else None, "")]
         for row in rows:
             factor = factor_of(row) if row and layer == EMBEDDING else None
-            sign = _SIGNS[factor.promise] + "!" * (factor.kept is False) if factor else ""
+            sign = _SIGNS[factor.promise] + verdict_sign(factor) if factor else ""
             cells.append((_number(row, layer, own), sign))
         for x, (found, sign) in enumerate(cells):
             if found is None:

@@ -41,9 +41,11 @@ class Factor:
     promise: Promise
     """What the composition promises of the factor."""
     kept: bool | None
-    """Whether the embedding keeps the promise; None without a promise."""
+    """Whether the embedding keeps the promise; None without a promise, or if there are too few videos to tell."""
     against: str
-    """Evidence against it, as text."""
+    """Evidence against it, as text; the measured values if there are too few videos."""
+    needed: int = 0
+    """If there are too few videos to tell, about how many would do."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from gdt.eval.ablation.settings import Ablation, is_composition
 from gdt.eval.drawing import save
 from gdt.eval.factors.evaluate import NAME
 from gdt.eval.factors.settings import Factors
-from gdt.eval.factors.tables import factor_of, mean_over_seeds, row_name
+from gdt.eval.factors.tables import factor_of, is_promised, mean_over_seeds, row_name
 from gdt.eval.plots import bars, matrix
 from gdt.eval.processes import job_limit, run_command, run_parallel, to_arguments
 from gdt.eval.progress import Progress
@@ -238,9 +238,10 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
         factors = [replace(row, model=run.name) for run in runs if run.factors for row in record.read(run.factors)]
         record.write(out / NAME, factors)
         save(matrix(mean_over_seeds(factors)), out / "factors.png")
-        promises, broken = _broken_promises(factors)
+        promises, broken, unclear = _broken_promises(factors)
         texts.append("\n".join(["Broken promises of the compositions (see factors.png):", *(broken or ["none"])]))
-        summary.append(f"{len(broken)} of {promises} promises of the compositions are broken")
+        few = f"; {unclear} with too few videos to tell" if unclear else ""
+        summary.append(f"{len(broken)} of {promises} promises of the compositions are broken{few}")
         files.append("factors.png")
     write_tables(out, "\n\n".join(texts), tables)
     pictures = ", ".join(f"{out}/{name}" for name in files)
@@ -262,16 +263,16 @@ def label_columns(index: Index, query_split: str) -> tuple[str, ...]:
     return tuple(columns.values())
 
 
-def _broken_promises(records: Sequence[Record]) -> tuple[int, list[str]]:
-    """The number of promises, and one line per broken promise."""
-    promises: dict[tuple[str, str, str], list[bool]] = {}
+def _broken_promises(records: Sequence[Record]) -> tuple[int, list[str], int]:
+    """The number of promises, one line per broken promise, and the number of others that the videos cannot tell."""
+    promises: dict[tuple[str, str, str], list[bool | None]] = {}
     for each in records:
         factor = factor_of(each)
-        if factor.kept is not None:
+        if is_promised(factor):
             promises.setdefault((each.preset, row_name(each), factor.promise), []).append(factor.kept)
     broken = [
         f"{label(preset)}: {name} is {promise}, broken in {kept.count(False)} of {len(kept)} runs"
         for (preset, name, promise), kept in promises.items()
-        if not all(kept)
+        if False in kept
     ]
-    return len(promises), broken
+    return len(promises), broken, sum(None in kept and False not in kept for kept in promises.values())

@@ -26,8 +26,10 @@ from gdt.eval.factors.promises import (
     DISTANCE_RANDOM,
     Metrics,
     Promises,
+    Verdict,
     check_promise,
     promises_of,
+    round_up,
 )
 from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.tables import (
@@ -231,7 +233,12 @@ def _metrics(features: Sequence[np.ndarray], trial: Trial, settings: Factors) ->
 
 def _row(trial: Trial, networks: tuple[str, ...], layers: dict[str, Metrics], promises: Promises) -> Row:
     name, values = trial.transformation.name, trial.values if len(networks) == 1 else networks
-    kept, against = None, ""
+    found = Verdict(None)
     if EMBEDDING in layers and name in promises.contrasts:
-        kept, against = check_promise(name, promises.contrasts, layers[EMBEDDING])
-    return Factor(name, " and ".join(networks), values, promises.of(name), kept, against), trial, layers
+        found = check_promise(name, promises.contrasts, layers[EMBEDDING], len(trial.videos))
+    needed = round_up(found.needed)
+    return (
+        Factor(name, " and ".join(networks), values, promises.of(name), found.kept, found.against, needed),
+        trial,
+        layers,
+    )

@@ -1,13 +1,15 @@
 """What a composition promises about each factor, and whether the embeddings keep it.
 
-Distinctive: embeddings separate the factor's values. Invariant: they ignore them. A promise counts as kept only if
-the 95 % intervals show it, so with few videos a promise may count as broken because the intervals are wide.
+Distinctive: embeddings separate the factor's values. Invariant: they ignore them. A promise is kept or broken only if
+the 95 % intervals show it; otherwise there are too few videos to tell.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gdt.common.errors import UserError
 from gdt.eval.metrics import Metric, difference
@@ -26,6 +28,8 @@ ACCURACY, ACCURACY_RANDOM = "accuracy", "accuracy of random weights"
 Metrics = Mapping[str, Metric]
 _HIGH = 90.0
 """Accuracy from which a factor counts as encoded even if random weights encode it as well, percent."""
+_SMALL = 10.0
+"""Smaller gains count as none: of accuracy in points, of distances in percent of those they are compared with."""
 _WITHIN = ("time_shift", "augmentation")
 """Factors whose values in training have no meaning across videos (a time, the number of a draw)."""
 RULES = (
@@ -34,7 +38,8 @@ RULES = (
     "weights is enough; for video, if time_shift is distinctive, accuracy above chance is enough",
     "invariant is kept if the distance is below that of random weights and below 1, and accuracy is neither above "
     f"random weights nor at least {_HIGH:.0f} %",
-    "! marks a promise that the 95 % intervals on these videos do not show to be kept",
+    f"! broken, ? too few videos to tell: the 95 % intervals neither show that it is kept nor exclude it; gains below "
+    f"{_SMALL:.0f} points or {_SMALL:.0f} % of a distance count as none",
 )
 
 
@@ -95,34 +100,88 @@ def promised_contrasts(composition: Composition) -> dict[str, Promise]:
     return contrasts
 
 
-def check_promise(factor: str, contrasts: Mapping[str, Promise], metrics: Metrics) -> tuple[bool, str]:
-    """Whether embeddings with these metrics keep a promise, and the evidence against it."""
+class Verdict(NamedTuple):
+    """Whether a promise, or a part of it, is kept."""
+
+    kept: bool | None
+    """None if the intervals do not tell."""
+    needed: float = 0.0
+    """If so, the number of videos whose intervals would be narrow enough."""
+    against: str = ""
+    """Evidence against it; the measured values if the intervals do not tell."""
+
+
+def check_promise(factor: str, contrasts: Mapping[str, Promise], metrics: Metrics, videos: int) -> Verdict:
+    """Whether embeddings keep a promise, given metrics on `videos` videos."""
     accuracy, random = metrics[ACCURACY], metrics[ACCURACY_RANDOM]
-    _, more_accurate, _ = difference([accuracy], [random])
+    gain, more_accurate, most = difference([accuracy], [random])
     accuracies = f"accuracy {accuracy.value:.1f} %, random weights {random.value:.1f} %"
     distance, more = metrics.get(DISTANCE), metrics.get(DISTANCE_MORE)
     distances = (
         f"distance {distance.value:.2f}, random weights {metrics[DISTANCE_RANDOM].value:.2f}" if distance else ""
     )
+    small = _SMALL / 100 * metrics[DISTANCE_RANDOM].value if distance else 0.0
     if contrasts[factor] == "invariant":
-        against = []
+        parts = []
         if distance and more:
-            if more.high >= 0:
-                against.append(f"it moves features no less than with random weights ({distances})")
-            elif distance.high >= 1:
-                against.append(f"it moves features as far as another video ({distances})")
+            moves = f"it moves features no less than with random weights ({distances})"
+            parts.append(_exceeds(-more.value, -more.high, -more.low, small, videos, moves))
+            far = f"it moves features as far as another video ({distances})"
+            values = 1 - distance.value, 1 - distance.high, 1 - distance.low
+            parts.append(_exceeds(*values, _SMALL / 100, videos, far))
         if more_accurate > 0:
-            against.append(f"a probe classifies it better than with random weights ({accuracies})")
+            parts.append(Verdict(False, 0, f"a probe classifies it better than with random weights ({accuracies})"))
         elif accuracy.low >= _HIGH:
-            against.append(f"a probe classifies it ({accuracies})")
-        return not against, " and ".join(against)
+            parts.append(Verdict(False, 0, f"a probe classifies it ({accuracies})"))
+        return _with_values(_all(parts), distances or accuracies)
+    more_distant = []
     if factor in _WITHIN and more:
-        if more.low > 0:
-            return True, ""
+        more_distant.append(_exceeds(more.value, more.low, more.high, small, videos))
         accuracies += f", {distances}"
-    if accuracy.low <= accuracy.chance:
-        return False, f"a probe does not classify it ({accuracies}, chance {accuracy.chance:.1f})"
-    enough = factor == "video" and contrasts.get("time_shift") == "distinctive"  # its other times are negatives
-    if enough or accuracy.low >= _HIGH or more_accurate > 0:
-        return True, ""
-    return False, f"a probe classifies it no better than with random weights ({accuracies})"
+    none = f"a probe does not classify it ({accuracies}, chance {accuracy.chance:.1f})"
+    beyond = accuracy.value - accuracy.chance, accuracy.low - accuracy.chance, accuracy.high - accuracy.chance
+    parts = [_exceeds(*beyond, _SMALL, videos, none)]
+    if not (factor == "video" and contrasts.get("time_shift") == "distinctive"):  # its other times are negatives
+        no_better = f"a probe classifies it no better than with random weights ({accuracies})"
+        better = _exceeds(gain, more_accurate, most, _SMALL, videos, no_better)
+        high = accuracy.value - _HIGH, accuracy.low - _HIGH, accuracy.high - _HIGH
+        parts.append(_any([better, _exceeds(*high, 0.0, videos)]))
+    return _with_values(_any([_all(parts), *more_distant]), f"{accuracies}, chance {accuracy.chance:.1f}")
+
+
+def _with_values(verdict: Verdict, values: str) -> Verdict:
+    """A verdict with the measured values as its text if the intervals do not tell."""
+    return verdict._replace(against=values) if verdict.kept is None else verdict
+
+
+def round_up(number: float) -> int:
+    """A number rounded up to one significant digit, as 300 for 230."""
+    digit = 10 ** max(0, len(str(int(number))) - 1)
+    return math.ceil(number / digit) * digit
+
+
+def _exceeds(value: float, low: float, high: float, least: float, videos: int, against: str = "") -> Verdict:
+    """Whether a gain is above 0, by its 95 % interval; one below `least` counts as none."""
+    if low > 0:
+        return Verdict(True)
+    if high <= least:
+        return Verdict(False, 0.0, against)
+    width, gap = (value - low, value) if value >= least / 2 else (high - value, least - value)
+    return Verdict(None, videos * (width / max(gap, width / 100)) ** 2)
+
+
+def _all(parts: Sequence[Verdict]) -> Verdict:
+    """Whether every part is kept, with the evidence of all that are not."""
+    for kept in (False, None):
+        if found := [part for part in parts if part.kept is kept]:
+            texts = (part.against for part in found if part.against)
+            return Verdict(kept, max(part.needed for part in found), " and ".join(texts))
+    return Verdict(True)
+
+
+def _any(parts: Sequence[Verdict]) -> Verdict:
+    """Whether at least one part is kept, with the evidence against the first."""
+    for kept in (True, None):
+        if found := [part for part in parts if part.kept is kept]:
+            return Verdict(kept, min(part.needed for part in found))
+    return parts[0]

@@ -60,7 +60,7 @@ def by_model(records: Iterable[Record]) -> dict[str, list[Record]]:
 def mean_over_seeds(records: Sequence[Record]) -> list[Record]:
     """One record per model and factor: means over seeds, with the lowest and the highest bound.
 
-    A promise is kept if every seed keeps it. Other fields are those of the first seed.
+    A promise is kept if every seed keeps it, and broken if one breaks it. Other fields are those of the first seed.
     """
     groups: dict[tuple[str, str], list[Record]] = {}
     for model, own in by_model(records).items():
@@ -69,10 +69,11 @@ def mean_over_seeds(records: Sequence[Record]) -> list[Record]:
     averaged = []
     for group in groups.values():
         factor = factor_of(group[0])
-        kept = None if factor.kept is None else all(factor_of(record).kept for record in group)
+        every, needed = {factor_of(record).kept for record in group}, max(factor_of(record).needed for record in group)
+        kept = next((one for one in (False, None) if one in every), True) if is_promised(factor) else None
         names = dict.fromkeys(name for record in group for name in record.metrics)
         means = {name: _mean([r.metrics[name] for r in group if name in r.metrics]) for name in names}
-        averaged.append(replace(group[0], factor=replace(factor, kept=kept), metrics=means))
+        averaged.append(replace(group[0], factor=replace(factor, kept=kept, needed=needed), metrics=means))
     return averaged
 
 
@@ -93,7 +94,7 @@ def table_of(layer: str, records: Sequence[Record]) -> Lines:
             if not metrics:
                 continue
             promise = {"not varied": "·", "not known": "?"}.get(factor.promise, str(factor.promise))
-            promised = [promise + (" !" if factor.kept is False else "")]
+            promised = [f"{promise} {verdict_sign(factor)}".rstrip()]
         lines.append([factor.name, _network(record), *promised, *(_cells(metrics) if metrics else ["—"] * 5)])
     return lines
 
@@ -105,7 +106,7 @@ def _cells(metrics: Metrics) -> list[str]:
 
 
 def describe_model(records: Sequence[Record]) -> list[str]:
-    """The tables of a model, and notes on how they were measured, as lines."""
+    """The tables of a model, and notes on how they were measured, of at most 100 columns."""
     first = records[0]
     seen = {"others": "", "these": ", which the model was trained on", "unknown": ""}[first.trained_on]
     lines = [_heading(first), *(f"{name}: {how}" for name, how in first.how.items())]
@@ -123,14 +124,31 @@ def describe_model(records: Sequence[Record]) -> list[str]:
     if any(factor_of(record).name == "modality" for record in records):
         lines.append("modality: only embeddings are comparable between networks")
     lines += first.notes
-    if any(factor_of(record).kept is not None for record in records):
+    if checked := [record for record in records if is_promised(factor_of(record))]:
         lines += RULES
-        broken = [record for record in records if factor_of(record).kept is False]
-        for record in broken:
+        for record in checked:
             factor = factor_of(record)
-            lines.append(f"broken: {factor.name} ({_network(record)}) is {factor.promise}, but {factor.against}")
-        lines += [] if broken else ["every promise is kept"]
-    return lines
+            promise = f"{factor.name} ({_network(record)}) is {factor.promise}"
+            if factor.kept is False:
+                lines.append(f"broken: {promise}, but {factor.against}")
+            elif factor.kept is None:
+                lines.append(f"{_too_few(record.queries, factor.needed)}: {promise}; {factor.against}")
+        lines += ["every promise is kept"] * all(factor_of(record).kept for record in checked)
+    return [line if "\n" in line else wrap(line) for line in lines]  # tables have several lines
+
+
+def is_promised(factor: Factor) -> bool:
+    """Whether the composition promises something of the factor that was tested."""
+    return factor.kept is not None or factor.needed > 0
+
+
+def verdict_sign(factor: Factor) -> str:
+    """! for a broken promise, ? if there are too few videos to tell."""
+    return "!" if factor.kept is False else "?" if factor.kept is None and factor.needed else ""
+
+
+def _too_few(videos: object, needed: int) -> str:
+    return f"too few videos to tell ({videos}; needs about {needed:,})"
 
 
 def summarise_model(records: Sequence[Record]) -> str:
@@ -138,6 +156,7 @@ def summarise_model(records: Sequence[Record]) -> str:
     better: list[str] = []
     worse: list[str] = []
     broken: list[str] = []
+    unclear: list[str] = []
     for record in records:
         factor, metrics = factor_of(record), metrics_at(EMBEDDING, record) or metrics_at(TRUNK, record)
         accuracy, random = metrics[ACCURACY], metrics[ACCURACY_RANDOM]
@@ -145,11 +164,14 @@ def summarise_model(records: Sequence[Record]) -> str:
         if low > 0 or high < 0:
             numbers = f"{_short(record)} {accuracy.value:.1f} % (random {random.value:.1f} %)"
             (better if low > 0 else worse).append(numbers)
-        if factor.kept is False:
-            broken.append(f"{_short(record)} {factor.promise}")
+        if sign := verdict_sign(factor):
+            (broken if sign == "!" else unclear).append(f"{_short(record)} {factor.promise}")
     lines = [("classified better than with random weights", better), ("worse", worse)]
-    if any(factor_of(record).kept is not None for record in records):
+    if any(is_promised(factor_of(record)) for record in records):
         lines.append(("broken promises", broken))
+    if unclear:
+        videos, needed = format_range(r.queries for r in records), max(factor_of(r).needed for r in records)
+        lines.append((_too_few(videos, needed), unclear))
     text = [f"{_heading(records[0])}; {_videos(records)}"]
     text += [f"  {title}: {', '.join(names) or 'none'}" for title, names in lines]
     return "\n".join(wrap(line, "    ") for line in text)

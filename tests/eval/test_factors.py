@@ -26,6 +26,7 @@ from gdt.eval.factors.promises import (
     check_promise,
     promised_contrasts,
     promises_of,
+    round_up,
 )
 from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.tables import EMBEDDING, factor_of, metrics_at, row_name
@@ -234,14 +235,26 @@ def metrics(accuracy: float, random: float, distance: float = 0.5, of_random: fl
     ],
 )
 def test_check_promise(factor: str, contrast: str, found: Metrics, expected: str) -> None:
-    holds, against = check_promise(factor, {factor: contrast}, found)
+    holds, _, against = check_promise(factor, {factor: contrast}, found, 200)
     assert holds == (not expected) and expected in against
+
+
+def test_few_videos_give_no_verdict() -> None:
+    """The intervals of the number of videos that is said to be needed tell."""
+    few, more = metrics(60, 50, n=9), metrics(60, 50, n=600)
+    found = check_promise("time_reversal", {"time_reversal": "distinctive"}, few, 9)
+    assert found.kept is None and found.against == "accuracy 60.0 %, random weights 50.0 %, chance 50.0"
+    assert 100 < found.needed < 600 and check_promise("order", {"order": "distinctive"}, more, 600).kept
+    wide = metrics(50, 50, 0.4, 0.5, n=9) | {DISTANCE_MORE: Metric(-0.1, bounds=(-0.3, 0.1))}
+    found = check_promise("speed", {"speed": "invariant"}, wide, 9)
+    assert found == (None, pytest.approx(9 * (0.2 / 0.1) ** 2), "distance 0.40, random weights 0.50")
+    assert [round_up(number) for number in (0, 7.2, 36, 230, 4001)] == [0, 8, 40, 300, 5000]
 
 
 def test_accuracy_above_chance_keeps_video_distinctive_if_time_shift_is() -> None:
     found = {name: metric for name, metric in metrics(70, 90).items() if name in (ACCURACY, ACCURACY_RANDOM)}
-    assert not check_promise("video", {"video": "distinctive"}, found)[0]
-    assert check_promise("video", {"video": "distinctive", "time_shift": "distinctive"}, found)[0]
+    assert not check_promise("video", {"video": "distinctive"}, found, 200).kept
+    assert check_promise("video", {"video": "distinctive", "time_shift": "distinctive"}, found, 200).kept
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -382,9 +395,11 @@ SMALL = {"videos": 6, "starts": 2, "cv_folds": 2, "draws": 2}
 
 
 def run_factors(settings: Factors) -> tuple[str, list[Record]]:
-    """The tables and the records that the command writes."""
+    """The tables, with single spaces, and the records that the command writes."""
     factors(settings)
-    return (settings.out / "table.txt").read_text(), read(settings.out / "factors.json")
+    lines = (settings.out / "table.txt").read_text().splitlines()
+    assert all(len(line) <= 100 or "/" in line for line in lines)  # but paths
+    return " ".join(" ".join(lines).split()), read(settings.out / "factors.json")
 
 
 @pytest.fixture(scope="module")
@@ -408,13 +423,18 @@ def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -
     assert promised["time_reversal"] == promised["time_shift"] == "not varied"
     for row in found:
         factor, embedding = factor_of(row), metrics_at(EMBEDDING, row)
-        assert row.queries == 6 and (factor.kept is None) == (factor.promise == "not varied")
+        promised = factor.kept is not None or factor.needed > 6
+        assert row.queries == 6 and promised == (factor.promise != "not varied")
         assert bool(metrics_at("trunk", row)) == (factor.name != "modality")
         assert embedding[ACCURACY].chance == pytest.approx(100 / (6 if factor.name == "video" else len(factor.values)))
         assert (DISTANCE in embedding) == (factor.name != "video")
+        network = row_name(row).removeprefix(f"{factor.name}, ")
+        promise = f"{factor.name} ({network}) is {factor.promise}"
         if factor.kept is False:
-            network = row_name(row).removeprefix(f"{factor.name}, ")
-            assert f"broken: {factor.name} ({network}) is {factor.promise}, but {factor.against}" in text
+            assert f"broken: {promise}, but {factor.against}" in text
+        if factor.needed:
+            assert f"too few videos to tell (6; needs about {factor.needed:,}): {promise}; {factor.against}" in text
+    assert any(row.factor.needed for row in found)
     assert "modality: only embeddings are comparable between networks" in text
     assert (out / "table.tex").read_text().count(r"\toprule") == 2
     assert Image.open(out / "factors.png").width > 600
@@ -476,7 +496,8 @@ def test_the_command_prints_a_summary_and_repeats_its_numbers(
     out = tmp_path / "runs" / "factors-synthetic"
     lines = done.stdout.splitlines()
     assert len(lines) <= 15 and max(map(len, lines)) <= 100
-    assert "broken promises: " in done.stdout and "picture: runs/factors-synthetic/factors.png" in lines
+    assert "broken promises: " in done.stdout and "  too few videos to tell (6; needs about " in done.stdout
+    assert "picture: runs/factors-synthetic/factors.png" in lines
     again = read(out / "factors.json")
     for one, other in zip(again, evaluated[1], strict=True):
         assert one.factor == other.factor and one.metrics.keys() == other.metrics.keys()
