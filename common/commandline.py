@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ import docstring_parser
 import tyro
 import tyro._errors
 
-from gdt.common.errors import unknown
+from gdt.common.errors import UserError, unknown, with_list
 
 T = TypeVar("T")
 ADVANCED = "advanced"
@@ -51,6 +52,10 @@ class Options(Generic[T]):
         flat = dict(vars(parsed))
         for title in self._groups:
             flat |= vars(flat.pop(title))
+        kind: Any = self._kind
+        for required in fields(kind):
+            if flat[required.name] == () and required.default is required.default_factory is MISSING:
+                raise UserError(f"--{required.name.replace('_', '-')} lacks a value")
         return self._kind(**{name: expand_home(value) for name, value in flat.items()})
 
     def parse(self, prog: str, arguments: Sequence[str]) -> T:
@@ -73,21 +78,41 @@ def expand_home(value: Any) -> Any:
 
 
 @contextmanager
-def suggest_options(known: Iterable[str], command: str) -> Iterator[None]:
-    """Report unknown options of a command as a UserError, with the most similar one of `known`."""
+def report_mistakes(known: Iterable[str], command: str) -> Iterator[None]:
+    """Raise tyro's errors about a command line as UserError; `known` are the options of the command."""
 
     def report(event: tyro._errors.ParseErrorEvent) -> None:
-        tokens: list[str] = []
-        if isinstance(event, tyro._errors.UnrecognizedArgs):
-            tokens = event.tokens
-        elif isinstance(event, tyro._errors.MissingArgs):
-            tokens = event.unrecognized_tokens
+        listed = f"'{command} --help' lists the options"
+        tokens: list[str] = getattr(event, "tokens", getattr(event, "unrecognized_tokens", []))
+        if option := next((token.split("=")[0] for token in tokens if token.startswith("-")), ""):
+            raise unknown("option", option, known, listed)
         if tokens:
-            name = next((token for token in tokens if token.startswith("-")), tokens[0]).split("=")[0]
-            raise unknown("option", name, known, f"'{command} --help' lists the options")
+            raise UserError(f"unexpected argument '{tokens[0]}'; {listed}")
+        if isinstance(event, tyro._errors.MissingArgs):
+            missing = [f"{each.arg.display_name()} {each.arg.lowered.metavar}" for each in event.missing_arguments]
+            raise UserError(f"{command} needs {' and '.join(missing)}; {listed}")
+        if isinstance(event, tyro._errors.MissingSubcommand):
+            raise UserError(with_list(f"{command} needs one of", event.subcommand_spec.parser_from_name))
+        if (argument := getattr(event, "argument", None)) is None:
+            return
+        name, kind = argument.display_name(), _KINDS.get(argument.lowered.metavar, argument.lowered.metavar)
+        if isinstance(event, tyro._errors.InvalidChoice):
+            raise unknown(name, event.value, event.choices)
+        if isinstance(event, tyro._errors.BadValue):
+            raise UserError(f"{name} lacks a value; it must be {kind}")
+        if isinstance(event, tyro._errors.InstantiationFailure) and (found := _VALUE.search(event.message)):
+            raise UserError(f"{name} is {found[1] or found[2]}; it must be {kind}")
 
     with tyro._errors.on_parse_error(report):
         yield
+
+
+_KINDS = {
+    "INT": "an integer", "FLOAT": "a number", "INT ...": "integers", "INT INT": "two integers",
+    "FLOAT FLOAT": "two numbers",
+}  # fmt: skip
+_VALUE = re.compile(r"\[(.*?)\]|: ('.*')$")
+"""The values that an error of tyro quotes."""
 
 
 def _grouped(kind: Any, groups: Mapping[str, Sequence[str]]) -> Any:

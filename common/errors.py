@@ -6,9 +6,14 @@ import difflib
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
+
+COLUMNS = 100
+"""Maximum width of what a command prints."""
+_LIST: dict[str, Any] = {"initial_indent": "\n  ", "subsequent_indent": "  ", "break_on_hyphens": False}
 
 
 class UserError(Exception):
@@ -21,11 +26,21 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
 
 
 def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "") -> UserError:
-    """The error about an unknown name: the most similar available one, or else all of them or how to list them."""
-    names = list(available)
-    if similar := difflib.get_close_matches(name, names, 1):
-        return UserError(f"unknown {kind} '{name}'; did you mean '{similar[0]}'? {how_to_list}".rstrip())
-    return UserError(f"unknown {kind} '{name}'; {how_to_list or 'available: ' + ', '.join(names)}")
+    """The error about an unknown name: the most similar available one, then all of them or how to list them."""
+    names = {each.lstrip("-"): each for each in available}  # dashes would make any two options similar
+    similar = difflib.get_close_matches(name.lstrip("-"), names, 1)
+    said = f"unknown {kind} '{name}';" + "".join(f" did you mean '{names[each]}'?" for each in similar)
+    if how_to_list:
+        return UserError(f"{said} {how_to_list}")
+    return UserError(with_list(f"{said} {'A' if similar else 'a'}vailable:", names.values()))
+
+
+def with_list(said: str, names: Iterable[str]) -> str:
+    """A message and names, below it if they do not fit into the line."""
+    listed = ", ".join(names)
+    if len(f"error: {said} {listed}") <= COLUMNS:
+        return f"{said} {listed}"
+    return said + textwrap.fill(listed, COLUMNS, **_LIST)
 
 
 MAKE_OPTIONS = "GDT_OPTIONS"

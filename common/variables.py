@@ -146,7 +146,7 @@ def _unknown_variable(goals: Sequence[str], name: str, known: Variables) -> str:
     message = f"'make {' '.join(goals)}' has no variable {name}"
     if similar := difflib.get_close_matches(name.upper().replace("-", "_"), [*known, "GPUS", "ARGS"], 1, _SIMILAR):
         return f"{message}; did you mean {similar[0]}?"
-    return f"{message}; available: {', '.join(sorted(known))}"
+    return f"{message}; 'make help' lists the variables of every target"
 
 
 def default_size() -> str:

@@ -21,6 +21,8 @@ class Command(NamedTuple):
     help: str
     after_crash: str = ""
     """Advice printed after a crash of compiled code. Commands with such advice run in a child process."""
+    first: str = ""
+    """What the first argument names, if it is one of `COMMANDS` in the module."""
 
 
 _TRAINED = "make:"
@@ -29,10 +31,12 @@ _AGAIN = "run the same command again"
 COMMANDS = {
     "preprocess": Command("gdt.preprocess.command", "turn videos into shards"),
     "verify": Command("gdt.preprocess.verify", "check shards for damage"),
-    "generate": Command("gdt.preprocess.synthetic.command", "generate a synthetic data set"),
-    "pretrain": Command("gdt.train.command", "pretrain a model on shards", f"{_AGAIN} to resume"),
-    "eval": Command("gdt.eval.command", "evaluate, compare and search compositions, extract features, draw", _AGAIN),
-    "study": Command("gdt.studies.command", "reproduce the paper's theorem and figures", _AGAIN),
+    "generate": Command("gdt.preprocess.synthetic.command", "generate a synthetic data set", first="data set"),
+    "pretrain": Command("gdt.train.command", "pretrain a model on shards", f"{_AGAIN} to resume", "size"),
+    "eval": Command(
+        "gdt.eval.command", "evaluate, compare and search compositions, extract features, draw", _AGAIN, "command"
+    ),
+    "study": Command("gdt.studies.command", "reproduce the paper's theorem and figures", _AGAIN, "command"),
 }
 _HELP = "\n".join([
     "usage: gdt <command> [options]", "", "Pretrain video and audio networks on compositions of transformations.", "",
@@ -63,10 +67,14 @@ def _run(name: str, arguments: list[str]) -> None:
     arguments = add_make_variables(name, arguments)
     sys.orig_argv[:] = ["gdt", name, *arguments]  # recorded as the command of the run
     module = importlib.import_module(COMMANDS[name].module)
-    from gdt.common.commandline import suggest_options  # imports tyro, which `gdt --help` does not need
+    from gdt.common.commandline import report_mistakes  # imports tyro, which `gdt --help` does not need
 
-    words = ["gdt", name, *(word for word in arguments[:1] if not word.startswith("-"))]
-    with suggest_options((option.name for option in module.options(arguments).values()), " ".join(words)):
+    words = ["gdt", name]
+    if (kind := COMMANDS[name].first) and arguments and not arguments[0].startswith("-"):
+        if arguments[0] not in module.COMMANDS:
+            raise unknown(kind, arguments[0], module.COMMANDS)
+        words.append(arguments[0])
+    with report_mistakes((option.name for option in module.options(arguments).values()), " ".join(words)):
         module.main(arguments)
 
 

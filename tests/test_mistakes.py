@@ -146,7 +146,10 @@ def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProce
         ("preprocess DATA=folder", "no variable DATA; did you mean DATASET"),
         ("pretrain PRESETS=b", r"'make pretrain' has no variable PRESETS; did you mean PRESET\?$"),
         ("pretrain GPU=2", r"'make pretrain' has no variable GPU; did you mean GPUS\?$"),
-        ("preprocess CKPT=x", "'make preprocess' has no variable CKPT; available: DATASET, DESTINATION, "),
+        (
+            "preprocess CKPT=x",
+            "'make preprocess' has no variable CKPT; 'make help' lists the variables of every target$",
+        ),
         ("verify SOURCE=/x", "'make verify' has no variable SOURCE; "),
         ("preprocess pretrain DATSET=x", r"'make preprocess pretrain' has no variable DATSET; did you mean DATASET\?$"),
         ("pretrain FACTORS_DIGEST=x", "has no variable FACTORS_DIGEST; "),

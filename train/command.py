@@ -13,13 +13,15 @@ from typing import Annotated, Any, get_type_hints
 import tyro
 
 from gdt.common.commandline import Options
-from gdt.common.errors import UserError, exit_with_message, unknown
+from gdt.common.errors import UserError, exit_with_message
 from gdt.common.variables import Option, Variables, default_size, options_of
 from gdt.pipeline import notation, presets
 from gdt.train import launch, submit
 from gdt.train.launch import ranks, require_master_address
 from gdt.train.models.network import BACKBONES, VIDEO_OPTIONS, Network
 from gdt.train.settings import SIZES, Pretrain, require_one_name
+
+COMMANDS = SIZES
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -77,8 +79,6 @@ def with_size(arguments: Sequence[str]) -> list[str]:
 
 def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     """The settings of a command line; with --preset help or --factors help, prints the list and returns None."""
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in SIZES:
-        raise unknown("size", arguments[0], SIZES)
     require_one_name(arguments)
     options = Options(Pretrain)
     shown = None if HELP_ALL in arguments or not {"-h", "--help"} & set(arguments) else _COMMON

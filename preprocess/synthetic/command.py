@@ -12,6 +12,7 @@ from gdt.common.variables import Variables
 from gdt.pipeline.shards.layout import GENERATED
 from gdt.preprocess.synthetic import GeneratedSet, generate, generated
 
+COMMANDS = GENERATED
 _ARGUMENTS = """
 
 Args:

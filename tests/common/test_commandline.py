@@ -105,11 +105,27 @@ def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None
             "unknown option '--ckt'; did you mean '--ckpt'? 'gdt eval downstream --help'",
         ),
         ("verify --zzz", "unknown option '--zzz'; 'gdt verify --help' lists the options"),
+        ("eval downstream --dry", "unknown option '--dry'; 'gdt eval"),  # no option is similar
+        ("preprocess /videos", "unexpected argument '/videos'; 'gdt preprocess --help' lists the options"),
+        (
+            "preprocess --duplicates frist",
+            "unknown --duplicates 'frist'; did you mean 'first'? Available: refuse, first",
+        ),
+        ("preprocess --val x", "--val is 'x'; it must be a number"),
+        ("pretrain tiny --steps abc", "--steps is 'abc'; it must be an integer"),
+        ("pretrain tiny --augmentation.scale a b", "--augmentation.scale is 'a', 'b'; it must be two integers"),
+        ("pretrain tiny --seed", "--seed lacks a value; it must be an integer"),
+        ("eval export", "gdt eval export needs --ckpt PATH and --out PATH; 'gdt eval export --help' lists the options"),
+        ("eval downstream --ckpt", "--ckpt lacks a value"),
+        ("generate", "gdt generate needs one of synthetic, synthetic-hard"),
+        ("generate synth", "unknown data set 'synth'; did you mean 'synthetic'? Available: synthetic, synthetic-hard"),
+        ("study theorm", "unknown command 'theorm'; did you mean 'theorem'? Available:\n  figures, grid"),
+        ("pretrain tin", "unknown size 'tin'; did you mean 'tiny'? Available:\n  paper, tiny, paper-ablation"),
         ("pretrain --sted 3", "unknown option '--sted'; did you mean '--seed'? 'gdt pretrain --help' lists"),
         ("pretrain --preset help", "row e"),  # without a size, as in make, the default one
     ],
 )
-def test_unknown_options_are_reported_in_one_line(
+def test_mistakes_of_a_command_line_are_one_short_message(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, message: str
 ) -> None:
     name, *arguments = command.split()

@@ -66,7 +66,7 @@ def test_parsing_and_printing_are_inverse(text: str) -> None:
     [
         (
             "video:d nonsense:i:2",
-            "unknown factor 'nonsense'; available: video, time_shift, modality, ",
+            "unknown factor 'nonsense'; available:\n  video, time_shift, modality, ",
         ),
         (
             "video:d augmentation:x:2",
