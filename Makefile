@@ -36,9 +36,10 @@ endif
 source = $(if $(SOURCE),--source "$${SOURCE/#\~\//$$HOME/}")
 # the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; gdt/command.py finds its path
 checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
+generated = $(call quote,$(or $(DATASET),synthetic-moments))
 official = $(call gdt,PRESET FACTORS) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
-.PHONY: help setup demo test lint preprocess verify pretrain ablation search eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
+.PHONY: help setup demo test lint generate preprocess verify pretrain ablation search eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
 .SUFFIXES:
 
 setup: $(STAMP) ## install everything into .venv, or into the active conda environment
@@ -52,6 +53,9 @@ demo: $(STAMP) ## run everything on generated videos: about 4 minutes on 2 cores
 	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 \
 	  --seeds 0 --jobs 3 --test-factors none --out runs/demo
 	@$(PYTHON) -m gdt eval report --runs runs/demo --out runs/demo/report.html
+
+generate: $(STAMP) ## generate a data set with settings of your own | [DATASET=synthetic-moments] [IDENTITY=0.3] [ACTIONS_PER_VIDEO=3] [SEED=0]
+	$(call gdt,DATASET) generate $(generated) --destination data/videos/$(generated)
 
 preprocess: $(STAMP) ## turn videos into shards; run again to resume | [DATASET=synthetic] [SOURCE=] [DRY_RUN=1] [WORKERS=] [SCHEDULER=] [WORD2VEC=]
 	$(gdt) preprocess --dataset synthetic

@@ -47,6 +47,8 @@ class Stream(StrEnum):
     """Videos found by their sound in the report: seed."""
     SHOWN_QUERIES = auto()
     """Queries in the report: seed."""
+    MOMENTS = auto()
+    """Videos of synthetic-moments: seed, split, action, number; and 1 for what is not drawn as in synthetic."""
     FIGURES = auto()
     """Videos of the paper's figures: seed."""
 

@@ -31,7 +31,8 @@ PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").gl
 EVERYTHING = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
 TEXT = {name: (ROOT / name).read_text() for name in EVERYTHING}
 STUDIES = {
-    f"docs/{name}.md" for name in ("ablations", "benchmarks", "predictions", "results", "synthetic_hard", "theorem")
+    f"docs/{name}.md"
+    for name in ("ablations", "benchmarks", "claim", "predictions", "results", "synthetic_hard", "theorem")
 }
 """Pages of experiments that take minutes to hours; their commands are parsed."""
 GUIDES = tuple(name for name in PAGES if name not in STUDIES)

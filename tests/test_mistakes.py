@@ -151,6 +151,7 @@ def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProce
             "'make preprocess' has no variable CKPT; 'make help' lists the variables of every target$",
         ),
         ("verify SOURCE=/x", "'make verify' has no variable SOURCE; "),
+        ("generate DATASET=synthetic IDENTITY=1", "'make generate' has no variable IDENTITY; available: CLASSES, "),
         ("preprocess pretrain DATSET=x", r"'make preprocess pretrain' has no variable DATSET; did you mean DATASET\?$"),
         ("pretrain FACTORS_DIGEST=x", "has no variable FACTORS_DIGEST; "),
         ("pretrain GPUS=0", "GPUS is '0'; it must be 1 or more"),
@@ -182,6 +183,9 @@ def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
+        ("generate IDENTITY=0.1 ACTIONS_PER_VIDEO=1", "gdt generate synthetic-moments --destination "
+         "data/videos/synthetic-moments --identity=0.1 --actions-per-video=1"),
+        ("generate DATASET=synthetic SEED=3 DESTINATION=/x", "gdt generate synthetic --destination=/x --seed=3"),
         ("preprocess", "gdt preprocess --dataset synthetic"),
         ("preprocess DATASET=folder SOURCE=/x DRY_RUN=1", "gdt preprocess --dataset=folder --source=/x --dry-run"),
         ("preprocess SOURCE='/a b/$x `c`'", "gdt preprocess --dataset synthetic '--source=/a b/$x `c`'"),

@@ -29,7 +29,7 @@ REJECTED = "rejected.jsonl"
 MEL_FLOOR = float(np.log(np.finfo(np.float64).eps))
 """The log-mel value of zero energy, digital silence."""
 
-GENERATED = ("synthetic", "synthetic-hard")
+GENERATED = ("synthetic", "synthetic-hard", "synthetic-moments")
 DATASETS = ("audioset", "folder", "hmdb51", "howto100m", "ig65m", "kinetics", *GENERATED, "ucf101", "vggsound")
 """Data sets of preprocess/datasets."""
 

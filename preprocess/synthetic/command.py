@@ -8,7 +8,7 @@ from pathlib import Path
 import tyro
 
 from gdt.common.commandline import expand_home
-from gdt.common.variables import Variables
+from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline.shards.layout import GENERATED
 from gdt.preprocess.synthetic import GeneratedSet, generate, generated
 
@@ -39,5 +39,10 @@ def _command(kind: type[GeneratedSet]) -> Callable[..., None]:
     return command
 
 
-def options(_: Sequence[str]) -> Variables:
-    return {}
+def options(arguments: Sequence[str]) -> Variables:
+    """Make's variables of a set; SIZE is that of networks."""
+    known: dict[str, Option] = {"DESTINATION": Option("--destination", Path), "WORKERS": Option("--workers", int)}
+    for name in arguments[:1]:
+        known |= options_of(generated(name)) if name in GENERATED else {}
+    known.pop("SIZE", None)
+    return known

@@ -15,6 +15,7 @@ from gdt.preprocess.synthetic.beat import Array, Motion, Sound
 SAMPLE_RATE = 24_000  # Hz, mono
 SUPERSAMPLING = 2  # of the background, so that it pans in steps of half a pixel
 WAVETABLE = 2048  # samples of one period of the tone
+PITCH = 250.0  # Hz, of a tone with pitch 0
 
 Frames = npt.NDArray[np.uint8]
 Times = npt.NDArray[np.float64]
@@ -141,7 +142,7 @@ def tone(sound: Sound, pitch: float, table: Array, times: Times, until: float, r
 
     The breath is drawn for every millisecond up to `until`.
     """
-    frequency = 250 * 2**pitch * np.exp2(np.broadcast_to(sound.octave, times.shape))
+    frequency = PITCH * 2**pitch * np.exp2(np.broadcast_to(sound.octave, times.shape))
     turns = np.cumsum(frequency / SAMPLE_RATE, dtype=np.float64)
     wave = table[(turns * WAVETABLE).astype(np.int64) % WAVETABLE]
     if sound.breath:

@@ -93,6 +93,10 @@ class GeneratedSet(ABC):
     def metadata(self, tasks: Sequence[Task]) -> dict[str, str]:
         """Text files of labels or captions, by name."""
 
+    def folder(self, split: str, action: str) -> str:
+        """Folder of the videos of an action, which names their class."""
+        return f"{split}/{action}"
+
     @property
     def marker(self) -> str:
         return f"{self.name}.json"
@@ -101,7 +105,7 @@ class GeneratedSet(ABC):
 def tasks(destination: Path, settings: GeneratedSet) -> list[Task]:
     """Every video of the set; file stems are unique ids."""
     return [
-        Task(destination / split / action / f"{split}_{action}_{n:04d}.mp4", split, action, n)
+        Task(destination / settings.folder(split, action) / f"{split}_{action}_{n:04d}.mp4", split, action, n)
         for split in SPLITS
         for action in settings.actions
         for n in range(getattr(settings, split))

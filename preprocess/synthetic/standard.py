@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from gdt.preprocess.synthetic import drawing
 from gdt.preprocess.synthetic.beat import Array, Beat, Motion, Sound, Tempo, decay
@@ -158,6 +159,17 @@ class Scene:
     """0 to 1, dark rumble to hiss."""
     seeds: tuple[np.random.SeedSequence, ...]
     """Of the noise in video, audio and text."""
+    later: tuple[tuple[str, Tempo], ...] = ()
+    """Actions after the first, with their tempi; all actions of a video last equally long."""
+
+    @property
+    def actions(self) -> tuple[tuple[str, Tempo], ...]:
+        return ((self.action, self.tempo), *self.later)
+
+    def moments(self, times: drawing.Times, seconds: float) -> npt.NDArray[np.intp]:
+        """Which of the actions is on at `times` [N] in seconds."""
+        count = len(self.actions)
+        return np.minimum(times * (count / seconds), count - 1).astype(np.intp)
 
 
 def _radius(size: float) -> float:
@@ -168,11 +180,20 @@ def _radius(size: float) -> float:
 def draw_scene(settings: Synthetic, split: str, action: str, n: int) -> Scene:
     """The scene of the n-th video of an action in a split, a pure function of its arguments."""
     key = [settings.seed, SPLITS.index(split), tuple(ACTIONS).index(action), n]
-    draws, *noise = np.random.SeedSequence(key).spawn(4)
+    return scene_of(np.random.SeedSequence(key), action, settings.nuisance)
+
+
+def draw_tempo(rng: np.random.Generator) -> Tempo:
+    return Tempo(*rng.uniform((0, 0.875, 0.1, 3, 0), (2, 1.165, 0.2, 6, 2 * np.pi)).tolist())
+
+
+def scene_of(seeds: np.random.SeedSequence, action: str, nuisance: float) -> Scene:
+    """The scene that these seeds give."""
+    draws, *noise = seeds.spawn(4)
     rng = np.random.default_rng(draws)
-    start, rate, depth, period, lead = rng.uniform((0, 0.875, 0.1, 3, 0), (2, 1.165, 0.2, 6, 2 * np.pi)).tolist()
+    tempo = draw_tempo(rng)
     size, hue, background = rng.uniform(size=3).tolist()
-    copied = rng.uniform(size=3) < settings.nuisance
+    copied = rng.uniform(size=3) < nuisance
     pitch, timbre, ambience = np.where(copied, (1 - size, hue, background), rng.uniform(size=3)).tolist()
     hues = rng.uniform(size=4).tolist()
     distractors = tuple(
@@ -184,7 +205,7 @@ def draw_scene(settings: Synthetic, split: str, action: str, n: int) -> Scene:
     ground = drawing.draw_ground(rng, iter(hues[2:]).__next__)
     return Scene(
         action=action,
-        tempo=Tempo(start, rate, depth, period, lead),
+        tempo=tempo,
         actor=drawing.draw_thing(rng, hue, _radius(size), place=0.15, drift=0.05),
         distractors=distractors,
         hue=hue,
@@ -198,7 +219,7 @@ def draw_scene(settings: Synthetic, split: str, action: str, n: int) -> Scene:
     )
 
 
-def picture(scene: Scene, settings: Synthetic) -> drawing.Frames:
+def picture(scene: Scene, settings: GeneratedSet) -> drawing.Frames:
     """The frames of a scene: uint8 [T, size, size, 3], frame k at k / fps seconds."""
     rng = np.random.default_rng(scene.seeds[0])
     times = np.arange(round(settings.seconds * settings.fps)) / settings.fps
@@ -209,7 +230,9 @@ def picture(scene: Scene, settings: Synthetic) -> drawing.Frames:
     for thing in scene.distractors:
         x, y = (place + times * speed for place, speed in zip(thing.place, thing.drift, strict=True))
         drawing.paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
-    motion = ACTIONS[scene.action].motion(scene.tempo.beat(times))
+    motions = [ACTIONS[action].motion(tempo.beat(times)) for action, tempo in scene.actions]
+    now = scene.moments(times, settings.seconds)
+    motion = Motion(*(np.choose(now, np.broadcast_arrays(*parts, now)[:-1]) for parts in zip(*motions, strict=True)))
     wander = np.sin(times * 1.5 + scene.tempo.lead), np.cos(times * 1.5 + scene.tempo.lead)
     (place_x, place_y), (drift_x, drift_y) = scene.actor.place, scene.actor.drift
     motion = motion._replace(
@@ -221,16 +244,18 @@ def picture(scene: Scene, settings: Synthetic) -> drawing.Frames:
     return frames
 
 
-def sound(scene: Scene, settings: Synthetic) -> Array:
+def sound(scene: Scene, settings: GeneratedSet) -> Array:
     """The waveform of a scene, float32 [samples] within [-1, 1] at `SAMPLE_RATE`."""
     rng = np.random.default_rng(scene.seeds[1])
     times = np.arange(round(settings.seconds * drawing.SAMPLE_RATE)) / drawing.SAMPLE_RATE
-    action = ACTIONS[scene.action].sound(scene.tempo.beat(times))
-    wave = drawing.tone(action, scene.pitch, drawing.wavetable(scene.timbre, rng), times, settings.seconds + 0.001, rng)
+    sounds = [ACTIONS[action].sound(tempo.beat(times)) for action, tempo in scene.actions]
+    table = drawing.wavetable(scene.timbre, rng)
+    waves = [drawing.tone(each, scene.pitch, table, times, settings.seconds + 0.001, rng) for each in sounds]
     level, noise_level, hum_level = np.exp(rng.uniform(np.log((0.35, 0.002, 0.001)), np.log((0.7, 0.01, 0.01))))
     hum = np.sin((times * (2 * np.pi * rng.uniform(50, 120))).astype(np.float32))
     noise = drawing.room(scene.ambience, len(times), rng)
-    mixed = level * action.loudness * wave + noise_level * noise + hum_level * hum
+    parts = [level * each.loudness * wave for each, wave in zip(sounds, waves, strict=True)]
+    mixed = np.choose(scene.moments(times, settings.seconds), parts) + noise_level * noise + hum_level * hum
     return np.clip(mixed, -1, 1).astype(np.float32)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import colorsys
+import csv
 import json
 import subprocess
 import sys
@@ -11,19 +13,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from scipy.stats import f_oneway, spearmanr
 
 from gdt.common.errors import UserError
 from gdt.preprocess.synthetic import GeneratedSet, Synthetic, generate
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE
 from gdt.preprocess.synthetic.files import GROUP, SPLITS, UNFINISHED, Video, run_ffmpeg
 from gdt.preprocess.synthetic.hard import SyntheticHard
-from gdt.preprocess.synthetic.standard import ACTIONS, draw_scene
+from gdt.preprocess.synthetic.moments import SyntheticMoments
+from gdt.preprocess.synthetic.standard import ACTIONS, draw_scene, picture, sound
 
 MARKER = "synthetic.json"
 # More videos than one ffmpeg process takes, so that two workers share them.
 SMALL = Synthetic(train=8, val=1, test=1, classes=3, seconds=1.0, size=32)
 HARD = SyntheticHard(train=2, val=1, test=1, seconds=1.0, size=32)
-every_set = pytest.mark.parametrize("settings", [SMALL, HARD], ids=lambda settings: settings.name)
+MOMENTS = SyntheticMoments(train=2, val=1, test=1, seconds=1.0, size=32)
+every_set = pytest.mark.parametrize("settings", [SMALL, HARD, MOMENTS], ids=lambda settings: settings.name)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -123,6 +128,8 @@ def test_wrong_settings_are_refused() -> None:
         Synthetic(size=33, nuisance=2)
     with pytest.raises(UserError, match="classes is 11; it must be 1 to 10"):
         Synthetic(classes=11)
+    with pytest.raises(UserError, match=r"identity is 1.5; it must be 0 to 1; actions-per-video is 4; it must be 1 to"):
+        SyntheticMoments(identity=1.5, actions_per_video=4)
 
 
 def test_missing_ffmpeg_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,3 +229,65 @@ def test_flash_and_click_fall_together(tmp_path: Path) -> None:
         assert len(clicks) >= 5
         delays = flashes - clicks[np.abs(flashes[:, None] - clicks).argmin(axis=1)]
         assert len(flashes) >= 5 and delays.min() >= -0.005 and delays.max() <= 1 / settings.fps + 0.005
+
+
+def shown_and_heard(video: Video) -> tuple[float, float]:
+    """Hue of the background, and frequency of the loudest lasting tone in Hz."""
+    hue = colorsys.rgb_to_hsv(*np.median(video.frames.reshape(-1, 3), axis=0) / 255)[0]
+    windows = np.lib.stride_tricks.sliding_window_view(video.waveform, 8192)[::1024] * np.hanning(8192)
+    spectrum = np.quantile(np.abs(np.fft.rfft(windows)), 0.2, axis=0)
+    low, high = (round(hz * 8192 / SAMPLE_RATE) for hz in (100, 1300))
+    return hue, (low + int(spectrum[low:high].argmax())) * SAMPLE_RATE / 8192
+
+
+@pytest.mark.parametrize(("strength", "least", "most"), [(0.0, 0.0, 0.5), (0.3, 0.85, 1.0)])
+def test_background_and_drone_show_the_identity(strength: float, least: float, most: float) -> None:
+    settings = SyntheticMoments(seconds=2.0, size=32, identity=strength)
+    each = [(action, n) for action in ACTIONS for n in range(2)]
+    found = zip(*(shown_and_heard(settings.render("val", *video)) for video in each), strict=True)
+    identity = [settings.draw("val", *video).identity[0] for video in each]
+    assert all(least <= abs(spearmanr(identity, values).statistic) <= most for values in found)
+
+
+def test_files_show_the_identity_and_have_its_label(tmp_path: Path) -> None:
+    settings = SyntheticMoments(train=1, val=0, test=1, seconds=2.0, size=32, identity=1.0)
+    generate(tmp_path, settings, workers=1, progress=False)
+    with (tmp_path / "labels.csv").open() as file:
+        rows = {row["path"]: row for row in csv.DictReader(file)}
+    for action in ("bounce", "flash", "jump"):  # whose sound fades
+        (path,) = (tmp_path / "test" / action).iterdir()
+        row = rows[str(path.relative_to(tmp_path))]
+        identity = settings.draw("test", action, 0).identity[0]
+        hue, pitch = shown_and_heard(Video(*decode(path, settings.size)))
+        assert hue == pytest.approx(0.85 * identity, abs=0.02)
+        assert np.log2(pitch / 110) / 3.5 == pytest.approx(identity, abs=0.03)
+        assert (row["actions"], row["identity"]) == (action, str(int(10 * identity)))
+    # training videos show three actions, and so have no class
+    several = [row["actions"].split() for name, row in rows.items() if name.startswith("train/")]
+    assert len(several) == len(list((tmp_path / "train").glob("*.mp4"))) == 10
+    assert all(len(set(actions)) == 3 for actions in several)
+
+
+def test_the_identity_is_independent_of_the_actions() -> None:
+    settings = SyntheticMoments()
+    drawn = [settings.draw("train", action, n) for action in ACTIONS for n in range(60)]
+    for k in (0, 1):
+        values = [each.identity[k] for each in drawn]
+        for moment in range(3):
+            groups = [[v for v, d in zip(values, drawn, strict=True) if d.scene.actions[moment][0] == a]
+                      for a in ACTIONS]  # fmt: skip
+            assert f_oneway(*groups).pvalue > 0.01
+    assert replace(settings, identity=0.9).draw("val", "spin", 1).identity == settings.draw("val", "spin", 1).identity
+
+
+def test_the_action_changes_every_two_seconds() -> None:
+    settings = SyntheticMoments(size=32)
+    breath = {"swing", "shake", "float"}  # their sound draws noise, and so changes what is drawn after it
+    scenes = (settings.draw("train", "bounce", n).scene for n in range(100))
+    scene = next(each for each in scenes if not breath & {action for action, _ in each.actions})
+    for k, later in enumerate(scene.later, 1):
+        repeated = replace(scene, later=(later, later))
+        for make, rate in ((picture, settings.fps), (sound, SAMPLE_RATE)):
+            whole, other = make(scene, settings), make(repeated, settings)
+            same = [np.array_equal(*(v[2 * m * rate : 2 * (m + 1) * rate] for v in (whole, other))) for m in range(3)]
+            assert same == [True, k == 1, k == 2]
