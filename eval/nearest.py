@@ -18,7 +18,7 @@ from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features, read
 
 @dataclass(frozen=True)
 class Nearest:
-    """Find the videos that are most similar to one."""
+    """Find the videos most similar to a query video."""
 
     query: str
     """Id of a video in the features file, or a video file."""
@@ -27,7 +27,7 @@ class Nearest:
     by: Modality = "video"
     """Modality of the query."""
     among: Modality | None = None
-    """Modality to search; another than --by needs embeddings; default: --by."""
+    """Modality to search; default: that of --by. A different one needs embeddings."""
     k: int = 5
     """Number of neighbours."""
     ckpt: Path | None = None

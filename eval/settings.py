@@ -43,7 +43,7 @@ class Downstream:
     folds: tuple[int, ...] = ()
     """Official folds, from 1; default: all."""
     word2vec: Path | None = None
-    """Word vectors of the shards, for retrieval of text."""
+    """Word vectors of the shards, for cross-modal recall with text."""
     label: str = ""
     """Label columns, such as label,weather; default: the classes."""
     gallery_split: str = "train"
@@ -55,15 +55,15 @@ class Downstream:
     gallery_per_class: int = 0
     """Random gallery videos per class; 0: all."""
     random_weights: Literal["include", "only", "exclude"] = "include"
-    """Rows of random weights: with the others, alone, or none."""
+    """Random weights as a baseline: included, the only row, or left out."""
     modalities: tuple[Modality, ...] = ("video",)
-    """Features to evaluate; two are joined, each of length 1."""
+    """Features to evaluate; those of two are L2-normalised and concatenated."""
     recipe: Literal["paper", "published"] = "paper"
-    """Recipe of the paper or of its published code."""
+    """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """paper: clips of the recipe; tiny: clips of the checkpoint's size."""
+    """Clips of finetune and retrieval-published: of the recipe (paper) or the checkpoint (tiny)."""
     epochs: int = 0
-    """Epochs; the schedule is scaled to them; 0: the recipe's."""
+    """Epochs of finetuning; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0
     """Peak learning rate of finetuning; 0: the recipe's."""
     clips_per_epoch: int = 0

@@ -43,7 +43,7 @@ class ShowBatch:
     dataset: str = "synthetic"
     """Preprocessed data set."""
     shards: Path | None = None
-    """Its shards; default: data/shards/<dataset>."""
+    """Folder of shards; default: data/shards/<dataset>."""
     preset: str = "l"
     """Row of the paper's table 1, or help for all names."""
     factors: str = ""
@@ -55,7 +55,7 @@ class ShowBatch:
     size: Literal["tiny", "paper"] = "tiny"
     """Size of the clips."""
     batch: int = 0
-    """Batch of the first epoch."""
+    """Index of the batch in the first epoch."""
     seed: int = 0
     """Seed of the plan."""
     frames: int = 8

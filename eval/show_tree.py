@@ -38,7 +38,7 @@ class ShowTree:
     factors: str = ""
     """Composition, or help, instead of a preset."""
     batch_size: int = 512
-    """Videos in the batch in which positives and negatives are counted."""
+    """Batch size for which positives and negatives are counted."""
     videos: int = 2
     """Videos to draw."""
     out: Path | None = None
@@ -175,7 +175,7 @@ class TreeDrawing:
         matrix.set_xlim(-0.6, self.n - 0.4)
         matrix.set_ylim(tree.get_ylim())  # rows next to their leaves
         matrix.set_axis_off()
-        matrix.text(-0.5, -1.4, "pairs of a row's and a column's leaf", fontsize=8, va="bottom")
+        matrix.text(-0.5, -1.4, "pairs of leaves (rows and columns: the leaves on the left)", fontsize=8, va="bottom")
         matrix.legend(loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=3, fontsize=8, frameon=False)
         figure.suptitle(title, fontsize=11)
         return figure

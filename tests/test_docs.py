@@ -88,10 +88,12 @@ def gdt_commands(line: str, stamp: Path) -> list[list[str]]:
     """The commands of gdt and benchmarks that a line starts: a make target's, or its own."""
     if line.startswith(("torchrun ", "srun ", "mpirun ")):
         return [shlex.split(line.split(" gdt ", 1)[1])]
+    line = re.sub(r"^([A-Z_]+=\S+ )+", "", line)
     if line.startswith(("gdt ", "python -m ")):
         return [shlex.split(line.removeprefix("gdt ").removeprefix("python -m "))]
-    if not line.startswith("make ") or line.split()[1] in ("test", "setup", "lint", "help"):
+    if re.match(r"(dask|tensorboard) |make (test|setup|lint|help)$", line):
         return []
+    assert line.startswith("make "), f"not a command: {line}"
     made = make(*shlex.split(line)[1:], stamp=stamp)
     assert made.returncode == 0, (line, made.stderr)
     return [shlex.split(command.removeprefix("gdt ")) for command in made.stdout.splitlines()]

@@ -34,7 +34,7 @@ _MANY = 20
 """Number of pairs of which one is expected to be significant by chance."""
 _PRINTED = 3
 """Number of metrics in the summary."""
-_PAPER_HEADS = ("paper R@1", "paper finetuned")
+_PAPER_HEADS = ("HMDB-51 R@1 (paper)", "HMDB-51 finetuned (paper)")
 _PAPER = {
     **{row: (f"{recall:.1f}", f"{accuracy:.1f}") for row, (accuracy, recall) in TABLE_1.items()},
     **{f"text-{row}": ("", f"{accuracy:.1f}") for row, accuracy in TABLE_2.items()},

@@ -26,7 +26,7 @@ class Ablation:
     dataset: str = "synthetic"
     """Preprocessed data set with splits train and test."""
     shards: Path | None = None
-    """Its shards; default: data/shards/<dataset>."""
+    """Folder of shards; default: data/shards/<dataset>."""
     rows: tuple[str, ...] = ("a", "e", "l")
     """Presets (listed by 'gdt pretrain --preset help') or quoted compositions."""
     factors_from: Path | None = None

@@ -20,17 +20,17 @@ class Factors:
     }
 
     ckpt: tuple[Path, ...]
-    """Checkpoints, ours or others'; one table each."""
+    """Checkpoints or other weights; one table each."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
-    """Its shards; default: data/shards/<dataset>."""
+    """Folder of shards; default: data/shards/<dataset>."""
     split: str = ""
     """Split to test on; default: test, or else val."""
     videos: int = 100
     """Videos to test on; more give narrower intervals."""
     starts: int = 3
-    """Clips per video; for time_shift, per third of the video."""
+    """Clips per video (for time_shift: per third of the video)."""
     draws: int = 4
     """Augmentations, the same for all videos."""
     cv_folds: int = 5

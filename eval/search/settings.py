@@ -26,7 +26,7 @@ class Search:
     dataset: str = "synthetic"
     """Preprocessed data set with a split val."""
     shards: Path | None = None
-    """Its shards; default: data/shards/<dataset>."""
+    """Folder of shards; default: data/shards/<dataset>."""
     factors: tuple[str, ...] = ("time_shift:2,4", "modality", "time_reversal", "speed", "order(2)")
     """Factors to compose; time_shift:2,4 tries K = 2 and 4."""
     factors_from: Path | None = None
@@ -52,7 +52,7 @@ class Search:
     clips: int = 3
     """Clips per evaluated video."""
     looks: int = 4
-    """Evaluations per trial, evenly spread."""
+    """Evaluations per trial, at evenly spaced steps."""
     jobs: int = 0
     """Trials in parallel; 0: one per GPU, else per core."""
     out: Path | None = None

@@ -29,7 +29,7 @@ class Figures:
     dataset: str = ""
     """Preprocessed data set; default: the one that the first checkpoint was pretrained on."""
     shards: Path | None = None
-    """Folder of its shards; default: data/shards/<dataset>."""
+    """Folder of shards; default: data/shards/<dataset>."""
     split: str = ""
     """Split of the videos; default: test, or val where there is no test."""
     clips: int = 10
