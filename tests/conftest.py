@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,13 +15,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gdt.pipeline.shards.index import Index
-from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.stage import run as preprocess
+from gdt.preprocess import cluster
+from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.summary import Summary
 from gdt.preprocess.synthetic import Synthetic, generate
 
 for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of `make test`, for make in tests
@@ -31,6 +34,31 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a
 ROOT = Path(__file__).resolve().parents[1]
 REAL = Path(os.environ.get("GDT_TEST_DATA", ROOT.parent / "shared" / "data"))
 """Folder of real clips; see the fixture `real`."""
+
+
+@contextlib.contextmanager
+def without_workers() -> Iterator[None]:
+    """Run the tasks of preprocessing and verifying here, without workers and the seconds of their imports."""
+    nothing: Callable[..., None] = lambda *_: None  # noqa: E731
+    client = SimpleNamespace(dashboard_link="", subscribe_topic=nothing, unsubscribe_topic=nothing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "connect", lambda *_: contextlib.nullcontext(client))
+        patch.setattr(cluster, "unordered", lambda client, function, tasks, expected: map(function, tasks))
+        yield
+
+
+def preprocess(settings: Preprocess) -> Summary:
+    """Preprocess without workers."""
+    with without_workers():
+        return run(settings)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Without workers, in this process and in those of `command`."""
+    monkeypatch.setenv("GDT_TEST_ALONE", "1")
+    with without_workers():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +73,7 @@ def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shards(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The generated videos, preprocessed into three shards."""
     folder = tmp_path_factory.mktemp("shards") / "synthetic"
-    preprocess(Preprocess("synthetic", synthetic, folder, videos_per_shard=16, workers=2))
+    preprocess(Preprocess("synthetic", synthetic, folder, videos_per_shard=16))
     return folder
 
 
@@ -85,7 +113,7 @@ def word2vec(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def captioned(synthetic: Path, word2vec: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of the synthetic videos with captions."""
     folder = tmp_path_factory.mktemp("shards") / "captioned"
-    preprocess(Preprocess("synthetic", synthetic, folder, word2vec=word2vec, videos_per_shard=16, workers=2))
+    preprocess(Preprocess("synthetic", synthetic, folder, word2vec=word2vec, videos_per_shard=16))
     return folder
 
 
@@ -99,10 +127,13 @@ def real() -> Path:
 
 @pytest.fixture(scope="session")
 def grid_shards(real: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """120 talking-face videos with sound, preprocessed."""
-    folder = tmp_path_factory.mktemp("shards") / "grid"
-    preprocess(Preprocess("folder", real / "grid", folder, videos_per_shard=30, workers=2))
-    return folder
+    """48 talking-face videos with sound, preprocessed; the videos are in the folder next to it."""
+    folder = tmp_path_factory.mktemp("grid")
+    (folder / "videos").mkdir()
+    for path in sorted((real / "grid").glob("*.mpg"))[:48]:
+        (folder / "videos" / path.name).symlink_to(path)
+    preprocess(Preprocess("folder", folder / "videos", folder / "shards", videos_per_shard=12))
+    return folder / "shards"
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -129,13 +160,14 @@ def command(server: subprocess.Popen[str], tmp_path: Path) -> Run:
 def commands_in(folder: Path, server: subprocess.Popen[str]) -> Run:
     """Runs commands in a folder."""
 
-    def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run_command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         said, errors = folder / ".said", folder / ".errors"
+        alone = {name: value for name, value in os.environ.items() if name == "GDT_TEST_ALONE"}
         for path in (said, errors):
             path.write_bytes(b"")
         request = {
             "command": [*map(str, arguments)], "folder": str(folder), "said": str(said), "errors": str(errors),
-            "environment": {"PYTHONPATH": str(ROOT)} | environment,
+            "environment": {"PYTHONPATH": str(ROOT)} | alone | environment,
         }  # fmt: skip
         print(json.dumps(request), file=server.stdin, flush=True)
         code = int(server.stdout.readline())
@@ -144,4 +176,4 @@ def commands_in(folder: Path, server: subprocess.Popen[str]) -> Run:
         errors.unlink()
         return done
 
-    return run
+    return run_command

@@ -5,6 +5,7 @@ This process must not start threads: it could not be forked safely.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -20,6 +21,7 @@ from typing import Any
 from gdt.command import console
 from gdt.eval.command import COMMANDS as EVAL
 from gdt.studies.command import COMMANDS as STUDIES
+from tests.conftest import without_workers
 
 _HEAVY = (
     "torch", "torch._dynamo", "nvidia.dali.fn", "sklearn", "distributed", "librosa", "matplotlib.figure",
@@ -57,7 +59,8 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         sys.argv = ["gdt", *command]
         sys.path.insert(0, str(folder))
-        console()
+        with without_workers() if "GDT_TEST_ALONE" in environment else contextlib.nullcontext():
+            console()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdt.preprocess.stage import Preprocess, run
-from tests.conftest import ROOT
+from gdt.preprocess.stage import Preprocess
+from tests.conftest import ROOT, preprocess
 from tests.preprocess.test_stage import digests
 
 HOOK = """
@@ -117,7 +117,7 @@ def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Pa
     for path in sorted(synthetic.rglob("*.mp4"))[:18]:
         shutil.copy(path, videos)
     (videos / "broken.mp4").write_bytes(b"nonsense")
-    run(Preprocess("folder", videos, whole, videos_per_shard=3, workers=2))
+    preprocess(Preprocess("folder", videos, whole, videos_per_shard=3))
     expected = digests(whole)
     command = ["preprocess", "--source", videos, "--destination", folder, "--videos-per-shard", 3, "--workers", 2]
     for moment in moments:
@@ -138,14 +138,14 @@ def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Pa
 @pytest.mark.slow
 def test_kills_during_verify_change_nothing(synthetic: Path, tmp_path: Path) -> None:
     folder = tmp_path / "shards"
-    settings = Preprocess("synthetic", synthetic, folder, videos_per_shard=8, workers=2)
-    run(settings)
+    settings = Preprocess("synthetic", synthetic, folder, videos_per_shard=8)
+    preprocess(settings)
     expected = digests(folder)
     for moment in VERIFYING:
         if moment.startswith("os.remove"):
             (folder / "index.h5").write_bytes(b"nonsense")
         kill(["verify", "--shards", folder, "--workers", 2, "--remove"], tmp_path, moment)
-    assert run(settings).shards_made == 0 and digests(folder) == expected
+    assert preprocess(settings).shards_made == 0 and digests(folder) == expected
 
 
 @pytest.mark.slow  # tests/train/test_pretrain.py has one kill

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -15,12 +16,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from gdt.common.errors import UserError, as_typed, explain_out_of_memory
+from gdt.command import add_make_variables
+from gdt.common.errors import UserError, as_typed, exit_with_message, explain_out_of_memory
 from gdt.common.lock import locked, locked_file
 from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.shards.layout import DATASETS, preprocess_command
@@ -128,15 +131,37 @@ def test_messages_name_the_command_that_makes_shards() -> None:
 
 
 def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run make with a Python that prints its command, as if set-up were complete; `more` is set in the environment."""
+    """Run make as if set-up were complete, and print the command of each recipe with the options of make's variables.
+
+    The recipes are recorded and read in this process, without the imports of a new Python; `more` is set in the
+    environment.
+    """
     stamp.touch()
+    made, said, errors = stamp.with_name("made"), io.StringIO(), io.StringIO()
+    made.write_bytes(b"")
     left_out = ("MAKEFLAGS", "CONDA_PREFIX")
     environment = {name: value for name, value in os.environ.items() if name not in left_out} | more
-    printer = f"PYTHON={sys.executable} {ROOT / 'tests' / 'print_command.py'}"
-    return subprocess.run(
-        ["make", f"STAMP={stamp}", printer, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
+    python = f"PYTHON=sh {ROOT / 'tests' / 'record_command.sh'} {made}"
+    done = subprocess.run(
+        ["make", f"STAMP={stamp}", python, *arguments], cwd=ROOT, env=environment, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
+    words = iter(os.fsdecode(made.read_bytes()).split("\0"))
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors), contextlib.suppress(SystemExit):
+        while count := next(words):
+            _, module, *recipe = (next(words) for _ in range(int(count)))
+            variables = dict(word.split("=", 1) for word in iter(lambda: next(words), ""))
+            with mock.patch.dict(os.environ, variables, clear=True):
+                exit_with_message(lambda: print_command(module, recipe))  # noqa: B023 - called at once
+    done.returncode = done.returncode or 2 * bool(errors.getvalue())
+    done.stdout, done.stderr = done.stdout + said.getvalue(), done.stderr + errors.getvalue()
+    return done
+
+
+def print_command(module: str, arguments: list[str]) -> None:
+    if module == "gdt":
+        arguments = [arguments[0], *add_make_variables(arguments[0], arguments[1:])]
+    print(shlex.join([module, *arguments]))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +188,7 @@ def make(*arguments: str, stamp: Path, **more: str) -> subprocess.CompletedProce
 )
 def test_variables_without_effect_are_refused(tmp_path: Path, typed: str, message: str) -> None:
     done = make(*typed.split(), stamp=tmp_path / "stamp")
-    said, _ = done.stderr.splitlines()  # the second is make's
+    (said,) = done.stderr.splitlines()
     assert done.returncode == 2 and not done.stdout
     assert said.startswith("error: ") and re.search(message, said), said
 
@@ -178,6 +203,9 @@ def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
         done = make(*target.split(), "GPUS=2", stamp=tmp_path / "stamp")
         assert done.returncode == 2 and f"'make {target}' takes {variables}; remove GPUS" in done.stderr
         assert not done.stdout
+    python = ("make", f"PYTHON={sys.executable}", f"STAMP={tmp_path / 'stamp'}")  # ends like the command itself
+    done = subprocess.run([*python, "verify", "SOURCE=/x"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: 'make verify' has no variable SOURCE; ")
 
 
 @pytest.mark.parametrize(

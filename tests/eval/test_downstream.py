@@ -37,13 +37,12 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.stage import run as preprocess
 from gdt.train import checkpoint as checkpoints
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
-from tests.conftest import ROOT, Run
+from tests.conftest import ROOT, Run, preprocess
 
 FINETUNE = ("--size", "tiny", "--epochs", "1", "--clips-per-epoch", "2", "--clips", "2")
 
@@ -81,7 +80,7 @@ def official(folder: Path, videos: Path, dataset: str) -> Path:
 def ucf(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = official(tmp_path_factory.mktemp("ucf") / "videos", synthetic, "ucf101")
     folder = tmp_path_factory.mktemp("shards") / "ucf101"
-    preprocess(Preprocess("ucf101", source, folder, workers=2))
+    preprocess(Preprocess("ucf101", source, folder))
     return folder
 
 
@@ -304,7 +303,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
             lines = "".join(f"{name}_{k}.avi {1 + k % 2} \n" for k in range(6))
             (lists / f"{name}_test_split{fold}.txt").write_text(lines)
     shards = tmp_path / "shards"
-    done = preprocess(Preprocess("hmdb51", tmp_path, shards, workers=1))
+    done = preprocess(Preprocess("hmdb51", tmp_path, shards))
     assert (done.kept, done.rejected) == (12, 0)
     assert done.notes == {"shorter than --min-seconds, kept because its official folds count every video": 8}
     index = done.index
@@ -367,7 +366,7 @@ def test_wrong_settings_are_refused(checkpoint: Path, ucf: Path, tmp_path: Path,
 
 
 def test_a_folder_without_labels_is_evaluated_by_cross_modal_retrieval(
-    command: Run, synthetic: Path, tmp_path: Path
+    alone: None, command: Run, synthetic: Path, tmp_path: Path
 ) -> None:
     """The first commands of the README."""
     (tmp_path / "videos").mkdir()

@@ -37,6 +37,8 @@ from tests.conftest import Run
 from tests.pipeline.test_loader import CPU
 from tests.tamper import flip
 
+pytestmark = pytest.mark.usefixtures("alone")
+
 
 @pytest.fixture(scope="module")
 def videos(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -42,12 +42,11 @@ from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.transformations.base import Transformation
 from gdt.pipeline.transformations.modality import Modality
 from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.stage import run as preprocess
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, to_json
-from tests.conftest import Run
+from tests.conftest import Run, preprocess
 
 TINY = SIZES["tiny"][1]
 PROBE = (5, 0.1, 0)
@@ -447,7 +446,7 @@ def muted(videos: Path, folder: Path, count: int) -> Path:
     for number, path in enumerate(sorted((videos / "train").rglob("*.mp4"))[:count]):
         mute = ["ffmpeg", "-v", "error", "-i", path, "-an", "-c:v", "copy", source / f"{number}.mp4"]
         subprocess.run(mute, check=True)
-    preprocess(Preprocess("folder", source.parent, folder / "shards", workers=1))
+    preprocess(Preprocess("folder", source.parent, folder / "shards"))
     index = Index.open(folder / "shards")
     assert not index.mel_count.any() and set(index.label) == {""}
     return folder / "shards"
@@ -553,7 +552,7 @@ def test_trained_models_encode_distinctive_and_ignore_invariant_reversal(tmp_pat
     """Held-out videos brighten so little that random weights hardly encode the direction."""
     ramps(tmp_path / "videos" / "train", 80, rise=0.2, flicker=0.0)
     ramps(tmp_path / "videos" / "test", 50, rise=0.08, flicker=0.005)
-    preprocess(Preprocess("folder", tmp_path / "videos", tmp_path / "shards", workers=1))
+    preprocess(Preprocess("folder", tmp_path / "videos", tmp_path / "shards"))
     found = {}
     for preset in ("arrow", "b"):  # time reversal distinctive, and invariant
         run = replace(TINY, shards=tmp_path / "shards", out=tmp_path / preset, preset=preset, batch_size=8,

@@ -36,11 +36,10 @@ from gdt.pipeline import presets
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.stage import run as preprocess
 from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
-from tests.conftest import Run
+from tests.conftest import Run, preprocess
 from tests.test_mistakes import sentence
 
 
@@ -318,7 +317,7 @@ def silent(synthetic: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             copy = folder / "videos" / path.relative_to(synthetic)
             copy.parent.mkdir(parents=True, exist_ok=True)
             subprocess.run(["ffmpeg", "-v", "error", "-i", path, "-an", "-c", "copy", copy], check=True)
-    preprocess(Preprocess("folder", folder / "videos", folder / "shards", workers=1))
+    preprocess(Preprocess("folder", folder / "videos", folder / "shards"))
     return folder / "shards"
 
 

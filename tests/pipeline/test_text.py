@@ -30,11 +30,10 @@ from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree, sampling_tree
 from gdt.pipeline.word2vec import WordVectors, load
 from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.stage import run as preprocess
 from gdt.train.checkpoint import load_model
 from gdt.train.loss import gdt_loss
 from gdt.train.models.text import TextNetwork
-from tests.conftest import Run, write_word2vec
+from tests.conftest import Run, preprocess, write_word2vec
 from tests.tamper import changed
 from tests.train.test_loss import RHO, embed, tensors, triple_loop
 
@@ -267,7 +266,7 @@ def test_captions_of_real_speech(real: Path, tmp_path: Path) -> None:
     words = tmp_path / "vectors.txt"
     write_word2vec(words, (text for spoken in captions.values() for text in spoken["text"]), 12)
     shards = tmp_path / "shards"
-    preprocess(Preprocess("folder", tmp_path / "videos", shards, word2vec=words, videos_per_shard=6, workers=2))
+    preprocess(Preprocess("folder", tmp_path / "videos", shards, word2vec=words, videos_per_shard=6))
     index = Index.open(shards)
     tree = sampling_tree(index, presets.composition("three", 4, AUGMENTATION), CLIP, "train", 0)
     vectors = WordVectors.of(index, words)

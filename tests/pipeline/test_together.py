@@ -14,7 +14,8 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import Augmentation
 from gdt.pipeline.transformations.order import Order
 from gdt.pipeline.tree import sampling_tree
-from gdt.preprocess.stage import Preprocess, run
+from gdt.preprocess.stage import Preprocess
+from tests.conftest import preprocess
 from tests.preprocess.test_ffmpeg import made
 
 CLIP = Clip(size=16)
@@ -34,7 +35,7 @@ def flashing(tmp_path_factory: pytest.TempPathFactory) -> Index:
         picture = f"color=black:s=32x32:r=30:d=8,geq=lum='if(lt(mod(N,{frames}),6),235,16)':cb=128:cr=128"
         sound = f"aevalsrc='lt(mod(t,{every}),0.2)*0.9*sin(2*PI*1000*t)':s=48000:d=8"
         made(folder / "videos" / f"{frames}.mkv", picture, sound, "-c:a", "pcm_s16le")
-    run(Preprocess("folder", folder / "videos", folder / "shards", workers=1))
+    preprocess(Preprocess("folder", folder / "videos", folder / "shards"))
     return Index.open(folder / "shards")
 
 

@@ -74,8 +74,9 @@ CONTAINERS = [
 
 @pytest.mark.parametrize(("suffix", "rate", "codec"), CONTAINERS)
 def test_gaps_are_filled_in_every_container(tmp_path: Path, suffix: str, rate: int, codec: str) -> None:
-    count = len(GAPS)
-    sound = clicks(jumping(GAPS), count + 0.5 - sum(GAPS), rate)
+    gaps = GAPS[::2]
+    count = len(gaps)
+    sound = clicks(jumping(gaps), count + 0.5 - sum(gaps), rate)
     path = made(tmp_path / f"gaps.{suffix}", flashes(count + 0.5), sound, "-b:a", "64k", "-c:a", *codec.split())
     taken = kept(path, tmp_path)
     assert_aligned(taken, count)
@@ -170,8 +171,9 @@ def test_gaps_are_filled_across_format_changes(tmp_path: Path) -> None:
     assert np.abs(flash - FLASHES).max() < FRAME and np.abs(click - flash).max() < FRAME
 
 
-@pytest.mark.parametrize("suffix", ["ts", "mkv"])
-@pytest.mark.parametrize(("codec", "change"), [("mpeg2video", "scale=96:64"), ("libx264", "format=yuv422p")])
+@pytest.mark.parametrize(
+    ("suffix", "codec", "change"), [("ts", "mpeg2video", "scale=96:64"), ("mkv", "libx264", "format=yuv422p")]
+)
 def test_video_stays_aligned_where_its_frames_change(tmp_path: Path, suffix: str, codec: str, change: str) -> None:
     """ffmpeg rebuilds its filters there."""
     pictures = [flashes(4), f"{flashes(4)},{change}", flashes(4)]
@@ -250,21 +252,21 @@ def test_sound_and_video_are_cut_at_the_limit(tmp_path: Path, tags: Path) -> Non
 # ----------------------------------------------------------------------------------------------------- drift and jitter
 
 
-@pytest.mark.parametrize("drift", [0.001, -0.001, 0.005, -0.005, 0.01, -0.01, 0.02, -0.02])
+@pytest.mark.parametrize("drift", [-0.001, 0.005, -0.01, 0.02])
 def test_drifting_sound_stays_aligned(tmp_path: Path, drift: float) -> None:
-    length = 45.5 if abs(drift) == 0.001 else 12.5
+    length = 45.5 if drift == -0.001 else 12.5
     sound = clicks(f"{{t}}*{1 + drift}", length / (1 + drift))
     taken = kept(made(tmp_path / "drift.mp4", flashes(length), sound), tmp_path)
     assert_aligned(taken, int(length))
 
 
 def test_long_file_is_aligned_at_its_end(tmp_path: Path) -> None:
-    """Four minutes with a gap of 10 ms per second, 2.4 s in all, and a clock that is 0.2 % slow."""
-    sound = clicks("0.998*({t}+0.01*floor({t}))", 240.5 / 0.998 / 1.01, rate=8_000, every=30)
-    path = made(tmp_path / "long.mp4", flashes(240.5, every=30), sound, "-g", 300, "-preset", "ultrafast")
+    """Two minutes with a gap of 10 ms per second, 1.2 s in all, and a clock that is 0.2 % slow."""
+    sound = clicks("0.998*({t}+0.01*floor({t}))", 120.5 / 0.998 / 1.01, rate=8_000, every=30)
+    path = made(tmp_path / "long.mp4", flashes(120.5, every=30), sound, "-g", 300, "-preset", "ultrafast")
     taken = kept(path, tmp_path)
-    assert_aligned(taken, 8, every=30)
-    assert abs(len(taken.sizes) - 7_215) <= 1 and abs(seconds(taken) - 240.5) < 0.2
+    assert_aligned(taken, 4, every=30)
+    assert abs(len(taken.sizes) - 3_615) <= 1 and abs(seconds(taken) - 120.5) < 0.2
 
 
 def breaks(taken: Extracted) -> int:
@@ -283,13 +285,15 @@ JITTERS = {
 
 @pytest.mark.parametrize(("suffix", "milliseconds"), [("mkv", 15), ("mkv", 30), ("flv", 30)])
 @pytest.mark.parametrize("kind", JITTERS)
-def test_jitter_leaves_the_sound_unbroken(tmp_path: Path, suffix: str, kind: str, milliseconds: int) -> None:
+def test_jitter_leaves_the_sound_unbroken(
+    tmp_path: Path, picture: Path, suffix: str, kind: str, milliseconds: int
+) -> None:
     # the first stamp is exact: ffmpeg counts from it
     jitter = stamped(f"{{t}}+gt({{t}},0)*{milliseconds / 1000}*({JITTERS[kind]})", 1024)
     codec = ("-c:a", "pcm_s16le" if suffix == "mkv" else "libmp3lame", "-ar", 48_000 if suffix == "mkv" else 44_100)
-    tone = made(tmp_path / f"tone.{suffix}", flashes(4.5), f"sine=440:d=4.5:r=48000,{jitter}", *codec)
+    tone = muxed(tmp_path / f"tone.{suffix}", picture, f"sine=440:d=4.5:r=48000,{jitter}", *codec)
     assert breaks(kept(tone, tmp_path)) <= 3
-    path = made(tmp_path / f"clicks.{suffix}", flashes(4.5), f"{clicking('{t}', 4.5)},{jitter}", *codec)
+    path = muxed(tmp_path / f"clicks.{suffix}", picture, f"{clicking('{t}', 4.5)},{jitter}", *codec)
     assert_aligned(kept(path, tmp_path), 4)
 
 

@@ -20,7 +20,6 @@ from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import Summary, describe
 from gdt.preprocess.verify import Verify, verify
 from gdt.preprocess.videos import Shares
-from tests.preprocess.test_stage import alone  # noqa: F401 (a fixture)
 from tests.preprocess.test_verify import run_here
 from tests.tamper import changed
 

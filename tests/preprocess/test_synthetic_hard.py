@@ -15,7 +15,6 @@ from gdt.common.errors import UserError
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import preprocess_command
 from gdt.preprocess.stage import Preprocess
-from gdt.preprocess.stage import run as preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.synthetic.beat import Beat
 from gdt.preprocess.synthetic.drawing import SAMPLE_RATE, SHAPES
@@ -33,6 +32,7 @@ from gdt.preprocess.synthetic.hard import (
     picture,
     sound,
 )  # fmt: skip
+from tests.conftest import preprocess
 
 DEFAULT = SyntheticHard()
 SMALL = SyntheticHard(train=2, val=1, test=1, seconds=1.2, size=32)
@@ -238,7 +238,7 @@ def test_invalid_settings_and_folders_are_refused(made: Path, tmp_path: Path) ->
 
 
 def test_every_label_is_in_the_index(made: Path, tmp_path: Path) -> None:
-    preprocess(Preprocess("synthetic-hard", made, tmp_path / "shards", videos_per_shard=20, workers=1))
+    preprocess(Preprocess("synthetic-hard", made, tmp_path / "shards", videos_per_shard=20))
     index = Index.open(tmp_path / "shards")
     assert list(index.classes) == sorted(ACTIONS) and sorted(index.columns) == sorted(COLUMNS)
     with (made / "labels.csv").open() as file:

@@ -31,6 +31,8 @@ from tests.conftest import ROOT, Run
 from tests.preprocess.test_stage import digests
 from tests.tamper import changed, flip
 
+pytestmark = pytest.mark.usefixtures("alone")  # commands in their own process have workers
+
 
 @pytest.fixture
 def copy(shards: Path, tmp_path: Path) -> Path:
@@ -146,7 +148,7 @@ def test_command_names_and_removes_damage_and_preprocessing_rebuilds(
     assert command("verify", "--shards", copy, "--remove").returncode == 2
     assert not flipped.exists() and not cut.exists()
     assert command("verify", "--shards", copy).stderr.count("it is missing") == 2
-    assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16, workers=2)).shards_made == 2
+    assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16)).shards_made == 2
     assert digests(copy) == digests(shards)
 
 
@@ -337,7 +339,7 @@ def test_stray_shard_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
     done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and "it is not the shard that the index was made from" in done.stderr
     assert "remove" not in done.stderr and "rebuilds the index" in done.stderr
-    assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16, workers=2)).shards_made == 0
+    assert run(Preprocess("synthetic", synthetic, copy, videos_per_shard=16)).shards_made == 0
     assert command("verify", "--shards", copy).returncode == 0
 
 
@@ -412,8 +414,8 @@ def test_unwritable_output_is_one_sentence(copy: Path, damaged: bool) -> None:
         if damaged:
             flip(copy / "shard-000001.h5", 9000)
         done = subprocess.run(
-            [sys.executable, "-m", "gdt", "verify", "--shards", copy], stdout=full, stderr=subprocess.PIPE,
-            text=True, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": ""},
+            [sys.executable, "-m", "gdt", "verify", "--shards", copy, "--workers", "1"], stdout=full,
+            stderr=subprocess.PIPE, text=True, cwd=ROOT, env=os.environ | {"PYTHONUNBUFFERED": ""},
         )  # fmt: skip
     assert done.returncode == 2 and done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
     assert ("1 file damaged" if damaged else "error: No space left on device") in done.stderr
