@@ -27,7 +27,7 @@ SCRIPT = """
 import gdt
 import numpy as np
 
-made = gdt.preprocess("mine", "shards/mine", test=0.3)
+made = gdt.preprocess("mine", "shards/mine", test=0.3, workers=1)
 print(made.shards, made.videos, made.kept, sum(made.skipped.values()))
 assert len(gdt.Index.open("shards/mine")) == made.kept
 run = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=2, out="runs/e")
@@ -38,10 +38,10 @@ table = found.tables["txt"].read_text().splitlines()[0]
 assert found.text.startswith(table) and table.startswith("% on test")
 
 model = gdt.load(run.checkpoint)
-features = model.embed("mine", clips=2)
+features = model.embed("mine", clips=2, workers=1)
 print(len(features.id), [path for path, _ in features.skipped])
 print(gdt.nearest(features, features.id[0], by="audio", among="video", k=3))
-one = model.embed([features.path[0]], clips=2)
+one = model.embed([features.path[0]], clips=2, workers=1)
 np.testing.assert_allclose(one.features["video"][0], features.features["video"][0], atol=1e-5)
 print(gdt.nearest(features, one)[0])
 """

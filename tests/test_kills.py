@@ -107,11 +107,13 @@ os.rename run.json 1 0
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("moments", [
-    pytest.param(PREPROCESSING[1::13], id="few"),
-    pytest.param([moment for k, moment in enumerate(PREPROCESSING) if k % 13 != 1], id="many", marks=pytest.mark.slow),
+@pytest.mark.parametrize(("workers", "moments"), [
+    pytest.param(1, PREPROCESSING[1::13], id="few"),
+    pytest.param(2, [each for k, each in enumerate(PREPROCESSING) if k % 13 != 1], id="many", marks=pytest.mark.slow),
 ])  # fmt: skip
-def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Path, moments: list[str]) -> None:
+def test_kills_during_preprocessing_change_nothing(
+    synthetic: Path, tmp_path: Path, workers: int, moments: list[str]
+) -> None:
     videos, whole, folder = tmp_path / "videos", tmp_path / "whole", tmp_path / "shards"
     videos.mkdir()
     for path in sorted(synthetic.rglob("*.mp4"))[:18]:
@@ -119,7 +121,7 @@ def test_kills_during_preprocessing_change_nothing(synthetic: Path, tmp_path: Pa
     (videos / "broken.mp4").write_bytes(b"nonsense")
     preprocess(Preprocess("folder", videos, whole, videos_per_shard=3))
     expected = digests(whole)
-    command = ["preprocess", "--source", videos, "--destination", folder, "--videos-per-shard", 3, "--workers", 2]
+    command = ["preprocess", "--source", videos, "--destination", folder, "--videos-per-shard", 3, "--workers", workers]
     for moment in moments:
         name = moment.split()[1]
         if name == "shard-000009.h5":  # not in the plan, so it is removed at the end

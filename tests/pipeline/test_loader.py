@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import os
@@ -71,12 +72,17 @@ def decoding():
     return fn.decoders.image(fn.external_source(name="jpeg", batch=True), device="cpu", output_type=types.RGB)
 
 
-def decode(jpegs: list[np.ndarray]) -> np.ndarray:
-    """Frames [n, height, width, 3], decoded by DALI alone."""
+@functools.cache
+def decoder() -> Any:
     graph = decoding()
     graph.build()
-    graph.feed_input("jpeg", jpegs)
-    return graph.run()[0].as_array()
+    return graph
+
+
+def decode(jpegs: list[np.ndarray]) -> np.ndarray:
+    """Frames [n, height, width, 3], decoded by DALI alone."""
+    decoder().feed_input("jpeg", jpegs)
+    return decoder().run()[0].as_array().copy()
 
 
 def crop_oracle(frame: np.ndarray, scale: float, top: float, left: float, size: int) -> np.ndarray:
@@ -132,7 +138,7 @@ def leaf_oracle(index: Index, reader: ShardReader, plan: BatchPlan, leaf: int) -
     draw = {name: float(values[leaf]) for name, values in plan.leaves.draws.items()}
     video, start = int(plan.leaves.video[leaf]), int(plan.leaves.start[leaf])
     played = timeline(plan, leaf, STRIDES)
-    frames = [decode(reader.frames(video, np.array([start + k])))[0] for k in played]
+    frames = decode([reader.frames(video, np.array([start + k]))[0] for k in played])
     crops = [np.round(crop_oracle(frame, draw["scale"], draw["top"], draw["left"], CLIP.size)) for frame in frames]
     if draw["flip"]:
         crops = [crop[:, ::-1] for crop in crops]

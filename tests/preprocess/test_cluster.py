@@ -208,7 +208,7 @@ def test_lost_scheduler_is_one_sentence_and_loses_nothing(
     assert "error: the Dask scheduler was lost" in text
     assert "Traceback" not in text, text
     assert not (folder / "index.h5").exists()
-    again = start(*stage(videos, folder, "--workers", 2))
+    again = start(*stage(videos, folder, "--workers", 1))
     assert "40 of 42 videos kept" in again.communicate(timeout=120)[0]
     assert digests(folder) == undisturbed
 

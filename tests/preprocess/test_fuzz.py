@@ -30,7 +30,7 @@ REAL_FILES = [
 ]  # fmt: skip
 SETTINGS = Extraction(short_side=32, max_hours=0.001)
 """At most 3.6 s: corrupted time stamps make a file long."""
-SEED, COUNT = map(int, os.environ.get("GDT_FUZZ", "1,80").split(","))
+SEED, COUNT = map(int, os.environ.get("GDT_FUZZ", "1,50").split(","))
 """Seed and number of files: GDT_FUZZ=7,5000 tests 5000 others."""
 INTACT = 10
 """Every INTACT-th file is not damaged."""

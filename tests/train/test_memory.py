@@ -297,7 +297,10 @@ def curve(
     kernels: Kernels | None = None,
 ) -> tuple[torch.Tensor, Learner, list[int]]:  # fmt: skip
     """Losses of a few steps with `scarce` memory, the learner, and the numbers of leaves held."""
-    settings: Pretrain = replace(SMALL, shards=shards, bn_group_size=bn_group_size, micro_batch_size=micro_batch_size)
+    settings: Pretrain = replace(
+        SMALL, shards=shards, bn_group_size=bn_group_size, micro_batch_size=micro_batch_size,
+        clip=replace(SMALL.clip, frames=4, size=16), augmentation=replace(SMALL.augmentation, scale=(20, 28)),
+    )  # fmt: skip
     index = Index.open(shards)
     tree = settings.tree(index)
     learner = Learner(settings, tree, DATA, CPU, kernels=kernels)
