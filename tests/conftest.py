@@ -12,7 +12,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; torch reads 
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,20 +157,28 @@ def command(server: subprocess.Popen[str], tmp_path: Path) -> Run:
     return commands_in(tmp_path, server)
 
 
+def ask(
+    server: subprocess.Popen[str], folder: Path, command: Iterable[object], environment: Mapping[str, str],
+    **files: Path,
+) -> int:  # fmt: skip
+    """Let the server run a command, or start it if `files` has `status`; its exit status, or process ID."""
+    alone = {name: value for name, value in os.environ.items() if name == "GDT_TEST_ALONE"}
+    for name in ("said", "errors"):
+        files[name].write_bytes(b"")
+    request = {
+        "command": [*map(str, command)], "folder": str(folder), **{name: str(path) for name, path in files.items()},
+        "environment": {"PYTHONPATH": str(ROOT)} | alone | environment,
+    }  # fmt: skip
+    print(json.dumps(request), file=server.stdin, flush=True)
+    return int(server.stdout.readline())
+
+
 def commands_in(folder: Path, server: subprocess.Popen[str]) -> Run:
     """Runs commands in a folder."""
 
     def run_command(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
         said, errors = folder / ".said", folder / ".errors"
-        alone = {name: value for name, value in os.environ.items() if name == "GDT_TEST_ALONE"}
-        for path in (said, errors):
-            path.write_bytes(b"")
-        request = {
-            "command": [*map(str, arguments)], "folder": str(folder), "said": str(said), "errors": str(errors),
-            "environment": {"PYTHONPATH": str(ROOT)} | alone | environment,
-        }  # fmt: skip
-        print(json.dumps(request), file=server.stdin, flush=True)
-        code = int(server.stdout.readline())
+        code = ask(server, folder, arguments, environment, said=said, errors=errors)
         done = subprocess.CompletedProcess(arguments, code, said.read_text(), errors.read_text())
         said.unlink()
         errors.unlink()

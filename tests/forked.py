@@ -1,4 +1,4 @@
-"""gdt commands in forks of a process that has imported everything, to save seconds of imports.
+"""gdt commands and scripts in forks of a process that has imported everything, to save seconds of imports.
 
 This process must not start threads: it could not be forked safely.
 """
@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import json
 import os
+import runpy
 import signal
 import sys
 import tempfile
@@ -46,6 +47,25 @@ def run(command: Sequence[str], folder: Path, said: Path, errors: Path, environm
     return os.waitstatus_to_exitcode(ended[1])
 
 
+def start(
+    command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str], status: Path
+) -> int:
+    """Start a command as `run`; its process ID. A process that waits for it writes its exit status to a file."""
+    ours, theirs = os.pipe()
+    if not os.fork():
+        if not (pid := os.fork()):
+            _child(command, folder, said, errors, environment)
+        os.write(theirs, str(pid).encode())
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        status.with_suffix(".part").write_text(str(code))
+        status.with_suffix(".part").rename(status)
+        os._exit(0)
+    pid = int(os.read(ours, 20))
+    os.close(ours)
+    os.close(theirs)
+    return pid
+
+
 def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, environment: Mapping[str, str]) -> None:
     """Set up the process as a new one, and run the command; never returns."""
     code: Any = 1
@@ -60,7 +80,7 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
         sys.argv = ["gdt", *command]
         sys.path.insert(0, str(folder))
         with without_workers() if "GDT_TEST_ALONE" in environment else contextlib.nullcontext():
-            console()
+            runpy.run_path(command[0], run_name="__main__") if command[0].endswith(".py") else console()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -73,13 +93,13 @@ def _child(command: Sequence[str], folder: Path, said: Path, errors: Path, envir
 
 
 def serve() -> None:
-    """Run commands from standard input, a line of JSON each, and print their exit status."""
+    """Run or start commands from standard input, a line of JSON each; print their exit status or process ID."""
     for line in sys.stdin:
         request = json.loads(line)
-        paths = {name: Path(request.pop(name)) for name in ("folder", "said", "errors")}
+        paths = {name: Path(request.pop(name)) for name in ("folder", "said", "errors", "status") if name in request}
         for name in _HEAVY:
             importlib.import_module(name)
-        print(run(**request, **paths), flush=True)
+        print((start if "status" in paths else run)(**request, **paths), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.seal import read_seal
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
-from tests.conftest import Run
+from tests.conftest import Run, commands_in
 from tests.train.runs import begun, losses, starts, wait_for, wait_until
 
 TINY = SIZES["tiny"][1]
@@ -41,12 +42,11 @@ DROPOUT = ("--steps", STEPS, "--network.dropout", 0.3)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed(server: subprocess.Popen[str], shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four epochs, with dropout."""
     run = tmp_path_factory.mktemp("runs") / "undisturbed"
-    process = begun(arguments(shards, run, *DROPOUT), run.parent)
-    process.communicate()
-    assert process.returncode == 0
+    done = commands_in(run.parent, server)(*arguments(shards, run, *DROPOUT))
+    assert done.returncode == 0, done.stderr
     return run
 
 

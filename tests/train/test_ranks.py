@@ -17,15 +17,15 @@ import torch
 
 from gdt.train import checkpoint
 from tests.tamper import changed
-from tests.train.runs import begun, losses, wait_until
+from tests.train.runs import Forked, losses, wait_until
 
 STEPS = 10
-Ranks = list["subprocess.Popen[str]"]
+Ranks = list[Forked]
 Start = Callable[..., Ranks]
 
 
 @pytest.fixture
-def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
+def start(server: subprocess.Popen[str], shards: Path, tmp_path: Path) -> Iterator[Start]:
     """Start two ranks as a launcher does, each with its arguments, but without ending the others when one fails."""
     started: Ranks = []
 
@@ -39,7 +39,7 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
             of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port}
             environment = {name: str(value) for name, value in of_rank.items()}
             environment |= {"MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
-            started.append(begun([*map(str, [*base, *more])], tmp_path, **environment))
+            started.append(Forked(server, tmp_path, [*map(str, [*base, *more])], environment))
         return started[-len(arguments) :]
 
     yield ranks
@@ -51,7 +51,7 @@ def start(shards: Path, tmp_path: Path) -> Iterator[Start]:
 
 def ended(ranks: Ranks) -> tuple[list[int], list[str]]:
     """Exit statuses, and stderr without progress bars."""
-    said = [process.communicate(timeout=120)[1] for process in ranks]
+    said = [process.communicate()[1] for process in ranks]
     lines = [
         "\n".join(line for line in text.splitlines() if line.strip() and not line.startswith("step ")) for text in said
     ]
