@@ -56,24 +56,20 @@ def test_more_ranks_than_gpus_are_refused_before_the_start(command: Run, shards:
     assert "--gpus=2" in make("pretrain", "GPUS=2", stamp=tmp_path / "stamp").stdout
 
 
-def test_children_ignore_a_gdt_py_in_the_current_folder(
+def test_errors_of_several_ranks_are_printed_once(
     command: Run, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Next to a gdt.py, which ranks and other child processes ignore."""
     (tmp_path / "gdt.py").write_text("raise SystemExit('the wrong gdt')")
-    ranks = command(*launch(shards, tmp_path / "run", "--batch-size", 5))  # refused by the ranks, not by the launcher
-    assert "cannot be split over 2 GPUs" in ranks.stderr and "the wrong gdt" not in ranks.stderr
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    assert processes.start(["--help"], tmp_path / "log.txt", "").wait() == 0
-    assert (tmp_path / "log.txt").read_text().startswith("usage: gdt ")
-
-
-def test_errors_of_several_ranks_are_printed_once(command: Run, shards: Path, tmp_path: Path) -> None:
     for more, message in (
         (("--preset", "z"), "unknown preset 'z'; --preset help lists them"),  # found before the ranks start
         (("--batch-size", 5), "5 videos per batch cannot be split over 2 GPUs"),  # found by all ranks
     ):
         assert message in sentence(command(*launch(shards, tmp_path / "run", *more)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert processes.start(["--help"], tmp_path / "log.txt", "").wait() == 0
+    assert (tmp_path / "log.txt").read_text().startswith("usage: gdt ")
 
 
 @pytest.mark.slow  # tests/train/test_ranks.py sends a signal to one of two

@@ -29,7 +29,7 @@ from gdt.train.settings import SIZES, Optimization, Pretrain
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
 
-VIDEOS, STEPS = 8, 5
+VIDEOS, STEPS = 8, 3
 PRESETS = ("a", "e", "l", "m")
 Curve = dict[str, torch.Tensor]
 

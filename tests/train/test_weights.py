@@ -172,13 +172,18 @@ def saved(network: nn.Module, path: Path, prefix: str = "", legacy: bool = False
     return path
 
 
+@pytest.fixture(scope="module")
+def release() -> Release:
+    """The published model with random weights, which no test changes."""
+    return random(Release())
+
+
 CLIPS = torch.randn(2, 3, 6, 32, 32, generator=torch.Generator().manual_seed(1))
 BANKS = torch.randn(2, 1, 40, 99, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.parametrize(("prefix", "legacy"), [("", False), ("module.", False), ("module.", True)])
-def test_published_weights_reproduce_the_outputs(tmp_path: Path, prefix: str, legacy: bool) -> None:
-    release = random(Release())
+def test_published_weights_reproduce_the_outputs(release: Release, tmp_path: Path, prefix: str, legacy: bool) -> None:
     trained = load_model(saved(release, tmp_path / "gdt_K400.pth", prefix, legacy))
     assert str(trained.foreign) == (
         "published GDT weights: loaded video_network, mlp_v, audio_network, mlp_a; dropped audio_network.base.fc"
@@ -250,10 +255,10 @@ class Evil:
 
 
 @pytest.mark.parametrize("function", [os.system, eval, exec])
-def test_code_in_files_is_not_run(tmp_path: Path, function: Any) -> None:
+def test_code_in_files_is_not_run(release: Release, tmp_path: Path, function: Any) -> None:
     ran = tmp_path / "ran"
     code = f"touch {ran}" if function is os.system else f"open('{ran}', 'w')"
-    state = {"model": random(Release()).state_dict(), "args": Evil(function, code)}
+    state = {"model": release.state_dict(), "args": Evil(function, code)}
     torch.save(state, tmp_path / "evil.pth")
     try:
         load_model(tmp_path / "evil.pth")
@@ -279,8 +284,10 @@ def test_differing_parameters_are_listed(tmp_path: Path) -> None:
         load_model(tmp_path / "resnet.pth")
 
 
-def test_trunks_without_the_heads_of_the_release_load(tmp_path: Path, shards: Path, index: Index) -> None:
-    weights = random(Release()).state_dict()
+def test_trunks_without_the_heads_of_the_release_load(
+    release: Release, tmp_path: Path, shards: Path, index: Index
+) -> None:
+    weights = release.state_dict()
     trunks = {name: value for name, value in weights.items() if not name.startswith("mlp_")}
     linear = {
         f"mlp_{m}.{name}": torch.ones(256, 512)[: 256 if name == "weight" else 1]
