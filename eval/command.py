@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Union
 
 import tyro
@@ -25,6 +26,9 @@ from gdt.eval.settings import Downstream
 from gdt.eval.show_batch import ShowBatch
 from gdt.eval.show_tree import ShowTree
 from gdt.pipeline import notation, presets
+from gdt.pipeline.shards.index import require_index
+from gdt.pipeline.shards.layout import shard_folder
+from gdt.train.locate import require_checkpoint
 from gdt.train.settings import require_one_name
 
 
@@ -62,8 +66,19 @@ def main(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, p
     chosen = next(one for one in commands.values() if isinstance(command, one.settings))
     if chosen.cleans_up:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _require_inputs(command)
     module, _, function = chosen.run.partition(":")
     print(chosen.message.format(getattr(importlib.import_module(module), function)(command)))
+
+
+def _require_inputs(command: Any) -> None:
+    """Raise UserError if a checkpoint or shards are missing. Called before torch is imported."""
+    given = getattr(command, "ckpt", None) or ()
+    for path in (given,) if isinstance(given, Path) else given:
+        require_checkpoint(path)
+    dataset, shards = getattr(command, "dataset", ""), getattr(command, "shards", None)
+    if dataset or shards:
+        require_index(shard_folder(dataset, shards))
 
 
 def options(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS) -> Variables:
@@ -83,7 +98,7 @@ def settings_of(arguments: Sequence[str], commands: Mapping[str, Command] = COMM
     parsers: dict[str, Options[Any]] = {name: Options(one.settings) for name, one in commands.items()}
     subcommands = [Annotated[one.type, tyro.conf.subcommand(name, prefix_name=False)] for name, one in parsers.items()]
     one_of_them: Any = Union[tuple(subcommands)]  # noqa: UP007
-    parsed: Any = tyro.cli(one_of_them, prog=prog, args=arguments)
+    parsed: Any = tyro.cli(one_of_them, prog=prog, args=arguments or ["--help"])
     (command,) = (one.settings(parsed) for one in parsers.values() if isinstance(parsed, one.type))
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
         known = notation.load_factors(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS

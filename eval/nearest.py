@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -53,11 +54,7 @@ def nearest(settings: Nearest) -> str:
         require_comparable(rows, rows, settings.by, among)  # before decoding
         query = _embed_query(settings, rows)
     else:
-        similar = difflib.get_close_matches(settings.query, rows.id.tolist(), 3) or rows.id[:1].tolist()
-        raise UserError(
-            f"'{settings.query}' is neither an id in {settings.features} (such as {', '.join(similar)}) nor a video "
-            "file"
-        )
+        raise UserError(_unknown_query(settings, rows.id.tolist()))
     excluded = own if len(own) else _named_like(rows, path)
     found, similarity = most_similar(rows, query, own, settings.by, among, settings.k, excluded)
     columns = {"cosine": [f"{cosine:.3f}" for cosine in similarity], "video": rows.id[found].tolist()}
@@ -68,6 +65,22 @@ def nearest(settings: Nearest) -> str:
     table = tabulate(columns, "keys", tablefmt="simple", disable_numparse=True)
     names = ", ".join(dict.fromkeys(rows.id[excluded].tolist()))
     return f"{table}\n\nleft out: the query, {names}" if names else table
+
+
+def _unknown_query(settings: Nearest, ids: Sequence[str]) -> str:
+    """The message about a query that is neither an id nor a file, with ids of the same or a similar file name."""
+    name = Path(settings.query).name.casefold()
+    ids = list(dict.fromkeys(ids))
+    by_name = {Path(each).name.casefold(): each for each in reversed(ids)}
+    similar = [each for each in ids if Path(each).name.casefold() == name] or difflib.get_close_matches(
+        settings.query, ids
+    )
+    similar = similar or [by_name[each] for each in difflib.get_close_matches(name, by_name)]
+    if similar:
+        return (
+            f"{settings.features} has no video '{settings.query}'; did you mean {' or '.join(map(repr, similar[:2]))}?"
+        )
+    return f"'{settings.query}' is neither an id in {settings.features} (such as {ids[0]}) nor a video file"
 
 
 def _named_like(rows: Features, path: str) -> np.ndarray:

@@ -320,7 +320,7 @@ def tiny(shards: Path, run: Path, *more: object) -> tuple[object, ...]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
@@ -348,6 +348,9 @@ def test_a_run_ends_with_the_next_commands_and_is_left_alone_afterwards(
         assert Path(program).is_file()
         done = command(*words, *more)
         assert done.returncode == 0, done.stderr
+        if line == evaluate:  # whose results the report has
+            assert done.stdout.splitlines()[-1] == f"next: {report.strip()}"
+    assert "V→A R@1" in (tmp_path / "x.html").read_text()
     left = contents(run)
     done = command(*tiny(shards, run, "--steps", 2))
     assert done.returncode == 0 and "step " not in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 import threading
@@ -16,17 +15,15 @@ import torch
 
 from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_readable, writing
-from gdt.pipeline import presets
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import portable
+from gdt.train.locate import PREVIOUS, instead, require_checkpoint
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.settings import CHECKPOINT, LENGTH, Pretrain, differences, from_json, to_json
 from gdt.train.trained import Trained
 from gdt.train.weights import damaged_part, read_foreign
 
 NAME = CHECKPOINT
-PREVIOUS = "checkpoint.previous.pt"
-"""The previous checkpoint, in case the newest is damaged."""
 DAMAGED = "checkpoint.damaged.pt"
 FORMAT = "gdt-pretrain-2"
 
@@ -78,39 +75,6 @@ def _keep(path: Path) -> None:
         link.rename(path.with_name(PREVIOUS))
     except OSError:  # a file system without hard links
         path.rename(path.with_name(PREVIOUS))
-
-
-def _existing(path: Path) -> Path:
-    """The checkpoint at a path, which may be its folder. Raises UserError if there is none."""
-    if path.is_dir():
-        path = path / NAME
-    if not path.is_file():
-        previous = path.with_name(PREVIOUS)
-        if previous.is_file() and path.name == NAME:
-            raise UserError(f"there is no checkpoint {path}; use the previous one, {previous}")
-        there = {run.parent.name: run for run in sorted(Path("runs").glob(f"*/{NAME}"))}
-        run = path.parent.name if path.name == NAME else path.stem
-        if similar := difflib.get_close_matches(run, there, 1):
-            raise UserError(f"there is no checkpoint {path}; did you mean {there[similar[0]]}? Or {_how_to_make(path)}")
-        available = f"; available: {', '.join(map(str, list(there.values())[:3]))}" if there else ""
-        raise UserError(f"there is no checkpoint {path}{available}; {_how_to_make(path)}, or set --ckpt to yours")
-    return path
-
-
-def _how_to_make(path: Path) -> str:
-    """The command that writes this checkpoint by default."""
-    run = path.parent.name if path.parent.parent == Path("runs") else ""
-    run, _, seed = run.partition("-seed")
-    more = f" SEED={seed}" if seed else ""
-    for preset in sorted(presets.PRESETS, key=len, reverse=True):
-        if dataset := re.fullmatch(f"(.+)-{preset}", run):
-            more = " WORD2VEC=<file of word vectors>" * ("text" in presets.modalities(preset)) + more
-            return f"make it with 'make pretrain DATASET={dataset[1]} PRESET={preset}{more}'"
-    if dataset := re.fullmatch(r"(.+?)(-\w+[di]\d+x?)+(-[0-9a-f]{8})?", run):
-        return f"make it with 'make pretrain DATASET={dataset[1]} FACTORS=\"<its factors>\"{more}'"
-    if run:
-        return "'make pretrain' makes runs/<dataset>-<preset>"
-    return "make one with 'make pretrain'"
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
@@ -177,17 +141,13 @@ def load_model(path: Path) -> Trained:
 
     Raises UserError if the file is of another kind or version, or does not fit.
     """
-    path = _existing(path)
+    path = require_checkpoint(path)
     try:
         state = read(path)
     except Damaged as damage:
         if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
             return other
-        previous = path.with_name(PREVIOUS)
-        instead = (
-            f"use the previous one, {previous}" if previous.is_file() and path.name == NAME else "use another file"
-        )
-        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead}") from damage
+        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead(path)}") from damage
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))

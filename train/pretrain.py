@@ -74,9 +74,11 @@ def _next_steps(settings: Pretrain, path: Path) -> str:
     """Where the trained model is, and the commands that use it."""
     if settings.cached_batches:
         return "no model was written: a run with --cached-batches only measures speed"
+    # the report finds evaluations below its folder only
     runs = settings.run_folder if settings.out else settings.run_folder.parent
+    results = ("--out", settings.run_folder / "eval") if settings.out else ()
     commands = (
-        ("downstream", "--ckpt", path),
+        ("downstream", "--ckpt", path, *results),
         ("embed", "--ckpt", path, "--shards", settings.shard_folder),
         ("report", "--runs", runs),
     )

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import h5py
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, unknown
 from gdt.common.files import require_readable
 from gdt.pipeline.shards.layout import (
     COLUMNS,
@@ -239,8 +239,7 @@ class Index(VideoTable):
         """
         folder = Path(os.path.expanduser(folder))  # noqa: PTH111 - pathlib's raises for an unknown user
         path = folder / INDEX
-        if not path.is_file():
-            raise UserError(_no_index(folder))
+        require_index(folder)
         try:
             index = _index(folder, *contents(folder))
         except OtherSchema as error:
@@ -303,8 +302,8 @@ class Index(VideoTable):
         numeric = {name: getattr(self, name) for name, stored in COLUMNS.items() if stored.dtype is not str}
         columns = numeric | self.columns
         if column not in columns:
-            available = ", ".join(["label", *self.columns, *(name for name in numeric if name not in self.columns)])
-            raise UserError(f"unknown column '{column}' of {self.folder / INDEX}; available: {available}")
+            others = ", ".join(name for name in numeric if name not in self.columns)
+            raise UserError(f"{unknown('column', column, ['label', *self.columns])}; also numeric: {others}")
         values = columns[column].tolist()
         classes = [str(value) for value in sorted(set(values)) if value != ""]
         return replace(self, label=np.asarray(list(map(str, values)), object), classes=classes)
@@ -334,6 +333,12 @@ def fingerprint(index: Index) -> str:
     statistics = [index.statistics.pixel_mean.tolist(), index.statistics.pixel_std.tolist(), index.statistics.mel_mean]
     text = json.dumps([list(rows), index.settings, index.shard_bytes.tolist(), statistics])
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def require_index(folder: Path) -> None:
+    """Raise UserError unless a folder has finished shards."""
+    if not (folder / INDEX).is_file():
+        raise UserError(_no_index(folder))
 
 
 def _no_index(folder: Path) -> str:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 import re
 import shlex
 import signal
+import subprocess
+import sys
+import warnings
+import zipfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -196,11 +201,15 @@ def test_show_batch_writes_the_picture(command: Run, shards: Path, tmp_path: Pat
     ("kind", "expected"),
     [
         ("missing", "there is no checkpoint"),
-        ("empty", "cannot be read as a checkpoint"),
-        ("garbage", "cannot be read as a checkpoint"),
-        ("text", "cannot be read as a checkpoint"),
-        ("cut", "cannot be read as a checkpoint"),
-        ("pickle", "cannot be read as a checkpoint"),
+        ("empty", "cannot be read as a checkpoint: it is an empty file; use the checkpoint.pt of a run, or other"),
+        ("garbage", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
+        ("text", "cannot be read as a checkpoint: it is a text file; use the checkpoint.pt of a run, or other"),
+        ("zip", "cannot be read as a checkpoint: it is a zip archive without weights; use"),
+        ("shards", "cannot be read as a checkpoint: it is an HDF5 file, such as shards or features; use"),
+        ("plain pickle", "cannot be read as a checkpoint: it is a pickle that torch did not write; use"),
+        ("folder", r"x.pt has no checkpoint.pt; did you mean .*/x.pt/run/checkpoint.pt\?$"),
+        ("cut", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
+        ("pickle", "cannot be read as a checkpoint: it holds a Python object"),
         ("foreign", "is not a checkpoint of"),
         ("other sizes", "holds another model: 4 have another shape"),
     ],
@@ -209,10 +218,17 @@ def test_wrong_checkpoints_are_refused(
     shards: Path, checkpoint: Path, tmp_path: Path, kind: str, expected: str
 ) -> None:
     path = tmp_path / "x.pt"
-    content = {"empty": b"", "garbage": b"garbage" * 100, "text": b"it is a text\n",
-               "cut": checkpoint.read_bytes()[:10_000]}  # fmt: skip
+    content = {"empty": b"", "garbage": b"garbage\0" * 100, "text": "it is a täxt\n".encode() * 500,
+               "cut": checkpoint.read_bytes()[:10_000], "plain pickle": pickle.dumps({"a": 1}),
+               "shards": (shards / "index.h5").read_bytes()}  # fmt: skip
     if kind in content:
         path.write_bytes(content[kind])
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("a", "b")
+    elif kind == "folder":
+        (path / "run").mkdir(parents=True)
+        (path / "run" / "checkpoint.pt").touch()
     elif kind == "foreign":
         torch.save({"state": torch.zeros(3)}, path)
     elif kind == "other sizes":
@@ -220,8 +236,36 @@ def test_wrong_checkpoints_are_refused(
         torch.save(torch.load(checkpoint, weights_only=True) | {"model": other}, path)
     elif kind == "pickle":
         torch.save(Path("/"), path)  # an object that weights_only must not build
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError, match=expected), warnings.catch_warnings(action="error"):
         downstream(Downstream((path,), "synthetic", shards, out=tmp_path / "out"))
+
+
+REFUSALS = {
+    "downstream --ckpt nope.pt": "there is no checkpoint nope.pt; ",
+    "factors --ckpt text.pt": "text.pt cannot be read as a checkpoint: it is a text file; ",
+    "downstream --ckpt x --protocols retreival": "unknown --protocols 'retreival'; did you mean 'retrieval'? ",
+    "ablation --dataset foldr": "there are no shards in data/shards/foldr (no index.h5); ",
+    "show-batch --preset lx": "unknown preset 'lx'; did you mean 'l'? ",
+    "search --trials x": "--trials is 'x'; it must be an integer",
+    "downstream --ckpt": "--ckpt lacks a value",
+    "export --ckpt text.pt": "gdt eval export needs --out PATH; ",
+    "nerest": "unknown command 'nerest'; did you mean 'nearest'? ",
+}
+"""Mistakes in `gdt eval`, and how their messages begin."""
+
+
+def test_mistakes_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
+    """In one process, as each costs an interpreter."""
+    (tmp_path / "text.pt").write_text("it is a text")
+    code = (
+        "import sys\nfrom gdt.command import _run\nfrom gdt.common.errors import UserError\n"
+        "for line in sys.argv[1:]:\n    try:\n        _run('eval', line.split())\n    except UserError as error:\n"
+        "        print(str(error).splitlines()[0])\nassert 'sklearn' not in sys.modules and 'torch' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *REFUSALS], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for said, expected in zip(done.stdout.splitlines(), REFUSALS.values(), strict=True):
+        assert said.startswith(expected), said
 
 
 def test_captions_are_drawn_in_order(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
