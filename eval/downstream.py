@@ -7,6 +7,7 @@ include every model that was evaluated with the same settings, by this call or a
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ import torch
 from tqdm import tqdm
 
 from gdt.common import serialization
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, explain_out_of_memory
 from gdt.common.files import write_text
 from gdt.common.lock import locked
@@ -32,7 +34,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold, Model, describe, folds, held_out, models
 from gdt.eval.tables import report, to_csv
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.checkpoint import Trained, load_model
+from gdt.train.checkpoint import NAME, Trained, load_model
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 
@@ -144,10 +146,14 @@ def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> l
         names = [name for name, protocol in PROTOCOLS.items() if protocol.default and protocol.labels]
         print(f"{' and '.join(names)} are skipped: {'; '.join(advice)}", flush=True)
     pairs = any(_has_pairs(model, settings, data) for model in compared)
+    plain = settings.modalities == ("video",)  # others affect some protocols only
     chosen = [
         name
         for name, protocol in PROTOCOLS.items()
-        if protocol.default and (labels or not protocol.labels) and (pairs or not protocol.pairs)
+        if protocol.default
+        and (labels or not protocol.labels)
+        and (pairs or not protocol.pairs)
+        and (plain or "modalities" in protocol.settings)
     ]
     if not chosen:
         raise UserError(
@@ -189,7 +195,8 @@ def _require_unseen(model: Model, data: Data, parts: Sequence[Fold]) -> None:
 
 def _file_name(evaluator: Evaluator, protocol: str, fold: Fold) -> str:
     """File name of a record: covers all that could change it, except the weights, which are in the folder's name."""
-    details = {name: getattr(evaluator.settings, name) for name in decisive_names(protocol)}
+    own = only_decisive(evaluator.settings, protocol)
+    details = {name: getattr(own, name) for name in decisive_names(protocol)}
     details |= {"precision": _precision(evaluator), "words": _words(evaluator, protocol)}
     digest = short_digest([FORMAT, evaluator.data, fold.digest, evaluator.query_split, details])
     return f"{protocol}{f'-fold{fold.number}' if fold.number else ''}-{digest}.json"
@@ -295,10 +302,18 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
     text = report([first, *([row for row in rows if PROTOCOLS[row.protocol].labels] for rows in others)], out)
     records = [row for path in sorted(out.glob("*/*.json")) for row in read(path)]
     write_text(out / "all.csv", to_csv(records))
+    runs = _folder_of_report(evaluations[0].evaluator.settings, out)
     return (
         f"{text}\n\ntables with all notes: {out}/table.txt\n"
-        "also there: table.tex, results.csv, results.json; all.csv includes the results of other calls"
+        "also there: table.tex, results.csv, results.json; all.csv includes the results of other calls\n"
+        f"next: {shlex.join(gdt_command('eval', 'report', '--runs', runs))}"
     )
+
+
+def _folder_of_report(settings: Downstream, out: Path) -> Path:
+    """The folder whose report has these results: of a run if they are in it, else `out` itself if it was set."""
+    runs = [path.parent if path.name == NAME else path for path in settings.ckpt]
+    return next((run for run in runs if out.is_relative_to(run)), out if settings.out else out.parent)
 
 
 def read(path: Path) -> list[Record]:

@@ -281,6 +281,8 @@ class Protocol:
     """Whether it needs a model and videos with two modalities."""
     trains: bool = False
     """Whether it trains a network, in its own process."""
+    draws_for: tuple[str, ...] | None = None
+    """Settings for which it draws videos at random; None: it always draws. Without them the seed changes nothing."""
 
 
 _LABELS = ("label", "folds", "gallery_split", "gallery_per_class", "seed")
@@ -290,10 +292,16 @@ PROTOCOLS = {
     protocol.name: protocol
     for protocol in (
         Protocol("cross-modal", _cross_modal, ("word2vec",), "cross-modal", default=True, labels=False, pairs=True),
-        Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True),
+        Protocol("retrieval", _retrieval, _FROZEN, "neighbours", default=True, draws_for=("gallery_per_class",)),
         Protocol("retrieval-published", _published_retrieval, (*_LABELS, "size"), "SeLaVi"),
         Protocol("few-shot", _few_shot, _FROZEN, "neighbours", default=True),
-        Protocol("linear", _linear, (*_FROZEN, "train_samples", "linear_c"), "classifiers"),
+        Protocol(
+            "linear",
+            _linear,
+            (*_FROZEN, "train_samples", "linear_c"),
+            "classifiers",
+            draws_for=("gallery_per_class", "train_samples"),
+        ),
         Protocol("finetune", _finetune, (*_LABELS, "train_samples", *_RECIPE), "classifiers", trains=True),
     )
 }
@@ -325,7 +333,9 @@ def decisive_names(protocol: str) -> tuple[str, ...]:
 
 def only_decisive(settings: Downstream, protocol: str) -> Downstream:
     """The settings, with those that do not decide a protocol's numbers at their defaults."""
-    own = ("ckpt", "clips", *PROTOCOLS[protocol].settings)
+    own, draws_for = {"ckpt", "clips", *PROTOCOLS[protocol].settings}, PROTOCOLS[protocol].draws_for
+    if draws_for is not None and not any(getattr(settings, name) for name in draws_for):
+        own.discard("seed")
     defaults: dict[str, Any] = {field.name: field.default for field in fields(settings) if field.name not in own}
     return replace(settings, **defaults | {"ckpt": ()})
 

@@ -163,6 +163,23 @@ def _heading(column: str) -> str:
     return column.replace(" to ", "→")
 
 
+def by_direction(lines: Lines) -> Lines:
+    """A table with columns such as V→A R@1 and A→V R@1, with a line per direction instead; others are left alone."""
+    heads = [head.split(" ", 1) for head in lines[0][1:]]
+    if not all("→" in head[0] for head in heads):
+        return lines
+    directions, names = dict.fromkeys(head[0] for head in heads), dict.fromkeys(head[1] for head in heads)
+    found: Lines = [[lines[0][0], *names]]
+    for first, *cells in lines[1:]:
+        of = {tuple(head): cell for head, cell in zip(heads, cells, strict=True)}
+        rows = {direction: [of.get((direction, name), "") for name in names] for direction in directions}
+        if first == "chance":  # it is the same in all directions
+            found.append([first, *rows[next(iter(rows))]])
+        else:
+            found += [[f"{first}, {direction}", *row] for direction, row in rows.items()]
+    return found
+
+
 def verdicts(groups: Groups) -> list[str]:
     """A sentence per group and protocol: whether its first metric differs from random weights."""
     sentences = []
@@ -203,12 +220,12 @@ def report(parts: Sequence[Iterable[Record]], out: Path) -> str:
     """
     ordered = [_sorted(records) for records in parts]
     tables = [table for records in ordered for table in build_tables(records)]
-    whole = "\n\n".join(with_notes(table.lines, table.notes) for table in tables)
+    whole = "\n\n".join(with_notes(by_direction(table.lines), table.notes) for table in tables)
     write_tables(out, whole, [table.lines for table in tables])
     every = [each for records in ordered for each in records]
     write_text(out / "results.csv", to_csv(every))
     record.write(out / "results.json", every)
-    return "\n\n".join(with_notes(table.lines, table.brief) for table in tables)
+    return "\n\n".join(with_notes(by_direction(table.lines), table.brief) for table in tables)
 
 
 def build_tables(records: Iterable[Record]) -> list[Table]:

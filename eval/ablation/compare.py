@@ -80,20 +80,29 @@ class Comparison(NamedTuple):
 
 
 def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison:
-    """Compare rows by the metrics of the first label column, by R@1 of all label columns, and pair by pair."""
+    """Compare rows by the metrics of the first label column, by R@1 of all label columns, and pair by pair.
+
+    Rows with and without text have their own tables.
+    """
     labels = labels or ("label",)
-    table = table_of(_of(records, labels[0]))
-    parts: list[tuple[Lines, list[str]]] = [(table.lines, table.notes)]
-    if len(labels) > 1:
-        parts.append((_label_lines(records, labels), _label_notes(records, labels)))
-    differences = [each for name in labels for each in _differences(records, name)]
-    below = [*table.brief, *main_verdicts(table.groups)]
-    if first := [each for each in differences if each.label == labels[0]]:
-        parts.append((_matrix(first), [_matrix_note(first)]))
-        below.append(_tested(first))
+    parts: list[tuple[Lines, list[str]]] = []
+    summaries, differences = [], []
+    for words in (False, True):  # rows with text are evaluated on the videos with captions only
+        if not (own := [each for each in records if bool(each.words) == words]):
+            continue
+        table = table_of(_of(own, labels[0]))
+        parts.append((table.lines, table.notes))
+        if len(labels) > 1:
+            parts.append((_label_lines(own, labels), _label_notes(own, labels)))
+        pairs = [each for name in labels for each in _differences(own, name)]
+        below = [*table.brief, *main_verdicts(table.groups)]
+        if first := [each for each in pairs if each.label == labels[0]]:
+            parts.append((_matrix(first), [_matrix_note(first)]))
+            below.append(_tested(first))
+        summaries.append(with_notes([line[: 1 + _PRINTED] for line in table.lines], below))
+        differences += pairs
     text = "\n\n".join(with_notes(lines, notes) for lines, notes in parts)
-    summary = with_notes([line[: 1 + _PRINTED] for line in table.lines], below)
-    return Comparison(text, summary, [lines for lines, _ in parts], differences)
+    return Comparison(text, "\n\n".join(summaries), [lines for lines, _ in parts], differences)
 
 
 def table_of(records: Sequence[Record]) -> Table:

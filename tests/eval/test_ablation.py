@@ -251,6 +251,18 @@ def test_the_matrix_marks_significant_differences() -> None:
     assert json.dumps(comparison.differences[0].points) == "-40.0"
 
 
+def test_rows_with_and_without_text_have_their_own_tables() -> None:
+    """As in the report: they are evaluated on other videos."""
+    rows = [
+        replace(ROW, preset=preset, words=words, label="") for preset, words in (("e", ""), ("l", ""), ("three", "x"))
+    ]
+    comparison = compare_rows(rows, ())
+    plain, matrix, text = comparison.tables
+    assert [len(table) for table in (plain, text)] == [4, 3] and text[1][0].startswith("three: ")
+    assert matrix[0][1:] == ["- e", "- l"] and {each.row for each in comparison.differences} == {"e", "l"}
+    assert comparison.summary.count("chance") == 2
+
+
 def test_a_single_seed_has_the_variance_of_the_other_row() -> None:
     def row(preset: str, *values: float) -> list[Record]:
         return [

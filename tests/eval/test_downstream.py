@@ -26,7 +26,7 @@ from gdt.eval.command import settings_of
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features, features_of
 from gdt.eval.metrics import Metric
-from gdt.eval.protocols import PROTOCOLS, Evaluated, Evaluator, Protocol
+from gdt.eval.protocols import PROTOCOLS, Evaluated, Evaluator, Protocol, only_decisive
 from gdt.eval.record import Record, read, rows
 from gdt.eval.retrieval import unit
 from gdt.eval.settings import Downstream
@@ -623,9 +623,17 @@ def test_labelled_protocols_evaluate_audio_or_both(
         for row in found[modalities]:
             assert row.settings["modalities"] == list(modalities) and (row.gallery, row.queries) == (23, 11)
             assert row.metrics and all(0 <= m.low <= m.value <= m.high <= 100 for m in row.metrics.values())
+    before = {path.name for path in tmp_path.glob("*/*.json")}
+    downstream(replace(settings, seed=1))  # only shots are drawn
+    assert {path.name.split("-")[0] for path in tmp_path.glob("*/*.json") if path.name not in before} == {"few"}
+    other = replace(settings, seed=1)
+    drawn = [(replace(other, gallery_per_class=2), "retrieval"), (other, "linear"),
+             (replace(other, train_samples=9), "linear"), (other, "few-shot")]  # fmt: skip
+    assert [only_decisive(one, protocol).seed for one, protocol in drawn] == [1, 0, 1, 1]
     assert "features of" not in videos and {(row.gallery, row.queries) for row in found["video",]} == {(24, 12)}
     assert replace(settings, modalities=("audio", "video")) == replace(settings, modalities=("video", "audio"))
-    downstream(replace(settings, modalities=("audio",)))
+    text = downstream(replace(settings, modalities=("audio",), protocols=()))
+    assert "1-shot" in text and "→" not in text  # cross-modal retrieval, which --modalities does not affect
     assert "clips 2 of 99 log-mel frames; features audio" in (tmp_path / "table.txt").read_text()
     # the features are those of the networks, and R@1 is that of the joined ones
     kept = np.setdiff1d(np.flatnonzero(np.isin(index.split, ("train", "test"))), silent)

@@ -14,7 +14,7 @@ from gdt.eval.ablation.compare import with_earlier
 from gdt.eval.metrics import Metric
 from gdt.eval.record import RANDOM, Factor, Record, parse, read, settings_of, write
 from gdt.eval.settings import Downstream
-from gdt.eval.tables import build_tables, few_videos, layout, table_lines, to_csv, to_latex, verdicts
+from gdt.eval.tables import build_tables, by_direction, few_videos, layout, table_lines, to_csv, to_latex, verdicts
 from gdt.train.provenance import Provenance
 from gdt.train.settings import SIZES
 
@@ -162,6 +162,9 @@ def test_verdicts_on_the_difference_from_random_weights() -> None:
 def test_tables_as_latex_and_csv() -> None:
     lines = table_lines({"row e": [replace(ROW, metrics={"video to audio R@1": Metric(50.0, 1.0, 100)})]}, "% on test")
     assert lines[0][1] == "V→A R@1"
+    both = [["%", "V→A R@1", "V→A R@5", "A→V R@1", "A→V R@5"], ["e", *"1234"], ["chance", *"5656"]]
+    assert by_direction(both) == [["%", "R@1", "R@5"], ["e, V→A", *"12"], ["e, A→V", *"34"], ["chance", *"56"]]
+    assert by_direction([["%", "R@1"], ["e", "1"]]) == [["%", "R@1"], ["e", "1"]]
     latex = to_latex(lines)
     assert latex.startswith("\\begin{tabular}{lr}") and r"\% on test" in latex and "V to A R@1" in latex
     (row,) = csv.DictReader(to_csv([replace(ROW, metrics={"R@1": ROW.metrics["R@1"]})]).splitlines())
