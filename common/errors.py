@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -131,13 +132,20 @@ def exit_with_message(main: Callable[[], None]) -> None:
         _exit(130, f"{newline}{INTERRUPTED}")
 
 
+def _fitted(message: str) -> str:
+    """A message in lines that fit the terminal, of at most 100 columns; words and paths are kept whole."""
+    fill = textwrap.TextWrapper(min(100, shutil.get_terminal_size((100, 24)).columns), subsequent_indent="  ",
+                                break_long_words=False, break_on_hyphens=False).fill  # fmt: skip
+    return "\n".join(fill(line) for line in message.split("\n"))
+
+
 def _flush() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def _exit(status: int, message: str) -> NoReturn:
-    print(message, file=sys.stderr)
+    print(_fitted(message) if sys.stderr.isatty() else message, file=sys.stderr)
     try:
         _flush()
     except OSError:  # otherwise Python reports it again at exit

@@ -107,8 +107,8 @@ def _plan(
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.label)
     if settings.gallery_split == data.split:
         raise UserError(
-            f"gallery and queries are both the split '{data.split}', so every video would find itself; set "
-            "--query-split or --gallery-split to another"
+            f"gallery and queries are both the split '{data.split}', so every video would find itself; change "
+            "--query-split or --gallery-split"
         )
     device = any_device()
     protocols = _protocols(settings, data, compared)
@@ -157,8 +157,8 @@ def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> l
     ]
     if not chosen:
         raise UserError(
-            f"nothing to evaluate: {data.index.folder} has no labels in a train and a test split, and no model has "
-            "two modalities of these videos; add labels, or use a cross-modal model"
+            f"nothing to evaluate: {data.index.folder} has no labels in a train and a test split, and no model "
+            "compares two modalities; add a labels.csv"
         )
     return chosen
 

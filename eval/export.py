@@ -121,8 +121,9 @@ def _require_published_sizes(trained: Trained, kind: str, modalities: Sequence[s
         if own[name] != published[name]
     ]
     if differ:
+        more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
         raise UserError(
-            f"--format {kind} needs networks of the published sizes ({'; '.join(differ)}); set --format safetensors"
+            f"--format {kind} needs networks of the published sizes, but {differ[0]}{more}; set --format safetensors"
         )
 
 

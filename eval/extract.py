@@ -130,8 +130,8 @@ def require_network(trained: Trained, modality: str) -> None:
         others = [name for name in trained.model.modalities if name != "text"]
         instead = f", or --modalities to {' '.join(others)}" if others else ""
         raise UserError(
-            f"the model was trained without {modality}, so it has no {modality} features; set --ckpt to one with a "
-            f"network for {modality}{instead}"
+            f"the model was trained without {modality}, so it has no {modality} features; set --ckpt to another"
+            f"{instead}"
         )
 
 

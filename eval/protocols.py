@@ -223,8 +223,8 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
     videos = crossmodal.usable_videos(index, fold.queries, clip, modalities)
     if len(videos) < 2:
         raise UserError(
-            f"{len(videos)} of the {len(fold.queries)} videos in the split '{split}' have {' and '.join(modalities)} "
-            "for the length of a clip; cross-modal retrieval needs at least two"
+            f"cross-modal retrieval needs two videos with {' and '.join(modalities)} for the length of a clip; the "
+            f"split '{split}' has {len(videos)} of {len(fold.queries)}"
         )
     found = crossmodal.embed(
         trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],
@@ -233,8 +233,8 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
     n = len(found.videos)
     if n < 2:
         raise UserError(
-            f"{n} videos in the split '{split}' have captions with known words, and cross-modal retrieval needs at "
-            "least two; see --word2vec"
+            f"cross-modal retrieval needs two videos with captions of known words, but the split '{split}' has {n}; "
+            "see --word2vec"
         )
     metrics = {
         f"{query} to {gallery} R@{k}": share(correct, 100 * min(k, n) / n)

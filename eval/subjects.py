@@ -196,9 +196,8 @@ def held_out(index: Index, split: str) -> Fold:
     videos = np.flatnonzero(index.split == split)
     if not len(videos):
         raise UserError(
-            f"{index.folder} has no held-out videos (split '{split}'); run the same 'make preprocess' command with "
-            "TEST=0.1 (nothing is decoded again), then pretrain again: existing checkpoints were trained on "
-            "all videos"
+            f"{index.folder} has no held-out videos (split '{split}'); repeat 'make preprocess' with TEST=0.1 "
+            "(nothing is decoded again), then pretrain again"
         )
     none = np.zeros(0, np.int64)
     return Fold(0, none, videos, none.astype(str), np.full(len(videos), ""))
@@ -221,8 +220,8 @@ def open_index(dataset: str, folder: Path) -> Index:
     source = index.settings.get("dataset", dataset)
     if dataset in PAPER and source != dataset:
         raise UserError(
-            f"the shards in {folder} were made from the data set '{source}', not '{dataset}'; set --shards, or run "
-            f"'make preprocess DATASET={dataset} SOURCE=<your videos>'"
+            f"the shards in {folder} were made from the data set '{source}', not '{dataset}'; set --shards to "
+            "others, or preprocess again"
         )
     return index
 

@@ -103,6 +103,21 @@ def test_messages_about_unpickling_are_replaced(command: Run, tmp_path: Path) ->
     assert "save the state_dict of a model" in said
 
 
+@pytest.mark.parametrize(("terminal", "lines"), [(True, [97, 9]), (False, [105])])
+def test_long_messages_are_wrapped_on_a_terminal(
+    terminal: bool, lines: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise UserError(f"{'word ' * 18}a-long-word-at the-end")
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit, match="2"):
+        exit_with_message(fail)
+    said = capsys.readouterr().err
+    assert [len(line) for line in said.splitlines()] == lines and " ".join(said.split()).endswith("at the-end")
+
+
 def test_failed_preprocessing_leaves_no_folder(command: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     before = sorted(tmp_path.iterdir())

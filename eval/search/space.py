@@ -51,8 +51,8 @@ class Space:
             ks = [int(k) if k.isdecimal() else 0 for k in typed.split(",")] if typed else [transformation.size() or 2]
             if min(ks) < 2:
                 raise UserError(
-                    f"--factors: cannot read '{entry}'; write a factor and the K to try, 2 or more, as in "
-                    "time_shift:2,4 (not varying it is always tried)"
+                    f"--factors: cannot read '{entry}'; write a factor and the K to try, as in "
+                    "time_shift:2,4; each K is 2 or more"
                 )
             ways = [plain]
             for k in ks:
@@ -97,8 +97,8 @@ class Space:
         wanted = " ".join(["video:d", *_with_effect(others), str(last)])
         if str(last) not in _AUGMENTATIONS or self.text(parameters) != wanted:
             raise UserError(
-                f"--baseline {name} ('{wanted}') is outside the search; choose another preset, or change --factors "
-                f"({' '.join(self.settings.factors)}) or --metric"
+                f"--baseline {name} ('{wanted}') is outside the search; choose another preset, or change --factors or "
+                "--metric"
             )
         return parameters
 

@@ -35,16 +35,16 @@ class Measurement:
         settings, index = space.settings, space.index
         if not (index.split == split).any():
             raise UserError(
-                f"{index.folder} has no videos of the split '{split}'; the same 'make preprocess' command with "
-                f"{split.upper()}=0.1 creates it without decoding again"
+                f"{index.folder} has no videos of the split '{split}'; repeat 'make preprocess' with "
+                f"{split.upper()}=0.1 (nothing is decoded again)"
             )
         modalities = {
             name for ways in space.options.values() for way in ways for name in way.transformation.modalities(way.k)
         }
         if "audio" in modalities and not index.mel_count.any():
             raise UserError(
-                f"the videos of {index.folder} have no sound, which --factors uses; choose other factors; if they "
-                "leave one modality, also set --metric label and --baseline a"
+                f"the videos of {index.folder} have no sound, which --factors uses; choose factors of video, with "
+                "--metric label and --baseline a"
             )
         if len(modalities) < 2 and not settings.label:
             raise UserError(

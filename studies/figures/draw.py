@@ -79,8 +79,7 @@ def choose_videos(index: Index, split: str, clips: Sequence[Clip], settings: Fig
     if len(long_enough) < _MIN_VIDEOS:
         raise UserError(
             f"{len(long_enough)} of the {len(every)} videos of the split '{split}' are long enough for "
-            f"{settings.clips} clips with different starts, and {_MIN_VIDEOS} are needed; set --clips lower, or "
-            "another --split"
+            f"{settings.clips} clips; {_MIN_VIDEOS} are needed: lower --clips, or set --split to another"
         )
     order = generator(Stream.FIGURES, settings.seed).permutation(long_enough)
     spread = np.sort(order[: settings.videos])
@@ -99,8 +98,8 @@ def _choose_class(index: Index, videos: np.ndarray, split: str, settings: Figure
     if (n := counts[settings.of_class]) < 2:
         available = ", ".join(name for name, count in counts.items() if count > 1) or "none"
         raise UserError(
-            f"class '{settings.of_class}' has {n} of the {len(videos)} videos of the split '{split}', and two are "
-            f"needed; set --of-class to one of: {available}"
+            f"class '{settings.of_class}' has {n} of the {len(videos)} videos of the split '{split}', fewer than 2; "
+            f"set --of-class to one of: {available}"
         )
     return settings.of_class
 

@@ -56,13 +56,13 @@ class Theorem:
                 raise UserError(f"{option} has {min(sizes)}; it must be 2 or more, or there is no {pair} pair")
             if available <= max(sizes):
                 raise UserError(
-                    f"the population is too small: --{drawn_from} is {available} and {option} has {max(sizes)}, so "
-                    f"nothing is random; set --{drawn_from} to {max(sizes) + 1} or more"
+                    f"the population is too small: --{drawn_from} is {available} and {option} has {max(sizes)}; "
+                    f"set --{drawn_from} to {max(sizes) + 1} or more"
                 )
         if (samples := self.videos * self.values) > _MAX_SAMPLES:
             raise UserError(
-                f"--videos {self.videos} with --values {self.values} is a population of {samples} samples, and the "
-                f"losses of all pairs fit for {_MAX_SAMPLES}; set them lower"
+                f"--videos {self.videos} with --values {self.values} is a population of {samples} samples, above the "
+                f"limit of {_MAX_SAMPLES}; lower them"
             )
         if not 0.01 <= self.temperature < float("inf"):
             raise UserError(f"--temperature is {self.temperature}; it must be 0.01 or more")

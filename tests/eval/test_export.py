@@ -198,9 +198,9 @@ def test_torchvision_files_load_into_torchvisions_network_and_here(
 def test_models_that_do_not_fit_a_format_are_refused(tmp_path: Path) -> None:
     tiny, words = TINY, replace(TINY, network=Network(word_dimensions=12))
     for settings, modalities, kind, message in (
-        (tiny, ("video", "audio"), "published", "sizes .stem is 16 instead of 64; .* slim is True .*; hidden is"),
-        (tiny, ("video", "audio"), "torchvision", "depth is 1 instead of 2; slim is True instead of False.; set --for"),
-        (words, ("text",), "published", "sizes .word-dimensions is 12 instead of 300.; set --format safetensors"),
+        (tiny, ("video", "audio"), "published", "sizes, but stem is 16 instead of 64 and .* more; set --f"),
+        (tiny, ("video", "audio"), "torchvision", "sizes, but stem is 16 instead of 64 and . more; set --format safe"),
+        (words, ("text",), "published", "sizes, but word-dimensions is 12 instead of 300; set --format safetensors"),
         (words, ("text",), "torchvision", "needs a video network, but the model has none"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):

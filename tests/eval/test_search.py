@@ -325,8 +325,8 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
     plain = ("eval", "search", "--shards", silent, "--trials", 1, "--steps", 2, "--looks", 1, "--clips", 1,
              "--clips-per-step", 8, "--out", "out")  # fmt: skip
     assert sentence(command(*plain)) == (
-        f"the videos of {silent} have no sound, which --factors uses; choose other factors; if they leave one "
-        "modality, also set --metric label and --baseline a"
+        f"the videos of {silent} have no sound, which --factors uses; choose factors of video, with --metric label "
+        "and --baseline a"
     )
     factors = ("--factors", "time_shift", "time_reversal", "speed")
     with pytest.raises(UserError, match="recall between modalities needs two, but no factor of --factors has two"):
@@ -347,7 +347,7 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
         (("--trials", 0), "--trials is 0; it must be 1 or more"),
         (("--steps", 0), "--steps is 0; it must be 1 or more"),
         (("--query-split", "test"), "--query-split is test, which is kept for the end; set it to another"),
-        (("--query-split", "dev"), "has no videos of the split 'dev'; the same 'make preprocess' command with"),
+        (("--query-split", "dev"), "has no videos of the split 'dev'; repeat 'make preprocess' with DEV=0.1 (noth"),
         (("--metric", "weather"), "unknown column 'weather'; available: label; also"),
         (("--factors", "time_shift", "warp"), "unknown factor 'warp'; available:\n  video, time_shift"),
         (("--factors", "time_shift:1"), "--factors: cannot read 'time_shift:1'; write a factor and the K to try"),

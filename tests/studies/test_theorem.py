@@ -248,7 +248,7 @@ def test_seed_and_size_alone_determine_an_estimate() -> None:
         ("--k-v 4 4", "--k-v is 4 4; it must be one or more different numbers"),
         ("--videos 8", "the population is too small: --videos is 8 and --k-v has 8, .* set --videos to 9 or more"),
         ("--values 5", "the population is too small: --values is 5 and --k-i has 8, .* set --values to 9 or more"),
-        ("--videos 1000 --values 10", "is a population of 10000 samples, and the losses of all pairs fit for 4096"),
+        ("--videos 1000 --values 10", "is a population of 10000 samples, above the limit of 4096; lower them"),
         ("--temperature 0", "--temperature is 0.0; it must be 0.01 or more"),
         ("--temperature nan", "--temperature is nan"),
         ("--batches 5", "--batches is 5; it must be 100 or more"),
