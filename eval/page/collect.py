@@ -79,6 +79,8 @@ class Collected:
 
 def collect(folder: Path) -> Collected:
     """Read all runs and evaluations below a folder. Raises UserError if there are none."""
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; set --runs to the folder of your runs")
     unread: list[Unread] = []
     logs = {path.parent for name in (METRICS, checkpoint.NAME) for path in _files(folder, name)}
     runs = [_run(path, folder, unread) for path in sorted(logs)]
