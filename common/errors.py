@@ -134,7 +134,7 @@ def exit_with_message(main: Callable[[], None]) -> None:
 
 def _fitted(message: str) -> str:
     """A message in lines that fit the terminal, of at most 100 columns; words and paths are kept whole."""
-    fill = textwrap.TextWrapper(min(100, shutil.get_terminal_size((100, 24)).columns), subsequent_indent="  ",
+    fill = textwrap.TextWrapper(min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns), subsequent_indent="  ",
                                 break_long_words=False, break_on_hyphens=False).fill  # fmt: skip
     return "\n".join(fill(line) for line in message.split("\n"))
 

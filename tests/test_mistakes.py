@@ -103,7 +103,7 @@ def test_messages_about_unpickling_are_replaced(command: Run, tmp_path: Path) ->
     assert "save the state_dict of a model" in said
 
 
-@pytest.mark.parametrize(("terminal", "lines"), [(True, [97, 9]), (False, [105])])
+@pytest.mark.parametrize(("terminal", "lines"), [(True, [96, 24]), (False, [119])])
 def test_long_messages_are_wrapped_on_a_terminal(
     terminal: bool, lines: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

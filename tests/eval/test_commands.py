@@ -260,7 +260,8 @@ def test_mistakes_are_reported_before_torch_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom gdt.command import _run\nfrom gdt.common.errors import UserError\n"
         "for line in sys.argv[1:]:\n    try:\n        _run('eval', line.split())\n    except UserError as error:\n"
-        "        print(str(error).splitlines()[0])\nassert 'sklearn' not in sys.modules and 'torch' not in sys.modules\n"
+        "        print(str(error).splitlines()[0])\n"
+        "assert 'sklearn' not in sys.modules and 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code, *REFUSALS], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

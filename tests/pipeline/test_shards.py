@@ -222,7 +222,9 @@ def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: 
     assert coloured.split.tolist() == splits and found.label.tolist() == labels
     with pytest.raises(UserError, match=r"unknown column 'color'; did you mean 'colour'\? Available:"):
         found.labelled("color")
-    with pytest.raises(UserError, match="unknown column 'qqq'; available: label, (.|\n)*; also numeric: height, ") as error:
+    with pytest.raises(
+        UserError, match="unknown column 'qqq'; available: label, (.|\n)*; also numeric: height, "
+    ) as error:
         found.labelled("qqq")
     assert all(name in str(error.value) for name in NAMES)
     resolutions = replace(found, height=np.where(np.arange(n) % 2, 1080, 720)).labelled("height")
