@@ -34,7 +34,10 @@ COMMANDS = {
     "generate": Command("gdt.preprocess.synthetic.command", "generate a synthetic data set", first="data set"),
     "pretrain": Command("gdt.train.command", "pretrain a model on shards", f"{_AGAIN} to resume", "size"),
     "eval": Command(
-        "gdt.eval.command", "evaluate, compare and search compositions, extract features, draw", _AGAIN, "command"
+        "gdt.eval.command",
+        "evaluate, compare and search compositions, extract features, draw batches",
+        _AGAIN,
+        "command",
     ),
     "study": Command("gdt.studies.command", "reproduce the paper's theorem and figures", _AGAIN, "command"),
 }

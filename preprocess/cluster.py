@@ -50,7 +50,7 @@ class Workers:
     """Settings of every command with workers."""
 
     workers: int = field(default_factory=one_per_core)
-    """Worker processes or SLURM jobs, one per core."""
+    """Worker processes, or SLURM jobs of one worker each; default: one per core of this machine."""
     scheduler: str = ""
     """Dask scheduler (tcp://host:8786) or slurm; default: this machine."""
 

@@ -26,6 +26,8 @@ from gdt.preprocess.worker import make_shard
 
 _SAMPLES = 8
 """Samples of consecutive videos, each as many as one ffmpeg process decodes: one long video, or up to 16 short ones."""
+_MOST = 0.25
+"""Largest fraction of the videos in the samples, which are at least one video each: a dry run is shorter than the run."""
 _SHOWN = 5
 """Unusable videos to name."""
 _SECONDS = 60.0
@@ -75,7 +77,8 @@ def estimate(settings: Preprocess) -> str:
         size = sum(sample.shard_bytes for sample in samples) * scale
         return (
             f"{sum(sample.videos for sample in samples)} of {plural(len(videos), 'video')} decoded, "
-            f"{len(rejected)} of them unusable; {videos.missing} listed or with a video suffix, but missing\n"
+            f"{len(rejected)} of them unusable"
+            + (f"; {videos.missing} named in a list, but missing, or no files\n" if videos.missing else "\n")
             + "".join(f"  {row['path']}: {row['reason']}\n" for row in rejected[:_SHOWN])
             + (f"  and {len(rejected) - _SHOWN} more\n" if len(rejected) > _SHOWN else "")
             + f"about {_size(size)} of shards from {_size(videos.source_bytes)} of videos\n"
@@ -102,9 +105,9 @@ def _temporary_folder() -> Iterator[Path]:
 def _tasks(videos: VideoList, scratch: Path, settings: Preprocess) -> list[ShardTask]:
     """One task per sample, in random order: the first few are spread over the list."""
     tasks: list[ShardTask] = []
-    taken = 0
+    taken, most = 0, max(1, int(len(videos) * _MOST) // _SAMPLES)
     for start in np.linspace(0, len(videos), _SAMPLES, endpoint=False).astype(int).tolist():
-        rows = [videos.video(k) for k in range(max(start, taken), min(start + 64, len(videos)))]
+        rows = [videos.video(k) for k in range(max(start, taken), min(start + most, len(videos)))]
         group = next(groups([video for video, _ in rows]), [])
         if group:
             taken = max(start, taken) + len(group)

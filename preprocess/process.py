@@ -59,7 +59,7 @@ class Limits:
     timeout_factor: float = 20.0
     """Seconds ffmpeg may take per second of video, plus one minute."""
     ffmpeg_memory: float = 4.0
-    """GiB of address space of one ffmpeg, or a smaller `ulimit -v`."""
+    """Address space of each ffmpeg process, GiB; a smaller `ulimit -v` wins."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -138,8 +138,8 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
         )
     if process.returncode in _STOPPED:  # its output may be truncated: make no shard of it
         raise UserError(
-            f"ffmpeg was stopped from outside (by a signal or lack of memory) while writing {log.parent}; run the same "
-            "command again, with fewer --workers or a smaller --ffmpeg-memory if memory ran out"
+            f"ffmpeg was stopped from outside while writing {log.parent}; run the same command again, with fewer "
+            "--workers if memory ran out"
         )
     errors = [_strip_prefix(line) for line in lines if _ERROR.match(line)]
     says_full = any(map(_FULL.search, errors))

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from heapq import nlargest
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -30,7 +29,7 @@ from gdt.preprocess.datasets.listing import Missing, Video
 from gdt.preprocess.ffmpeg import STORED_NAMES, Extraction, require_ffmpeg
 from gdt.preprocess.logmel import BANDS
 from gdt.preprocess.plan import PLAN, Plan, absent_videos, finished_videos, read_settings, read_shares, with_planned_ids
-from gdt.preprocess.summary import SLOWEST, AnnotationKeys, SlowVideo, Summary, summarise
+from gdt.preprocess.summary import AnnotationKeys, Summary, summarise
 from gdt.preprocess.videos import Shares, VideoList
 from gdt.preprocess.worker import PROGRESS, ChangedVideo, explain_full_disk, make_planned_shard
 
@@ -50,7 +49,7 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree of videos) or a data set; an unknown name lists all."""
+    """folder (any tree of videos), or a data set such as kinetics; another name lists all."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
@@ -65,7 +64,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of videos without a split that becomes val; later runs too."""
+    """Fraction of the videos without a split that become val; kept for later runs."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
@@ -120,11 +119,10 @@ def _run(settings: Preprocess) -> Summary:
         plan.write(details)
         pending = plan.pending(settings.extraction, details)
         before = AnnotationKeys.read(destination)
-        slow: list[SlowVideo] = []
         if pending:
             _remove_stale_index(plan, pending)
-            slow = _make_shards(plan, pending, details, settings)
-        return _finish(plan, pending, before, slow, details)
+            _make_shards(plan, pending, details, settings)
+        return _finish(plan, pending, before, details)
 
 
 Items = Iterator[Video | Missing]
@@ -140,9 +138,8 @@ def find_videos(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack
     if settings.word2vec is None:
         if entry.needs_captions:
             raise UserError(
-                f"{settings.dataset} keeps captioned videos only, and captions need word vectors: set --word2vec to "
-                "GoogleNews-vectors-negative300.bin or another file in word2vec's format "
-                "(to learn from video and sound alone, use --dataset folder)"
+                f"{settings.dataset} needs word vectors for its captions; set --word2vec to a file in word2vec's "
+                "format, or use --dataset folder to do without captions"
             )
         return items, {"vocabulary": "", "stop_words": ""}
     captions = readers.Captions.find(source, scratch)
@@ -217,13 +214,12 @@ def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any
     if not drop_missing and (gone := list(finished_videos(destination, absent))):
         raise UserError(
             f"the finished shards in {destination} hold {plural(len(gone), 'video')} no longer in {videos.source} "
-            f"(first: '{gone[0]}'); restore them, or pass --drop-missing to rebuild those shards without them"
+            f"(first: '{gone[0]}'); restore them, or set --drop-missing to rebuild without them"
         )
 
 
-def _make_shards(plan: Plan, pending: Sequence[int], details: dict[str, Any], settings: Preprocess) -> list[SlowVideo]:
+def _make_shards(plan: Plan, pending: Sequence[int], details: dict[str, Any], settings: Preprocess) -> None:
     total = sum(plan.count(shard) for shard in pending)
-    slow: list[SlowVideo] = []
     interval = 0.5 if sys.stderr.isatty() else 20.0
     with cluster.connect(settings.scheduler, settings.workers) as client:
         print(f"Dask dashboard: {client.dashboard_link}", flush=True)
@@ -232,10 +228,9 @@ def _make_shards(plan: Plan, pending: Sequence[int], details: dict[str, Any], se
             for attempt in range(_ATTEMPTS):
                 tasks = ((shard, plan.task(shard, settings.extraction, details, attempt > 0)) for shard in pending)
                 again = []
-                for shard, result in cluster.unordered(client, make_planned_shard, tasks, settings.workers):
-                    slow = nlargest(SLOWEST, [*slow, *result.slow])
-                    if result.changed:
-                        _update_sizes(plan, shard, result.changed)
+                for shard, changed in cluster.unordered(client, make_planned_shard, tasks, settings.workers):
+                    if changed:
+                        _update_sizes(plan, shard, changed)
                         again.append(shard)
                 pending = sorted(again)  # after all others, when the files may be complete
                 if not pending:
@@ -247,7 +242,6 @@ def _make_shards(plan: Plan, pending: Sequence[int], details: dict[str, Any], se
                 )
             client.unsubscribe_topic(PROGRESS)
             bar.update(total - bar.n)
-    return slow
 
 
 def _update_sizes(plan: Plan, shard: int, changed: Sequence[ChangedVideo]) -> None:
@@ -287,9 +281,7 @@ def _current_index(destination: Path, paths: Sequence[Path]) -> Index | None:
     return index if same and index.shard_seal.tolist() == [read_seal(path).own for path in paths] else None
 
 
-def _finish(
-    plan: Plan, made: Sequence[int], before: AnnotationKeys, slow: list[SlowVideo], details: dict[str, Any]
-) -> Summary:
+def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: dict[str, Any]) -> Summary:
     """Write index, rejected.jsonl and summary from the shards and the list; remove shards that are not in the plan."""
     videos, destination = plan.videos, plan.destination
     paths = [plan.path(shard) for shard in range(len(plan))]
@@ -316,7 +308,7 @@ def _finish(
         )
     decoded = sum(plan.count(shard) for shard in made)
     relabelled = before.count_changes(AnnotationKeys.read(destination))
-    return summarise(index, len(videos) + videos.missing, len(made), decoded, relabelled, slow)
+    return summarise(index, len(videos) + videos.missing, len(made), decoded, relabelled)
 
 
 def _equal(one: Annotations, other: Annotations) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
@@ -10,7 +9,6 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import nlargest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +19,11 @@ from gdt.common.files import write_text
 from gdt.pipeline.shards.index import Index, read_annotations
 from gdt.pipeline.shards.layout import INDEX, REJECTED, read_rejected
 from gdt.pipeline.shards.seal import Damaged
+from gdt.preprocess.datasets.labels import NO_FILE
 
 SUMMARY = "summary.json"
-SLOWEST = 10
-"""Number of slowest videos to record."""
+_NAMED = 3
+"""Rows of labels.csv without a file to name."""
 _SPLITS = ("train", "val", "test", "unused")
 _COLUMNS = 100
 _FEW = 20
@@ -44,13 +43,6 @@ _MEANINGS = {
 _WRAP: dict[str, Any] = {"subsequent_indent": " " * 10, "break_long_words": False, "break_on_hyphens": False}
 
 
-class SlowVideo(NamedTuple):
-    """A video and the seconds it took."""
-
-    seconds: float
-    id: str
-
-
 @dataclass(frozen=True)
 class Summary:
     """The results of a run."""
@@ -68,8 +60,8 @@ class Summary:
     """Videos of the new shards."""
     relabelled: int
     """Videos whose label, split, folds or further columns differ from the previous index."""
-    slowest: Sequence[SlowVideo]
-    """Over all runs into this folder, slowest first."""
+    without_file: Sequence[str] = ()
+    """First names in labels.csv that are no video."""
 
     @property
     def kept(self) -> int:
@@ -98,7 +90,6 @@ class Summary:
             "classes": len(index.classes), "hours": float(index.frame_count.sum()) / index.fps / 3600,
             "gigabytes": float(index.shard_bytes.sum()) / 1e9, "without_sound": self.without_sound,
             "silent_seconds": float(index.silence.sum()), "words": int(index.text_count.sum()),
-            "slowest": self.slowest,
         }  # fmt: skip
 
 
@@ -137,25 +128,19 @@ def _keys(texts: Iterable[bytes], count: int) -> np.ndarray:
     return np.fromiter(keys, np.uint64, count)
 
 
-def summarise(
-    index: Index, videos: int, made: int, decoded: int, relabelled: int, slow: Sequence[SlowVideo]
-) -> Summary:
+def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
-    path = index.folder / SUMMARY
-    earlier: list[SlowVideo] = []
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        if path.is_file():
-            earlier = [
-                SlowVideo(float(seconds), str(name)) for seconds, name in json.loads(path.read_text())["slowest"]
-            ]
-    repeated = {row.id for row in slow}
-    slowest = nlargest(SLOWEST, [*slow, *(row for row in earlier if row.id not in repeated)])
-    reasons = Counter(_generalise(row["reason"]) for row in read_rejected(index.folder))
+    reasons: Counter[str] = Counter()
+    without_file: list[str] = []
+    for row in read_rejected(index.folder):
+        reasons[_generalise(row["reason"])] += 1
+        if row["reason"] == NO_FILE and len(without_file) < _NAMED:
+            without_file.append(row["id"])
     notes = Counter(_generalise(note) for note in index.note if note)
     summary = Summary(
-        index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, slowest
+        index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, without_file
     )
-    write_text(path, json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n")
+    write_text(index.folder / SUMMARY, json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n")
     return summary
 
 
@@ -180,6 +165,8 @@ def describe(summary: Summary) -> str:
     ]
     if index.settings.get("dataset") == "folder":
         lines.append(_describe_classes(index))
+    if index.columns:
+        lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
     split = "test" if "test" in numbers["splits"] else "val"
     if 0 < (held_out := numbers["splits"].get(split, 0)) < _FEW:
         lines.append(
@@ -187,7 +174,10 @@ def describe(summary: Summary) -> str:
             f"--{split} or add videos (nothing is decoded again)"
         )
     if summary.rejected:
-        lines += [f"{summary.rejected} rejected (see {index.folder / REJECTED}):", *_counts(summary.reasons)]
+        more = ", …" if summary.reasons.get(NO_FILE, 0) > _NAMED else ""
+        named = {NO_FILE: f"{NO_FILE}: {', '.join(summary.without_file)}{more}"}
+        reasons = {named.get(reason, reason): n for reason, n in summary.reasons.items()}
+        lines += [f"{summary.rejected} rejected (see {index.folder / REJECTED}):", *_counts(reasons)]
     if summary.notes:
         lines += [f"{sum(summary.notes.values())} kept with a note (see video/note in {index.folder / INDEX}):"]
         lines += _counts({note if _OUR_NOTE.match(note) else _NOTE + note: n for note, n in summary.notes.items()})
@@ -197,9 +187,6 @@ def describe(summary: Summary) -> str:
     if index.settings.get("vocabulary"):
         videos = int((index.text_count > 0).sum())
         lines.append(f"{numbers['words']} words in {plural(videos, 'video')}, without stop words and unknown words")
-    if summary.slowest:
-        named = ", ".join(f"{row.id} ({row.seconds:.1f} s)" for row in summary.slowest[:3])
-        lines.append(f"slowest: {named}")
     lines.append(f"shards and {SUMMARY} in {index.folder}")
     return "\n".join(textwrap.fill(line, _COLUMNS, **_WRAP) for line in lines)
 

@@ -61,7 +61,7 @@ class Verify(cluster.Workers):
     shards: Path | None = None
     """Folder of the shards; default: data/shards/<dataset>."""
     full: bool = False
-    """Decode every frame, which takes longer."""
+    """Also decode every frame, which takes longer."""
     remove: bool = False
     """Remove damaged shards; preprocessing rebuilds them."""
 

@@ -51,8 +51,8 @@ class Shares:
     def __post_init__(self) -> None:
         if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
             raise UserError(
-                f"--val is {self.val} and --test is {self.test}; they are fractions of the videos, each 0 or more and "
-                "together below 1; one that is not given is that of the last run"
+                f"--val is {self.val} and --test is {self.test}; they are fractions of the videos, together below "
+                "1; one not given is that of the last run"
             )
 
     def split(self, video_id: str) -> str:
@@ -219,7 +219,7 @@ class VideoList:
             if error.errno not in _ABSENT or not folder.is_dir() or _device(folder) != device:
                 raise UserError(
                     f"{path} was there when the videos were listed, and its disk or folder is gone ({error.strerror}); "
-                    "bring it back, then run the same command again: finished shards are kept"
+                    "mount it and run the same command again"
                 ) from error
         size = size_of(path)
         self._table.execute("UPDATE video SET size = ? WHERE number = ?", (size, number))

@@ -8,10 +8,8 @@ import os
 import shutil
 import socket
 import tempfile
-import time
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
-from heapq import nlargest
+from dataclasses import astuple
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +25,6 @@ from gdt.preprocess.ffmpeg import Extraction, Target
 from gdt.preprocess.logmel import BANDS, HOP, SAMPLE_RATE, Waveform, logmel_blocks, peak_levels
 from gdt.preprocess.plan import ShardTask
 from gdt.preprocess.process import Rejected
-from gdt.preprocess.summary import SLOWEST, SlowVideo
 
 PROGRESS = "gdt-preprocess"
 """Dask topic of the number of videos just done."""
@@ -43,17 +40,8 @@ class ChangedVideo(NamedTuple):
     host: str
 
 
-@dataclass(frozen=True)
-class ShardResult:
-    """The result of a task."""
-
-    slow: list[SlowVideo]
-    changed: list[ChangedVideo] = field(default_factory=list)
-    """Videos that changed since they were listed; if there are any, there is no shard yet."""
-
-
-def make_shard(task: ShardTask) -> ShardResult:
-    """Decode the videos of one shard and write it.
+def make_shard(task: ShardTask) -> list[ChangedVideo]:
+    """Decode the videos of one shard and write it; returns the videos that changed since they were listed.
 
     If a video has changed since it was listed, or changes during decoding, no shard is written. In the last attempt
     such videos are rejected instead, and the next run makes the shard again.
@@ -65,7 +53,7 @@ def make_shard(task: ShardTask) -> ShardResult:
         if state.size != size
     ]
     if changed and (not task.last or any(video.size < 0 for video in changed)):
-        return ShardResult([], changed)
+        return changed
     try:
         with tempfile.TemporaryDirectory(prefix=f".{task.path.stem}-", dir=task.path.parent) as folder:
             return _make_shard(task, Path(folder), states, {video.number for video in changed})
@@ -76,7 +64,7 @@ def make_shard(task: ShardTask) -> ShardResult:
         raise explained from error
 
 
-def make_planned_shard(task: tuple[int, ShardTask]) -> tuple[int, ShardResult]:
+def make_planned_shard(task: tuple[int, ShardTask]) -> tuple[int, list[ChangedVideo]]:
     """`make_shard` for a shard at an index of the plan."""
     shard, what = task
     return shard, make_shard(what)
@@ -123,17 +111,15 @@ def _read_error(path: Path) -> str:
     return ""
 
 
-def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], unstable: set[int]) -> ShardResult:
+def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], unstable: set[int]) -> list[ChangedVideo]:
     """`unstable` are the indices of videos to reject because they changed."""
     from distributed import get_worker
 
     records: list[VideoRecord] = []
     rejected: list[dict[str, str]] = []
-    slow: list[SlowVideo] = []
     unreadable = 0
     pixels, mels = np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
     for group in groups(task.videos):
-        began = time.perf_counter()
         first = len(records) + len(rejected)
         numbers = range(first, first + len(group))
         targets = [Target.within(folder / str(number), task.videos[number]) for number in numbers]
@@ -152,7 +138,7 @@ def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], uns
             elif number in unstable:
                 reason = reason or f"it changes: it has {states[number].size} bytes now"
             if number in unstable and not task.last:
-                return ShardResult([], [ChangedVideo(number, size_of(path), socket.gethostname())])
+                return [ChangedVideo(number, size_of(path), socket.gethostname())]
             if reason:
                 rejected.append({"id": target.video.id, "path": os.path.relpath(path, task.source), "reason": reason})
                 shutil.rmtree(target.jpeg.parent)
@@ -160,8 +146,6 @@ def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], uns
                 records.append(record)
                 mels += sums
                 pixels += pixel_sums(record.jpeg, record.sizes, every=task.extraction.fps)
-        seconds = (time.perf_counter() - began) / len(group)
-        slow = nlargest(SLOWEST, [*slow, *(SlowVideo(seconds, video.id) for video in group)])
         with contextlib.suppress(ValueError):  # without Dask
             get_worker().log_event(PROGRESS, len(group))
     if unreadable == len(task.videos) > 1:
@@ -172,7 +156,7 @@ def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], uns
     attributes = {"settings": json.dumps(dict(task.details)), "pixel_sums": pixels, "mel_sums": mels}
     content = "" if unstable else task.content  # matches no plan
     write_shard(task.path, records, rejected, attributes, content, BANDS, folder)
-    return ShardResult(slow)
+    return []
 
 
 def _record(target: Target, output: Extracted | Rejected, settings: Extraction) -> tuple[VideoRecord, np.ndarray]:

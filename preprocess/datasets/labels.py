@@ -15,6 +15,7 @@ from gdt.preprocess.datasets.listing import SPLITS, Missing, Video, is_missing
 from gdt.preprocess.scratch import database
 
 LABELS = "labels.csv"
+NO_FILE = f"named in {LABELS}, but there is no such file"
 NAMES = ("path", "id", "file", "filename", "video", "name")
 """Accepted names of the first column, which identifies the videos."""
 
@@ -59,7 +60,7 @@ class Labels:
     def unused(self) -> Iterator[Missing]:
         """The rows that are not used so far, in their order."""
         for (name,) in self._table.execute("SELECT name FROM labels WHERE NOT used ORDER BY line"):
-            yield Missing(name.decode(), f"named in {LABELS}, but there is no such file")
+            yield Missing(name.decode(), NO_FILE)
 
     def _find(self, name: str) -> list[tuple[int, str]]:
         """Line and values of the row of this name, at most one, which is marked as used."""

@@ -174,10 +174,10 @@ ACTIONS = {
 
 @dataclass(frozen=True)
 class SyntheticHard(GeneratedSet):
-    """Twins of actions that differ only in the direction of time or the order of events; equal settings give equal
-    files.
+    """Actions in pairs that differ only in the direction of time or in the order of events.
 
-    docs/synthetic_hard.md says how the settings from `distractors` on, which make it harder, were chosen.
+    Equal settings give equal files. docs/synthetic_hard.md says how the settings from `distractors` on, which make it
+    harder, were chosen.
     """
 
     name: ClassVar[str] = "synthetic-hard"

@@ -32,10 +32,9 @@ BINS = 10
 
 @dataclass(frozen=True)
 class SyntheticMoments(GeneratedSet):
-    """Actions of `synthetic` that change within a training video, while an identity stays; equal settings give equal
-    files.
+    """Actions of `synthetic` that change within a training video, while an identity stays.
 
-    Videos of the splits val (the gallery) and test (the queries) show one action each.
+    Equal settings give equal files. Videos of the splits val (the gallery) and test (the queries) show one action each.
     """
 
     name: ClassVar[str] = "synthetic-moments"

@@ -111,7 +111,7 @@ class Synthetic(GeneratedSet):
     format: ClassVar[int] = 1
 
     train: int = 250
-    """Training videos per class; with fewer than 100, contrastive learning learns instances, not actions."""
+    """Training videos per class."""
     classes: int = 10
     """Number of classes, 1 to 10."""
     nuisance: float = 0.3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -116,6 +117,9 @@ def test_labels_csv_relabels_and_adds_columns(pets: Preprocess) -> None:
     path = pets.source_folder / "labels.csv"
     path.write_text("id,label,split,fur/colour\ncats/1.mp4,tiger,,red\ndogs/0.mp4,,val,\nnone.mp4,,,\n")
     summary = run(pets)
+    text = describe(summary)
+    assert "\nlabels: label, fur/colour\n" in text
+    assert "       1  named in labels.csv, but there is no such file: none.mp4\n" in text
     assert counts(summary) == (0, 2) and shards(pets) == before
     assert table(pets) == EVERY | {"cats/1.mp4": ("tiger", "train"), "dogs/0.mp4": ("dogs", "val")}
     assert summary.index.classes == ["cats", "dogs", "tiger"]
@@ -395,6 +399,8 @@ def test_real_labels_become_columns(real: Path, tmp_path: Path) -> None:
     summary = run(settings)
     assert counts(summary) == (0, 4) and shards(settings) == before
     assert summary.reasons == {"named in labels.csv, but there is no such file": 116}
+    three = r" 116 named in labels.csv, but there is no such file: \S+\.mpg, \S+\.mpg, \S+\.mpg, … "
+    assert re.search(three, " ".join(describe(summary).split()))
     index = Index.open(tmp_path / "shards")
     assert list(index.columns) == ["colour", "command", "digit", "letter"] and index.classes == []
     assert index.labelled("letter").label.tolist() == [path.name[3] for path in chosen]
