@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,28 @@ def test_command_lines_import_nothing_slow(stage: str) -> None:
     code = f"import sys, gdt.{stage}.command; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not {"torch", "nvidia.dali", "sklearn", "matplotlib"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("pretrain tiny --dataset mine", "there are no shards in data/shards/mine"),
+        ("pretrain tiny --dataset mine --factors vido:d", "unknown factor 'vido'; did you mean 'video'?"),
+        ("pretrain tiny --shards {shards} --batch-size 1000", "a batch takes 1000 videos but only 24 can be used"),
+        ("preprocess --source missing", "missing does not exist"),
+        ("verify --dataset mine", "data/shards/mine (no index.h5)"),
+    ],
+)
+def test_mistakes_are_refused_before_slow_imports(shards: Path, tmp_path: Path, command: str, message: str) -> None:
+    code = "import sys\nfrom gdt.command import _run\nfrom gdt.common.errors import exit_with_message as end\n"
+    code += "try:\n end(lambda: _run(sys.argv[1], sys.argv[2:]))\nfinally:\n print(*sys.modules)"
+    words = command.format(shards=shards).split()
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and message in done.stderr and not list(tmp_path.iterdir())
+    assert not {"torch", "nvidia.dali", "sklearn", "matplotlib", "distributed"} & set(done.stdout.split())
 
 
 def test_make_refuses_variables_before_set_up(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from gdt.common.commandline import Options
 from gdt.common.errors import UserError, exit_with_message
 from gdt.common.variables import Option, Variables, default_size, options_of
 from gdt.pipeline import notation, presets
+from gdt.pipeline.shards.index import Index
 from gdt.train import launch, submit
 from gdt.train.launch import ranks, require_master_address
 from gdt.train.models.network import BACKBONES, VIDEO_OPTIONS, Network
@@ -53,6 +54,8 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
     with launch.silence_other_ranks():
         settings = settings_of(arguments)
         require_master_address(os.environ)
+        if settings is not None and "RANK" not in os.environ:
+            _require_data(settings)
     if settings is None:
         return
     if job.nodes > 1 or job.scheduler or job.sbatch:
@@ -70,9 +73,23 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
             raise
 
 
+def _require_data(settings: Pretrain) -> None:
+    """Raise UserError if the composition is invalid, or the shards are missing or do not suit it: the run would find
+    out only after seconds of imports.
+    """
+    _ = settings.composition  # raises
+    index = Index.open(settings.shard_folder)
+    notes: list[str] = []
+    try:
+        settings.with_batch_size(index).tree(index, notes.append)
+    except UserError:
+        print(*notes, sep="\n", end="\n" * len(notes))  # such as the number of videos that are too short
+        raise
+
+
 def with_size(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the default size if they begin with another option than --help."""
-    if arguments and arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", HELP_ALL):
+    """The arguments with the default size if they name none and do not ask for help."""
+    if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", HELP_ALL)):
         return [default_size(), *arguments]
     return list(arguments)
 
@@ -87,12 +104,12 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
             name: _for_help(options.defaults(_with_one_length(base, arguments)), shown)
             for name, (_, base) in SIZES.items()
         },
-        {name: f"{text}; {HELP_ALL} lists more options" if shown else text for name, (text, _) in SIZES.items()},
+        {name: text for name, (text, _) in SIZES.items()},
     )
     whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")])], kw_only=True)
     arguments = ["--help" if word == HELP_ALL else word for word in arguments]
     parsed: Any = tyro.cli(
-        whole, prog="gdt pretrain", description="", args=arguments, config=(tyro.conf.AvoidSubcommands,)
+        whole, prog="gdt pretrain", description=_DESCRIPTION, args=arguments, config=(tyro.conf.AvoidSubcommands,)
     )  # fmt: skip
     settings = options.settings(SimpleNamespace(**{k: v for k, v in vars(parsed.size).items() if k != "job"}))
     if settings.preset == "help" or settings.factors == "help":
@@ -106,6 +123,10 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
 _MACHINES = Options(submit.Job).type
 _JOB = ("job", Annotated[_MACHINES, tyro.conf.arg(name="")], field(default_factory=_MACHINES))
 HELP_ALL = "--help-all"
+_DESCRIPTION = (
+    "Pretrain a model on shards. Without a size: paper if there is a GPU, else tiny. 'gdt pretrain tiny --help' lists "
+    f"the common options of tiny, {HELP_ALL} all of them."
+)
 _COMMON = ("main", "optimization", "data", "probe")
 """Groups of options that --help shows."""
 

@@ -64,7 +64,7 @@ class Pretrain:
     split: str = "train"
     """Split to learn from."""
     shuffle_shards: int = 0
-    """Shuffle videos within N shards at a time, for slow disks; 0: all videos."""
+    """Shuffle videos within groups of N shards, for slow disks; 0: all videos."""
     preset: str = "l"
     """Row of the paper's table 1, or another name of --preset help."""
     factors: str = ""
@@ -81,13 +81,13 @@ class Pretrain:
     out: Path | None = None
     """Folder for checkpoints and logs; default: runs/<dataset>-<composition>[-seed<n>]."""
     batch_size: int | None = None
-    """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), or all videos if there are fewer."""
+    """Videos per batch over all GPUs (K of factor video); default: 512, in tiny 16, or all if there are fewer."""
     default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
     """The batch size that None stands for."""
     epochs: int = 100
-    """Passes over the videos. Give --epochs or --steps, not both."""
+    """Passes over the videos; 0: --steps decides. Give one of the two."""
     steps: int = 0
-    """Batches to train for. Give --epochs or --steps, not both."""
+    """Batches to train for; 0: --epochs decides."""
     loss: Literal["paper", "published"] = "paper"
     """paper: equation 1. published: the release's own loss, for presets e to m, text-b to text-g and 1 to 9."""
     temperature: float = 0.07
@@ -297,9 +297,9 @@ SIZES: dict[str, tuple[str, Pretrain]] = {
             checkpoint_minutes=2.0,
         ),
     ),
-    "paper-ablation": ("paper, with the 50 epochs of its ablations on Kinetics-400", Pretrain(epochs=50)),
-    "paper-howto100m": ("paper, with its 40 epochs on HowTo100M", Pretrain(epochs=40)),
-    "paper-text-ablation": ("paper, with the 20 epochs of its ablations on HowTo100M", Pretrain(epochs=20)),
+    "paper-ablation": ("as paper, with 50 epochs: the paper's ablations on Kinetics-400", Pretrain(epochs=50)),
+    "paper-howto100m": ("as paper, with 40 epochs: HowTo100M", Pretrain(epochs=40)),
+    "paper-text-ablation": ("as paper, with 20 epochs: the paper's ablations on HowTo100M", Pretrain(epochs=20)),
 }  # fmt: skip
 """Named defaults; any option overrides them."""
 

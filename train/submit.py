@@ -63,7 +63,7 @@ class Job:
     nodes: int = 1
     """Number of machines."""
     scheduler: str = ""
-    """slurm: submit a job; default: print the commands for each machine."""
+    """slurm: submit a job. Without it, --nodes above 1 prints the command for each machine."""
     sbatch: str = ""
     """Options of sbatch, in quotes: --sbatch="--partition=gpu --time=1-0 --cpus-per-task=64 --mem=0"."""
 
