@@ -1,4 +1,4 @@
-"""Locks: only one run at a time may write to a folder or a file."""
+"""Locks: only one run may write to a folder or a file."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def check(factors: Sequence[Factor]) -> None:
             raise UserError(f"K of factor '{factor.name}' is {factor.k}; {why}")
         if factor.weight is Weight.DIFFERS and factor.contrast is Contrast.DISTINCTIVE:
             raise UserError(
-                f"factor '{factor.name}' is distinctive and its weight keeps only pairs that differ in it, "
+                f"factor '{factor.name}' is distinctive and ':differs' keeps only pairs that differ in it, "
                 "so no positive pair is left (condition i); make it invariant"
             )
         if factor.weight is Weight.DIFFERS and factor.k < 2:
@@ -180,8 +180,7 @@ def _check_order(factors: Sequence[Factor]) -> None:
         elif before and not factor.transformation.takes_all(factor.k):
             raise UserError(
                 f"distinctive factor '{factor.name}' is sampled anew in every branch of the invariant factor "
-                f"'{before}', so the positive pairs of '{before}' would differ in it; put '{factor.name}' before "
-                f"'{before}', or set its K to the number of its values"
+                f"'{before}'; put '{factor.name}' first, or set its K to the number of its values"
             )
 
 

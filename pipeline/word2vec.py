@@ -56,7 +56,7 @@ def load(path: Path) -> KeyedVectors:
         raise UserError(
             f"{path} cannot be read as a {'binary' if binary else 'text'} word2vec file "
             f"({error or type(error).__name__}); binary files must end in .bin or .bin.gz, and the first line must "
-            "hold the numbers of words and of dimensions"
+            "hold two numbers: words and dimensions"
         ) from error
     if not len(vectors):
         raise UserError(f"the word2vec file {path} has no words")
@@ -90,8 +90,8 @@ class WordVectors:
         loaded = load(path)
         if (found := digest(loaded.index_to_key)) != index.settings["vocabulary"]:
             raise UserError(
-                f"{path} is not the word2vec file with which the shards in {index.folder} were made: its words differ "
-                f"(digest {found}, not {index.settings['vocabulary']}); set --word2vec to the original file"
+                f"{path} is not the word2vec file with which the shards in {index.folder} were made (digest {found}, "
+                f"not {index.settings['vocabulary']}); set --word2vec to that file"
             )
         if not np.isfinite(loaded.vectors).all():
             raise UserError(f"{path} contains NaN, infinity or values beyond float16; use another word2vec file")

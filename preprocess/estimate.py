@@ -27,7 +27,7 @@ from gdt.preprocess.worker import make_shard
 _SAMPLES = 8
 """Samples of consecutive videos, each as many as one ffmpeg process decodes: one long video, or up to 16 short ones."""
 _MOST = 0.25
-"""Largest fraction of the videos in the samples, which are at least one video each: a dry run is shorter than the run."""
+"""Largest fraction of the videos in the samples, of at least one video each: a dry run is shorter than the run."""
 _SHOWN = 5
 """Unusable videos to name."""
 _SECONDS = 60.0

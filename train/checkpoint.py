@@ -62,7 +62,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise UserError(
             f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({reason}); free some space, "
-            "then run the same command to resume from the previous checkpoint"
+            "then run again to resume from the previous checkpoint"
         ) from error
 
 
@@ -251,7 +251,6 @@ def _require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch:
     other = next((step for step in range(done) if then.lr(step) != now.lr(step)), None)
     if other is not None:
         raise UserError(
-            f"{path.parent} holds a run of {then.steps} steps, whose learning rates differ from those of {now.steps} "
-            f"from step {other} on, so it cannot be extended; start from its weights with --init {path} and another "
-            "--out"
+            f"{path.parent} holds a run of {then.steps} steps; with {now.steps}, the learning rate would differ from "
+            f"step {other} on, so it cannot be extended. Start a run from its weights: --init {path} and another --out"
         )

@@ -109,8 +109,7 @@ class Probe:
         if len(held_out) < 2:
             raise UserError(
                 f"--probe-every needs 2 videos with {' and '.join(self._modalities)}, and the split '{split}' of "
-                f"{index.folder} has {len(held_out)}; set --probe-split to another, or preprocess again with VAL=0.05 "
-                "(nothing is decoded again)"
+                f"{index.folder} has {len(held_out)}; set --probe-split to another, or preprocess again with VAL=0.05"
             )
         some = generator(Stream.PROBE).permutation(held_out)[: settings.probe_videos]
         self._videos = np.sort(some)  # drawn at random, since the first ids may be of few classes

@@ -51,7 +51,7 @@ def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
     if machine and int(machine["LOCAL_WORLD_SIZE"]) > 1:
         raise UserError(
             f"this command was started {machine['LOCAL_WORLD_SIZE']} times on one machine, and each would start "
-            f"{number} ranks; start it once per machine (srun --ntasks-per-node=1), or once per GPU without --gpus"
+            f"{number} ranks; start it once per machine (srun --ntasks-per-node=1), or leave out --gpus"
         )
     sys.exit(run([sys.executable, "-P", "-m", "gdt", "pretrain", *arguments], number, machine=machine))
 

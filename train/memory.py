@@ -99,8 +99,8 @@ def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[in
     sizes = [asked] if asked else [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
     if chunk and not (sizes := [n for n in sizes if chunk % n == 0]):
         raise UserError(
-            f"--micro-batch-size {chunk} is not a multiple of any batch-norm group size that divides the {batch} "
-            f"videos of a batch; set it to a multiple of a divisor of {batch}"
+            f"--micro-batch-size {chunk} is not a multiple of any batch-norm group size; set it to a multiple of a "
+            f"divisor of the batch, {batch}"
         )
     if not asked and not chunk:
         yield from ((0, 0, recomputed) for recomputed in stages)

@@ -62,9 +62,8 @@ def report_shortage(settings: Pretrain) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise UserError(
-            f"out of memory ({first_line(error)}); lower --loading.prefetch, --loading.decode-batch-size or, with "
-            "--bn-group-size, --micro-batch-size, and resume; or start again with smaller --bn-group-size or "
-            f"--batch-size (now {settings.composition.batch_size}), or with more GPUs"
+            f"out of memory ({first_line(error)}); lower --loading.prefetch or --loading.decode-batch-size and resume, "
+            f"or start again with a smaller --bn-group-size or --batch-size (now {settings.composition.batch_size})"
         ) from error
     finally:
         threading.excepthook = before

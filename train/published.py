@@ -99,7 +99,7 @@ def _contrasts(factors: Sequence[Factor]) -> dict[str, Contrast]:
     )  # fmt: skip
     if not known:
         raise UserError(
-            f"--loss published: the release has no loss for '{Composition(tuple(factors))}'; its compositions are the "
-            "presets 1 to 9, e to m and text-b to text-g; use one of them, or --loss paper"
+            f"--loss published: the release has no loss for '{Composition(tuple(factors))}'; use presets 1 to 9, e to "
+            "m or text-b to text-g, or --loss paper"
         )
     return {name: by_name[name].contrast for name in _PAIRS if name in by_name and by_name[name].k == 2}

@@ -276,8 +276,7 @@ class Index(VideoTable):
         if wrong.any():
             raise UserError(
                 f"{self.folder / INDEX} does not match its shards at '{self.id[wrong.argmax()]}' ({int(wrong.sum())} "
-                f"videos in all); delete {INDEX} and run the same 'make preprocess' command again, which keeps "
-                "finished shards"
+                f"videos in all); delete {INDEX} and run the same 'make preprocess' command again"
             )
 
     def shard_path(self, video: int) -> Path:

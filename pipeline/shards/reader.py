@@ -93,8 +93,8 @@ class ShardReader:
         """Raise UserError if a clip would reach into the previous or next video."""
         if first < 0 or last >= counts[video]:
             raise UserError(
-                f"a clip takes {what} {first} to {last} of '{self.index.id[video]}', which has {counts[video]}; a "
-                "transformation moved it out of its video: make its reach() or starts_needed() cover what it takes"
+                f"a transformation takes {what} {first} to {last} of '{self.index.id[video]}', which has "
+                f"{counts[video]}; make its reach() or starts_needed() cover them"
             )
 
     def _damaged(self, video: int, shard: _OpenShard, what: str) -> DamagedVideo:

@@ -16,7 +16,7 @@ def _cores() -> int:
 
 @dataclass(frozen=True)
 class Loading:
-    """These options do not change results, except damaged, and rounding on GPUs."""
+    """These options do not change results, apart from --loading.damaged and rounding on GPUs."""
 
     threads: int = field(default_factory=_cores)
     """Decoding threads; by default the cores divided by the processes on this machine."""

@@ -156,8 +156,8 @@ class VideoSource(InputSource):
                 reason = first_line(error)
             if reason:
                 raise UserError(
-                    f"frame {position} of '{self.index.id[video]}' cannot be decoded ({reason}) although its checksum "
-                    f"matches; delete {self.index.shard_path(video)} and run the same 'make preprocess' command again"
+                    f"frame {position} of '{self.index.id[video]}' cannot be decoded ({reason}); delete "
+                    f"{self.index.shard_path(video)} and run the same 'make preprocess' command again"
                 )
 
 

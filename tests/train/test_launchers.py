@@ -108,7 +108,7 @@ def test_errors_in_starting_ranks_give_one_message(command: Run, shards: Path, t
     twice = sentence(command("pretrain", "--gpus", 2, *arguments[1:], **STEP))
     assert twice == (
         "this command was started 2 times on one machine, and each would start 2 ranks; start it once per machine "
-        "(srun --ntasks-per-node=1), or once per GPU without --gpus"
+        "(srun --ntasks-per-node=1), or leave out --gpus"
     )
     with socket.create_server(("", 0)) as server:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.getsockname()[1])}
