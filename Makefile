@@ -112,7 +112,7 @@ bench: $(STAMP) ## measure loading, preprocessing, planning and evaluation; coun
 	@$(PYTHON) -m benchmarks.size
 
 bench-gpu: $(STAMP) ## measure a GPU; compare with predictions and with plain PyTorch | [ARGS="--minutes 40"]
-	@$(PYTHON) -m benchmarks.gpu $(ARGS)
+	@$(PYTHON) -m benchmarks.gpu $(if $(ARGS),--args "$$ARGS")
 
 lint: $(STAMP) ## check style and types
 	@$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy

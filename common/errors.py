@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 import shutil
@@ -113,6 +114,8 @@ def first_line(error: BaseException) -> str:
 
 def exit_with_message(main: Callable[[], None]) -> None:
     """Run `main`; a UserError or an operating system error becomes one message on stderr and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, for names that are not UTF-8
     try:
         main()
         _flush()

@@ -74,9 +74,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file atomically, from lines with their line breaks."""
+    """Write a text file atomically, from lines with their line breaks; what is not UTF-8 in names is escaped."""
     with writing(path) as file:
-        file.writelines(line.encode() for line in lines)
+        file.writelines(line.encode(errors="backslashreplace") for line in lines)
 
 
 def dump_row(row: Mapping[str, Any]) -> str:

@@ -94,7 +94,7 @@ def with_variables(
             raise UserError(_unknown_variable(goals, name, known))
     if "SIZE" in known and known["SIZE"].name not in given:
         given[known["SIZE"].name] = _arguments("SIZE", known["SIZE"], default_size())
-    more = _split("ARGS", environment["ARGS"]) if "ARGS" in (*inherited, *typed) else []
+    more = split("ARGS", environment["ARGS"]) if "ARGS" in (*inherited, *typed) else []
     recipe = _without(arguments, given)
     return [*given.pop("", []), *recipe, *(word for words in given.values() for word in words), *more]
 
@@ -111,11 +111,11 @@ def _arguments(variable: str, option: Option, value: str) -> list[str]:
     if lists := [each for each in (option.kind, *get_args(option.kind)) if get_origin(each) is tuple]:
         whole = Path(os.path.expanduser(value))  # noqa: PTH111 - pathlib's raises for an unknown user
         one_path = Path in get_args(lists[0]) and whole.exists()  # its name may have spaces
-        return [option.name, *([str(whole)] if one_path else _split(variable, value))]
+        return [option.name, *([str(whole)] if one_path else split(variable, value))]
     return [f"{option.name}={value}"]
 
 
-def _split(variable: str, value: str) -> list[str]:
+def split(variable: str, value: str) -> list[str]:
     """Split a value as a shell would, with ~, variables and file patterns outside quotes, but without commands."""
     try:
         words = shlex.split(_QUOTED.sub(_hide, value))

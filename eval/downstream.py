@@ -219,7 +219,7 @@ def _run(evaluation: Evaluation) -> None:
         protocol = PROTOCOLS[job.protocol]
         if protocol.pairs and not settings.protocols and not _has_pairs(job.model, settings, evaluation.data):
             print(f"{job.model.name} is skipped in {job.protocol}: the videos have fewer than two of its modalities")
-        elif read(job.path):
+        elif read(job.path, "it is computed again"):
             continue
         elif protocol.trains:
             finetuning.append(job)
@@ -270,7 +270,7 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
 
     def finished_epochs() -> int:
         logs = (job.path.with_suffix("") / METRICS for job in jobs)
-        return sum(len(log.read_text().splitlines()) for log in logs if log.is_file())
+        return sum(len(log.read_bytes().splitlines()) for log in logs if log.is_file())
 
     print(f"{len(jobs)} finetuning runs, {limit} in parallel; logs are next to the results")
     total = recipe.epochs * len(jobs)
@@ -316,12 +316,12 @@ def _folder_of_report(settings: Downstream, out: Path) -> Path:
     return next((run for run in runs if out.is_relative_to(run)), out if settings.out else out.parent)
 
 
-def read(path: Path) -> list[Record]:
+def read(path: Path, advice: str = record.AGAIN) -> list[Record]:
     """The records in a file; empty if it is missing, or (with a warning) damaged or of another version."""
     if not path.is_file():
         return []
     try:
-        return record.read(path)
+        return record.read(path, advice)
     except UserError as error:
         print(f"warning: {error}", file=sys.stderr)
         return []

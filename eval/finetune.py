@@ -323,7 +323,7 @@ class Finetuning:
         """Log an epoch and save the state to resume from."""
         row = {"epoch": epoch, "loss": loss, "top-1": 100 * right / (self.batches * self.recipe.batch)}
         path = self.folder / METRICS
-        before = path.read_text().splitlines(keepends=True)[:epoch] if path.is_file() else []
+        before = path.read_text(errors="replace").splitlines(keepends=True)[:epoch] if path.is_file() else []
         write_lines(path, [*before, json.dumps(row) + "\n"])
         state = {
             "recipe": json.dumps(asdict(self.recipe), default=str), "epoch": epoch + 1,

@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from gdt.common.serialization import require_checksum
 from gdt.pipeline.shards.index import Index
 from gdt.train.settings import METRICS, Pretrain
 
@@ -95,7 +96,7 @@ class LogReader:
             return False
         whole = new[: new.rfind(b"\n") + 1]
         try:
-            last = json.loads(whole.splitlines()[-1]) if whole else {}
+            last = require_checksum(json.loads(whole.splitlines()[-1])) if whole else {}
         except ValueError:  # it was rewritten and grew, so this is the middle of a line
             self._offset = 0
             return False

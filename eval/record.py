@@ -1,6 +1,7 @@
 """Records of evaluation: metrics, and everything that decides them.
 
-All commands write records; all tables, plots and pages read them. A file holds a list of records as JSON.
+All commands write records; all tables, plots and pages read them. A file holds a list of records as JSON, each with a
+checksum.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from gdt.common import serialization
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, first_line
 from gdt.common.files import write_text
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, decisive_names
@@ -118,25 +119,31 @@ class Record:
 
 def write(path: Path, records: Sequence[Record]) -> None:
     """Write a file of records atomically."""
-    write_text(path, serialization.to_json(list(records), indent=1) + "\n")
+    rows = json.loads(serialization.to_json(list(records)))
+    write_text(path, json.dumps([*map(serialization.add_checksum, rows)], indent=1) + "\n")
 
 
-def read(path: Path) -> list[Record]:
-    """Read a file of records. Raises UserError for any other file."""
-    return parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
+AGAIN = "remove it, and run the command that wrote it again"
 
 
-def parse(text: str, source: str) -> list[Record]:
+def read(path: Path, advice: str = AGAIN) -> list[Record]:
+    """Read a file of records. Raises UserError, which ends in `advice`, for any other file."""
+    return parse(path.read_text(encoding="utf-8", errors="replace"), str(path), advice)
+
+
+def parse(text: str, source: str, advice: str = AGAIN) -> list[Record]:
     """Parse the text of a file of records. Raises UserError naming `source` for any other text."""
     try:
         values = json.loads(text)
         if not isinstance(values, list):
             raise ValueError("not a list")
-        return [serialization.from_dict(Record, value) for value in values]
+        rows = [*map(serialization.require_checksum, values)]
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source} is damaged ({first_line(error)}); {advice}") from error
+    try:
+        return [serialization.from_dict(Record, row) for row in rows]
     except (ValueError, TypeError, UserError) as error:
-        raise UserError(
-            f"{source} holds results of another version of this program ({error}); evaluate the checkpoint again"
-        ) from error
+        raise UserError(f"{source} holds results of another version of this program ({error}); {advice}") from error
 
 
 def settings_of(settings: Any) -> dict[str, Any]:

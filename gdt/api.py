@@ -30,7 +30,8 @@ from torch import Tensor
 
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
-from gdt.common.errors import UserError, unknown
+from gdt.common.errors import UserError, first_line, unknown
+from gdt.common.serialization import require_checksum
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features
 from gdt.eval.embed import read as read_features
 from gdt.eval.nearest import most_similar
@@ -105,8 +106,11 @@ def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretr
     lengths = {"epochs": 0, "steps": 0} if {"epochs", "steps"} & settings.keys() else {}
     given = {"dataset": Path(shards).name, "shards": shards} | lengths | settings
     checkpoint = train(_with(_base(size), given))
-    *_, last = (checkpoint.parent / METRICS).read_text().splitlines()
-    row: dict[str, Any] = json.loads(last)
+    path = checkpoint.parent / METRICS
+    try:
+        row = require_checksum(json.loads(path.read_bytes().splitlines()[-1]))
+    except (ValueError, LookupError) as error:
+        raise UserError(f"{path} is damaged ({first_line(error)}); the trained model is in {checkpoint}") from error
     return Pretrained(checkpoint, row["step"] + 1, row["loss"], row["top1"])
 
 

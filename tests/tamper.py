@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 
+from gdt.common.serialization import add_checksum, require_checksum
 from gdt.pipeline.shards.index import write_index
 from gdt.pipeline.shards.layout import PIECES, ROWS, WORDS, words_checksum
 from gdt.pipeline.shards.seal import seal
@@ -52,6 +54,13 @@ def reindex(folder: Path) -> None:
     with h5py.File(folder / "index.h5", "r") as file:
         names, settings = file["shard/name"].asstr()[:], file.attrs["settings"]
     write_index(folder, [folder / name for name in names], {"settings": settings})
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the object, or each object of the list, in a JSON file, and update the checksums."""
+    values = json.loads(path.read_text())
+    rows = [add_checksum(change(require_checksum(row))) for row in (values if isinstance(values, list) else [values])]
+    path.write_text(json.dumps(rows if isinstance(values, list) else rows[0]))
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:

@@ -146,11 +146,14 @@ def test_a_row_without_time_is_skipped(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_gpu_is_refused(tmp_path: Path) -> None:
+    """Also with the arguments as make hands them over."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
+    out = tmp_path / "a `b` $(c)"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--out", str(tmp_path)], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-m", "benchmarks.gpu", "--args", f"--out '{out}'"], cwd=ROOT, capture_output=True, text=True
     )
+    assert (out / "rows.jsonl").is_file()
     assert done.returncode == 2
     assert done.stderr.startswith("error: torch finds no GPU") and "Traceback" not in done.stderr
 

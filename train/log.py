@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
+from gdt.common.serialization import add_checksum, require_checksum
 from gdt.train.metrics import Report
 from gdt.train.schedule import Schedule
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
@@ -38,7 +39,7 @@ class Log:
         """`first`: first step; `clips`: video clips per step over all ranks; `flops`: as from `Learner.flops`."""
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / SETTINGS, json.dumps(json.loads(to_json(settings)), indent=2) + "\n")
+        write_text(folder / SETTINGS, json.dumps(add_checksum(json.loads(to_json(settings))), indent=2) + "\n")
         _keep_until(folder / METRICS, first - 1)
         self._file = (folder / METRICS).open("a", buffering=1)
         self._probes = folder / PROBES
@@ -76,7 +77,7 @@ class Log:
         if self._flops:
             metrics["mfu"] = self._flops[0] / report.seconds / self._flops[1]
             mfu = f", MFU {100 * metrics['mfu']:.0f} %"
-        self._file.write(json.dumps({"step": report.step} | metrics) + "\n")
+        self._file.write(json.dumps(add_checksum({"step": report.step} | metrics)) + "\n")
         self._plot(metrics, report.step)
         self._rates.append(rate)
         self._last = f"loss {report.metrics.loss:.3f}, top-1 {100 * report.metrics.top1:.0f} %"
@@ -98,7 +99,7 @@ class Log:
     def probed(self, done: int, metrics: dict[str, float]) -> None:
         """Log a probe after `done` steps, in percent."""
         with self._probes.open("a") as file:
-            file.write(json.dumps({"step": done} | metrics) + "\n")
+            file.write(json.dumps(add_checksum({"step": done} | metrics)) + "\n")
         # at the step before, or `purge_step` would remove it when the run resumes here
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
@@ -126,13 +127,13 @@ def _weights_and_biases(settings: Pretrain) -> Any:
 
 
 def _keep_until(path: Path, last: int) -> None:
-    """Remove lines after step `last` and truncated ones: a resumed run repeats the steps after its checkpoint."""
+    """Remove lines after step `last` and damaged ones: a resumed run repeats the steps after its checkpoint."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
 
 
 def _step_of(line: str) -> float:
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        return float(require_checksum(json.loads(line))["step"])
+    except (ValueError, RecursionError):
         return np.inf

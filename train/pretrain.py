@@ -26,6 +26,7 @@ def pretrain(settings: Pretrain) -> Path:
     rank, world, device = join_ranks(settings.device, settings.threads)
     with contextlib.ExitStack() as lock, watch_ranks(device, lock.close), report_shortage(settings):
         if rank == 0:
+            _require_utf_8(settings.run_folder)
             lock.enter_context(locked(settings.run_folder, "set --out"))
         trainer = Trainer(settings, rank, world, device)
         if trainer.first == trainer.steps:
@@ -37,6 +38,13 @@ def pretrain(settings: Pretrain) -> Path:
             print(trainer.log.summary())
             print(_next_steps(trainer.settings, trainer.path))
         return trainer.path
+
+
+def _require_utf_8(folder: Path) -> None:
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{folder} is not UTF-8, which TensorBoard needs; set --out to another folder") from error
 
 
 @contextlib.contextmanager

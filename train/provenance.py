@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gdt.common import serialization
 from gdt.common.files import write_text
@@ -64,16 +64,24 @@ def record(folder: Path, start: Start) -> None:
     """Add a start to the list in NAME; an unreadable list is kept as DAMAGED."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
-    starts: Any = []
+    starts: list[Start] = []
     if path.is_file():
-        with contextlib.suppress(ValueError):
-            starts = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(starts, list) or not starts:
+        with contextlib.suppress(ValueError, RecursionError):
+            starts = read(path.read_text(encoding="utf-8"))
+        if not starts:
             print(f"warning: {path} is damaged; it is kept as {DAMAGED}", file=sys.stderr)
             path.rename(folder / DAMAGED)
             starts = []
-    starts.append(json.loads(serialization.to_json(start)))
-    write_text(path, json.dumps(starts, indent=2) + "\n")
+    rows = json.loads(serialization.to_json([*starts, start]))
+    write_text(path, json.dumps([*map(serialization.add_checksum, rows)], indent=2) + "\n")
+
+
+def read(text: str) -> list[Start]:
+    """The starts in the text of NAME, at least one. Raises ValueError or RecursionError if it is damaged."""
+    rows = json.loads(text)
+    if not isinstance(rows, list) or not rows:
+        raise ValueError("no list of starts")
+    return [serialization.from_dict(Start, serialization.require_checksum(row)) for row in rows]
 
 
 def command_line() -> str:

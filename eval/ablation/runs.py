@@ -20,6 +20,7 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.common.files import write_text
 from gdt.common.lock import locked
+from gdt.common.serialization import add_checksum, require_checksum
 from gdt.eval import record
 from gdt.eval.ablation.compare import OTHERS, compare_rows, label, with_earlier
 from gdt.eval.ablation.settings import Ablation, is_composition
@@ -63,10 +64,15 @@ class Run:
     def folder(self) -> Path:
         return self.pretraining.run_folder
 
+    @property
+    def results(self) -> Path:
+        """File of records of `gdt eval downstream`."""
+        return self.folder / "eval" / "results.json"
+
     def records(self, protocols: Sequence[str]) -> list[Record]:
         """Records of these protocols; empty before the evaluation."""
-        path = self.folder / "eval" / "results.json"
-        records = [each for each in record.read(path) if each.protocol in protocols] if path.is_file() else []
+        every = record.read(self.results) if self.results.is_file() else []
+        records = [each for each in every if each.protocol in protocols]
         records.sort(key=lambda each: each.provenance.started)
         # the latest: the file also has records of earlier weights; without folds or of the first one, see _evaluation
         return list({(each.preset, each.protocol, each.label): each for each in records if each.fold < 2}.values())
@@ -177,6 +183,9 @@ def _plan(settings: Ablation, evaluation: Downstream, out: Path, row: str, seed:
 def _run_all(settings: Ablation, runs: Sequence[Run], inputs: Inputs, protocols: tuple[str, ...], out: Path) -> None:
     """Run the commands that are not finished with these inputs."""
     jobs = job_limit(settings.jobs)
+    for path in (path for run in runs for path in (run.results, run.factors) if path and path.is_file()):
+        if not _is_readable(path):
+            print(f"{path} is damaged or of another version; it is computed again")
     todo = [run for run in runs if any(command not in _done(run, inputs) for command in run.commands)]
     evaluated = [run for run in runs if any(each in _done(run, inputs, any_labels=True) for each in run.commands[1:2])]
     if relabelled := [run for run in evaluated if run.commands[1] not in _done(run, inputs)]:
@@ -195,7 +204,8 @@ def _run_all(settings: Ablation, runs: Sequence[Run], inputs: Inputs, protocols:
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
             run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
             done = [other for other in done if other[:2] != command[:2]] + [command]  # it overwrote their results
-            write_text(run.folder / _DONE, json.dumps({**inputs._asdict(), "format": FORMAT, "done": done}) + "\n")
+            finished = add_checksum({**inputs._asdict(), "format": FORMAT, "done": done})
+            write_text(run.folder / _DONE, json.dumps(finished) + "\n")
 
     with Progress({run.folder: run.pretraining for run in runs}) as bar:
         for run in run_parallel(todo, work, jobs, bar.refresh):
@@ -207,16 +217,29 @@ def _run_all(settings: Ablation, runs: Sequence[Run], inputs: Inputs, protocols:
 
 
 def _done(run: Run, inputs: Inputs, any_labels: bool = False) -> list[list[str]]:
-    """Finished commands of a run; none if shards or training changed, and no evaluation by labels if these did."""
+    """Finished commands of a run whose results can be read.
+
+    None if shards or training changed, and no evaluation by labels if these did.
+    """
     try:
-        last = json.loads((run.folder / _DONE).read_text())
+        last = require_checksum(json.loads((run.folder / _DONE).read_text()))
         same = last["data"] == inputs.data and last["format"] == FORMAT
         done: list[list[str]] = last["done"] if same and run.commands[0] in last["done"] else []
         if last["labels"] != inputs.labels and not any_labels:
             done = [command for command in done if command[1] != "downstream"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return done
+    files = {"downstream": run.results, "factors": run.factors}
+    return [command for command in done if not (path := files.get(command[1])) or _is_readable(path)]
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a file of records is there, undamaged and of this version."""
+    try:
+        record.read(path)
+    except (OSError, UserError):
+        return False
+    return True
 
 
 def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ...], out: Path) -> str:

@@ -129,12 +129,15 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 def _run(folder: Path, root: Path, unread: list[Unread]) -> Run:
     path = folder / SETTINGS
-    settings = _read(path, unread, lambda text: settings_from_json(text, str(path)))
-    starts = _read(folder / provenance.NAME, unread,
-                   lambda text: tuple(serialization.from_dict(Start, row) for row in json.loads(text)))  # fmt: skip
+    settings = _read(path, unread, lambda text: _settings(text, str(path)))
+    starts = _read(folder / provenance.NAME, unread, provenance.read)
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     metrics, probes = _rows(folder / METRICS, unread, _COLUMNS), _rows(folder / PROBES, unread, ("step",))
-    return Run(folder, name, settings, starts or (), _columns(metrics, _COLUMNS), _columns(probes))
+    return Run(folder, name, settings, tuple(starts or ()), _columns(metrics, _COLUMNS), _columns(probes))
+
+
+def _settings(text: str, source: str) -> Pretrain:
+    return settings_from_json(json.dumps(serialization.require_checksum(json.loads(text))), source)
 
 
 def _columns(rows: Sequence[dict[str, float]], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -143,20 +146,20 @@ def _columns(rows: Sequence[dict[str, float]], names: Sequence[str] = ()) -> dic
 
 
 def _rows(path: Path, unread: list[Unread], needed: Sequence[str]) -> list[dict[str, float]]:
-    """The complete lines of a log; incomplete ones are noted in `unread`."""
+    """The undamaged lines of a log; others are noted in `unread`."""
     lines = _read(path, unread, str.splitlines) or []
     rows, broken = [], []
     for number, line in enumerate(lines, 1):
         try:
-            row = {str(name): float(value) for name, value in json.loads(line).items()}
-        except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
+            row = {name: float(value) for name, value in serialization.require_checksum(json.loads(line)).items()}
+        except (ValueError, TypeError, ArithmeticError, RecursionError):
             row = {}
         if all(name in row for name in needed):
             rows.append(row)
         else:
             broken.append(number)
     if broken:
-        reason = f"{len(broken)} of {len(lines)} lines are incomplete (first: line {broken[0]})"
+        reason = f"{len(broken)} of {len(lines)} lines are damaged (first: line {broken[0]})"
         unread.append(Unread(str(path), reason))
     return rows
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import optuna
 import torch
@@ -26,8 +28,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdt.common import serialization
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError
-from gdt.common.files import write_text
+from gdt.common.errors import UserError, first_line
+from gdt.common.files import write_lines, write_text
 from gdt.common.lock import locked
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import save
@@ -83,6 +85,30 @@ def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
         return study.report()
 
 
+class _Journal(JournalFileBackend):
+    """Optuna's journal with a checksum in every line; optuna ignores it."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        super().append_logs([*map(serialization.add_checksum, logs)])
+
+
+def _mend_journal(path: Path) -> None:
+    """Drop a line that a crash truncated. Raises UserError for any other damage."""
+    if not path.is_file():
+        return
+    *lines, last = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            serialization.require_checksum(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise UserError(
+                f"{path} is damaged ({first_line(error)} in line {number}); remove it and run the same command again: "
+                "finished trainings are kept"
+            ) from error
+    if last:
+        write_lines(path, (line.decode() + "\n" for line in lines))
+
+
 class Study:
     """An Optuna study of a space whose trials are training runs."""
 
@@ -91,12 +117,11 @@ class Study:
         self._lock, self._began = threading.Lock(), time.monotonic()
         self._exhausted = False
         path = self._settings.folder / _JOURNAL
-        if path.is_file() and not (lines := path.read_bytes()).endswith(b"\n"):
-            path.write_bytes(lines[: lines.rfind(b"\n") + 1])  # drop a line that a crash truncated
+        _mend_journal(path)
         # left by a killed search; the folder's lock is held
         path.with_name(path.name + ".lock").unlink(missing_ok=True)
         self._study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(path))), study_name="search", direction="maximize",
+            storage=JournalStorage(_Journal(str(path))), study_name="search", direction="maximize",
             pruner=MedianPruner(n_startup_trials=5), load_if_exists=True,
         )  # fmt: skip
         self._baseline = space.text(baseline)
@@ -234,7 +259,7 @@ class Study:
         """The best, the baseline and random weights on the test split, evaluated once; later calls read the results."""
         path, names = self._settings.folder / _TEST, ("best", self._settings.baseline, RANDOM)
         if path.is_file():  # a second evaluation would be a second selection
-            metrics = [Metric(*values) for values in json.loads(path.read_text())["metrics"].values()]
+            metrics = [Metric(*values) for values in _read(path)["metrics"].values()]
         else:
             compositions = [_composition(trial) for trial in (best, base)]
             try:
@@ -243,7 +268,7 @@ class Study:
                 return [f"not tested: {error}"]
             record = {"compositions": compositions, "metrics": dict(zip(("best", "baseline", RANDOM), metrics,
                       strict=True)), "provenance": asdict(Provenance.of(any_device()))}  # fmt: skip
-            write_text(path, json.dumps(record, indent=2) + "\n")
+            _write(path, record)
         values = ", ".join(f"{name} {metric.text()}" for name, metric in zip(names, metrics, strict=True))
         return [
             f"test, evaluated once ({metrics[0].answers} queries, chance {metrics[0].chance:.1f} %): {values}",
@@ -312,13 +337,23 @@ def _require_same_search(settings: Search, index: Index) -> None:
     code = hashlib.sha256(read_factors(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
     plain = json.loads(serialization.to_json(replace(settings, shards=None, out=None, jobs=0)))
     labels = short_digest(index.label.tolist()) if settings.label else ""
-    now = json.dumps(
-        plain | {"fingerprint of the shards": fingerprint(index)[:12], "checksum of the labels": labels,
-                 "checksum of --factors-from": code}
-    )  # fmt: skip
-    if path.is_file() and (other := differences(path.read_text(), now)):
+    now = plain | {"fingerprint of the shards": fingerprint(index)[:12], "checksum of the labels": labels,
+                   "checksum of --factors-from": code}  # fmt: skip
+    if path.is_file() and (other := differences(json.dumps(_read(path)), json.dumps(now))):
         raise UserError(
             f"{settings.folder} holds a search with other settings ({'; '.join(other)}); use those, or set --out to "
             "another folder"
         )
-    write_text(path, now + "\n")
+    _write(path, now)
+
+
+def _write(path: Path, values: dict[str, Any]) -> None:
+    write_text(path, json.dumps(serialization.add_checksum(values), indent=2) + "\n")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The values that `_write` wrote. Raises UserError if they are damaged."""
+    try:
+        return serialization.require_checksum(json.loads(path.read_bytes()))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({first_line(error)}); remove it and run the same command again") from error

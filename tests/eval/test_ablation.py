@@ -102,6 +102,19 @@ def test_finished_rows_are_not_run_again(
         ablation(replace(first, rows=("a",), label="recall"))
     ablation(first)
     done.clear()
+    path = tmp_path / "a-1" / "eval" / "results.json"
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b'"step": 2', b'"step": 3', 1))
+    capsys.readouterr()
+    assert ablation(first) == summary and kinds(done) == ["downstream"] and path.read_bytes() == text
+    assert f"{path} is damaged or of another version; it is computed again" in capsys.readouterr().out
+    done.clear()
+    (tmp_path / "results.json").write_bytes(b"[{}]")
+    with pytest.raises(
+        UserError, match=rf"^{tmp_path}/results.json is damaged \(no checksum\); remove it, and run the"
+    ):
+        ablation(first)
+    (tmp_path / "results.json").unlink()
     # a new row does not run the others again, a new evaluation does not train
     assert "row e" in ablation(replace(first, rows=("a", "l", "e"))) and kinds(done) == ["pretrain", "downstream"]
     done.clear()

@@ -246,7 +246,9 @@ def test_damaged_records_are_computed_again_or_skipped(
     assert downstream(settings) == text and json.loads(own.read_text())[0]["metrics"] == metrics
     random.write_bytes(damage.encode("latin1"))
     assert "random weights" not in downstream(on_ucf)
-    assert "holds results of another version" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"warning: {own} is damaged (" in said and "it is computed again" in said
+    assert f"warning: {random} is damaged (" in said and "remove it, and run the command that wrote it again" in said
 
 
 @pytest.mark.parametrize("protocol", ["retrieval", "cross-modal"])

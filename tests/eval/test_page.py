@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections import Counter
@@ -26,7 +27,7 @@ from gdt.eval.page.collect import Result, choose, collect, subjects
 from gdt.eval.page.models import maps
 from gdt.eval.page.page import compare, report, smooth
 from gdt.eval.page.settings import Report
-from gdt.eval.record import RANDOM, read
+from gdt.eval.record import RANDOM, read, write
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.studies.figures.draw import figures
@@ -35,6 +36,8 @@ from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.eval.test_record import ROW
+from tests.tamper import edit_json
+from tests.test_mistakes import sentence
 
 EVIL = "<script>alert('{}')</script>&\"$x$"
 VOID = {"meta", "img", "br", "link", "input"}
@@ -110,8 +113,7 @@ def runs(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     figures(Figures((out,), "mine", labelled, clips=2, videos=6, shown=3, out=root / "runs" / "figures"))
     other = root / "runs" / "unlabelled"
     shutil.copytree(out, other)
-    values = json.loads((out / "settings.json").read_text())
-    (other / "settings.json").write_text(json.dumps(values | {"shards": str(silent), "dataset": "quiet"}))
+    edit_json(other / "settings.json", lambda values: values | {"shards": str(silent), "dataset": "quiet"})
     return root / "runs"
 
 
@@ -268,11 +270,14 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
     (folder / "figures" / "figures.json").write_text("[]")
     (folder / "newer").mkdir()
     (folder / "newer" / "figures.json").write_text("{}")
-    (folder / "newer" / "results.json").write_text(rows.replace('"step"', '"steps"'))
+    (folder / "newer" / "results.json").write_text(rows)
+    edit_json(folder / "newer" / "results.json", lambda row: row | {"steps": 1})
+    (folder / "flipped").mkdir()
+    (folder / "flipped" / "results.json").write_text(rows.replace('"step": 5', '"step": 7', 1))
     run = folder / "unlabelled"
     log = (run / "metrics.jsonl").read_text()
-    (run / "metrics.jsonl").write_text(log[:-30])
-    (run / "run.json").write_text('{"nix": 1}')
+    (run / "metrics.jsonl").write_text(log.replace('"loss": ', '"loss": 1', 1)[:-30])
+    (run / "run.json").write_text("{}")
     (run / "checkpoint.pt").write_bytes((run / "checkpoint.pt").read_bytes()[:1000])
     (folder / "cut").mkdir()
     (folder / "cut" / "metrics.jsonl").write_text(log)
@@ -280,9 +285,10 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
     page = Page(report(Report(folder, figures_of=("unlabelled",))).read_text(encoding="utf-8"))
     listed = page.text[page.text.index("Files that could not be read") : page.text.rindex("Evaluations")]
     for name, why in (
-        ("older/results.json", "holds results of another version"), ("newer/results.json", "unknown: steps"),
-        ("newer/figures.json", "holds results of another version"), ("runs/figures", "IndexError"),
-        ("unlabelled/metrics.jsonl", "1 of 5 lines are incomplete .first: line 5."),
+        ("older/results.json", "is damaged .Expecting"), ("newer/results.json", "unknown: steps"),
+        ("flipped/results.json", "is damaged .checksum mismatch.; remove it, and run the command that wrote it again"),
+        ("newer/figures.json", "is damaged .not a list"), ("runs/figures", "IndexError"),
+        ("unlabelled/metrics.jsonl", "2 of 5 lines are damaged .first: line 1."),
         ("unlabelled/run.json", "not a file that this program writes"),
         ("cut/settings.json", "not a file that this program writes"),
     ):  # fmt: skip
@@ -294,9 +300,9 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
 
 def altered(runs: Path, folder: Path, **values: Any) -> None:
     """Results of the model in another folder, with other values."""
-    rows = json.loads((runs / "eval" / "results.json").read_text())
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps([row | values for row in rows if row["model"] != "random weights"]))
+    rows = [row for row in read(runs / "eval" / "results.json") if row.model != RANDOM]
+    write(folder / "results.json", [replace(row, **values) for row in rows])
 
 
 def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs: Path, tmp_path: Path) -> None:
@@ -304,10 +310,11 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     altered(runs, folder / "ucf", dataset="ucf101")
     altered(runs, folder / "demo" / "e-0" / "eval", model="e-0", seed=0)
     altered(runs, folder / "demo" / "e-1" / "eval", model="e-1", seed=1)
-    both = [json.loads((folder / "demo" / name / "eval" / "results.json").read_text()) for name in ("e-0", "e-1")]
-    kept = [row for rows in both for row in rows if row["protocol"] == "retrieval"]
-    kept[0]["metrics"]["R@1"][0], kept[1]["metrics"]["R@1"][0] = 25.0, 50.0
-    (folder / "demo" / "results.json").write_text(json.dumps(kept))
+    both = [row for name in ("e-0", "e-1") for row in read(folder / "demo" / name / "eval" / "results.json")]
+    kept = [row for row in both if row.protocol == "retrieval"]
+    for row, value in zip(kept, (25.0, 50.0), strict=True):
+        row.metrics["R@1"] = row.metrics["R@1"]._replace(value=value)
+    write(folder / "demo" / "results.json", kept)
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     assert rows_of(page, folder / "demo")["row e: AV, TR ., TS .", "R@1"] == "37.5 (25.0-50.0)"
     cells = rows_of(page, folder / "ucf")
@@ -340,12 +347,9 @@ def test_a_model_without_stored_features_is_searched_by_audio(runs: Path, tmp_pa
     for path in (folder / "eval").rglob("*.npz"):
         path.unlink()
     for path in (folder / "eval").rglob("*.json"):
-        rows = json.loads(path.read_text())
-        for row in rows if isinstance(rows, list) else [rows]:
-            row["protocol"] = row["protocol"].replace("few-shot", "retrieval").replace("linear", "retrieval")
-            row["protocol"] = row["protocol"].replace("retrieval", "retrieval-published")
-            row["checkpoint"] = str(folder / "e <b>$1$")
-        path.write_text(json.dumps(rows))
+        rows = [replace(row, checkpoint=folder / "e <b>$1$") for row in read(path)]
+        labelled = ("few-shot", "linear", "retrieval")
+        write(path, [replace(row, protocol="retrieval-published") if row.protocol in labelled else row for row in rows])
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     assert "holds no features of this evaluation" not in page.text and "audio-to-video R@1" in page.text
 
@@ -354,11 +358,8 @@ def test_evaluations_of_other_weights_than_the_checkpoint_are_noted(runs: Path, 
     folder = tmp_path / "runs"
     shutil.copytree(runs, folder)
     for path in (folder / "eval").rglob("*.json"):
-        rows = json.loads(path.read_text())
-        for row in rows if isinstance(rows, list) else [rows]:
-            row["checkpoint"] = str(folder / "e <b>$1$")
-            row["weights"] = "0" * 64 if row["model"] != "random weights" else row["weights"]
-        path.write_text(json.dumps(rows))
+        rows = [replace(row, checkpoint=folder / "e <b>$1$") for row in read(path)]
+        write(path, [row if row.model == RANDOM else replace(row, weights="0" * 64) for row in rows])
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     assert (
         "neighbours with the weights of the checkpoint (the evaluation used weights 00000000; run 'make eval'"
@@ -375,16 +376,32 @@ def test_choice_of_models(runs: Path, tmp_path: Path) -> None:
         report(Report(runs, tmp_path / "x.html", figures_of=("nix",)))
 
 
+def test_a_name_that_is_not_utf_8_is_escaped(command: Run, runs: Path, tmp_path: Path) -> None:
+    """In output, tables and the page."""
+    out, shards = Path(os.fsdecode(b"runs/run-\xff")), ("--shards", runs.parent / "labelled")
+    said = sentence(command("pretrain", "tiny", *shards, "--out", out))
+    assert said == r"runs/run-\udcff is not UTF-8, which TensorBoard needs; set --out to another folder"
+    shutil.copytree(runs / "e <b>$1$", tmp_path / out)
+    for arguments in (
+        ("eval", "downstream", *shards, "--ckpt", out, "--clips", 1, "--protocols", "retrieval", "--out", out / "eval"),
+        ("eval", "report", "--runs", "runs", "--models", 1),
+    ):
+        done = command(*arguments)
+        assert done.returncode == 0, done.stderr
+    page = Page((tmp_path / "runs" / "report.html").read_text(encoding="utf-8"))
+    assert page.table(RUNS)[1][0] == "run-\\udcff" and "Files that could not be read" not in page.text
+    assert "run-\\udcff" in (tmp_path / out / "eval" / "results.csv").read_text(encoding="utf-8")
+
+
 def test_of_many_runs_the_last_started_are_drawn(runs: Path, tmp_path: Path) -> None:
     """Next to the models that are drawn; the table has all of them."""
-    (start,) = json.loads((runs / "unlabelled" / "run.json").read_text())
     for k in range(60):
         folder = tmp_path / "runs" / f"run{k:02d}"
         folder.mkdir(parents=True)
-        for name in ("settings.json", "metrics.jsonl", "probe.jsonl"):
+        for name in ("settings.json", "metrics.jsonl", "probe.jsonl", "run.json"):
             shutil.copy(runs / "unlabelled" / name, folder)
-        started = start["provenance"] | {"started": f"2026-01-01T00:00:{k:02d}"}
-        (folder / "run.json").write_text(json.dumps([start | {"provenance": started}]))
+        started = {"started": f"2026-01-01T00:00:{k:02d}"}
+        edit_json(folder / "run.json", lambda row, now=started: row | {"provenance": row["provenance"] | now})
     text = report(Report(tmp_path / "runs", figures_of=("run07",))).read_text(encoding="utf-8")
     page = Page(text)
     drawn = set(re.findall(r"(run\d\d)</li>", text.split('</ul>\n<p class="soft">Moving')[0]))

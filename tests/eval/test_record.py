@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
-import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,12 @@ import pytest
 from gdt.common.errors import UserError
 from gdt.eval.ablation.compare import with_earlier
 from gdt.eval.metrics import Metric
-from gdt.eval.record import RANDOM, Factor, Record, parse, read, settings_of, write
+from gdt.eval.record import RANDOM, Factor, Record, read, settings_of, write
 from gdt.eval.settings import Downstream
 from gdt.eval.tables import build_tables, by_direction, few_videos, layout, table_lines, to_csv, to_latex, verdicts
 from gdt.train.provenance import Provenance
 from gdt.train.settings import SIZES
+from tests.tamper import edit_json, flip
 
 PROVENANCE = Provenance(
     command="gdt eval downstream", commit="2c3d-dirty", versions={"torch": "2"}, device="cpu", started="2026"
@@ -28,11 +30,6 @@ ROW = Record(
     held=1, classes=5, clips=10, metrics={"R@1": Metric(31.25, 20.0, 20), "R@5": Metric(100 / 3, 67.2, 20, 1.5)},
     how={"clips": "10"}, settings=settings_of(Downstream((Path("runs/a b"),), jobs=1)), provenance=PROVENANCE,
 )  # fmt: skip
-
-
-def text(records: list[Record], path: Path) -> str:
-    write(path, records)
-    return path.read_text()
 
 
 def test_records_survive_a_round_trip(tmp_path: Path) -> None:
@@ -61,12 +58,27 @@ def test_records_survive_a_round_trip(tmp_path: Path) -> None:
     ],
 )
 def test_records_of_another_version_are_refused(change: dict | None, message: str, tmp_path: Path) -> None:
-    (values,) = json.loads(text([ROW], tmp_path / "x.json"))
-    changed = values | (change or {})
-    if change is None:
-        del changed["queries"], changed["metrics"]
-    with pytest.raises(UserError, match=rf"^x\.json holds results of another version .* \({message}\); evaluate"):
-        parse(json.dumps([changed]), "x.json")
+    path = tmp_path / "x.json"
+    write(path, [ROW])
+    left_out = () if change else ("queries", "metrics")
+    edit_json(path, lambda row: {name: row[name] for name in row if name not in left_out} | (change or {}))
+    with pytest.raises(UserError, match=rf"x\.json holds results of another version .* \({message}\); remove it, and"):
+        read(path)
+
+
+def test_a_flipped_bit_never_changes_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write(path, [ROW])
+    whole, draw = path.read_bytes(), random.Random(0)
+    for place in [*draw.sample(range(len(whole)), 400), whole.index(b"31.25")]:
+        path.write_bytes(whole)
+        flip(path, place, draw.randrange(8))
+        with contextlib.suppress(UserError):
+            assert read(path) == [ROW]
+    message = r"x\.json is damaged \(checksum mismatch\); remove it, and run the command that wrote it again$"
+    with pytest.raises(UserError, match=message):
+        path.write_bytes(whole.replace(b"31.25", b"51.25"))
+        read(path)
 
 
 def test_earlier_results_of_the_same_videos_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

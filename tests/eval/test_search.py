@@ -6,6 +6,8 @@ import _thread
 import json
 import multiprocessing
 import os
+import random
+import re
 import shlex
 import shutil
 import signal
@@ -40,6 +42,7 @@ from gdt.train.checkpoint import Trained, load_model
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from tests.conftest import Run, preprocess
+from tests.tamper import flip
 from tests.test_mistakes import sentence
 
 
@@ -187,6 +190,30 @@ def test_a_killed_search_resumes_with_the_same_trials(finished, tmp_path: Path, 
     search(chosen, resumed)
     assert resumed.measured == whole[metrics:]
     assert compositions(chosen) == compositions(finished[0])
+
+
+def test_damage_is_one_sentence_and_never_changes_a_number(finished, tmp_path: Path) -> None:
+    """Flips in the files of a finished search; removing the damaged file mends it."""
+    chosen, _, text = finished
+    draw = random.Random(0)
+    for name in ("search.json", "test.json", "journal.jsonl"):
+        again = replace(chosen, out=tmp_path / "s")
+        shutil.copytree(chosen.folder, again.folder)
+        path = again.folder / name
+        whole = path.read_bytes()
+        said = text.replace(str(chosen.folder), str(again.folder))
+        for place in [*draw.sample(range(len(whole)), 5), len(whole) - 5]:
+            path.write_bytes(whole)
+            flip(path, place, draw.randrange(8))
+            try:
+                assert search(again, fake()) == said
+            except UserError as error:
+                assert re.fullmatch(
+                    rf"{path} is damaged \(.*\); remove it and run the same command again.*", str(error)
+                )
+        path.unlink()
+        assert search(again, fake()) == said
+        shutil.rmtree(again.folder)
 
 
 def test_a_diverged_training_is_a_trial_and_does_not_end_the_search(shards: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from gdt.common import serialization
-from gdt.train.provenance import DAMAGED, NAME, Provenance, Start, command_line, git_commit, record
+from gdt.train.provenance import DAMAGED, NAME, Provenance, Start, command_line, git_commit, read, record
 
 CPU = torch.device("cpu")
 
@@ -48,11 +47,12 @@ def test_every_start_of_a_run_is_recorded(tmp_path: Path, capsys: pytest.Capture
     starts = [Start(step, "0a1b", Provenance(f"python -m train {step}", "2c3d", {}, "cpu", "")) for step in (0, 7, 9)]
     for start in starts:
         record(folder, start)
-    assert json.loads((folder / NAME).read_text()) == [asdict(start) for start in starts]
-    for text in ('[{"step": 0', "{}", "null", b"\xff".decode("latin-1")):
+    whole = (folder / NAME).read_text()
+    assert read(whole) == starts
+    for text in ('[{"step": 0', "{}", "null", b"\xff".decode("latin-1"), whole.replace('"step": 7', '"step": 8')):
         (folder / NAME).write_text(text, encoding="latin-1")
         record(folder, starts[1])
-        assert json.loads((folder / NAME).read_text()) == [asdict(starts[1])]
+        assert read((folder / NAME).read_text()) == [starts[1]]
         assert (folder / DAMAGED).read_text(encoding="latin-1") == text
         assert f"{folder / NAME} is damaged; it is kept as {DAMAGED}" in capsys.readouterr().err
 
