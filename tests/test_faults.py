@@ -1,7 +1,7 @@
-"""Thousands of faults: damaged shards, indexes, checkpoints and small files, odd files and names among the videos.
+"""Thousands of faults: damage to every file that is read again, odd files and names among the videos.
 
-The commands that read them must either give the same results as without the fault, or exit with 2 and one message. A
-crash, a hang, a traceback or a wrong result fails.
+The commands that read them must give the same results as without the fault, compute them again, or exit with 2 and one
+message. A crash, a hang, a traceback or a wrong result fails. With -s, the outcomes are printed at the end.
 """
 
 from __future__ import annotations
@@ -10,19 +10,28 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from gdt.common.errors import UserError
 from gdt.eval.downstream import downstream
+from gdt.eval.embed import Embed, embed
+from gdt.eval.embed import read as read_features
+from gdt.eval.page.collect import collect
+from gdt.eval.search.settings import Search
+from gdt.eval.search.study import search
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
@@ -31,6 +40,7 @@ from gdt.preprocess.stage import run as preprocess
 from gdt.preprocess.synthetic import Synthetic, generate
 from gdt.preprocess.verify import check_shard
 from tests.conftest import ROOT, Run
+from tests.eval.test_search import fake
 from tests.test_kills import kill, run_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(0)]
@@ -57,6 +67,8 @@ class World:
     losses: list[float]
     metrics: list[object]
     digests: dict[str, str]
+    outcomes: Counter[tuple[str, str]]
+    """Number of faults by test and outcome."""
 
     def fresh(self) -> Path:
         """An empty folder for the next example."""
@@ -65,15 +77,19 @@ class World:
         here.mkdir()
         return here
 
-    def copy(self, name: str) -> Path:
-        """A copy, by hard links, of one of its folders; only Damage.apply writes to it."""
+    def copy(self, name: str, link: Callable[..., object] = os.link) -> Path:
+        """A copy of one of its folders; by default by hard links, which only Damage.apply replaces."""
         ignored = shutil.ignore_patterns(".lock")
-        return shutil.copytree(self.folder / name, self.fresh() / name, copy_function=os.link, ignore=ignored)
+        return shutil.copytree(self.folder / name, self.fresh() / name, copy_function=link, ignore=ignored)
+
+    def count(self, files: str, good: bool, recomputed: bool = False) -> None:
+        outcome = "refused in one sentence" if not good else "computed again" if recomputed else "same numbers"
+        self.outcomes[files, outcome] += 1
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Videos, shards, a run of four steps, a run killed after two, and metrics of frozen features."""
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Videos, shards, a run of four steps, a run killed after two, metrics of frozen features, and features files."""
     folder = tmp_path_factory.mktemp("world")
     videos, shards = folder / "videos", folder / "shards"
     generate(videos, Synthetic(train=6, val=1, test=2, classes=2, seconds=2.0), workers=1, progress=False)
@@ -82,16 +98,23 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     assert run_command(training(shards, folder / "run"), folder) == 0
     kill(training(shards, folder / "half"), folder, "os.link checkpoint.previous.pt.partial 2 0")
     downstream(Downstream((folder / "run",), "x", shards, ("retrieval",), clips=2, out=folder / "eval", threads=1))
-    return World(folder, losses(folder / "run"), metrics(folder / "eval"), digests(shards))
+    (folder / "features").mkdir()
+    for suffix in (".h5", ".npz"):
+        embed(Embed(folder / "run" / "checkpoint.pt", shards=shards, out=folder / "features" / f"features{suffix}"))
+    shutil.copytree(folder / "eval", folder / "run" / "eval")
+    world = World(folder, losses(folder / "run"), metrics(folder / "eval"), digests(shards), Counter())
+    yield world
+    for (files, outcome), number in sorted(world.outcomes.items()):
+        print(f"\n{files}: {outcome}: {number}", end="")
 
 
 def fuzz(share: float, **drawn: st.SearchStrategy) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A test of a share of all faults, with drawn arguments; `real` is true once in forty times."""
+    """A test of a share of all faults, with drawn arguments; `real` is true once in eighty times."""
     tried = settings(
         max_examples=max(1, round(share * COUNT)), deadline=None, database=None, print_blob=True,
         phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    return lambda test: tried(given(real=st.integers(0, 39).map(lambda number: number == 39), **drawn)(test))
+    return lambda test: tried(given(real=st.integers(0, 79).map(lambda number: number == 79), **drawn)(test))
 
 
 # ------------------------------------------------------------------------------------------------------------- damage
@@ -130,6 +153,8 @@ class Damage:
                 data += draw.randbytes(self.size)
             case "empty":
                 data.clear()
+            case "foreign":
+                data[:] = draw.choice(FOREIGN)
         path.unlink()  # it is a hard link to a file of other examples
         path.write_bytes(data)
         return data != whole
@@ -137,7 +162,12 @@ class Damage:
 
 # more often at the beginning and the end, where formats keep their headers
 PLACES = st.integers(0, 2**40) | st.integers(0, 8191) | st.integers(-8192, -1)
-KINDS = ["bit", "bit", "bit", "bits", "hole", "hole", "ones", "cut", "longer", "noise", "empty"]
+KINDS = ["bit", "bit", "bit", "bits", "hole", "hole", "ones", "cut", "longer", "noise", "empty", "foreign"]
+FOREIGN = [
+    b"{}\n", b"null\n", b'{"crc32": 0}\n', b'[{"step": 1}]\n', b"[" * 100_000, b"no such file\n" * 50,
+    b"\x89HDF\r\n\x1a\n" + bytes(512), b"PK\x03\x04" + bytes(512), b"\xff\xfe\x00",
+]  # fmt: skip
+"""Contents of other files."""
 DAMAGE = st.builds(Damage, st.sampled_from(KINDS), PLACES, st.sampled_from([16, 512, 4096]), st.integers(0, 2**32))
 
 
@@ -205,27 +235,30 @@ def end(command: Run, arguments: list[object], real: bool) -> tuple[bool, str]:
 # -------------------------------------------------------------------------------------------------------------- tests
 
 
-@fuzz(0.32, faults=damage_to([*SHARDS, "index.h5", "index.h5"]), skip=st.booleans())
+@fuzz(0.10, faults=damage_to([*SHARDS, "index.h5", "index.h5"]), skip=st.booleans())
 def test_training_on_damaged_shards(world: World, command: Run, faults: Faults, skip: bool, real: bool) -> None:
     shards = world.copy("shards")
     run = shards.with_name("run")
     damage(shards, faults)
     good, said = end(command, training(shards, run) + ["--loading.damaged", "skip"] * skip, real)
-    assert not good or losses(run) == world.losses or " damaged clip" in said
+    same = good and losses(run) == world.losses
+    assert not good or same or " damaged clip" in said
+    world.count("shards, index: training", same)  # or a count of damaged clips
 
 
-@fuzz(0.10, faults=damage_to(["checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl", "settings.json"], most=2))
+@fuzz(0.05, faults=damage_to(["checkpoint.pt", "checkpoint.previous.pt", "metrics.jsonl", "settings.json"], most=2))
 def test_resuming_from_damaged_files(world: World, command: Run, faults: Faults, real: bool) -> None:
     run = world.copy("half")
     damage(run, faults)
-    good, _ = end(command, training(world.folder / "shards", run), real)
+    good, said = end(command, training(world.folder / "shards", run), real)
+    world.count("checkpoints, log, settings: resuming", good, "damaged" in said)
     if "metrics.jsonl" in faults:  # a log, in which what is damaged is dropped
         assert losses(run)[-2:] == world.losses[-2:] if good else len(faults) > 1
     else:
         assert not good or losses(run) == world.losses
 
 
-@fuzz(0.06, fault=DAMAGE)
+@fuzz(0.05, fault=DAMAGE)
 def test_features_of_a_damaged_checkpoint(world: World, command: Run, fault: Damage, real: bool) -> None:
     here = world.fresh()
     shutil.copy(world.folder / "run" / "checkpoint.pt", here)
@@ -234,26 +267,111 @@ def test_features_of_a_damaged_checkpoint(world: World, command: Run, fault: Dam
     arguments += ["--dataset", "x", "--clips", 2, "--protocols", "retrieval", "--threads", 1, "--out", here / "eval"]
     good, _ = end(command, arguments, real)
     assert not good or metrics(here / "eval") == world.metrics
+    world.count("checkpoint: evaluation", good)
 
 
-@fuzz(0.17, faults=damage_to([*SHARDS, "index.h5"]))
+@fuzz(0.06, number=st.integers(0, 99), fault=DAMAGE)
+def test_evaluations_with_damaged_results(world: World, command: Run, number: int, fault: Damage, real: bool) -> None:
+    """Records and stored features of an evaluation are computed again."""
+    out = world.copy("eval")
+    files = sorted(path for path in out.rglob("*") if path.suffix in (".json", ".npz"))
+    changed = fault.apply(files[number % len(files)])
+    arguments = ["eval", "downstream", "--ckpt", world.folder / "run", "--shards", world.folder / "shards"]
+    arguments += ["--dataset", "x", "--clips", 2, "--protocols", "retrieval", "--threads", 1, "--out", out]
+    good, _ = end(command, arguments, real)
+    assert good and metrics(out) == world.metrics
+    world.count("results, stored features: evaluation", good, changed)
+
+
+RUN = ["settings.json", "metrics.jsonl", "run.json", "eval/results.json"]
+
+
+@fuzz(0.24, faults=damage_to(RUN))
+def test_the_report_lists_damaged_results(world: World, command: Run, faults: Faults, real: bool) -> None:
+    """The report names a damaged file, and shows the same numbers of the others."""
+    run, ((name, _),) = world.copy("run"), faults.items()
+    for path in run.glob("eval/*/*.json"):  # the same records again
+        path.unlink()
+    whole = collect(run)
+    lines = (run / "metrics.jsonl").read_bytes()
+    changed = damage(run, faults)
+    if real:
+        assert end(command, ["eval", "report", "--runs", run, "--models", 1], True)[0]
+    found = collect(run)
+    listed = [Path(each.what).name for each in found.unread]
+    (before,), (after,) = whole.runs, found.runs
+    world.count("settings, log, results: report", not listed)
+    assert listed in ([], [Path(name).name]) and (changed or not listed)
+    if not listed:
+        left = len(after.metrics["step"])  # a log may end earlier, as after a kill
+        if not lines.startswith((run / "metrics.jsonl").read_bytes()):
+            assert left == len(before.metrics["step"])
+        assert all(np.array_equal(before.metrics[key][:left], after.metrics[key]) for key in before.metrics)
+    assert after.settings == (None if "settings.json" in listed else before.settings)
+    assert after.starts == (() if "run.json" in listed else before.starts)
+    assert found.evaluations == ({} if "results.json" in listed else whole.evaluations)
+
+
+@fuzz(0.24, faults=damage_to(["features.h5", "features.npz"]))
+def test_neighbours_in_damaged_features(world: World, command: Run, faults: Faults, real: bool) -> None:
+    folder, ((name, _),) = world.copy("features"), faults.items()
+    whole = read_features(folder / name)
+    damage(folder, faults)
+    query = ["eval", "nearest", "--features", folder / name, "--query", whole.id[0]]
+    good, _ = end(command, query, real)
+    if good:
+        found = read_features(folder / name)
+        assert found.metadata == whole.metadata and found.features.keys() == whole.features.keys()
+        for key in whole.features:
+            assert np.array_equal(found.features[key], whole.features[key], equal_nan=True)
+        assert all(np.array_equal(getattr(found, key), getattr(whole, key)) for key in ("id", "path", "start"))
+    world.count(f"{name}: neighbours", good)
+
+
+@pytest.fixture(scope="module")
+def searched(world: World) -> str:
+    """The report of a finished search, without trainings, in the folder `search` of the world."""
+    search(searching(world, world.folder / "search"), fake())
+    return search(searching(world, world.copy("search", shutil.copy)), fake())
+
+
+def searching(world: World, out: Path) -> Search:
+    return Search(shards=world.folder / "shards", out=out, clips_per_step=8, steps=40, trials=12, jobs=1)
+
+
+@fuzz(0.08, faults=damage_to(["search.json", "test.json", "journal.jsonl", "journal.jsonl"]))
+def test_a_search_with_damaged_files(world: World, searched: str, faults: Faults, real: bool) -> None:
+    out, ((name, _),), trainer, good = world.copy("search", shutil.copy), faults.items(), fake(), True
+    damage(out, faults)
+    try:
+        assert search(searching(world, out), trainer) == searched
+    except UserError as error:
+        assert re.fullmatch(rf"{out / name} is damaged \(.*\); remove it and run the same command again.*", str(error))
+        good = False
+    world.count(f"{name}: search", good, bool(trainer.measured or trainer.tested))
+
+
+@fuzz(0.10, faults=damage_to([*SHARDS, "index.h5"]))
 def test_verify_reports_all_damage(world: World, command: Run, faults: Faults, real: bool) -> None:
     shards = world.copy("shards")
     changed = damage(shards, faults)
     good, said = end(command, ["verify", "--shards", shards, "--workers", 1], real)
     assert good != changed
     assert good or all(f"{shards / name}: " in said for name in faults)
+    world.count("shards, index: verifying", good)
 
 
 SMALL = ["index.h5", "plan.jsonl", "rejected.jsonl", "summary.json"]
 
 
-@fuzz(0.23, faults=damage_to(SHARDS) | damage_to(SMALL, most=3))
+@fuzz(0.05, faults=damage_to(SHARDS) | damage_to(SMALL, most=3))
 def test_preprocessing_rebuilds_damaged_files(world: World, command: Run, faults: Faults, real: bool) -> None:
     """Except damage in the data of a shard, which its readers report."""
     shards = world.copy("shards")
-    damage(shards, faults)
-    if end(command, preprocessing(shards, world.folder / "videos"), real)[0]:
+    changed = damage(shards, faults)
+    good, _ = end(command, preprocessing(shards, world.folder / "videos"), real)
+    world.count("shards, index, plan, lists: preprocessing", good, changed)
+    if good:
         now = digests(shards)
         assert now.keys() == world.digests.keys()
         other = [name for name in now if now[name] != world.digests[name]]
@@ -291,7 +409,7 @@ WHAT = st.tuples(st.just("video") | st.sampled_from(ENTRIES), st.integers(0, 17)
 DRY = st.integers(0, 6).map(lambda number: number == 6)
 
 
-@fuzz(0.12, entries=st.dictionaries(PATHS, WHAT, min_size=3, max_size=6), dry=DRY)
+@fuzz(0.03, entries=st.dictionaries(PATHS, WHAT, min_size=3, max_size=6), dry=DRY)
 def test_preprocessing_of_odd_entries_and_names(
     world: World, command: Run, entries: dict[str, tuple[str, int, Damage]], dry: bool, real: bool
 ) -> None:
@@ -304,6 +422,7 @@ def test_preprocessing_of_odd_entries_and_names(
     for path, (kind, number, fault) in entries.items():
         expected[enter(source / path, kind, videos[number % len(videos)], fault)].add(path)
     good, said = end(command, preprocessing(shards, source) + ["--dry-run"] * dry, real)
+    world.count("videos: preprocessing", good)
     if dry:
         assert not good or ("videos decoded" in said and not shards.exists())
     elif good:

@@ -101,9 +101,9 @@ def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, t
 
 @pytest.mark.parametrize("kind", ["ablation", pytest.param("downstream", marks=pytest.mark.slow)])
 def test_an_interrupt_of_the_parent_alone_stops_its_runs(
-    kind: str, shards: Path, checkpoint: Path, tmp_path: Path
+    command: Run, kind: str, shards: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """As kill -INT does; Ctrl-C reaches the runs as well."""
+    """As kill -INT does; Ctrl-C reaches the runs as well. Meanwhile, a second command in the folder is refused."""
     more = {
         "ablation": ("--rows", "e", "--seeds", 0, "--steps", 10_000, "--clips-per-step", 8),
         "downstream": ("--ckpt", checkpoint, "--protocols", "finetune", "--size", "tiny", "--epochs", 10_000),
@@ -112,6 +112,8 @@ def test_an_interrupt_of_the_parent_alone_stops_its_runs(
     process = begun([*map(str, arguments)], tmp_path)
     logs = partial(tmp_path.glob, "out/**/*.jsonl")
     wait_until(lambda: any(log.stat().st_size for log in logs()) or process.poll() is not None)
+    second = command(*arguments)
+    assert second.returncode == 2 and f"another run is writing to {tmp_path / 'out'} (process " in second.stderr
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130 and errors.endswith("interrupted; run the same command again to resume\n")
