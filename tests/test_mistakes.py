@@ -191,7 +191,7 @@ def print_command(module: str, arguments: list[str]) -> None:
             "'make preprocess' has no variable CKPT; 'make help' lists the variables of every target$",
         ),
         ("verify SOURCE=/x", "'make verify' has no variable SOURCE; "),
-        ("generate DATASET=synthetic IDENTITY=1", "'make generate' has no variable IDENTITY; available: CLASSES, "),
+        ("generate DATASET=synthetic IDENTITY=1", "'make generate' has no variable IDENTITY; 'make help' lists"),
         ("preprocess pretrain DATSET=x", r"'make preprocess pretrain' has no variable DATSET; did you mean DATASET\?$"),
         ("pretrain FACTORS_DIGEST=x", "has no variable FACTORS_DIGEST; "),
         ("pretrain GPUS=0", "GPUS is '0'; it must be 1 or more"),

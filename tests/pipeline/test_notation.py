@@ -80,7 +80,7 @@ def test_parsing_and_printing_are_inverse(text: str) -> None:
         ("video:d:9 augmentation:i:2", "takes 9 videos and --batch-size is 4; set --batch-size 9"),
         ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3; it has 2 values; set it to 2 or less"),
         ("video:d augmentation:i:2 augmentation:i:2", "'augmentation' occurs twice"),
-        ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and its weight"),
+        ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and ':differs' keeps"),
         ("video:d augmentation:i:2 time_shift:d:2", "'time_shift' is sampled anew in every branch .* 'augmentation'"),
         ("video:d augmentation:i:1", "K is below 2 for every invariant factor"),
         ("video:d speed(1,x):i:2", r"cannot parse the settings in brackets of factor 'speed\(1,x\):i:2'"),
