@@ -50,8 +50,8 @@ $(STAMP): pyproject.toml constraints.txt setup.sh
 demo: $(STAMP) ## run everything on generated videos: about 4 minutes on 2 cores, no GPU
 	@$(PYTHON) -m gdt generate synthetic --destination data/videos/demo --train 40 --val 1 --test 20
 	@$(PYTHON) -m gdt preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
-	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --clips-per-step 32 --steps 340 --clips 3 \
-	  --seeds 0 --jobs 3 --test-factors none --out runs/demo
+	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --equal clips --clips-per-step 32 --steps 340 \
+	  --clips 3 --seeds 0 --jobs 3 --test-factors none --out runs/demo
 	@$(PYTHON) -m gdt eval report --runs runs/demo --out runs/demo/report.html
 
 generate: $(STAMP) ## generate a data set with settings of your own | [DATASET=synthetic-moments] [IDENTITY=0.3] [ACTIONS_PER_VIDEO=3] [SEED=0]
@@ -84,7 +84,7 @@ embed: $(STAMP) ## write features of your videos to a file | [CKPT=] SOURCE=/my/
 report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [OUT=page.html] [FIGURES_OF=NAME]
 	$(gdt) eval report
 
-ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=synthetic] [ROWS="a e l"] [SEEDS="0 1 2"]
+ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=synthetic] [ROWS="a e l"] [SEEDS="0 1 2"] | [EQUAL=videos|clips|compute] [BATCH_SIZE=] [STEPS=]
 	$(gdt) eval ablation --dataset synthetic
 
 search: $(STAMP) ## search for the best composition | [DATASET=synthetic] [FACTORS="time_shift:2,4 modality"] [TRIALS=30]

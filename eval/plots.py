@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gdt.eval.ablation.compare import by_preset, label
+from gdt.eval.ablation.compare import by_preset, label, title_of
 from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM, DISTANCE, DISTANCE_RANDOM
 from gdt.eval.factors.tables import EMBEDDING, TRUNK, by_model, factor_of, metrics_at, row_name, verdict_sign
 from gdt.eval.record import RANDOM, Record
@@ -44,6 +44,7 @@ def bars(records: Sequence[Record]) -> Figure:
         axes.set_xticks(range(len(groups)), [_tick(preset, len(names) > 1) for preset in groups], fontsize=7)
     for axes in list(panels.flat)[len(names) :]:
         axes.set_visible(False)
+    figure.suptitle(title_of(records), fontsize=8)
     return figure
 
 

@@ -18,7 +18,7 @@ from gdt.common.files import write_text
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, decisive_names
 from gdt.train.provenance import Provenance
-from gdt.train.settings import Pretrain, decisive_options
+from gdt.train.settings import LENGTH, Pretrain, decisive_options
 
 T = TypeVar("T")
 RANDOM = "random weights"
@@ -111,6 +111,10 @@ class Record:
     """One number per video, by name."""
     notes: tuple[str, ...] = ()
     """Remarks, a sentence each."""
+    equal: str = ""
+    """Of an ablation: its `--equal` and what all its rows get, as text."""
+    tflop: float = 0.0
+    """Of an ablation: arithmetic of the networks in pretraining, 10^12 FLOPs."""
 
     def settings_as(self, kind: type[T]) -> T:
         """The settings of the command, whose type is `kind`."""
@@ -173,8 +177,9 @@ def conditions(record: Record) -> dict[str, Any]:
 def budget(record: Record) -> dict[str, Any]:
     """Settings of pretraining that records must share to be seeds or rows of one table, by name.
 
-    These are all but the composition and the seed, with clips per step in place of the batch size; of random weights,
-    only the network and its clips. Raises UserError if the composition's --factors-from is missing or has changed.
+    These are all but the composition and the seed, with clips per step in place of the batch size, or in an ablation
+    with what `--equal` gives every row in place of batch size and steps; of random weights, only the network and its
+    clips. Raises UserError if the composition's --factors-from is missing or has changed.
     """
     settings = record.pretraining
     same = {name: value for name, value in decisive_options(settings).items() if name not in _COMPOSITION}
@@ -182,7 +187,10 @@ def budget(record: Record) -> dict[str, Any]:
         return {name: value for name, value in same.items() if name.startswith(_INPUTS)}
     if settings.factors_digest != settings.resolved().factors_digest:
         raise UserError(f"{settings.factors_from} has changed since")
-    return same | {"video clips per step": settings.composition.batch_size * settings.composition.clips_per_video}
+    if record.equal:
+        return {name: value for name, value in same.items() if name[2:] not in LENGTH} | {"--equal": record.equal}
+    clips = settings.composition.batch_size * settings.composition.clips_per_video
+    return same | {"--equal": "not given", "video clips per step": clips}
 
 
 def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
@@ -190,7 +198,7 @@ def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
     for record in records:
         own = {name: getattr(record, name) for name in _MODEL} | conditions(record)
         own |= {"factor": record.factor.name, "network": record.factor.network} if record.factor else {}
-        own |= {name: value for name, value in vars(record).items() if isinstance(value, str | int | Path)}
+        own |= {name: value for name, value in vars(record).items() if isinstance(value, str | int | float | Path)}
         for name, metric in record.metrics.items():
             yield own | {
                 "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,

@@ -42,15 +42,16 @@ class Table:
     """The notes that are printed."""
     details: list[str]
     """The other notes, for files and pages."""
+    title: str = ""
 
     @property
     def notes(self) -> list[str]:
         return [*self.brief, *self.details]
 
 
-def with_notes(lines: Sequence[Sequence[str]], notes: Iterable[str], keys: int = 1) -> str:
-    """A table as text, with notes below; both fit 100 columns (see `layout` for `keys`)."""
-    return "\n".join([layout(lines, keys=keys), "", *map(wrap, notes)])
+def with_notes(lines: Sequence[Sequence[str]], notes: Iterable[str], keys: int = 1, title: str = "") -> str:
+    """A table as text, with a title above and notes below; all fit 100 columns (see `layout` for `keys`)."""
+    return "\n".join([*([wrap(title)] if title else []), layout(lines, keys=keys), "", *map(wrap, notes)])
 
 
 def wrap(note: str, indent: str = "  ") -> str:

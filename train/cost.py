@@ -21,6 +21,7 @@ from gdt.pipeline.sources.text import Words
 from gdt.train.models.backbone import Backbone
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
+from gdt.train.settings import Pretrain
 
 WIDE, WIDER = 2, 3
 """Parts of the video trunk that are recomputed to save memory: the stem and one stage, or two stages."""
@@ -47,6 +48,19 @@ def training_flops(
     if "video" in modalities:
         model.video_network.base.recomputed = recomputed
     return _more(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
+
+
+def step_flops(settings: Pretrain, bands: int) -> float:
+    """FLOPs of the networks in a step, over all ranks."""
+    composition = settings.composition
+    leaves = composition.batch_size * composition.clips_per_video
+    return leaves * _flops_of_all(settings.network, settings.clip, bands, composition.modalities)
+
+
+@cache
+def _flops_of_all(network: Network, clip: Clip, bands: int, modalities: tuple[str, ...]) -> float:
+    """FLOPs of a leaf of every modality."""
+    return sum(training_flops(network, clip, bands, modalities).values())
 
 
 def parameters(network: Network, modalities: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from gdt.pipeline.loader import Batch, all_usable
 from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, require_same_run
-from gdt.train.cost import peak_flops, training_flops
+from gdt.train.cost import peak_flops, step_flops
 from gdt.train.kernels import PRECISIONS, Kernels
 from gdt.train.metrics import Metrics
 from gdt.train.models.gdt import GDT, load_weights
@@ -85,10 +85,7 @@ class Learner:
         """FLOPs of a step per GPU, and the GPU's peak FLOP/s; None if the peak is unknown."""
         if (peak := peak_flops(self.device)) is None:
             return None
-        settings, composition = self.settings, self.composition
-        of_leaf = training_flops(settings.network, settings.clip, bands, composition.modalities)
-        leaves = composition.batch_size * composition.clips_per_video / self.world
-        return leaves * sum(of_leaf.values()), peak
+        return step_flops(self.settings, bands) / self.world, peak
 
 
 def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim.Optimizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from gdt.eval.tables import (
     Groups,
     Lines,
     Table,
+    columns,
     csv_text,
     few_videos,
     format_cell,
@@ -30,10 +32,13 @@ from gdt.pipeline import presets
 
 OTHERS = "results-others.json"
 """Earlier records that cannot be compared with those in results.json."""
+LINEAR = "linear top-1"
+"""The metric of the linear probe."""
 _MANY = 20
 """Number of pairs of which one is expected to be significant by chance."""
 _PRINTED = 3
 """Number of metrics in the summary."""
+_SPENT_HEADS = ("clips", "TFLOP")
 _PAPER_HEADS = ("HMDB-51 R@1 (paper)", "HMDB-51 finetuned (paper)")
 _PAPER = {
     **{row: (f"{recall:.1f}", f"{accuracy:.1f}") for row, (accuracy, recall) in TABLE_1.items()},
@@ -42,7 +47,7 @@ _PAPER = {
 
 
 class Difference(NamedTuple):
-    """Difference between two rows in the first metric of a label column."""
+    """Difference between two rows in a metric of a label column."""
 
     label: str
     metric: str
@@ -86,7 +91,7 @@ def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison
     """
     labels = labels or ("label",)
     parts: list[tuple[Lines, list[str]]] = []
-    summaries, differences = [], []
+    title, summaries, differences = title_of(records), [], []
     for words in (False, True):  # rows with text are evaluated on the videos with captions only
         if not (own := [each for each in records if bool(each.words) == words]):
             continue
@@ -96,12 +101,15 @@ def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison
             parts.append((_label_lines(own, labels), _label_notes(own, labels)))
         pairs = [each for name in labels for each in _differences(own, name)]
         below = [*table.brief, *main_verdicts(table.groups)]
-        if first := [each for each in pairs if each.label == labels[0]]:
-            parts.append((_matrix(first), [_matrix_note(first)]))
-            below.append(_tested(first))
-        summaries.append(with_notes([line[: 1 + _PRINTED] for line in table.lines], below))
+        of_first = [each for each in pairs if each.label == labels[0]]
+        for metric in dict.fromkeys(each.metric for each in of_first):
+            compared = [each for each in of_first if each.metric == metric]
+            parts.append((_matrix(compared), [_matrix_note(compared)]))
+            below.append(_tested(compared))
+        printed = 1 + _PRINTED + len(_SPENT_HEADS) * (table.lines[0][1] == _SPENT_HEADS[0])
+        summaries.append(with_notes([line[:printed] for line in table.lines], below, title=title))
         differences += pairs
-    text = "\n\n".join(with_notes(lines, notes) for lines, notes in parts)
+    text = "\n\n".join(with_notes(lines, notes, title=title) for lines, notes in parts)
     return Comparison(text, "\n\n".join(summaries), [lines for lines, _ in parts], differences)
 
 
@@ -111,6 +119,11 @@ def table_of(records: Sequence[Record]) -> Table:
     groups = {label(preset): group for preset, group in rows.items()}
     lines = table_lines(groups, f"% on {_queries(records)}")
     notes = verdicts(groups)
+    if any(record.tflop for record in records):
+        spent = [_spent(groups.get(line[0], ())) for line in lines[1:]]
+        heads = (_SPENT_HEADS, *spent)
+        lines = [[line[0], *own, *line[1:]] for line, own in zip(lines, heads, strict=True)]
+        notes.append("clips, TFLOP: video clips and arithmetic of the networks in the whole of a row's pretraining")
     if any(preset in _PAPER for preset in rows):
         names = dict(zip(groups, rows, strict=True))
         cells = [_PAPER.get(names.get(line[0], ""), ("", "")) for line in lines[1:]]
@@ -119,7 +132,23 @@ def table_of(records: Sequence[Record]) -> Table:
             "paper: tables 1 and 2, HMDB-51, fold 1, full networks pretrained on Kinetics-400 or HowTo100M; compare "
             "only the order of rows"
         )
-    return Table(groups, lines, [_caption(groups), *few_videos(records)], notes)
+    return Table(groups, lines, [_caption(groups), *few_videos(records)], notes, title_of(records))
+
+
+def title_of(records: Sequence[Record]) -> str:
+    """The title of a table: what all its rows got in pretraining; empty if it is not of an ablation."""
+    equal = next((record.equal for record in records if record.equal), "")
+    return f"equal {equal}" if equal else ""
+
+
+def _spent(records: Sequence[Record]) -> tuple[str, str]:
+    """Video clips and TFLOP of the pretraining of a row; empty without one."""
+    trained = [each for each in records if each.tflop]
+    if not trained:
+        return "", ""
+    compositions = ((each.step, each.pretraining.composition) for each in trained)
+    clips = format_range(step * own.batch_size * own.clips_per_video for step, own in compositions)
+    return clips, f"{trained[0].tflop:,.1f}"
 
 
 def _queries(records: Sequence[Record]) -> str:
@@ -173,15 +202,15 @@ def _label_notes(records: Sequence[Record], labels: Sequence[str]) -> list[str]:
 
 
 def _differences(records: Sequence[Record], name: str) -> list[Difference]:
-    """Differences between all pairs of rows, in the first metric of a label column."""
+    """Differences between all pairs of rows, in the first metric of a label column and the linear probe's."""
     groups = {preset: own for preset, group in by_preset(records).items() if (own := _of(group, name))}
     groups.pop(RANDOM, None)
     differences = []
-    for row, records_of_row in groups.items():
-        column = next(iter(records_of_row[0].metrics))
-        for other, records_of_other in groups.items():
-            one, two = metrics_of(records_of_row, column), metrics_of(records_of_other, column)
-            if row != other and one and two:
+    names = columns(groups)
+    for column in (each for each in names if each in (names[0], LINEAR)):
+        for row, other in permutations(groups, 2):
+            one, two = metrics_of(groups[row], column), metrics_of(groups[other], column)
+            if one and two:
                 compare = over_seeds if min(len(one), len(two)) > 1 else difference
                 differences.append(Difference(name, column, row, other, len(one), len(two), *compare(one, two)))
     return differences

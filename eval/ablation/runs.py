@@ -23,6 +23,7 @@ from gdt.common.lock import locked
 from gdt.common.serialization import add_checksum, require_checksum
 from gdt.eval import record
 from gdt.eval.ablation.compare import OTHERS, compare_rows, label, with_earlier
+from gdt.eval.ablation.equal import equalise
 from gdt.eval.ablation.settings import Ablation, is_composition
 from gdt.eval.drawing import save
 from gdt.eval.factors.evaluate import NAME
@@ -39,6 +40,7 @@ from gdt.eval.subjects import folds
 from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
+from gdt.train.cost import step_flops
 from gdt.train.settings import SIZES, Pretrain
 
 _DONE = "done.json"
@@ -59,6 +61,10 @@ class Run:
     """Arguments of `gdt` for training and evaluations."""
     factors: Path | None
     """File of records of `gdt eval factors`; None if it is not run."""
+    equal: str
+    """What all rows get, as text."""
+    bands: int
+    """Mel bands of the shards."""
 
     @property
     def folder(self) -> Path:
@@ -75,7 +81,11 @@ class Run:
         records = [each for each in every if each.protocol in protocols]
         records.sort(key=lambda each: each.provenance.started)
         # the latest: the file also has records of earlier weights; without folds or of the first one, see _evaluation
-        return list({(each.preset, each.protocol, each.label): each for each in records if each.fold < 2}.values())
+        latest = {(each.preset, each.protocol, each.label): each for each in records if each.fold < 2}.values()
+        return [replace(each, equal=self.equal, tflop=self._tflop(each)) for each in latest]
+
+    def _tflop(self, each: Record) -> float:
+        return 0.0 if each.preset == RANDOM else each.step * step_flops(each.pretraining, self.bands) / 1e12
 
 
 class Inputs(NamedTuple):
@@ -94,31 +104,62 @@ class Inputs(NamedTuple):
         return Inputs(fingerprint(index), short_digest(digests) if labels else "")
 
 
+class Plan(NamedTuple):
+    """What an ablation does."""
+
+    runs: list[Run]
+    equal: str
+    """What all rows get, as text."""
+    inputs: Inputs
+    labels: tuple[str, ...]
+    """Label columns; empty for recall between modalities."""
+    protocols: tuple[str, ...]
+    out: Path
+
+    @property
+    def left(self) -> list[Run]:
+        """The runs with unfinished commands."""
+        return [run for run in self.runs if any(command not in _done(run, self.inputs) for command in run.commands)]
+
+
 def ablation(settings: Ablation) -> str:
     """Run the unfinished commands and write the tables; returns a summary. Raises UserError if a run fails."""
+    planned = plan(settings)
+    with locked(planned.out, "set --out"):
+        _run_all(settings, planned)
+        return _report(planned.runs, planned.labels, planned.protocols, planned.out)
+
+
+def plan(settings: Ablation) -> Plan:
+    """The runs of an ablation. Raises UserError if the videos do not fit the rows or labels."""
     shards = shard_folder(settings.dataset, settings.shards)
     index = Index.open(shards)
-    out = settings.out or Path("runs") / f"ablation-{settings.dataset}"
+    out = settings.out or Path("runs") / f"ablation-{settings.dataset}{'-clips' if settings.equal == 'clips' else ''}"
     labels = _labels(settings, index)
-    protocols: tuple[str, ...] = ("retrieval", "few-shot") if labels else ("cross-modal",)
+    protocols: tuple[str, ...] = settings.protocols if labels else ("cross-modal",)
     _require_comparable(settings, index, shards, labels)
     evaluation = replace(_evaluation(settings, index, labels), dataset=settings.dataset, shards=shards)
-    plan = partial(_plan, settings, replace(evaluation, protocols=protocols), out)
-    runs = [plan(row, seed) for seed in settings.seeds for row in settings.rows]
-    with locked(out, "set --out"):
-        _run_all(settings, runs, Inputs.of(evaluation, index, labels), protocols, out)
-        return _report(runs, labels, protocols, out)
+    of_row = partial(_run, settings, replace(evaluation, protocols=protocols), out, index)
+    rows, equal = equalise(settings, {row: _pretraining(settings, shards, row) for row in settings.rows}, index)
+    runs = [of_row(row, run, equal, seed) for seed in settings.seeds for row, run in rows.items()]
+    return Plan(runs, equal, Inputs.of(evaluation, index, labels), labels, protocols, out)
 
 
 def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
     """Label columns to compare by, `label` for the classes; empty for recall between modalities."""
     if not settings.labels:
-        return label_columns(index, settings.query_split)
+        return label_columns(index, settings.query_split, _gallery(settings, index))
     if settings.labels == (RECALL,):
         return ()
     for name in settings.labels:
         index.labelled(name)  # raises UserError if the column does not exist
     return settings.labels
+
+
+def _gallery(settings: Ablation, index: Index) -> str:
+    """The split of the gallery."""
+    labelled = {split for split in ("train", "val") if (index.label[index.split == split] != "").any()}
+    return settings.gallery_split or ("val" if labelled == {"val"} else "train")
 
 
 def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:
@@ -131,7 +172,7 @@ def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: 
             f"--rows {shlex.join(others) or 'a b c d'}"
         )
     if not labels and settings.test_factors == "none" and all(len(each) < 2 for each in modalities.values()):
-        reason = f"{shards} has no labels in the splits train and {settings.query_split}"
+        reason = f"{shards} has no labels in the splits {_gallery(settings, index)} and {settings.query_split}"
         raise UserError(
             f"{'recall needs two modalities' if settings.labels else reason}, and none of the rows "
             f"{' '.join(settings.rows)} has two, so only factors can be compared; remove --test-factors none"
@@ -147,26 +188,34 @@ def _evaluation(settings: Ablation, index: Index, labels: Sequence[str]) -> Down
     return Downstream(
         (), label=",".join(labels), folds=(1,) if labels and any(index.folds) else (), clips=settings.clips,
         query_split=settings.query_split, gallery_per_class=settings.gallery_per_class if labels else 0,
+        gallery_split=_gallery(settings, index) if labels else "train",
     )  # fmt: skip
 
 
-def _plan(settings: Ablation, evaluation: Downstream, out: Path, row: str, seed: int) -> Run:
-    """The run of a row with a seed."""
-    composition, size = settings.composition(row), SIZES[settings.size][1]
+def _pretraining(settings: Ablation, shards: Path, row: str) -> Pretrain:
+    """The run of a row, without its batch size and seed."""
     options: dict[str, Any] = {"steps": settings.steps, "epochs": 0} if settings.steps else {}
     options |= {"factors": row, "factors_from": settings.factors_from} if is_composition(row) else {"preset": row}
-    pretraining = replace(
-        size, dataset=settings.dataset, shards=evaluation.shards, seed=seed, bn_group_size=settings.bn_group_size,
-        batch_size=settings.clips_per_step // composition.clips_per_video,
-        word2vec=settings.word2vec if "text" in composition.modalities else None, **options,
+    return replace(
+        SIZES[settings.size][1], dataset=settings.dataset, shards=shards, bn_group_size=settings.bn_group_size,
+        word2vec=settings.word2vec if "text" in settings.composition(row).modalities else None, **options,
     )  # fmt: skip
+
+
+def _run(
+    settings: Ablation, evaluation: Downstream, out: Path, index: Index, row: str, pretraining: Pretrain, equal: str,
+    seed: int,
+) -> Run:  # fmt: skip
+    """The run of a row with a seed."""
+    size, pretraining = SIZES[settings.size][1], replace(pretraining, seed=seed)
     # with another body of --factors-from, the same composition is another run
     code = pretraining.resolved().factors_digest
     name = f"own-{short_digest([row, code] if code else row)[:6]}" if is_composition(row) else row
-    folder = out / f"{name}-{seed}"
+    adjusted = pretraining.steps != (settings.steps or size.steps)
+    folder = out / f"{name}{f'-{pretraining.steps}steps' if adjusted else ''}-{seed}"
     pretraining = replace(pretraining, out=folder)
     commands = [["pretrain", settings.size, *to_arguments(pretraining, size)]]
-    if evaluation.label or len(composition.modalities) > 1:
+    if evaluation.label or len(pretraining.composition.modalities) > 1:
         downstream = replace(
             evaluation, ckpt=(folder,), random_weights="include" if row == settings.rows[0] else "exclude",
             out=folder / "eval", word2vec=None if evaluation.label else pretraining.word2vec,
@@ -177,20 +226,20 @@ def _plan(settings: Ablation, evaluation: Downstream, out: Path, row: str, seed:
         factors = folder / "factors" / NAME
         test = Factors((folder,), settings.dataset, evaluation.shards, settings.query_split, out=factors.parent)
         commands.append(["eval", "factors", *to_arguments(test, Factors((Path(),)))])
-    return Run(row, name, pretraining, commands, factors)
+    return Run(row, name, pretraining, commands, factors, equal, index.bands)
 
 
-def _run_all(settings: Ablation, runs: Sequence[Run], inputs: Inputs, protocols: tuple[str, ...], out: Path) -> None:
+def _run_all(settings: Ablation, planned: Plan) -> None:
     """Run the commands that are not finished with these inputs."""
-    jobs = job_limit(settings.jobs)
+    runs, inputs, protocols, out = planned.runs, planned.inputs, planned.protocols, planned.out
     for path in (path for run in runs for path in (run.results, run.factors) if path and path.is_file()):
         if not _is_readable(path):
             print(f"{path} is damaged or of another version; it is computed again")
-    todo = [run for run in runs if any(command not in _done(run, inputs) for command in run.commands)]
+    jobs, todo = job_limit(settings.jobs), planned.left
     evaluated = [run for run in runs if any(each in _done(run, inputs, any_labels=True) for each in run.commands[1:2])]
     if relabelled := [run for run in evaluated if run.commands[1] not in _done(run, inputs)]:
         print(f"the labels of {len(relabelled)} evaluated runs have changed; they are evaluated again")
-    print(f"{len(todo)} of {len(runs)} runs left, {jobs} in parallel, {settings.clips_per_step} video clips per step\n"
+    print(f"{len(todo)} of {len(runs)} runs left, {jobs} in parallel; equal {planned.equal}\n"
           f"logs: {out}/<row>-<seed>/log.txt", flush=True)  # fmt: skip
     began = time.monotonic()
 
@@ -271,7 +320,7 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
     return "\n".join(["", *summary, f"all tables: {out}/table.txt", f"pictures: {pictures}"])
 
 
-def label_columns(index: Index, query_split: str) -> tuple[str, ...]:
+def label_columns(index: Index, query_split: str, gallery_split: str = "train") -> tuple[str, ...]:
     """Label columns that group the videos differently, `label` (the classes) first.
 
     Gallery and queries must share at least two values, and values must have several videos (unlike ids).
@@ -279,9 +328,10 @@ def label_columns(index: Index, query_split: str) -> tuple[str, ...]:
     columns: dict[tuple[int, ...], str] = {}
     for name in ("label", *index.columns):
         values = index.labelled(name).label.astype(str)
-        known = [values[(index.split == split) & (values != "")] for split in ("train", query_split)]
+        known = [values[(index.split == split) & (values != "")] for split in (gallery_split, query_split)]
         shared = np.intersect1d(*known)
         if len(shared) > 1 and len(np.unique(known[0])) <= len(known[0]) / _MIN_SHARED:
+            values = values[np.isin(index.split, (gallery_split, query_split))]
             columns.setdefault(tuple(np.unique(values, return_inverse=True)[1].tolist()), name)
     return tuple(columns.values())
 

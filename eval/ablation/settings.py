@@ -18,9 +18,9 @@ class Ablation:
     """Pretrain compositions and compare their features. The same command resumes."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "ablation": ("dataset", "rows", "seeds", "size", "steps", "label", "out", "jobs"),
-        "advanced": ("shards", "clips_per_step", "bn_group_size", "query_split", "gallery_per_class", "clips",
-                     "test_factors", "word2vec", "factors_from"),
+        "ablation": ("dataset", "rows", "seeds", "equal", "size", "steps", "label", "out", "jobs"),
+        "advanced": ("shards", "batch_size", "clips_per_step", "bn_group_size", "protocols", "gallery_split",
+                     "query_split", "gallery_per_class", "clips", "test_factors", "word2vec", "factors_from"),
     }  # fmt: skip
 
     dataset: str = "synthetic"
@@ -37,14 +37,23 @@ class Ablation:
     """Seeds; one run per row and seed."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks, clips and schedule."""
-    clips_per_step: int = 64
-    """Video clips per batch, the same in all rows."""
+    equal: Literal["videos", "clips", "compute"] = "videos"
+    """What all rows get: videos per step and steps, as in the paper; video clips per step and steps; or videos per step
+    and, in more steps for cheaper rows, arithmetic."""
+    batch_size: int = 0
+    """Videos per step with --equal videos or compute; 0: those of --size."""
+    clips_per_step: int = 0
+    """Video clips per step with --equal clips; 0: 64."""
     bn_group_size: int | None = None
     """Leaves of one modality that share batch-norm statistics; 0: whole batch."""
     steps: int = 0
-    """Training steps; 0: those of --size."""
+    """Training steps, with --equal compute those of row l; 0: those of --size."""
     label: str = ""
     """Label columns, as in label,weather, or 'recall'; default: all."""
+    protocols: tuple[Literal["retrieval", "few-shot", "linear"], ...] = ("retrieval", "few-shot")
+    """Protocols of 'gdt eval downstream', for label columns."""
+    gallery_split: str = ""
+    """Split of the gallery; default: train, or val if no training video has a class."""
     query_split: str = "test"
     """Split of the queries; use val to choose settings."""
     gallery_per_class: int = 0
@@ -56,7 +65,7 @@ class Ablation:
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
-    """Results; default: runs/ablation-<dataset>."""
+    """Results; default: runs/ablation-<dataset>, with --equal clips runs/ablation-<dataset>-clips."""
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -64,7 +73,7 @@ class Ablation:
         return tuple(dict.fromkeys(self.label.split(","))) if self.label else ()
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "jobs", least=0)
+        require_positive(self, "", "jobs", "batch_size", "clips_per_step", least=0)
         require_positive(self, "", "clips")
         if RECALL in self.labels and len(self.labels) > 1:
             raise UserError("--label recall cannot be combined with label columns; run one ablation for each")
@@ -73,6 +82,12 @@ class Ablation:
         compositions = {row: self.composition(row) for row in self.rows}
         if self.word2vec and not any("text" in each.modalities for each in compositions.values()):
             raise UserError(f"--word2vec has no effect, as no row ({' '.join(self.rows)}) has text; remove it")
+        unused, used = ("batch_size", "clips_per_step")[:: 1 if self.equal == "clips" else -1]
+        if getattr(self, unused):
+            raise UserError(
+                f"--{unused.replace('_', '-')} has no effect with --equal {self.equal}; set "
+                f"--{used.replace('_', '-')}, or another --equal"
+            )
         for row, composition in compositions.items():
             clips = composition.clips_per_video
             if self.clips_per_step % clips:

@@ -97,6 +97,7 @@ class Comparison(NamedTuple):
     """Names and values of conditions that all records share."""
     conditions: Lines
     """The other conditions, a line per record."""
+    title: str
 
 
 def compare(folder: Path, results: Sequence[Result]) -> list[Comparison]:
@@ -109,7 +110,7 @@ def compare(folder: Path, results: Sequence[Result]) -> list[Comparison]:
     tables: list[Table] = []
     for group in _comparable(records):
         tables += map(table_of, _by_budget(group)) if is_ablation else build_tables(group)
-    return [Comparison(table.lines, table.brief, table.details, *_conditions(table)) for table in tables]
+    return [Comparison(table.lines, table.brief, table.details, *_conditions(table), table.title) for table in tables]
 
 
 def _comparable(records: Sequence[Record]) -> list[list[Record]]:
@@ -154,7 +155,7 @@ def _settings(row: Record) -> tuple[Any, ...]:
 
 def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
     heads = ["row", "protocol", "fold", "seed", "steps", "weights", "data set", "data", "labels", "split", "queries",
-             "gallery", "how", "trained on", "device", "versions", "commit", "evaluated"]  # fmt: skip
+             "gallery", "equal", "how", "trained on", "device", "versions", "commit", "evaluated"]  # fmt: skip
     lines = [heads]
     for name, records in table.groups.items():
         for row in records:
@@ -162,7 +163,7 @@ def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
             lines.append([
                 name, row.protocol, str(row.fold or "-"), str(row.seed), str(row.step), row.weights[:8], row.dataset,
                 row.data[:8], row.labels[:8], row.query_split, str(row.queries), str(row.gallery or row.queries),
-                format_details(row.how), _TRAINED[row.trained_on], row.provenance.device, versions,
+                row.equal or "-", format_details(row.how), _TRAINED[row.trained_on], row.provenance.device, versions,
                 short_commit(row.provenance.commit), row.provenance.started,
             ])  # fmt: skip
     columns = list(zip(*lines, strict=True))

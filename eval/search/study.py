@@ -326,7 +326,7 @@ def compare_seeds(settings: Search, composition: str) -> list[str]:
     ablation = Ablation(
         **{name: getattr(settings, name) for name in names}, rows=(settings.baseline, composition),
         seeds=tuple(settings.seed + more for more in (1, 2, 3)), label=settings.metric, test_factors="none",
-        out=settings.folder / "seeds",
+        equal="clips", out=settings.folder / "seeds",
     )  # fmt: skip
     return ["eval", "ablation", *to_arguments(ablation, Ablation())]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from gdt.common.errors import UserError
 from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
 from gdt.eval.ablation.compare import compare_rows
-from gdt.eval.ablation.runs import ablation, label_columns
+from gdt.eval.ablation.runs import ablation, label_columns, plan
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
 from gdt.eval.factors.evaluate import factors
@@ -27,6 +28,7 @@ from gdt.eval.record import RANDOM, Record, read
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.train import command as training
+from gdt.train.cost import training_flops
 from gdt.train.pretrain import pretrain
 from tests.eval.test_record import ROW
 
@@ -52,8 +54,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def settings(shards: Path, out: Path, **values: object) -> Ablation:
-    small = {"rows": ("a", "l"), "seeds": (1,), "steps": 2, "clips_per_step": 8, "clips": 2, "jobs": 1}
-    return Ablation(shards=shards, out=out, **small | {"test_factors": "none"} | values)  # type: ignore[arg-type]
+    small = {"rows": ("a", "l"), "seeds": (1,), "steps": 2, "clips": 2, "jobs": 1, "test_factors": "none"}
+    equal = {} if "equal" in values else {"equal": "clips", "clips_per_step": 8}
+    return Ablation(shards=shards, out=out, **small | equal | values)  # type: ignore[arg-type]
 
 
 def kinds(commands: Sequence[Sequence[str]]) -> list[str]:
@@ -149,6 +152,9 @@ def test_all_label_columns_are_compared(
 def test_ids_constants_and_duplicates_are_not_label_columns(index: Index) -> None:
     assert label_columns(columns(index), "test") == ("label", "parity")  # not an id, one value, or the classes again
     assert label_columns(replace(index, label=np.full(len(index), "", object)), "test") == ()
+    moved = replace(columns(index), split=np.where(index.split == "train", "val", index.split).astype(object))
+    assert [runs._gallery(Ablation(), each) for each in (index, moved)] == ["train", "val"]
+    assert label_columns(moved, "test", "val") == ("label", "parity") and label_columns(moved, "test") == ()
 
 
 def test_videos_without_labels_or_without_sound(
@@ -181,7 +187,10 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
     given = settings(folder, tmp_path / "out", rows=("a",), label="label")
     ablation(given)
     table = (tmp_path / "out" / "table.txt").read_text()
-    assert table.startswith("% on test, fold 1") and "12 queries against a gallery of 24 videos, 3 classes" in table
+    assert (
+        table.startswith("equal clips: 8 video clips per step, 2 steps\n% on test, fold 1")
+        and "12 queries against a gallery of 24 videos, 3 classes" in table
+    )
     before = read(tmp_path / "out" / "results.json")
     assert {(row.fold, row.queries, row.trained_on) for row in before} == {(1, 12, "others")}
 
@@ -235,6 +244,11 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
         ({"factors_from": tmp_path}, "--factors-from has no effect"),
         ({"label": "recall,label"}, "--label recall cannot be combined with label columns"),
         ({"label": "colour"}, "unknown column 'colour'"),
+        ({"equal": "videos", "clips_per_step": 8}, "--clips-per-step has no effect with --equal videos; set --batch-s"),
+        (
+            {"equal": "clips", "batch_size": 8},
+            "--batch-size has no effect with --equal clips; set --clips-per-step, or",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             ablation(settings(shards, tmp_path, **wrong))
@@ -262,6 +276,9 @@ def test_the_matrix_marks_significant_differences() -> None:
     assert "+40.0*" in comparison.text and "+0.5" in comparison.text and "2 of 3 pairs" in comparison.text
     assert [each.is_significant for each in comparison.differences if each.row == "l"] == [True, False]
     assert json.dumps(comparison.differences[0].points) == "-40.0"
+    probes = [replace(row, protocol="linear", metrics={"linear top-1": row.metrics["R@1"]}) for row in rows]
+    both = compare_rows([*rows, *probes], ("label",))
+    assert "2 of 3 pairs of rows differ significantly in linear top-1" in both.summary and len(both.tables) == 3
 
 
 def test_rows_with_and_without_text_have_their_own_tables() -> None:
@@ -321,3 +338,54 @@ def test_factors_of_several_seeds_are_averaged(done: list[list[str]], shards: Pa
     assert mean.metrics["trunk accuracy"].value == pytest.approx(accuracy.value + 2)
     between = mean.metrics["trunk distance"]
     assert (between.value, *between.interval) == pytest.approx((distance.value + 0.5, distance.low, distance.high + 1))
+
+
+def test_steps_are_adjusted_to_the_arithmetic_of_row_l(shards: Path, tmp_path: Path) -> None:
+    planned = plan(settings(shards, tmp_path, rows=("a", "e", "g", "l"), equal="compute", batch_size=2, steps=300))
+    assert planned.equal == "compute: 2 videos per step, the arithmetic of 300 steps of row l"
+    # leaves of both modalities: 1 per video in row e, 2 in g, 4 in l; row a has 2 of the video only
+    run = planned.runs[0]
+    leaf = training_flops(run.pretraining.network, run.pretraining.clip, run.bands, ("video", "audio"))
+    of_a = round(300 * 4 * sum(leaf.values()) / (2 * leaf["video"]))
+    names = [run.folder.name for run in planned.runs]
+    assert 600 < of_a < 1200 and names == [f"a-{of_a}steps-1", "e-1200steps-1", "g-600steps-1", "l-1"]
+    default = plan(settings(shards, tmp_path, equal="videos", steps=0))
+    assert default.equal == "videos: 16 videos per step, 600 steps" and default.runs[0].folder.name == "a-1"
+
+
+def test_equal_videos_and_compute_share_runs_but_no_table(
+    done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    videos = settings(
+        shards,
+        tmp_path,
+        rows=("e", "l"),
+        equal="videos",
+        batch_size=2,
+        label="label",
+        protocols=("retrieval",),
+        clips=1,
+    )
+    summary = ablation(videos)
+    assert summary.startswith("\nequal videos: 2 videos per step, 2 steps\n")
+    spent = {row.preset: (row.step, row.pretraining.batch_size, row.tflop) for row in read(tmp_path / "results.json")}
+    assert spent["e"][:2] == spent["l"][:2] == (2, 2) and spent[RANDOM][2] == 0
+    assert spent["l"][2] == pytest.approx(4 * spent["e"][2])
+    table = (tmp_path / "table.txt").read_text()
+    assert table.startswith("equal videos: 2 videos per step, 2 steps\n")
+    for text in (table, summary):
+        clips = [re.search(rf"^row {name}: .*?  (\d+) +[\d.]+  ", text, re.M) for name in "el"]
+        assert "clips    TFLOP" in text and [found and found[1] for found in clips] == ["4", "16"]
+    done.clear()
+    capsys.readouterr()
+    compute = replace(videos, equal="compute")
+    assert ablation(compute).startswith("\nequal compute: 2 videos per step, the arithmetic of 2 steps of row l\n")
+    # row l is not trained again; row e takes more steps, in a folder of its own
+    assert [each[each.index("--out") + 1] for each in done if each[0] == "pretrain"] == [str(tmp_path / "e-8steps-1")]
+    assert "--equal was videos: 2 videos per step, 2 steps, now compute: 2 videos" in capsys.readouterr().out
+    records = read(tmp_path / "results.json")
+    assert {row.equal[:7] for row in records} == {"compute"}
+    assert [row.tflop for row in records if row.preset != RANDOM] == pytest.approx([spent["l"][2]] * 2)
+    done.clear()
+    ablation(videos)
+    assert not done and {row.equal[:6] for row in read(tmp_path / "results.json")} == {"videos"}

@@ -93,7 +93,7 @@ def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Pa
 
 
 def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
-    small = ("--rows", "e", "--seeds", 0, "--clips-per-step", 400, "--out", "o")
+    small = ("--rows", "e", "--seeds", 0, "--batch-size", 400, "--out", "o")
     done = command("eval", "ablation", "--shards", shards, *small)
     assert done.returncode == 2
     assert "a batch takes 400 videos but only 24 can be used" in done.stderr and "log.txt" in done.stderr
@@ -105,7 +105,7 @@ def test_an_interrupt_of_the_parent_alone_stops_its_runs(
 ) -> None:
     """As kill -INT does; Ctrl-C reaches the runs as well. Meanwhile, a second command in the folder is refused."""
     more = {
-        "ablation": ("--rows", "e", "--seeds", 0, "--steps", 10_000, "--clips-per-step", 8),
+        "ablation": ("--rows", "e", "--seeds", 0, "--steps", 10_000, "--batch-size", 8),
         "downstream": ("--ckpt", checkpoint, "--protocols", "finetune", "--size", "tiny", "--epochs", 10_000),
     }[kind]
     arguments = ("eval", kind, "--shards", shards, "--jobs", 2, "--out", tmp_path / "out", *more)

@@ -335,6 +335,15 @@ def test_other_budgets_have_their_own_table(tmp_path: Path) -> None:
     random = replace(ROW, model=RANDOM, preset=RANDOM)
     tables = compare(tmp_path, [Result(row, tmp_path) for row in (random, *rows)])
     assert [len(table.lines) for table in tables] == [4, 4]  # headings, random weights, row e, chance
+    assert not any(table.title for table in tables)
+    equal = [
+        replace(row, equal=text, tflop=2.0)
+        for row, text in zip(rows, ("videos: x", "clips: y", "videos: x"), strict=True)
+    ]
+    titled = compare(tmp_path, [Result(row, tmp_path) for row in (random, *equal)])
+    assert [(table.title, len(table.lines), table.lines[0][1:3]) for table in titled] == [
+        ("equal videos: x", 4, ["clips", "TFLOP"]), ("equal clips: y", 4, ["clips", "TFLOP"])
+    ]  # fmt: skip
     assert sorted(table.brief[0].split("seeds ")[1][:4] for table in tables) == [
         "0, 2",
         "1, 2",

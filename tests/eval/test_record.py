@@ -121,6 +121,19 @@ def test_other_budgets_are_not_seeds_or_rows_of_one_table(
     )
 
 
+def test_rows_of_one_equal_share_a_table_and_others_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, compute = tmp_path / "results.json", "compute: 16 videos per step, the arithmetic of 600 steps of row l"
+    of_l = replace(ROW, preset="l", equal=compute, pretraining=replace(ROW.pretraining, preset="l", batch_size=16))
+    of_e = replace(ROW, equal=compute, pretraining=replace(ROW.pretraining, batch_size=16, steps=2400))
+    random = replace(ROW, preset=RANDOM, model=RANDOM)
+    for equal in ("videos: 16 videos per step, 600 steps", compute.replace("600", "300"), ""):
+        other = replace(of_l, seed=5, equal=equal)
+        write(path, [of_e, other, random])
+        assert with_earlier([of_l], path) == ([of_e, random, of_l], [other])
+        said = f"--equal was {equal or 'not given'}, now {compute}"
+        assert said in capsys.readouterr().out
+
+
 def test_rows_with_and_without_text_share_a_table(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     e, text, other = replace(ROW, words=""), replace(ROW, preset="text-b", words="1"), replace(ROW, words="2")
