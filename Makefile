@@ -39,7 +39,7 @@ checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
 generated = $(call quote,$(or $(DATASET),synthetic-moments))
 official = $(call gdt,PRESET FACTORS) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
-.PHONY: help setup demo test lint generate preprocess verify pretrain ablation search eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
+.PHONY: help setup demo test lint generate preprocess verify pretrain ablation study search eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
 .SUFFIXES:
 
 setup: $(STAMP) ## install everything into .venv, or into the active conda environment
@@ -86,6 +86,9 @@ report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [O
 
 ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=synthetic] [ROWS="a e l"] [SEEDS="0 1 2"] | [EQUAL=videos|clips|compute] [BATCH_SIZE=] [STEPS=]
 	$(gdt) eval ablation --dataset synthetic
+
+study: $(STAMP) ## does a composition beat plain cross-modal learning? says the hours first | [DATASET=synthetic-moments] [ROWS="e g j l"] [SEEDS="0 1 2 3 4"] [DRY_RUN=1]
+	$(gdt) study claim
 
 search: $(STAMP) ## search for the best composition | [DATASET=synthetic] [FACTORS="time_shift:2,4 modality"] [TRIALS=30]
 	$(gdt) eval search

@@ -4,13 +4,59 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+MOMENTS = "synthetic-moments"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Compare compositions with plain cross-modal learning (row e), at equal videos and compute.
+
+    The same command resumes.
+    """
+
+    dataset: str = MOMENTS
+    """Preprocessed data set; synthetic-moments is made here."""
+    rows: tuple[str, ...] = ("e", "g", "j", "l")
+    """Presets or quoted compositions."""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """Seeds; one run per row and seed."""
+    equal: tuple[Literal["videos", "compute"], ...] = ("videos", "compute")
+    """What all rows get, as in 'gdt eval ablation'; one table each."""
+    size: Literal["tiny", "paper"] = "tiny"
+    """Size of networks, clips and schedule."""
+    batch_size: int = 0
+    """Videos per step; 0: those of --size."""
+    steps: int = 0
+    """Training steps, at equal compute those of row l; 0: those of --size."""
+    label: str = ""
+    """Label columns, as in label,weather; default: all."""
+    clips: int = 3
+    """Clips per evaluated video."""
+    test_factors: Literal["first", "all", "none"] = "first"
+    """Seeds to run 'gdt eval factors' on."""
+    identity: tuple[float, ...] = (0.0, 0.04, 0.1, 0.3, 1.0)
+    """Strengths of the identity in synthetic-moments."""
+    actions_per_video: int = 3
+    """Actions of its training videos."""
+    set_seed: int = 0
+    """Seed of its videos."""
+    videos: int = 0
+    """Its videos per class and split, for a trial; 0: 100, 40 and 20."""
+    jobs: int = 0
+    """Runs in parallel; 0: one per GPU, else per core."""
+    dry_run: bool = False
+    """Only measure how long it will take."""
+    out: Path | None = None
+    """Results; default: runs/claim-<dataset>."""
 
 
 @dataclass(frozen=True)
 class Predictions:
     """Check the predictions of docs/predictions.md against the results of an ablation."""
 
-    runs: Path = Path("runs/ablation-synthetic-hard")
+    runs: Path = Path("runs/ablation-synthetic-hard-clips")
     """Folder of the ablation of rows a to m, two seeds or more."""
 
 

@@ -1,0 +1,236 @@
+"""`gdt study claim`: when does a composition beat plain cross-modal learning? Ablations over a dial, and one picture.
+
+Each data set is an ablation per `--equal`, in one folder, so that runs that two of them need are trained once.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gdt.common.files import write_text
+from gdt.eval import record
+from gdt.eval.ablation.compare import LINEAR, by_preset, compare_rows, title_of
+from gdt.eval.ablation.runs import ablation, plan
+from gdt.eval.ablation.settings import Ablation
+from gdt.eval.drawing import keys, save
+from gdt.eval.processes import job_limit, run_command
+from gdt.eval.record import RANDOM, Record
+from gdt.eval.tables import metrics_of, to_csv, wrap
+from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.layout import INDEX, shard_folder
+from gdt.studies.settings import MOMENTS, Claim
+from gdt.train.settings import METRICS, Pretrain
+
+_MEASURED = 12
+"""Steps of each row that are timed; the first third is left out."""
+_PANELS = (("", "R@1"), ("", LINEAR), ("identity", LINEAR))
+"""Label columns and metrics of the picture; "" is the class."""
+
+
+class Set(NamedTuple):
+    """A data set of the study."""
+
+    name: str
+    dial: str
+    """Its position on the x axis; empty for a data set of the user."""
+    arguments: tuple[str, ...] = ()
+    """Of `gdt generate`; empty if it is preprocessed already."""
+
+    @property
+    def is_made(self) -> bool:
+        return (shard_folder(self.name) / INDEX).is_file()
+
+
+class Seconds(NamedTuple):
+    """What was measured on the first set."""
+
+    step: dict[str, float]
+    """Of a training step, by row, at equal videos."""
+    run: float
+    """Of everything else in a run, with the others in parallel."""
+    factors: float
+    """Of `gdt eval factors`."""
+    making: float
+    """Of generating and preprocessing a set."""
+
+
+def claim(settings: Claim) -> str:
+    """Run what is left, and write tables and the picture; returns a summary. Raises UserError if a run fails."""
+    out = settings.out or Path("runs") / f"claim-{settings.dataset}"
+    out.mkdir(parents=True, exist_ok=True)
+    sets = _sets(settings)
+    making = _make(sets[0], out)
+    print(wrap(_forecast(settings, sets, _measure(settings, sets[0], making, out), out)), flush=True)
+    if settings.dry_run:
+        return "nothing was trained (--dry-run)"
+    results: dict[str, dict[str, list[Record]]] = {}
+    texts = [f"command: {shlex.join(sys.orig_argv)}"]
+    for one in sets:
+        _make(one, out)
+        for equal in settings.equal:
+            each = _ablation(settings, one, equal, out)
+            print(f"\n{one.name}, equal {equal}", flush=True)
+            ablation(each)
+            planned = plan(each)
+            kept = {run.row for run in planned.runs}
+            records = [row for row in record.read(planned.out / "results.json") if row.preset in {RANDOM, *kept}]
+            results.setdefault(equal, {})[one.dial] = records
+            texts.append(f"{one.name}\n{compare_rows(records, planned.labels).text}")
+    write_text(out / "table.txt", "\n\n\n".join(texts) + "\n")
+    every = [row for dial in results.values() for records in dial.values() for row in records]
+    write_text(out / "results.csv", to_csv(every))
+    save(picture(results), out / "claim.png")
+    return f"tables: {out}/table.txt\npicture: {out}/claim.png"
+
+
+def _sets(settings: Claim) -> list[Set]:
+    if settings.dataset != MOMENTS:
+        return [Set(settings.dataset, "")]
+    sets = []
+    for identity in settings.identity:
+        own = {"identity": identity, "actions-per-video": settings.actions_per_video, "seed": settings.set_seed}
+        own |= dict.fromkeys(("train", "val", "test"), settings.videos) if settings.videos else {}
+        name = f"moments-{identity:g}-actions{settings.actions_per_video}-seed{settings.set_seed}"
+        name += f"-{settings.videos}videos" if settings.videos else ""
+        sets.append(Set(name, f"{identity:g}", tuple(f"--{key}={value}" for key, value in own.items())))
+    return sets
+
+
+def _make(one: Set, out: Path) -> float:
+    """Generate and preprocess a set unless it is there; the seconds that it took."""
+    began = time.monotonic()
+    if one.arguments and not one.is_made:
+        print(f"making {one.name}; log: {out}/{one.name}.txt", flush=True)
+        videos = Path("data/videos") / one.name
+        for command in (
+            ["generate", MOMENTS, "--destination", str(videos), "--no-progress", *one.arguments],
+            ["preprocess", "--dataset", MOMENTS, "--source", str(videos),
+             "--destination", str(shard_folder(one.name))],
+        ):  # fmt: skip
+            run_command(command, out / f"{one.name}.txt", "", one.name, threading.Event())
+    return time.monotonic() - began
+
+
+def _ablation(settings: Claim, one: Set, equal: Literal["videos", "compute"], out: Path) -> Ablation:
+    return Ablation(
+        dataset=one.name, rows=settings.rows, seeds=settings.seeds, equal=equal, size=settings.size,
+        batch_size=settings.batch_size, steps=settings.steps, label=settings.label, clips=settings.clips,
+        test_factors=settings.test_factors, protocols=("retrieval", "linear"), jobs=settings.jobs, out=out / one.name,
+    )  # fmt: skip
+
+
+def _measure(settings: Claim, one: Set, making: float, out: Path) -> Seconds:
+    """Time a few steps of each row and one evaluation, once."""
+    path = out / "seconds.json"
+    if path.is_file():
+        seconds = Seconds(**json.loads(path.read_text()))
+        if seconds.step.keys() >= set(settings.rows):
+            return seconds
+    short = replace(
+        _ablation(settings, one, "videos", out), steps=_MEASURED, seeds=settings.seeds[:1], test_factors="none",
+        out=out / "measured",
+    )  # fmt: skip
+    print(f"measuring {_MEASURED} steps of each row", flush=True)
+    began = time.monotonic()
+    ablation(short)
+    evaluated = time.monotonic()
+    if settings.test_factors != "none":
+        ablation(replace(short, rows=short.rows[:1], test_factors="first"))
+    step = {}
+    for run in plan(short).runs:
+        clips = run.pretraining.composition.batch_size * run.pretraining.composition.clips_per_video
+        lines = [json.loads(line) for line in (run.folder / METRICS).read_text().splitlines()]
+        step[run.row] = float(np.median([clips / line["clips_per_second"] for line in lines[_MEASURED // 3 :]]))
+    jobs = min(job_limit(settings.jobs), len(step))
+    rest = (evaluated - began) * jobs / len(step) - _MEASURED * float(np.mean(list(step.values())))
+    seconds = Seconds(step, max(rest, 0), time.monotonic() - evaluated, making)
+    write_text(path, json.dumps(seconds._asdict()) + "\n")
+    return seconds
+
+
+def _forecast(settings: Claim, sets: Sequence[Set], seconds: Seconds, out: Path) -> str:
+    """How long what is left will take."""
+    work, runs, unmade = 0.0, 0, 0
+    for one in sets:
+        known = one if one.is_made else sets[0]  # all sets have the same number of videos
+        unmade += not one.is_made
+        planned = [plan(_ablation(settings, known, equal, out)) for equal in settings.equal]
+        left = {run.folder: run for each in planned for run in (each.left if one.is_made else each.runs)}
+        runs += len(left)
+        for run in left.values():
+            work += _steps(run.pretraining) * seconds.step[run.row] + seconds.run
+            work += seconds.factors if run.factors else 0
+    jobs = job_limit(settings.jobs)
+    hours = (work / jobs + unmade * seconds.making) / 3600
+    steps = ", ".join(f"{row} {value:.2f} s" for row, value in seconds.step.items())
+    return (
+        f"{runs} runs left, {jobs} in parallel: about {hours:.1f} hours ({work / 3600:.1f} hours of one job; measured "
+        f"per step: {steps})"
+    )
+
+
+def _steps(run: Pretrain) -> int:
+    """Steps of a run."""
+    if run.steps:
+        return run.steps
+    tree = run.tree(Index.open(run.shard_folder))
+    return run.epochs * (len(tree.source.videos) // tree.composition.batch_size)
+
+
+def picture(results: Mapping[str, Mapping[str, Sequence[Record]]]) -> Figure:
+    """A column of panels per `--equal` and a row per metric: every row of the ablation over the dial, or as dots.
+
+    Lines connect means over seeds, dots are seeds, dashed lines random weights, dotted lines chance.
+    """
+    first = next(iter(next(iter(results.values())).values()))
+    panels = [
+        (label, metric) for label, metric in _PANELS
+        if any(each.label == label and metric in each.metrics for each in first)
+    ] or [("", next(iter(first[0].metrics)))]  # fmt: skip
+    figure = Figure(figsize=(5.2 * len(results), 2.7 * len(panels) + 0.6), layout="constrained")
+    axes = figure.subplots(len(panels), len(results), squeeze=False, sharey="row")
+    for column, (equal, dial) in zip(axes.T, results.items(), strict=True):
+        for panel, (label, metric) in zip(column, panels, strict=True):
+            of_panel = {
+                where: [each for each in records if each.label == label and metric in each.metrics]
+                for where, records in dial.items()
+            }
+            _draw(panel, of_panel, metric)
+            panel.set_ylabel(f"{metric} of the {label or 'class'}, %", fontsize=8)
+        column[0].set_title(title_of(next(iter(dial.values()))) or equal, fontsize=8)
+        column[-1].set_xlabel("strength of the identity" if len(dial) > 1 else "", fontsize=8)
+    axes[0, -1].legend(fontsize=7)
+    return figure
+
+
+def _draw(axes: Axes, dial: Mapping[str, Sequence[Record]], metric: str) -> None:
+    presets = list(dict.fromkeys(preset for records in dial.values() for preset in by_preset(records)))
+    marks = dict(zip(presets, keys(presets), strict=True))
+    for k, (preset, mark) in enumerate(marks.items()):
+        where, means = [], []
+        for x, records in enumerate(dial.values()):
+            if values := [m.value for m in metrics_of(by_preset(records).get(preset, ()), metric)]:
+                where.append(x if len(dial) > 1 else k)
+                means.append(float(np.mean(values)))
+                axes.plot([where[-1]] * len(values), values, mark.marker, color=mark.colour, markersize=3, alpha=0.5)
+        style = "--" if preset == RANDOM else "-"
+        axes.plot(where, means, style, marker="_", markersize=12, color=mark.colour, label=preset, linewidth=1.4)
+    chance = next(m.chance for records in dial.values() for m in metrics_of(records, metric))
+    axes.axhline(chance, color="grey", linestyle=":", linewidth=1)
+    ticks = list(dial) if len(dial) > 1 else presets
+    axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
+    axes.set_ylim(0, 100)
+    axes.tick_params(labelsize=7)
+    axes.spines[["top", "right"]].set_visible(False)

@@ -1,0 +1,98 @@
+"""`gdt study claim`: its data sets, its forecast, its runs, tables and picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from gdt.eval import command as evaluation
+from gdt.eval.ablation import runs
+from gdt.eval.downstream import downstream
+from gdt.eval.metrics import Metric
+from gdt.eval.record import RANDOM
+from gdt.pipeline.shards.layout import INDEX, shard_folder
+from gdt.studies import claim as study
+from gdt.studies.claim import claim, picture
+from gdt.studies.settings import MOMENTS, Claim
+from gdt.train import command as training
+from gdt.train.pretrain import pretrain
+from tests.eval.test_record import ROW
+
+ONCE = {"seeds": (0,), "batch_size": 2, "steps": 2, "clips": 1, "test_factors": "none", "jobs": 1}
+
+
+def test_a_study_says_its_hours_runs_and_resumes(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[str] = []
+
+    def run(arguments: Sequence[str], log: Path, *_: object) -> None:
+        commands.append(arguments[0])
+        log.touch()
+        if arguments[0] == "pretrain":
+            pretrain(training.settings_of(arguments[1:]))
+        else:
+            downstream(evaluation.settings_of(arguments[1:]))
+
+    monkeypatch.setattr(runs, "run_command", run)
+    monkeypatch.setattr(study, "_MEASURED", 3)
+    monkeypatch.chdir(tmp_path)
+    Path("data/shards").mkdir(parents=True)
+    Path("data/shards/mine").symlink_to(shards)
+    given = Claim("mine", rows=("e", "l"), **ONCE)  # type: ignore[arg-type]
+    assert claim(replace(given, dry_run=True)) == "nothing was trained (--dry-run)" and commands.count("pretrain") == 2
+    # e and l at equal videos, and e at equal compute, for which row l is the same
+    assert "3 runs left, 1 in parallel: about 0." in " ".join(capsys.readouterr().out.split())
+    commands.clear()
+    assert "tables: runs/claim-mine/table.txt" in claim(given)
+    assert commands == ["pretrain", "eval"] * 3
+    assert {path.name for path in Path("runs/claim-mine/mine").glob("*-0")} == {"e-0", "l-0", "e-8steps-0"}
+    text = Path("runs/claim-mine/table.txt").read_text()
+    assert text.startswith("command: ") and "linear top-1" in text
+    for equal in ("equal videos: 2 videos per step, 2 steps", "equal compute: 2 videos per step, the arithmetic of 2"):
+        assert equal in text
+    assert Image.open("runs/claim-mine/claim.png").width > 1000
+    commands.clear()
+    capsys.readouterr()
+    claim(given)
+    assert not commands and "0 runs left" in capsys.readouterr().out
+
+
+def test_sets_of_the_dial_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[str]] = []
+
+    def make(command: list[str], *_: object) -> None:
+        made.append(command)
+        if command[0] == "preprocess":
+            folder = Path(command[-1])
+            folder.mkdir(parents=True)
+            (folder / INDEX).touch()
+
+    monkeypatch.setattr(study, "run_command", make)
+    monkeypatch.chdir(tmp_path)
+    sets = study._sets(Claim(identity=(0.0, 0.04), set_seed=3, videos=2))
+    for one in (*sets, *sets):
+        study._make(one, tmp_path)
+    assert [one.dial for one in sets] == ["0", "0.04"] and len({shard_folder(one.name) for one in sets}) == 2
+    assert [each[0] for each in made] == ["generate", "preprocess"] * 2
+    assert {"--identity=0.04", "--actions-per-video=3", "--seed=3", "--train=2", "--test=2"} < set(made[2])
+    assert made[3][made[3].index("--dataset") + 1] == MOMENTS
+
+
+def test_the_picture_has_a_line_per_row_over_the_dial() -> None:
+    def records(value: float, equal: str) -> list:
+        return [
+            replace(ROW, preset=preset, seed=seed, label=label, equal=equal,
+                    metrics={"R@1": Metric(value + more, 10.0, 200), "linear top-1": Metric(value, 10.0, 200)})
+            for label in ("", "identity") for preset, more in ((RANDOM, 0), ("e", 5), ("l", 9)) for seed in (0, 1)
+        ]  # fmt: skip
+
+    figure = picture({equal: {"0": records(80, equal), "0.3": records(20, equal)} for equal in ("videos", "compute")})
+    assert len(figure.axes) == 6  # R@1 and probe of the class, and probe of the identity
+    lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
+    assert list(lines["l"]) == [89.0, 29.0] and list(lines["e"]) == [85.0, 25.0]
+    assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["0", "0.3"]
