@@ -261,7 +261,7 @@ def test_equal_inputs_give_equal_pages(runs: Path, text: str, tmp_path: Path) ->
     assert path.read_text(encoding="utf-8") == text
 
 
-def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Path) -> None:
+def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     shutil.copytree(runs, folder)
     rows = (folder / "eval" / "results.json").read_text()
@@ -282,8 +282,8 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
     (folder / "cut").mkdir()
     (folder / "cut" / "metrics.jsonl").write_text(log)
     (folder / "cut" / "settings.json").write_text("[" * 100_000)
-    page = Page(report(Report(folder, figures_of=("unlabelled",))).read_text(encoding="utf-8"))
-    listed = page.text[page.text.index("Files that could not be read") : page.text.rindex("Evaluations")]
+    shown = Page(report(Report(folder, figures_of=("unlabelled",))).read_text(encoding="utf-8"))
+    listed = shown.text[shown.text.index("Files that could not be read") : shown.text.rindex("Evaluations")]
     for name, why in (
         ("older/results.json", "is damaged .Expecting"), ("newer/results.json", "unknown: steps"),
         ("flipped/results.json", "is damaged .checksum mismatch.; remove it, and run the command that wrote it again"),
@@ -293,9 +293,9 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, tmp_path: Pat
         ("cut/settings.json", "not a file that this program writes"),
     ):  # fmt: skip
         assert re.search(rf"{name}: .*{why}", listed), name
-    assert "cannot be read as a checkpoint" in page.text  # next to its model
-    assert rows_of(page, folder / "eval") == rows_of(Page(page_text(runs)), runs / "eval")
-    assert "cut has no checkpoint: make pretrain" in page.text
+    assert "cannot be read as a checkpoint" in shown.text  # next to its model
+    assert rows_of(shown, folder / "eval") == rows_of(page, runs / "eval")
+    assert "cut has no checkpoint: make pretrain" in shown.text
 
 
 def altered(runs: Path, folder: Path, **values: Any) -> None:
