@@ -77,7 +77,7 @@ def _require_inputs(command: Any) -> None:
     for path in (given,) if isinstance(given, Path) else given:
         require_checkpoint(path)
     dataset, shards = getattr(command, "dataset", ""), getattr(command, "shards", None)
-    if dataset or shards:
+    if (dataset or shards) and not getattr(command, "makes_shards", False):
         require_index(shard_folder(dataset, shards))
 
 

@@ -96,7 +96,7 @@ def claim(settings: Claim) -> str:
 
 
 def _sets(settings: Claim) -> list[Set]:
-    if settings.dataset != MOMENTS:
+    if not settings.makes_shards:
         return [Set(settings.dataset, "")]
     sets = []
     for identity in settings.identity:

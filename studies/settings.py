@@ -51,6 +51,10 @@ class Claim:
     out: Path | None = None
     """Results; default: runs/claim-<dataset>."""
 
+    @property
+    def makes_shards(self) -> bool:
+        return self.dataset == MOMENTS
+
 
 @dataclass(frozen=True)
 class Predictions:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from gdt.common.errors import UserError
 from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
 from gdt.eval.downstream import downstream
@@ -77,6 +78,9 @@ def test_sets_of_the_dial_are_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     sets = study._sets(Claim(identity=(0.0, 0.04), set_seed=3, videos=2))
     for one in (*sets, *sets):
         study._make(one, tmp_path)
+    evaluation._require_inputs(Claim())  # the study makes them
+    with pytest.raises(UserError, match="there are no shards in data/shards/mine"):
+        evaluation._require_inputs(Claim("mine"))
     assert [one.dial for one in sets] == ["0", "0.04"] and len({shard_folder(one.name) for one in sets}) == 2
     assert [each[0] for each in made] == ["generate", "preprocess"] * 2
     assert {"--identity=0.04", "--actions-per-video=3", "--seed=3", "--train=2", "--test=2"} < set(made[2])
