@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from gdt.common import serialization
 from gdt.common.commandline import expand_home, gdt_command
-from gdt.common.errors import UserError, first_line, plural
+from gdt.common.errors import UserError, first_line, plural, with_list
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.lock import is_locked, locked, locked_file
 from gdt.pipeline.clips import split_videos, uniform_plans, usable
@@ -158,8 +158,7 @@ def describe_missing(rows: Features) -> list[str]:
     for name, values in rows.features.items():
         if lacking := list(dict.fromkeys(rows.id[np.isnan(values[:, 0])])):
             first = ", ".join(lacking[:_NAMED]) + (", …" if len(lacking) > _NAMED else "")
-            reason = f"{len(lacking)} videos whose {name} is missing or shorter than a clip"
-            lines.append(f"NaN in '{name}' for {reason}: {first}")
+            lines.append(f"NaN in '{name}' for {plural(len(lacking), 'video')} without {name} for a clip: {first}")
     return lines
 
 
@@ -229,7 +228,7 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
         if not source.is_dir() and not source.is_file():
             raise UserError(f"no file or folder {source}; set --source to videos")
         if source.is_file() and source.suffix.lower() not in SUFFIXES:
-            raise UserError(f"{source} does not have the suffix of a video file; known: {', '.join(sorted(SUFFIXES))}")
+            raise UserError(with_list(f"{source} does not have the suffix of a video file; known:", sorted(SUFFIXES)))
         (links / f"{number}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())
     single = len(settings.source) == 1 and settings.source[0].is_dir()
     root = settings.source[0] if single else links

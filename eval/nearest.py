@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
+import tyro
 from tabulate import tabulate
 
 from gdt.common.errors import UserError
@@ -27,7 +28,7 @@ class Nearest:
     """File written by `gdt eval embed`, .h5 or .npz."""
     by: Modality = "video"
     """Modality of the query."""
-    among: Modality | None = None
+    among: Annotated[Modality | None, tyro.conf.arg(metavar="{video,audio}")] = None
     """Modality to search; default: that of --by. A different one needs embeddings."""
     k: int = 5
     """Number of neighbours."""

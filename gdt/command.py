@@ -6,6 +6,7 @@ A command's module is imported only when the command runs, and torch and DALI on
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
 import sys
 from typing import NamedTuple
@@ -39,12 +40,12 @@ COMMANDS = {
         _AGAIN,
         "command",
     ),
-    "study": Command("gdt.studies.command", "reproduce the paper's theorem and figures", _AGAIN, "command"),
+    "study": Command("gdt.studies.command", "reproduce the paper's theorem, figures and claim", _AGAIN, "command"),
 }
 _HELP = "\n".join([
     "usage: gdt <command> [options]", "", "Pretrain video and audio networks on compositions of transformations.", "",
     "commands:", *(f"  {name:12} {command.help}" for name, command in COMMANDS.items()), "",
-    "'gdt <command> --help' lists the options of a command.",
+    "'gdt <command> --help' lists the options of a command; 'gdt --version' prints the version.",
 ])  # fmt: skip
 
 
@@ -57,6 +58,9 @@ def _main() -> None:
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print(_HELP)
+        return
+    if name == "--version":
+        print(f"gdt {importlib.metadata.version('gdt')}")
         return
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)

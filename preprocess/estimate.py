@@ -82,8 +82,8 @@ def estimate(settings: Preprocess) -> str:
             + "".join(f"  {row['path']}: {row['reason']}\n" for row in rejected[:_SHOWN])
             + (f"  and {len(rejected) - _SHOWN} more\n" if len(rejected) > _SHOWN else "")
             + f"about {_size(size)} of shards from {_size(videos.source_bytes)} of videos\n"
-            f"about {_time(start + work / settings.workers)} with {settings.workers} workers on cores like this "
-            f"machine's ({_time(work)} of work, {_time(start)} to start)"
+            f"about {_time(start + work / settings.workers)} with {plural(settings.workers, 'worker')} on cores like "
+            f"this machine's ({_time(work)} of work, {_time(start)} to start)"
         )
 
 

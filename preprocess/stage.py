@@ -49,7 +49,7 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree of videos), or a data set such as kinetics; another name lists all."""
+    """folder (any tree of videos), or a data set such as kinetics; any other name prints the list."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None

@@ -99,18 +99,14 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     require_one_name(arguments)
     options = Options(Pretrain)
     shown = None if HELP_ALL in arguments or not {"-h", "--help"} & set(arguments) else _COMMON
-    size = tyro.extras.subcommand_type_from_defaults(
-        {
-            name: _for_help(options.defaults(_with_one_length(base, arguments)), shown)
-            for name, (_, base) in SIZES.items()
-        },
-        {name: text for name, (text, _) in SIZES.items()},
-    )
-    whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")])], kw_only=True)
+    sizes = {
+        name: _for_help(options.defaults(_with_one_length(base, arguments)), shown) for name, (_, base) in SIZES.items()
+    }
+    size = tyro.extras.subcommand_type_from_defaults(sizes, {name: text for name, (text, _) in SIZES.items()})
+    default = field(default=sizes[default_size()])
+    whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")], default)], kw_only=True)
     arguments = ["--help" if word == HELP_ALL else word for word in arguments]
-    parsed: Any = tyro.cli(
-        whole, prog="gdt pretrain", description=_DESCRIPTION, args=arguments, config=(tyro.conf.AvoidSubcommands,)
-    )  # fmt: skip
+    parsed: Any = tyro.cli(whole, prog="gdt pretrain", description=_DESCRIPTION, args=arguments)
     settings = options.settings(SimpleNamespace(**{k: v for k, v in vars(parsed.size).items() if k != "job"}))
     if settings.preset == "help" or settings.factors == "help":
         print(presets.listing() if settings.preset == "help" else notation.listing(settings.transformations))
@@ -124,8 +120,8 @@ _MACHINES = Options(submit.Job).type
 _JOB = ("job", Annotated[_MACHINES, tyro.conf.arg(name="")], field(default_factory=_MACHINES))
 HELP_ALL = "--help-all"
 _DESCRIPTION = (
-    "Pretrain a model on shards. Without a size: paper if there is a GPU, else tiny. 'gdt pretrain tiny --help' lists "
-    f"the common options of tiny, {HELP_ALL} all of them."
+    "Pretrain a model on shards. Without a size: paper if there is a GPU, else tiny.\n"
+    f"'gdt pretrain tiny --help' lists the common options of tiny, {HELP_ALL} all of them."
 )
 _COMMON = ("main", "optimization", "data", "probe")
 """Groups of options that --help shows."""

@@ -45,7 +45,7 @@ class Ablation:
     clips_per_step: int = 0
     """Video clips per step with --equal clips; 0: 64."""
     bn_group_size: int | None = None
-    """Leaves of one modality that share batch-norm statistics; 0: whole batch."""
+    """Leaves of one modality that share batch-norm statistics; 0: whole batch; default: as in pretraining."""
     steps: int = 0
     """Training steps, with --equal compute those of row l; 0: those of --size."""
     label: str = ""

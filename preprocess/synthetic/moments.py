@@ -47,8 +47,8 @@ class SyntheticMoments(GeneratedSet):
     seconds: float = 6.0
     """Duration of every video in seconds."""
     identity: float = 0.3
-    """Strength of what frames and sound share throughout a video, 0 to 1: saturation of the background 0.1 + 0.8 s,
-    amplitude of the drone 0.15 s."""
+    """Strength of what frames and sound share throughout a video, 0 to 1: the background's saturation is 0.1 + 0.8
+    times it, the drone's amplitude 0.15 times it."""
     actions_per_video: int = 3
     """Equally long actions of a training video, 1 to 3; by default each lasts 2 s."""
 

@@ -19,13 +19,13 @@ class Figures:
         "model": ("ckpt", "kind", "random"),
         "data": ("dataset", "shards", "split", "clips"),
         "deviation": ("videos",),
-        "planes": ("shown", "label", "of_class", "perplexity"),
+        "maps": ("shown", "label", "of_class", "perplexity"),
         "run": ("seed", "out"),
     }
     """Of `--help`, and the settings below them."""
 
     ckpt: tuple[Path, ...]
-    """Checkpoints, ours or published ones; each is a histogram and a row of planes."""
+    """Checkpoints, ours or published ones; each is a histogram and a row of maps."""
     dataset: str = ""
     """Preprocessed data set; default: the one that the first checkpoint was pretrained on."""
     shards: Path | None = None
@@ -37,11 +37,11 @@ class Figures:
     videos: int = 3000
     """Most videos in the histogram, drawn at random."""
     shown: int = 30
-    """Most videos in the planes, drawn at random from one class."""
+    """Maximum number of videos in the PCA and t-SNE maps, drawn at random from one class."""
     label: str = ""
     """Column of labels; default: the classes of the data set."""
     of_class: str = ""
-    """Class in the planes; default: the one with the most videos. Without labels, any videos."""
+    """Class in the maps; default: the one with the most videos. Without labels, any videos."""
     perplexity: float = 30.0
     """Perplexity of t-SNE; reduced where there are few clips."""
     kind: Kind = "features"

@@ -177,7 +177,7 @@ def test_neighbours_and_confusion_are_those_of_the_stored_features(page: Page, r
     ids = {str(index.id[videos[q]]): [str(index.id[videos[train[g]]]) for g in row[:5]]
            for q, row in zip(test, order, strict=True)}  # fmt: skip
     label = dict(zip(map(str, index.id), index.label, strict=True))
-    shown = re.findall(r"<figcaption><b>(query|✓ right|✗ wrong)</b> (.*?) <small>(.*?)</small>", page_text(runs))
+    shown = re.findall(r"<figcaption><b>(query|✓ correct|✗ wrong)</b> (.*?) <small>(.*?)</small>", page_text(runs))
     query = ""
     ranks: Counter[str] = Counter()
     for mark, _, name in shown[: 3 * 6]:
@@ -185,7 +185,7 @@ def test_neighbours_and_confusion_are_those_of_the_stored_features(page: Page, r
             query = name
             continue
         assert name == ids[query][ranks[query]]
-        assert (mark == "✓ right") == (label[name] == label[query])
+        assert (mark == "✓ correct") == (label[name] == label[query])
         ranks[query] += 1
     assert sorted(ranks.values()) == [5, 5, 5]
     assert len({label[name] for name in ranks}) == 3  # of different classes
@@ -206,7 +206,7 @@ def test_without_labels_videos_are_searched_by_audio(page: Page, text: str) -> N
     assert "whose frames match their sound best" in part
     assert re.search(r"12 videos of the split 'test', 2 clips each; audio-to-video R@1 .*\(chance 8\.3 %\)", part)
     assert part.count('alt="spectrogram of one second of ') == 3
-    assert "rank of its own video" in part or part.count("✓ right") == 3
+    assert "rank of its own video" in part or part.count("✓ correct") == 3
     assert "Confusion matrix" not in part
     assert "positive pairs (12)" in page.text and "negative pairs (60)" in page.text  # 6 videos of 2 leaves each
 
