@@ -366,12 +366,20 @@ _WRITERS: dict[str, Callable[[Path, Features], None]] = {
 }
 
 
+_STARTS = (b"gdt ", b"\x89HDF"), (b"PK\x03\x04",)
+"""First bytes of .h5 files of this version and of another, and of .npz files."""
+
+
 def read(path: str | Path) -> Features:
     """Read features from .h5 or .npz; ~ is expanded. Raises UserError for any other or a damaged file."""
     path = Path(expand_home(Path(path)))
     if not path.is_file():
         raise UserError(f"no features file {path}; write one with 'gdt eval embed'")
     try:
+        with path.open("rb") as file:
+            is_features = file.read(4) in _STARTS[path.suffix == ".npz"]
+        if not is_features:
+            raise UserError(f"{path} is not a features file (.h5 or .npz); write one with 'gdt eval embed'")
         return _features(*(_read_npz if path.suffix == ".npz" else _read_h5)(path))
     except (Damaged, OSError, *DAMAGE) as error:
         if isinstance(error, OSError):

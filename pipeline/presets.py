@@ -84,10 +84,10 @@ PRESETS = {
 }  # fmt: skip
 
 
-def preset(name: str) -> Preset:
-    """A preset by name. Raises UserError for an unknown one."""
+def preset(name: str, listed_by: str = "--preset help") -> Preset:
+    """A preset by name. Raises UserError for an unknown one, with what lists them."""
     if name not in PRESETS:
-        raise unknown("preset", name, PRESETS, "--preset help lists them")
+        raise unknown("preset", name, PRESETS, f"{listed_by} lists them")
     return PRESETS[name]
 
 

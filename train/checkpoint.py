@@ -237,11 +237,11 @@ def require_same_run(
             f"{run} holds a run with another normalisation of its inputs: --init {settings.init} has changed; "
             "set --out to another folder, or restore the original file"
         )
-    _require_same_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"]), path)
+    require_same_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"]), path)
 
 
-def _require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int, path: Path) -> None:
-    """A run of another length has the same batches and dropout, but may have other learning rates."""
+def require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int, path: Path) -> None:
+    """Raise UserError if a run of another length had other learning rates in `done` steps; the rest is the same."""
     then, now = before.schedule(batches_per_epoch), settings.schedule(batches_per_epoch)
     if done > now.steps:
         raise UserError(

@@ -8,7 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.eval import record
 from gdt.eval.metrics import difference, over_seeds
 from gdt.eval.paper import TABLE_1, TABLE_2
@@ -243,8 +243,10 @@ def _tested(differences: Sequence[Difference]) -> str:
         sum(flags) // 2 for flags in zip(*((each.is_significant, each.is_tested) for each in differences), strict=True)
     )
     single = len(differences) // 2 - tested
-    untested = f"{single} pairs of rows with one seed each are not tested; add --seeds" if single else ""
-    significant = f"{pairs} of {tested} pairs of rows differ significantly in {differences[0].metric}" if tested else ""
+    not_tested = f"with one seed each {'is' if single == 1 else 'are'} not tested; add --seeds"
+    untested = f"{plural(single, 'pair')} of rows {not_tested}" if single else ""
+    differ = f"of rows differ{'s' if tested == 1 else ''} significantly in {differences[0].metric}"
+    significant = f"{pairs} of {plural(tested, 'pair')} {differ}" if tested else ""
     return "; ".join(filter(None, (significant, untested)))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
+from gdt.common.errors import UserError, plural
 from gdt.eval.ablation.settings import Ablation
+from gdt.pipeline.groups import check_groups
 from gdt.pipeline.shards.index import Index
 from gdt.train.cost import step_flops
 from gdt.train.settings import Pretrain
@@ -15,26 +19,69 @@ REFERENCE = "l"
 _CLIPS_PER_STEP = 64
 
 
-def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> tuple[dict[str, Pretrain], str]:
-    """The runs of the rows with their batch size and steps, and what they share, as text.
+class Equal(NamedTuple):
+    """What every row gets."""
 
-    Raises UserError if there are too few videos.
-    """
+    runs: dict[str, Pretrain]
+    """The runs of the rows with their batch size and steps."""
+    text: str
+    """What they share."""
+    lowered: str
+    """The default that was lowered, as there are fewer videos; empty if none."""
+
+
+def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> Equal:
+    """Give every row the same. Raises UserError if there are too few videos, or a row cannot take what was typed."""
     first = next(iter(rows.values()))
     length = f"{first.steps} steps" if first.steps else f"{first.epochs} epochs"
+    usable = {row: len(replace(run, batch_size=2).tree(index).source.videos) for row, run in rows.items()}
     if settings.equal == "clips":
-        clips = settings.clips_per_step or _CLIPS_PER_STEP
-        own = {row: replace(run, batch_size=clips // run.composition.clips_per_video) for row, run in rows.items()}
-        return own, f"clips: {clips} video clips per step, {length}"
-    videos = settings.batch_size or min(run.with_batch_size(index).composition.batch_size for run in rows.values())
-    own = {row: replace(run, batch_size=videos) for row, run in rows.items()}
+        per_video = {row: run.composition.clips_per_video for row, run in rows.items()}
+        clips, lowered = _per_step("clips_per_step", settings.clips_per_step, _CLIPS_PER_STEP, per_video, usable)
+        own = {row: _with_videos(run, clips // per_video[row]) for row, run in rows.items()}
+        return Equal(own, f"clips: {clips} video clips per step, {length}", lowered)
+    videos, lowered = _per_step(
+        "batch_size", settings.batch_size, first.default_batch_size, dict.fromkeys(rows, 1), usable
+    )
+    own = {row: _with_videos(run, videos) for row, run in rows.items()}
     if settings.equal == "videos":
-        return own, f"videos: {videos} videos per step, {length}"
-    steps = first.steps or first.epochs * (len(own[next(iter(own))].tree(index).source.videos) // videos)
+        return Equal(own, f"videos: {videos} videos per step, {length}", lowered)
+    steps = first.steps or first.epochs * (next(iter(usable.values())) // videos)
     reference = replace(first, preset=REFERENCE, factors="", factors_from=None, batch_size=videos)
     spent = steps * step_flops(reference, index.bands)
     own = {
         row: replace(run, steps=max(1, round(spent / step_flops(run, index.bands))), epochs=0)
         for row, run in own.items()
     }
-    return own, f"compute: {videos} videos per step, the arithmetic of {steps} steps of row {REFERENCE}"
+    return Equal(own, f"compute: {videos} videos per step, the arithmetic of {steps} steps of row {REFERENCE}", lowered)
+
+
+def _per_step(
+    name: str, typed: int, default: int, per_video: Mapping[str, int], usable: Mapping[str, int]
+) -> tuple[int, str]:
+    """What a step takes, at least two videos of every row, and a note if the default was lowered to the videos.
+
+    `per_video`: what a video counts for; `usable`: number of videos; both by row. Raises UserError if a row cannot take
+    `typed`, the value of option `name`, or the rows cannot take the same.
+    """
+    option, common = f"--{name.replace('_', '-')}", math.lcm(*per_video.values())
+    largest = max(per_video, key=lambda row: per_video[row])
+    scarce = min(per_video, key=lambda row: per_video[row] * usable[row])
+    least, most = 2 * per_video[largest], per_video[scarce] * usable[scarce] // common * common
+    few = f"row {scarce} can use only {plural(usable[scarce], 'video')}"
+    if typed > most >= least:
+        raise UserError(f"{option} is {typed}, but {few}; set it to {most} or less")
+    if most < least:
+        raise UserError(f"{few}, and two of row {largest} take {least} clips; add videos, or set --equal videos")
+    if typed:
+        if typed < least:
+            raise UserError(f"{option} is {typed}; set it to {least} or more, two videos of row {largest}")
+        return typed, ""
+    wanted = max(default // common, math.ceil(least / common)) * common
+    return min(wanted, most), f"{name} {most} (default {default}, but {few})" if most < wanted else ""
+
+
+def _with_videos(run: Pretrain, videos: int) -> Pretrain:
+    """The run with a batch size. Raises UserError if its batch-norm groups do not divide it."""
+    check_groups(videos, run.composition.clips_per_video, run.bn_group_size or 0, 1)
+    return replace(run, batch_size=videos)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.common.files import write_text
 from gdt.common.lock import locked
 from gdt.common.serialization import add_checksum, require_checksum
@@ -31,7 +31,7 @@ from gdt.eval.factors.settings import Factors
 from gdt.eval.factors.tables import factor_of, is_promised, mean_over_seeds, row_name
 from gdt.eval.plots import bars, matrix
 from gdt.eval.processes import job_limit, run_command, run_parallel, to_arguments
-from gdt.eval.progress import Progress
+from gdt.eval.progress import LogReader, Progress
 from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
@@ -40,8 +40,21 @@ from gdt.eval.subjects import folds
 from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
+from gdt.train import provenance
+from gdt.train.checkpoint import require_same_rates
 from gdt.train.cost import step_flops
-from gdt.train.settings import SIZES, Pretrain
+from gdt.train.locate import PREVIOUS
+from gdt.train.settings import (
+    CHECKPOINT,
+    LENGTH,
+    METRICS,
+    SETTINGS,
+    SIZES,
+    Pretrain,
+    differences,
+    from_json,
+    to_json,
+)
 
 _DONE = "done.json"
 """In the folder of a run: its finished commands."""
@@ -110,6 +123,8 @@ class Plan(NamedTuple):
     runs: list[Run]
     equal: str
     """What all rows get, as text."""
+    lowered: str
+    """The default that was lowered, as there are fewer videos; empty if none."""
     inputs: Inputs
     labels: tuple[str, ...]
     """Label columns; empty for recall between modalities."""
@@ -140,9 +155,11 @@ def plan(settings: Ablation) -> Plan:
     _require_comparable(settings, index, shards, labels)
     evaluation = replace(_evaluation(settings, index, labels), dataset=settings.dataset, shards=shards)
     of_row = partial(_run, settings, replace(evaluation, protocols=protocols), out, index)
-    rows, equal = equalise(settings, {row: _pretraining(settings, shards, row) for row in settings.rows}, index)
+    rows, equal, lowered = equalise(
+        settings, {row: _pretraining(settings, shards, row) for row in settings.rows}, index
+    )
     runs = [of_row(row, run, equal, seed) for seed in settings.seeds for row, run in rows.items()]
-    return Plan(runs, equal, Inputs.of(evaluation, index, labels), labels, protocols, out)
+    return Plan(runs, equal, lowered, Inputs.of(evaluation, index, labels), labels, protocols, out)
 
 
 def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
@@ -236,10 +253,13 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
         if not _is_readable(path):
             print(f"{path} is damaged or of another version; it is computed again")
     jobs, todo = job_limit(settings.jobs), planned.left
+    _require_resumable(todo, inputs)
     evaluated = [run for run in runs if any(each in _done(run, inputs, any_labels=True) for each in run.commands[1:2])]
     if relabelled := [run for run in evaluated if run.commands[1] not in _done(run, inputs)]:
-        print(f"the labels of {len(relabelled)} evaluated runs have changed; they are evaluated again")
-    print(f"{len(todo)} of {len(runs)} runs left, {jobs} in parallel; equal {planned.equal}\n"
+        print(f"the labels of {plural(len(relabelled), 'evaluated run')} have changed; evaluating again")
+    if todo and planned.lowered:
+        print(planned.lowered)
+    print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {planned.equal}\n"
           f"logs: {out}/<row>-<seed>/log.txt", flush=True)  # fmt: skip
     began = time.monotonic()
 
@@ -263,6 +283,43 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
             result = f": {column} {metric.value:.1f} %" if metric else ""
             seconds = time.monotonic() - began
             bar.finish(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{result}")
+
+
+def _require_resumable(runs: Sequence[Run], inputs: Inputs) -> None:
+    """Raise UserError if the folder of a run holds one that pretraining would refuse to resume."""
+    for run in runs:
+        if run.commands[0] not in _done(run, inputs) and (other := _other(run, inputs.data)):
+            same = other.split()[0]
+            way_out = f"set --out to another folder, or use the same {same}"
+            raise UserError(f"{run.folder} holds a run with other {other}; {way_out}")
+
+
+def _other(run: Run, data: str) -> str:
+    """What differs between a run and the one whose checkpoint is in its folder; empty if it can be resumed."""
+    folder, now = run.folder, run.pretraining.resolved()
+    if not any((folder / name).is_file() for name in (CHECKPOINT, PREVIOUS)):
+        return ""
+    try:
+        before = from_json(
+            json.dumps(require_checksum(json.loads((folder / SETTINGS).read_text()))), str(folder / SETTINGS)
+        )
+        if provenance.read((folder / provenance.NAME).read_text())[-1].data != data:
+            return "shards"
+    except (OSError, ValueError, RecursionError):
+        return ""  # pretraining compares with the checkpoint
+    free = {"device", "precision", "threads", "network.word_dimensions"}  # the run decides
+    ignored = free | ({"bn_group_size"} if now.bn_group_size is None else set())
+    changed = differences(to_json(before), to_json(now), ignored={*ignored, *LENGTH})
+    if not changed and (longer := differences(to_json(before), to_json(now), ignored)):
+        log = LogReader(folder / METRICS)
+        log.read()
+        batches, done = now.tree(Index.open(now.shard_folder)).batches_per_epoch, int(log.last.get("step", -1)) + 1
+        try:
+            require_same_rates(before, now, batches, done, folder / CHECKPOINT)
+        except UserError:
+            changed = longer
+    more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return f"settings ({min(changed, key=len)}{more})" if changed else ""
 
 
 def _done(run: Run, inputs: Inputs, any_labels: bool = False) -> list[list[str]]:

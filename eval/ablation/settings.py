@@ -41,9 +41,9 @@ class Ablation:
     """What all rows get: videos per step and steps, as in the paper; video clips per step and steps; or videos per step
     and, in more steps for cheaper rows, arithmetic."""
     batch_size: int = 0
-    """Videos per step with --equal videos or compute; 0: those of --size."""
+    """Videos per step with --equal videos or compute; 0: those of --size, or all if there are fewer."""
     clips_per_step: int = 0
-    """Video clips per step with --equal clips; 0: 64."""
+    """Video clips per step with --equal clips; 0: 64, or fewer if there are few videos."""
     bn_group_size: int | None = None
     """Leaves of one modality that share batch-norm statistics; 0: whole batch; default: as in pretraining."""
     steps: int = 0
@@ -99,6 +99,7 @@ class Ablation:
     def composition(self, row: str) -> Composition:
         """The composition of a row, for two videos per batch. Raises UserError if it is unknown or invalid."""
         if not is_composition(row):
+            presets.preset(row, "'gdt pretrain --preset help'")  # raises
             return presets.composition(row, batch_size=2)
         known = notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
         return notation.parse(row, 2, known=known)

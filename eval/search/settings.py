@@ -71,7 +71,7 @@ class Search:
             raise UserError(
                 "--factors is empty; set it to one or more of those that 'make pretrain FACTORS=help' lists"
             )
-        presets.preset(self.baseline)
+        presets.preset(self.baseline, "'gdt pretrain --preset help'")
 
     @property
     def folder(self) -> Path:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import h5py
 import numpy as np
 
-from gdt.common.errors import UserError, unknown
+from gdt.common.errors import UserError, plural, unknown
 from gdt.common.files import require_readable
 from gdt.pipeline.shards.layout import (
     COLUMNS,
@@ -288,7 +288,8 @@ class Index(VideoTable):
         folds = [row.split(",") for row in self.folds]
         if number < 1 or any(len(row) < number or not row[0] for row in folds):
             known = min((len(row) if row[0] else 0 for row in folds), default=0)
-            raise UserError(f"{self.folder} has no fold {number}; its videos have {known} official folds")
+            has = f"its videos have {plural(known, 'official fold')}"
+            raise UserError(f"{self.folder} has no fold {number}; {has}; leave --folds out")
         return replace(self, split=np.asarray([row[number - 1] for row in folds], object))
 
     def labelled(self, column: str) -> Index:

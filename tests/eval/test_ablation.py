@@ -74,8 +74,9 @@ def columns(index: Index) -> Index:
 
 
 def test_finished_rows_are_not_run_again(
-    done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    done: list[list[str]], shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     first = settings(shards, tmp_path)
     summary = ablation(first)
     lines = summary.splitlines()
@@ -126,6 +127,29 @@ def test_finished_rows_are_not_run_again(
     done.clear()
     ablation(replace(first, rows=("a",), steps=3))
     assert kinds(done) == ["pretrain", "downstream"]
+    # what pretraining would refuse to resume is refused before the first run starts
+    done.clear()
+    out = re.escape(str(tmp_path))
+    capsys.readouterr()
+    for other, message in (
+        (
+            replace(first, rows=("e", "l"), clips_per_step=16),
+            r"e-1 .* other settings \(batch_size was 8, now 16\); set --o",
+        ),
+        (
+            replace(first, rows=("a",)),
+            r"a-1 .* other settings \(steps was 3, now 2\); set --out to another folder, or use the same settings",
+        ),
+    ):
+        with pytest.raises(UserError, match=rf"^{out}/{message}") as refusal:
+            ablation(other)
+        assert not done and len(str(refusal.value)) - len(str(tmp_path)) < 160 - len("runs/ablation-mine")
+    monkeypatch.setattr(runs, "fingerprint", lambda _: "another")
+    with pytest.raises(
+        UserError, match=rf"^{out}/a-1 holds a run with other shards; set --out to another folder, or use the same sh"
+    ):
+        ablation(first)
+    assert not done and not any(capsys.readouterr())  # no bar either
 
 
 def test_all_label_columns_are_compared(
@@ -200,7 +224,7 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
     done.clear()
     ablation(given)
     printed = capsys.readouterr().out
-    assert kinds(done) == ["downstream"] and "the labels of 1 evaluated runs have changed; they are" in printed
+    assert kinds(done) == ["downstream"] and "the labels of 1 evaluated run have changed; evaluating again" in printed
     others = tmp_path / "out" / "results-others.json"
     assert f"the table leaves out 4 earlier results (now in {others}): other labels" in printed
     assert "3 classes" not in (tmp_path / "out" / "table.txt").read_text()
@@ -208,7 +232,7 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
     assert [row.classes for row in read(tmp_path / "out" / "results.json")] == [2] * 4
     done.clear()
     ablation(given)
-    assert not done and "evaluated runs have changed" not in capsys.readouterr().out
+    assert not done and "have changed" not in capsys.readouterr().out
 
     # the other fold tests the videos that pretraining has used
     text = downstream(Downstream((tmp_path / "out" / "a-1",), clips=1, protocols=("retrieval",), out=tmp_path / "eval"))
@@ -240,7 +264,17 @@ def test_another_body_of_a_custom_factor_is_another_run(
 
 def test_bad_settings(tmp_path: Path, shards: Path) -> None:
     for wrong, message in (
-        ({"rows": ("z",)}, "unknown preset 'z'"),
+        ({"rows": ("z",)}, "unknown preset 'z'; 'gdt pretrain --preset help' lists them"),
+        (
+            {"equal": "videos", "batch_size": 25},
+            "--batch-size is 25, but row a can use only 24 videos; set it to 24 or",
+        ),
+        (
+            {"clips_per_step": 52, "rows": ("l", "a")},
+            "--clips-per-step is 52, but row a can use only 24 videos; set it to 48",
+        ),
+        ({"clips_per_step": 4}, "--clips-per-step is 4; set it to 8 or more, two videos of row l"),
+        ({"equal": "videos", "bn_group_size": 3}, "16 videos per batch do not make whole groups of --bn-group-size 3 "),
         ({"factors_from": tmp_path}, "--factors-from has no effect"),
         ({"label": "recall,label"}, "--label recall cannot be combined with label columns"),
         ({"label": "colour"}, "unknown column 'colour'"),
@@ -311,7 +345,7 @@ def test_a_single_seed_has_the_variance_of_the_other_row() -> None:
     )
     assert far.is_significant and not untested.is_significant and untested.low > 0
     text = " ".join(comparison.text.split())  # its lines are wrapped
-    assert "1 of 2 pairs of rows differ significantly in R@1; 1 pairs of rows with one seed each are not tested" in text
+    assert "1 of 2 pairs of rows differ significantly in R@1; 1 pair of rows with one seed each is not tested" in text
     assert "in brackets lowest and highest seed; of row e, row l (one seed) 95 % intervals over queries" in text
     alone = compare_rows([*row("a", 40.0), *row("e", 90.0)], ("label",))
     assert "*" not in alone.text and "in brackets 95 % intervals over queries" in alone.text
@@ -351,6 +385,31 @@ def test_steps_are_adjusted_to_the_arithmetic_of_row_l(shards: Path, tmp_path: P
     assert 600 < of_a < 1200 and names == [f"a-{of_a}steps-1", "e-1200steps-1", "g-600steps-1", "l-1"]
     default = plan(settings(shards, tmp_path, equal="videos", steps=0))
     assert default.equal == "videos: 16 videos per step, 600 steps" and default.runs[0].folder.name == "a-1"
+
+
+def test_a_default_is_lowered_to_the_videos_for_all_rows(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Index.open(shards)
+    order = np.cumsum(index.split == "train")
+    few = replace(index, split=np.where((index.split == "train") & (order > 14), "val", index.split).astype(object))
+    monkeypatch.setattr(runs.Index, "open", lambda *_: few)
+    only, default = "but row e can use only 14 videos", {"batch_size": 0, "clips_per_step": 0}
+    for equal, rows, sizes, lowered in (
+        ("videos", ("e", "l"), [14, 14], f"batch_size 14 (default 16, {only})"),
+        ("compute", ("e", "l"), [14, 14], f"batch_size 14 (default 16, {only})"),
+        ("clips", ("e", "a"), [14, 7], f"clips_per_step 14 (default 64, {only})"),
+        ("clips", ("e", "l"), [12, 3], f"clips_per_step 12 (default 64, {only})"),
+        ("clips", ("l",), [14], "clips_per_step 56 (default 64, but row l can use only 14 videos)"),
+    ):
+        planned = plan(settings(shards, tmp_path, rows=rows, equal=equal, **default))
+        assert ([run.pretraining.batch_size for run in planned.runs], planned.lowered) == (sizes, lowered)
+        assert f"{lowered.split()[1]} video" in planned.equal
+    few = replace(few, split=np.where(order > 7, "val", few.split).astype(object))
+    with pytest.raises(
+        UserError, match=r"row e .* only 7 videos, and two of row l take 8 clips; add videos, or set --eq"
+    ):
+        plan(settings(shards, tmp_path, rows=("e", "l"), equal="clips"))
 
 
 def test_equal_videos_and_compute_share_runs_but_no_table(

@@ -93,10 +93,12 @@ def test_features_are_computed_once(index: Index, checkpoint: Path, tmp_path: Pa
 
 
 def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, tmp_path: Path) -> None:
-    small = ("--rows", "e", "--seeds", 0, "--batch-size", 400, "--out", "o")
+    small = ("--rows", "e", "--seeds", 0, "--out", "o")
+    (tmp_path / "o" / "e-0").mkdir(parents=True)
+    (tmp_path / "o" / "e-0" / "checkpoint.pt").write_text("no checkpoint")
     done = command("eval", "ablation", "--shards", shards, *small)
     assert done.returncode == 2
-    assert "a batch takes 400 videos but only 24 can be used" in done.stderr and "log.txt" in done.stderr
+    assert "e-0/checkpoint.pt cannot be read as a checkpoint" in done.stderr and "log.txt" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["ablation", pytest.param("downstream", marks=pytest.mark.slow)])

@@ -222,7 +222,8 @@ def test_flipped_bits_and_cut_features_are_refused_or_harmless(
     first, content, refused = read(path), path.read_bytes(), 0
     for cut in (0, 1, 5000, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:cut])
-        with pytest.raises(UserError, match=rf"a{suffix} is damaged, or not a features file \(.+\); write one with"):
+        what = r"damaged, or not a features file \(.+\)" if cut > 1 else r"not a features file \(.h5 or .npz\)"
+        with pytest.raises(UserError, match=rf"a{suffix} is {what}; write one with 'gdt eval embed'$"):
             read(path)
     for place in draw.sample(range(len(content)), 100):
         path.write_bytes(content)
@@ -310,20 +311,22 @@ def test_crafted_h5_files_are_refused(
         ({"source": (Path("text.txt"),)}, "text.txt does not have the suffix of a video file"),
         ({"source": (Path("empty"),)}, "there are no videos in"),
         ({"query": "x"}, "no features file features.h5; write one"),
-        ({"query": "x", "features": Path("text.txt")}, "text.txt is damaged, or not a features file"),
+        ({"query": "x", "features": Path("text.txt")}, "text.txt is not a features file \\(.h5 or .npz\\); write one"),
+        ({"query": "x", "features": Path("run.pt")}, "run.pt is not a features file \\(.h5 or .npz\\); write one"),
     ],
 )
 def test_wrong_settings_and_files_are_refused(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], message: str
 ) -> None:
     (tmp_path / "text.txt").write_text("it is a text")
+    (tmp_path / "run.pt").symlink_to(checkpoint)
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=message):
         if "query" in arguments:
             nearest(Nearest(**arguments))
         embed(Embed(checkpoint, **{"source": (tmp_path,)} | arguments))
-    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "empty"}
+    assert {path.name for path in tmp_path.iterdir()} == {"text.txt", "run.pt", "empty"}
 
 
 def test_real_videos_are_embedded_and_bad_ones_are_listed(checkpoint: Path, real: Path, tmp_path: Path) -> None:

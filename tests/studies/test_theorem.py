@@ -252,7 +252,7 @@ def test_seed_and_size_alone_determine_an_estimate() -> None:
         ("--temperature 0", "--temperature is 0.0; it must be 0.01 or more"),
         ("--temperature nan", "--temperature is nan"),
         ("--batches 5", "--batches is 5; it must be 100 or more"),
-        ("--presets z", "unknown preset 'z'; --preset help lists them"),
+        ("--presets z", "unknown preset 'z'; 'gdt pretrain --preset help' lists them"),
         ("--batch-size 1", "--batch-size is 1; it must be 2 or more"),
         ("--seed -1", "--seed is -1; it must be 0 or more"),
     ],
