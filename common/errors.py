@@ -29,8 +29,9 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
 
 def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "") -> UserError:
     """The error about an unknown name: the most similar available one, then all of them or how to list them."""
-    names = {each.lstrip("-"): each for each in available}  # dashes would make any two options similar
-    similar = difflib.get_close_matches(name.lstrip("-"), names, 1)
+    # without dashes, which would make any two options similar
+    names = {each.lstrip("-").casefold(): each for each in available}
+    similar = difflib.get_close_matches(name.lstrip("-").casefold(), names, 1)
     said = f"unknown {kind} '{name}';" + "".join(f" did you mean '{names[each]}'?" for each in similar)
     if how_to_list:
         return UserError(f"{said} {how_to_list}")

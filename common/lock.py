@@ -63,7 +63,8 @@ def _take(path: Path, what: Path, alternative: str) -> int:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o666)  # non-blocking: it might be a FIFO
         except OSError as error:
-            raise UserError(f"cannot write to {what}: {error.strerror}; {alternative}") from error
+            reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror
+            raise UserError(f"cannot write to {what}: {reason}; {alternative}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -34,7 +34,8 @@ def parse_rows(
     expected = f"expected {','.join(columns)}"
     try:
         if missing := [name for name in columns if name not in (rows.fieldnames or ())]:
-            raise UserError(f"{path} has no column {', '.join(missing)}; {expected}")
+            own = "; for labels of your own, use --dataset folder" if path.name == "labels.csv" else ""
+            raise UserError(f"{path} has no column {', '.join(missing)}; {expected}{own}")
         for row in rows:
             if not header and row[columns[0]].startswith("#"):
                 continue

@@ -51,8 +51,8 @@ class Shares:
     def __post_init__(self) -> None:
         if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
             raise UserError(
-                f"--val is {self.val} and --test is {self.test}; they are fractions of the videos, together below "
-                "1; one not given is that of the last run"
+                f"--val is {self.val} and --test is {self.test}; they are fractions of the videos, together below 1 "
+                "(without the option, that of the last run)"
             )
 
     def split(self, video_id: str) -> str:

@@ -437,6 +437,14 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     said = sentence(command("pretrain", "tiny", "--dataset", "other"))
     assert "(no index.h5); available: mine; make them with 'make preprocess DATASET=folder SOURCE" in said
     assert len(said) < 200
+    (tmp_path / "videos").mkdir()
+    (tmp_path / "videos" / "a.mp4").touch()
+    said = sentence(command("verify", "--shards", "videos"))
+    assert "videos (no index.h5), but other files; name a folder of shards that 'make preprocess' wrote" in said
+    said = sentence(command("pretrain", "tiny", "--dataset", "mine", "--preset", "L", "--out", "videos/a.mp4"))
+    assert said == "unknown preset 'L'; did you mean 'l'? --preset help lists them"
+    said = sentence(command("pretrain", "tiny", "--dataset", "mine", "--batch-size", "4", "--out", "videos/a.mp4"))
+    assert said == "cannot write to videos/a.mp4: it is a file, not a folder; set --out"
     (tmp_path / "runs" / "mine-l").mkdir(parents=True)
     (tmp_path / "runs" / "mine-l" / "checkpoint.pt").touch()
     for name in ("runs/mien-l/checkpoint.pt", "mine-l", "mine-1.pt"):

@@ -209,6 +209,15 @@ def copy_to_cpu(state: Any) -> Any:
     return state
 
 
+def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -> None:
+    """Raise UserError unless the state of the run in folder `run` belongs to these shards."""
+    if state["data"] != fingerprint:
+        raise UserError(
+            f"{run} holds a run on other shards: they were rebuilt, or have other videos or splits; set --out to "
+            "another folder, or restore the original shards"
+        )
+
+
 def require_same_run(
     state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
 ) -> None:
@@ -222,11 +231,7 @@ def require_same_run(
             f"{run} holds a run with other words: the word vectors or captions have changed; set --out to another "
             "folder, or --word2vec to the original file"
         )
-    if state["data"] != data.fingerprint:
-        raise UserError(
-            f"{run} holds a run on other shards: they were rebuilt, or have other videos or splits; set --out to "
-            "another folder, or restore the original shards"
-        )
+    require_same_shards(state, data.fingerprint, run)
     if differences(state["settings"], now, ignored=LENGTH):
         raise UserError(
             f"{run} holds a run with other settings ({'; '.join(differences(state['settings'], now))}); "

@@ -15,6 +15,8 @@ PREVIOUS = "checkpoint.previous.pt"
 """The previous checkpoint, in case the newest is damaged."""
 _HEAD = 4096 + 8
 """Bytes to read of a file; in shards, HDF5 begins after 4096."""
+_LISTED = 3
+"""Available checkpoints to name."""
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """Start of a file of torch before 1.6."""
@@ -79,7 +81,8 @@ def _no_checkpoint(path: Path) -> str:
     run = path.parent.name if path.name == CHECKPOINT else path.stem
     if similar := difflib.get_close_matches(run, there, 1):
         return f"there is no checkpoint {path}; did you mean {there[similar[0]]}? Or {_how_to_make(path)}"
-    available = f"; available: {', '.join(map(str, list(there.values())[:3]))}" if there else ""
+    more = f" and {len(there) - _LISTED} more" if len(there) > _LISTED else ""
+    available = f"; available: {', '.join(map(str, list(there.values())[:_LISTED]))}{more}" if there else ""
     return f"there is no checkpoint {path}{available}; {_how_to_make(path)}, or set --ckpt to yours"
 
 

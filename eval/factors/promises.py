@@ -131,8 +131,9 @@ def check_promise(factor: str, contrasts: Mapping[str, Promise], metrics: Metric
             parts.append(_exceeds(*values, _SMALL / 100, videos, far))
         if more_accurate > 0:
             parts.append(Verdict(False, 0, f"a probe classifies it better than with random weights ({accuracies})"))
-        elif accuracy.low >= _HIGH:
-            parts.append(Verdict(False, 0, f"a probe classifies it ({accuracies})"))
+        else:
+            low = _HIGH - accuracy.value, _HIGH - accuracy.high, _HIGH - accuracy.low
+            parts.append(_exceeds(*low, 0.0, videos, f"a probe classifies it ({accuracies})"))
         return _with_values(_all(parts), distances or accuracies)
     more_distant = []
     if factor in _WITHIN and more:

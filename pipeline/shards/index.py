@@ -348,8 +348,10 @@ def _no_index(folder: Path) -> str:
             f"{folder} has {shards} shards but no {INDEX}: preprocessing has not finished; wait for it, or run the "
             "same 'make preprocess' command again to resume it"
         )
-    others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}")) if folder.parent.name else []
     missing = f"there are no shards in {folder} (no {INDEX})"
+    if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        return f"{missing}, but other files; name a folder of shards that 'make preprocess' wrote"
+    others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}")) if folder.parent.name else []
     if folder.name not in DATASETS:  # perhaps misspelt
         if similar := difflib.get_close_matches(folder.name, others, 1):
             return f"{missing}; did you mean '{similar[0]}'?"

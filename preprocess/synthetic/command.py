@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import tyro
 
-from gdt.common.commandline import expand_home
+from gdt.common.commandline import expand_home, gdt_command
 from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline.shards.layout import GENERATED
 from gdt.preprocess.synthetic import GeneratedSet, generate, generated
@@ -32,7 +33,10 @@ def main(arguments: Sequence[str]) -> None:
 
 def _command(kind: type[GeneratedSet]) -> Callable[..., None]:
     def command(destination: Path, settings: GeneratedSet = kind(), workers: int = 0, progress: bool = True) -> None:
-        generate(expand_home(destination), settings, workers, progress)
+        folder = expand_home(destination)
+        generate(folder, settings, workers, progress)
+        following = shlex.join(gdt_command("preprocess", "--dataset", settings.name, "--source", folder))
+        print(f"the videos are in {folder}; next:\n  {following}")
 
     command.__annotations__["settings"] = kind
     command.__doc__ = (kind.__doc__ or "").partition("\n")[0] + _ARGUMENTS

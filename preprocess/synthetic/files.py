@@ -163,9 +163,11 @@ def claim(destination: Path, settings: GeneratedSet) -> bool:
     marker, unfinished = destination / settings.marker, destination / (settings.marker + UNFINISHED)
     found = next((path for path in (marker, unfinished) if path.exists()), None)
     if found is None:
-        if taken := [name for name in (*SPLITS, *settings.metadata([])) if (destination / name).exists()]:
+        there = sorted(path.name for path in destination.iterdir()) if destination.is_dir() else []
+        if taken := [name for name in there if not name.startswith(".")]:
+            more = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
             raise UserError(
-                f"{destination} holds {', '.join(taken)}, but no {settings.marker}, so it is not {settings.name}; set "
+                f"{destination} holds {taken[0]}{more}, but no {settings.marker}, so it is not {settings.name}; set "
                 "--destination to another folder"
             )
         destination.mkdir(parents=True, exist_ok=True)

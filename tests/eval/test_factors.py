@@ -247,6 +247,8 @@ def test_few_videos_give_no_verdict() -> None:
     wide = metrics(50, 50, 0.4, 0.5, n=9) | {DISTANCE_MORE: Metric(-0.1, bounds=(-0.3, 0.1))}
     found = check_promise("speed", {"speed": "invariant"}, wide, 9)
     assert found == (None, pytest.approx(9 * (0.2 / 0.1) ** 2), "distance 0.40, random weights 0.50")
+    accurate = metrics(90, 90, 0.1, 0.5, n=9)  # at least 90 %, or not
+    assert check_promise("speed", {"speed": "invariant"}, accurate, 9).kept is None
     assert [round_up(number) for number in (0, 7.2, 36, 230, 4001)] == [0, 8, 40, 300, 5000]
 
 

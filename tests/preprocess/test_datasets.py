@@ -225,6 +225,11 @@ def test_an_unexpected_csv_is_refused(tmp_path: Path, text: str, message: str) -
     refused("kinetics", tmp_path, message)
 
 
+def test_labels_of_your_own_are_no_official_list(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("path,label\na.mp4,cat\n")
+    refused("kinetics", tmp_path, "has no column .*; for labels of your own, use --dataset folder")
+
+
 def test_a_csv_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes(KINETICS.encode("utf-16"))
     refused("kinetics", tmp_path, "x.csv is not UTF-8 text: .*; convert it")

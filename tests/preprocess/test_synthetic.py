@@ -154,7 +154,8 @@ def test_the_command_makes_the_same_files(
     command = [sys.executable, "-m", "gdt", "generate", settings.name, "--no-progress", *options]
     command += ["--destination", "~/typed"]
     monkeypatch.setenv("HOME", str(tmp_path))
-    subprocess.run(command, check=True)
+    first = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert first.stdout.endswith(f"gdt preprocess --dataset {settings.name} --source {tmp_path}/typed\n")
     assert contents(tmp_path / "typed") == contents(tmp_path / "expected")
     again = subprocess.run([*command, "--seed", "1"], capture_output=True, text=True)
     assert again.returncode == 2 and again.stderr.startswith("error: ") and "seed was 0, now 1" in again.stderr

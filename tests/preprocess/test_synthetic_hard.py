@@ -232,8 +232,8 @@ def test_invalid_settings_and_folders_are_refused(made: Path, tmp_path: Path) ->
         SyntheticHard(distractors=-1)
     with pytest.raises(UserError, match=r"no synthetic\.json, so it is not synthetic; "):
         generate(made, Synthetic(), progress=False)
-    (tmp_path / "labels.csv").touch()
-    with pytest.raises(UserError, match=r"holds labels\.csv, but no synthetic-hard\.json"):
+    (tmp_path / "my video.mp4").touch()
+    with pytest.raises(UserError, match=r"holds my video\.mp4, but no synthetic-hard\.json"):
         generate(tmp_path, SMALL, progress=False)
 
 

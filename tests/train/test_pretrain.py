@@ -209,13 +209,18 @@ def test_torchrun_starts_two_processes_that_share_every_batch(command: Run, shar
     assert refused.stderr.count("error: --gpus is 2, but torch finds no GPU; ") == 1
 
 
-def test_pretraining_on_real_videos_lowers_the_loss(command: Run, grid_shards: Path, tmp_path: Path) -> None:
+def test_pretraining_on_real_videos_lowers_the_loss(
+    command: Run, grid_shards: Path, shards: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "grid"
     more = ("--preset", "e", "--batch-size", 24, "--steps", 60)
     done = command("pretrain", "tiny", "--shards", grid_shards, "--out", run, *more)
     assert done.returncode == 0, done.stderr
     curve = losses(run)
     assert np.mean(curve[-10:]) < np.mean(curve[:10]) - 0.1
+    # not that the run's batch size is too large for them
+    other = command("pretrain", "tiny", "--shards", shards, "--split", "val", "--out", run)
+    assert other.returncode == 2 and f"{run} holds a run on other shards" in other.stderr
 
 
 @pytest.mark.parametrize(
