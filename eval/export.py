@@ -37,7 +37,7 @@ class Export:
     format: Literal["safetensors", "published", "torchvision"] = "safetensors"
     """File type; all but safetensors need the paper's network sizes."""
     inputs: Literal["stated", "kinetics", "howto100m"] = "stated"
-    """Input settings to record: those of the weights, or the release's for a data set."""
+    """Input settings to record: of the weights, or the release's for a set."""
     overwrite: bool = False
     """Replace an existing file."""
 

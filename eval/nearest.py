@@ -29,7 +29,7 @@ class Nearest:
     by: Modality = "video"
     """Modality of the query."""
     among: Annotated[Modality | None, tyro.conf.arg(metavar="{video,audio}")] = None
-    """Modality to search; default: that of --by. A different one needs embeddings."""
+    """Modality to search (across two: embeddings); default: that of --by."""
     k: int = 5
     """Number of neighbours."""
     ckpt: Path | None = None

@@ -61,7 +61,7 @@ class Downstream:
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clips of finetune and retrieval-published: of the recipe (paper) or the checkpoint (tiny)."""
+    """Clips of finetune and retrieval-published; tiny: the checkpoint's."""
     epochs: int = 0
     """Epochs of finetuning; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0

@@ -50,7 +50,7 @@ class Workers:
     """Settings of every command with workers."""
 
     workers: int = field(default_factory=one_per_core)
-    """Worker processes, or SLURM jobs of one worker each; the default is the number of cores."""
+    """Worker processes (or SLURM jobs); the default is the number of cores."""
     scheduler: str = ""
     """Dask scheduler (tcp://host:8786) or slurm; default: this machine."""
 

@@ -49,7 +49,7 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree of videos), or a data set such as kinetics; any other name prints the list."""
+    """folder (any tree of videos) or a data set; other names print the list."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
@@ -64,7 +64,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of the videos without a split that become val; kept for later runs."""
+    """Fraction of videos without split that become val; kept for later runs."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"

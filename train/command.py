@@ -54,11 +54,12 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
     with launch.silence_other_ranks():
         settings = settings_of(arguments)
         require_master_address(os.environ)
-        if settings is not None and "RANK" not in os.environ:
+        submitted = job.nodes > 1 or bool(job.scheduler or job.sbatch)  # `submit` checks the data after its options
+        if settings is not None and "RANK" not in os.environ and not submitted:
             _require_data(settings)
     if settings is None:
         return
-    if job.nodes > 1 or job.scheduler or job.sbatch:
+    if submitted:
         submit.submit(job, settings, arguments)
     elif job.gpus > 1:
         launch.launch(job.gpus, settings, arguments)
@@ -102,7 +103,9 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     sizes = {
         name: _for_help(options.defaults(_with_one_length(base, arguments)), shown) for name, (_, base) in SIZES.items()
     }
-    size = tyro.extras.subcommand_type_from_defaults(sizes, {name: text for name, (text, _) in SIZES.items()})
+    more = f"; {HELP_ALL} lists more options" if shown and arguments[0] in SIZES else ""
+    texts = {name: text + more for name, (text, _) in SIZES.items()}
+    size = tyro.extras.subcommand_type_from_defaults(sizes, texts)
     default = field(default=sizes[default_size()])
     whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")], default)], kw_only=True)
     arguments = ["--help" if word == HELP_ALL else word for word in arguments]

@@ -38,14 +38,13 @@ class Ablation:
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks, clips and schedule."""
     equal: Literal["videos", "clips", "compute"] = "videos"
-    """What all rows get: videos per step and steps, as in the paper; video clips per step and steps; or videos per step
-    and, in more steps for cheaper rows, arithmetic."""
+    """What rows share: videos, clips, or compute (more steps of cheaper rows)."""
     batch_size: int = 0
-    """Videos per step with --equal videos or compute; 0: those of --size, or all if there are fewer."""
+    """Videos per step (--equal videos, compute); 0: of --size, or fewer."""
     clips_per_step: int = 0
-    """Video clips per step with --equal clips; 0: 64, or fewer if there are few videos."""
+    """Video clips per step (--equal clips); 0: 64, or fewer."""
     bn_group_size: int | None = None
-    """Leaves of one modality that share batch-norm statistics; 0: whole batch; default: as in pretraining."""
+    """Leaves that share batch norm; 0: whole batch; default: as in pretrain."""
     steps: int = 0
     """Training steps, with --equal compute those of row l; 0: those of --size."""
     label: str = ""
@@ -53,7 +52,7 @@ class Ablation:
     protocols: tuple[Literal["retrieval", "few-shot", "linear"], ...] = ("retrieval", "few-shot")
     """Protocols of 'gdt eval downstream', for label columns."""
     gallery_split: str = ""
-    """Split of the gallery; default: train, or val if no training video has a class."""
+    """Split of the gallery; default: train, or val if train has no classes."""
     query_split: str = "test"
     """Split of the queries; use val to choose settings."""
     gallery_per_class: int = 0
@@ -65,7 +64,7 @@ class Ablation:
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
-    """Results; default: runs/ablation-<dataset>, with --equal clips runs/ablation-<dataset>-clips."""
+    """Results; default: runs/ablation-<dataset> (--equal clips: …-clips)."""
 
     @property
     def labels(self) -> tuple[str, ...]:

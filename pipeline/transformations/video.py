@@ -12,7 +12,7 @@ from gdt.pipeline.transformations.base import Branches, Source, Transformation
 
 
 class Video(Transformation):
-    """Every video once per epoch: batch b takes the b-th group of K videos in the epoch's order."""
+    """Every video once per epoch; a batch takes the next K videos in its order."""
 
     name = "video"
 

@@ -192,6 +192,11 @@ def test_a_killed_search_resumes_with_the_same_trials(finished, tmp_path: Path, 
     assert compositions(chosen) == compositions(finished[0])
 
 
+def in_one_line(text: str) -> str:
+    """A text without line breaks, which depend on the lengths of paths."""
+    return " ".join(text.replace("\\\n", " ").split())
+
+
 def test_damage_is_one_sentence_and_never_changes_a_number(finished, tmp_path: Path) -> None:
     """Flips in the files of a finished search; removing the damaged file mends it."""
     chosen, _, text = finished
@@ -201,18 +206,18 @@ def test_damage_is_one_sentence_and_never_changes_a_number(finished, tmp_path: P
         shutil.copytree(chosen.folder, again.folder)
         path = again.folder / name
         whole = path.read_bytes()
-        said = text.replace(str(chosen.folder), str(again.folder))
+        said = in_one_line(text.replace(str(chosen.folder), str(again.folder)))
         for place in [*draw.sample(range(len(whole)), 5), len(whole) - 5]:
             path.write_bytes(whole)
             flip(path, place, draw.randrange(8))
             try:
-                assert search(again, fake()) == said
+                assert in_one_line(search(again, fake())) == said
             except UserError as error:
                 assert re.fullmatch(
                     rf"{path} is damaged \(.*\); remove it and run the same command again.*", str(error)
                 )
         path.unlink()
-        assert search(again, fake()) == said
+        assert in_one_line(search(again, fake())) == said
         shutil.rmtree(again.folder)
 
 

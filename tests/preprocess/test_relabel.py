@@ -303,7 +303,7 @@ def test_remembered_shares_allow_videos_with_splits(pets: Preprocess) -> None:
 def test_dry_run_uses_and_keeps_remembered_shares(pets: Preprocess, capsys: pytest.CaptureFixture[str]) -> None:
     run(replace(pets, test=0.5))
     for doing in (estimate, run):
-        with pytest.raises(UserError, match="--val is 0.6 and --test is 0.5; .* not given is that of the last run"):
+        with pytest.raises(UserError, match=r"--val is 0.6 and --test is 0.5; .* \(without the option, that of"):
             doing(replace(pets, val=0.6))
     capsys.readouterr()
     for _ in range(2):

@@ -156,5 +156,5 @@ def test_out_of_memory_gives_one_message_with_what_to_change(
         torch.empty(1 << 50)  # raises torch's real out-of-memory error
 
     monkeypatch.setattr(where, greedy)
-    with pytest.raises(UserError, match=r"out of memory \(.*\); lower --loading.prefetch, .*--batch-size \(now 4\)"):
+    with pytest.raises(UserError, match=r"out of memory \(.*\); lower --loading.prefetch or .*--batch-size \(now 4\)"):
         pretrain(replace(batch_settings, out=tmp_path))
