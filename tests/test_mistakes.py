@@ -450,6 +450,11 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     for name in ("runs/mien-l/checkpoint.pt", "mine-l", "mine-1.pt"):
         said = sentence(command("eval", "downstream", "--ckpt", name))
         assert said.startswith(f"there is no checkpoint {name}; did you mean runs/mine-l/checkpoint.pt? Or m")
+    for run in "pqrs":
+        (tmp_path / "runs" / run).mkdir()
+        (tmp_path / "runs" / run / "checkpoint.pt").touch()
+    said = sentence(command("eval", "downstream", "--ckpt", "runs/nowhere/checkpoint.pt"))
+    assert "available: runs/mine-l/checkpoint.pt, runs/p/checkpoint.pt, runs/q/checkpoint.pt and 2 more; " in said
 
 
 @pytest.mark.parametrize(
