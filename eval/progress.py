@@ -30,7 +30,7 @@ class Progress:
         self._status: dict[Path, str] = {}
         self._over, self._lock = over, threading.Lock()
         for folder, settings in runs.items():
-            self.follow(folder, _steps(settings))
+            self.follow(folder, steps_of(settings))
         self._bar = tqdm(
             total=sum(self._steps.values()) + more, initial=self._done(), unit="step", desc=what, smoothing=0.05,
             mininterval=0.0 if sys.stderr.isatty() else _SECONDS, dynamic_ncols=True,
@@ -105,5 +105,6 @@ class LogReader:
         return bool(last)
 
 
-def _steps(settings: Pretrain) -> int:
+def steps_of(settings: Pretrain) -> int:
+    """Steps of a run."""
     return settings.steps or settings.epochs * settings.tree(Index.open(settings.shard_folder)).batches_per_epoch

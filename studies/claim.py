@@ -26,12 +26,12 @@ from gdt.eval.ablation.runs import ablation, plan
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.drawing import keys, save
 from gdt.eval.processes import job_limit, run_command
+from gdt.eval.progress import steps_of
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import metrics_of, to_csv, wrap
-from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX, shard_folder
 from gdt.studies.settings import MOMENTS, Claim
-from gdt.train.settings import METRICS, Pretrain
+from gdt.train.settings import METRICS
 
 _MEASURED = 12
 """Steps of each row that are timed; the first third is left out."""
@@ -170,7 +170,7 @@ def _forecast(settings: Claim, sets: Sequence[Set], seconds: Seconds, out: Path)
         left = {run.folder: run for each in planned for run in (each.left if one.is_made else each.runs)}
         runs += len(left)
         for run in left.values():
-            work += _steps(run.pretraining) * seconds.step[run.row] + seconds.run
+            work += steps_of(run.pretraining) * seconds.step[run.row] + seconds.run
             work += seconds.factors if run.factors else 0
     jobs = job_limit(settings.jobs)
     hours = (work / jobs + unmade * seconds.making) / 3600
@@ -179,14 +179,6 @@ def _forecast(settings: Claim, sets: Sequence[Set], seconds: Seconds, out: Path)
         f"{runs} runs left, {jobs} in parallel: about {hours:.1f} hours ({work / 3600:.1f} hours of one job; measured "
         f"per step: {steps})"
     )
-
-
-def _steps(run: Pretrain) -> int:
-    """Steps of a run."""
-    if run.steps:
-        return run.steps
-    tree = run.tree(Index.open(run.shard_folder))
-    return run.epochs * (len(tree.source.videos) // tree.composition.batch_size)
 
 
 def picture(results: Mapping[str, Mapping[str, Sequence[Record]]]) -> Figure:

@@ -19,7 +19,7 @@ from gdt.common.files import write_text
 from gdt.common.serialization import add_checksum, require_checksum
 from gdt.train.metrics import Report
 from gdt.train.schedule import Schedule
-from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_json
+from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_file, to_json
 
 
 class _Probed(NamedTuple):
@@ -39,7 +39,7 @@ class Log:
         """`first`: first step; `clips`: video clips per step over all ranks; `flops`: as from `Learner.flops`."""
         folder = settings.run_folder
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / SETTINGS, json.dumps(add_checksum(json.loads(to_json(settings))), indent=2) + "\n")
+        write_text(folder / SETTINGS, to_file(settings))
         _keep_until(folder / METRICS, first - 1)
         self._file = (folder / METRICS).open("a", buffering=1)
         self._probes = folder / PROBES

@@ -329,6 +329,19 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
         ) from error
 
 
+def to_file(settings: Pretrain) -> str:
+    """The text of SETTINGS: as `to_json`, with a checksum."""
+    return json.dumps(serialization.add_checksum(json.loads(to_json(settings))), indent=2) + "\n"
+
+
+def from_file(text: str, source: str) -> Pretrain:
+    """The settings that `to_file` wrote.
+
+    Raises ValueError or RecursionError if the text is damaged, UserError as `from_json`.
+    """
+    return from_json(json.dumps(serialization.require_checksum(json.loads(text))), source)
+
+
 def require_one_name(arguments: Sequence[str]) -> None:
     """Raise UserError if a command line has --preset and --factors."""
     _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, _TWO_NAMES)

@@ -52,7 +52,7 @@ from gdt.train.settings import (
     SIZES,
     Pretrain,
     differences,
-    from_json,
+    from_file,
     to_json,
 )
 
@@ -134,7 +134,7 @@ class Plan(NamedTuple):
     @property
     def left(self) -> list[Run]:
         """The runs with unfinished commands."""
-        return [run for run in self.runs if any(command not in _done(run, self.inputs) for command in run.commands)]
+        return [run for run in self.runs if _left(run, _done(run, self.inputs))]
 
 
 def ablation(settings: Ablation) -> str:
@@ -252,10 +252,11 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
     for path in (path for run in runs for path in (run.results, run.factors) if path and path.is_file()):
         if not _is_readable(path):
             print(f"{path} is damaged or of another version; it is computed again")
-    jobs, todo = job_limit(settings.jobs), planned.left
-    _require_resumable(todo, inputs)
-    evaluated = [run for run in runs if any(each in _done(run, inputs, any_labels=True) for each in run.commands[1:2])]
-    if relabelled := [run for run in evaluated if run.commands[1] not in _done(run, inputs)]:
+    finished = {run.folder: _done(run, inputs) for run in runs}
+    jobs, todo = job_limit(settings.jobs), [run for run in runs if _left(run, finished[run.folder])]
+    _require_resumable([run for run in todo if run.commands[0] not in finished[run.folder]], inputs.data)
+    unevaluated = [run for run in todo if any(each not in finished[run.folder] for each in run.commands[1:2])]
+    if relabelled := [run for run in unevaluated if run.commands[1] in _done(run, inputs, any_labels=True)]:
         print(f"the labels of {plural(len(relabelled), 'evaluated run')} have changed; evaluating again")
     if todo and planned.lowered:
         print(planned.lowered)
@@ -265,16 +266,14 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
 
     def work(run: Run, gpu: str, stop: threading.Event) -> None:
         run.folder.mkdir(parents=True, exist_ok=True)
-        done = _done(run, inputs)
-        for command in run.commands:
-            if command in done:
-                continue
+        done = finished[run.folder]
+        for command in _left(run, done):
             bar.set_status(run.folder, command[1] if command[0] == "eval" else "train")
             one_thread = [] if gpu or command[1] == "factors" else ["--threads", "1"]
             run_command([*command, *one_thread], run.folder / "log.txt", gpu, f"run {run.folder.name}", stop)
             done = [other for other in done if other[:2] != command[:2]] + [command]  # it overwrote their results
-            finished = add_checksum({**inputs._asdict(), "format": FORMAT, "done": done})
-            write_text(run.folder / _DONE, json.dumps(finished) + "\n")
+            content = add_checksum({**inputs._asdict(), "format": FORMAT, "done": done})
+            write_text(run.folder / _DONE, json.dumps(content) + "\n")
 
     with Progress({run.folder: run.pretraining for run in runs}) as bar:
         for run in run_parallel(todo, work, jobs, bar.refresh):
@@ -285,10 +284,10 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
             bar.finish(run.folder, f"[{seconds:4.0f} s] {label(run.row)}, seed {run.pretraining.seed}{result}")
 
 
-def _require_resumable(runs: Sequence[Run], inputs: Inputs) -> None:
-    """Raise UserError if the folder of a run holds one that pretraining would refuse to resume."""
+def _require_resumable(runs: Sequence[Run], data: str) -> None:
+    """Raise UserError if the folder of a run holds one that pretraining would refuse to resume on shards `data`."""
     for run in runs:
-        if run.commands[0] not in _done(run, inputs) and (other := _other(run, inputs.data)):
+        if other := _other(run, data):
             same = other.split()[0]
             way_out = f"set --out to another folder, or use the same {same}"
             raise UserError(f"{run.folder} holds a run with other {other}; {way_out}")
@@ -300,9 +299,7 @@ def _other(run: Run, data: str) -> str:
     if not any((folder / name).is_file() for name in (CHECKPOINT, PREVIOUS)):
         return ""
     try:
-        before = from_json(
-            json.dumps(require_checksum(json.loads((folder / SETTINGS).read_text()))), str(folder / SETTINGS)
-        )
+        before = from_file((folder / SETTINGS).read_text(), str(folder / SETTINGS))
         if provenance.read((folder / provenance.NAME).read_text())[-1].data != data:
             return "shards"
     except (OSError, ValueError, RecursionError):
@@ -320,6 +317,11 @@ def _other(run: Run, data: str) -> str:
             changed = longer
     more = f", and {len(changed) - 1} more" if len(changed) > 1 else ""
     return f"settings ({min(changed, key=len)}{more})" if changed else ""
+
+
+def _left(run: Run, done: Sequence[list[str]]) -> list[list[str]]:
+    """The commands of a run that are not done."""
+    return [command for command in run.commands if command not in done]
 
 
 def _done(run: Run, inputs: Inputs, any_labels: bool = False) -> list[list[str]]:

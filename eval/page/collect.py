@@ -17,8 +17,7 @@ from gdt.eval.record import RANDOM, Record, parse
 from gdt.eval.subjects import folder_name
 from gdt.train import checkpoint, provenance
 from gdt.train.provenance import Start
-from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain
-from gdt.train.settings import from_json as settings_from_json
+from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, from_file
 
 T = TypeVar("T")
 FIGURES = "figures.json"
@@ -129,15 +128,11 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 def _run(folder: Path, root: Path, unread: list[Unread]) -> Run:
     path = folder / SETTINGS
-    settings = _read(path, unread, lambda text: _settings(text, str(path)))
+    settings = _read(path, unread, lambda text: from_file(text, str(path)))
     starts = _read(folder / provenance.NAME, unread, provenance.read)
     name = str(folder.relative_to(root)) if folder != root else folder.resolve().name
     metrics, probes = _rows(folder / METRICS, unread, _COLUMNS), _rows(folder / PROBES, unread, ("step",))
     return Run(folder, name, settings, tuple(starts or ()), _columns(metrics, _COLUMNS), _columns(probes))
-
-
-def _settings(text: str, source: str) -> Pretrain:
-    return settings_from_json(json.dumps(serialization.require_checksum(json.loads(text))), source)
 
 
 def _columns(rows: Sequence[dict[str, float]], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
