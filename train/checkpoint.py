@@ -221,17 +221,16 @@ def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -
 def require_same_run(
     state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
 ) -> None:
-    """Raise UserError unless the state belongs to a run with these settings and data.
+    """Raise UserError unless the state belongs to a run with these settings, words and statistics.
 
     `state`: content of the checkpoint `path`.
     """
     run, now = path.parent, to_json(settings)
-    if state["data"] == data.fingerprint and state["words"] != data.words:
+    if state["words"] != data.words:
         raise UserError(
             f"{run} holds a run with other words: the word vectors or captions have changed; set --out to another "
             "folder, or --word2vec to the original file"
         )
-    require_same_shards(state, data.fingerprint, run)
     if differences(state["settings"], now, ignored=LENGTH):
         raise UserError(
             f"{run} holds a run with other settings ({'; '.join(differences(state['settings'], now))}); "

@@ -50,7 +50,7 @@ class Trainer:
         shards = fingerprint(self.index)
         state, damage = checkpoint.read_newest(folder)
         begun = from_json(state["settings"], str(folder / checkpoint.NAME)) if state else None
-        if state and settings.batch_size is None:  # the batch size of the run may not suit other shards
+        if state:
             checkpoint.require_same_shards(state, shards, folder)
         if state and settings.cached_batches:
             raise UserError(
