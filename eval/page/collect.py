@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -170,7 +170,7 @@ def _evaluations(root: Path, unread: list[Unread]) -> dict[Path, list[Result]]:
             if not row.metrics:
                 unread.append(Unread(str(path), f"a result of {row.model} has no metrics"))
                 continue
-            key = serialization.to_json(row)
+            key = serialization.to_json(replace(row, equal="", tflop=0.0))  # which an ablation adds
             first.setdefault(key, (path.parent if path in tables else path.parent.parent, row))
             if path not in tables:
                 features[key] = path.parent

@@ -298,6 +298,16 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
     assert "cut has no checkpoint: make pretrain" in shown.text
 
 
+def test_a_result_that_an_ablation_repeats_is_shown_once_with_its_neighbours(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    rows = read(folder / "eval" / "results.json")
+    write(folder / "results.json", [replace(row, equal="videos: 6 per step, 5 steps", tflop=1.0) for row in rows])
+    page = Page(report(Report(folder, queries=3, figures_of=("e <b>$1$",))).read_text(encoding="utf-8"))
+    assert not [title for title in page.captions if title.startswith(f"Percent, in {folder / 'eval'}")]
+    assert "holds no features" not in page.text and "✓ correct" in page.text
+
+
 def altered(runs: Path, folder: Path, **values: Any) -> None:
     """Results of the model in another folder, with other values."""
     folder.mkdir(parents=True)
