@@ -67,6 +67,12 @@ def test_a_run_is_reproducible(command: Run, shards: Path, undisturbed: Path, tm
     assert losses(other) != losses(undisturbed)[:3]
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether every thread is stopped: a signal does not interrupt a write to disk."""
+    stats = (path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat"))
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def test_a_killed_run_resumes_with_bitwise_equal_losses(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
@@ -76,8 +82,9 @@ def test_a_killed_run_resumes_with_bitwise_equal_losses(
     process = begun(arguments(shards, run, *more), tmp_path)
     wait_for(run / "metrics.jsonl", kill_after + 1)
     os.killpg(process.pid, signal.SIGSTOP)
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
     (child,) = psutil.Process(process.pid).children()
+    wait_until(lambda: all(is_stopped(pid) for pid in (process.pid, child.pid)))
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
     done = command(*arguments(shards, run, *more, "--optimization.lr", 0.001))
     holder = f"another run is writing to {run} (process {child.pid} on {socket.gethostname()})"
     assert (done.returncode, done.stderr) == (2, f"error: {holder}; wait for it, or set --out\n")
