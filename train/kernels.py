@@ -18,6 +18,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.train.metrics import mark
 from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
+from gdt.train.padding import Shapes, pad_widths
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 TOLERANCE = 0.1
@@ -39,15 +40,19 @@ class Kernels:
     """Memory layout; the loader's batches are channels last."""
     compiled: bool = False
     """torch.compile for the video trunk, which fuses the operations between convolutions."""
+    padded: bool = False
+    """Zero channels bring inner widths of convolutions to multiples of 8, as tensor cores need."""
 
     def __str__(self) -> str:
         return ", ".join(
             [str(self.precision).removeprefix("torch."), "channels last" if self.channels_last else "channels first"]
             + ["compiled"] * self.compiled
+            + ["padded"] * self.padded
         )
 
-    def apply(self, model: GDT) -> None:
-        """Set layout and compilation; names and values of the parameters do not change."""
+    def apply(self, model: GDT) -> Shapes:
+        """Set layout, compilation and padding, which do not change the state dict; returns what `pad_widths` does."""
+        shapes = pad_widths(model) if self.padded else {}
         if self.precision == torch.float64:
             model.double()
         for module in model.modules():
@@ -58,6 +63,7 @@ class Kernels:
             model.video_network.base.register_forward_pre_hook(_contiguous)
         if self.compiled and "video" in model.modalities:
             model.video_network.base.compile(dynamic=False)
+        return shapes
 
 
 def _contiguous(trunk: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -18,6 +18,7 @@ from gdt.train.kernels import PRECISIONS, Kernels
 from gdt.train.metrics import Metrics
 from gdt.train.models.gdt import GDT, load_weights
 from gdt.train.norm import allow_partial, synchronise
+from gdt.train.padding import keep_original_shapes
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain, to_json
 from gdt.train.step import Gradient, StepConfig
@@ -47,13 +48,14 @@ class Learner:
         if "video" in model.modalities:
             model.video_network.base.recomputed = recomputed
         numbers = PRECISIONS[settings.precision]
-        (kernels or Kernels(numbers)).apply(model)
+        shapes = (kernels or Kernels(numbers)).apply(model)
         config = StepConfig(
             tree.composition.factors, settings.temperature, settings.seed, numbers, settings.bn_group_size or 0,
             settings.micro_batch_size, settings.loss,
         )  # fmt: skip
         self.gradient = Gradient(model, config, world, tqdm.write)
         self.optimizer = _optimizer(settings.optimization, model, device)
+        keep_original_shapes(self.optimizer, shapes)
 
     def step(self, step: int, batch: Batch) -> Metrics:
         """One update; its metrics stay on the device."""

@@ -2,41 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 from torch.nn import functional
 
 from gdt.train.models.gdt import GDT
-
-
-def pad_widths(model: GDT, multiple: int = 8) -> None:
-    """Pad the inner widths of factorised convolutions to a multiple of some number.
-
-    The added channels are zero and stay zero: their weights are zero on both sides, batch norm without offset keeps
-    them zero, and so they have no gradient.
-    """
-    for sequence in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
-        match list(sequence):
-            case [nn.Conv3d() as space, nn.BatchNorm3d() as norm, nn.ReLU(), nn.Conv3d() as time, *_]:
-                width = -(-space.out_channels // multiple) * multiple
-                sequence[0] = _grow(space, nn.Conv3d(space.in_channels, width, **_options(space)))
-                sequence[1] = _grow(norm, nn.BatchNorm3d(width, norm.eps, norm.momentum))
-                sequence[3] = _grow(time, nn.Conv3d(width, time.out_channels, **_options(time)))
-
-
-def _options(conv: nn.Conv3d) -> dict[str, Any]:
-    return {"kernel_size": conv.kernel_size, "stride": conv.stride, "padding": conv.padding, "bias": False}
-
-
-def _grow(module: nn.Module, larger: nn.Module) -> nn.Module:
-    """Copy a layer into a larger one; added weights of convolutions are zero."""
-    state = larger.state_dict()
-    for name, value in module.state_dict().items():
-        if isinstance(larger, nn.Conv3d):
-            state[name].zero_()
-        state[name][tuple(map(slice, value.shape))] = value
-    return larger.to(value.device)
 
 
 def fold_convolutions(model: GDT) -> None:
@@ -48,7 +17,10 @@ def fold_convolutions(model: GDT) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Conv3d and (child.kernel_size[0] > 1) != (child.kernel_size[1] > 1):
-                folded = _Folded(child.in_channels, child.out_channels, **_options(child), device="meta")
+                folded = _Folded(
+                    child.in_channels, child.out_channels, child.kernel_size, child.stride, child.padding, bias=False,
+                    device="meta",
+                )  # fmt: skip
                 folded.weight = child.weight
                 setattr(parent, name, folded)
 

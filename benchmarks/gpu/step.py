@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.convolutions import fold_convolutions, pad_widths
+from benchmarks.gpu.convolutions import fold_convolutions
 from benchmarks.gpu.device import as_graph, cudnn_settings, on_gpu, peak_memory, seconds, use_side_stream
 from benchmarks.gpu.settings import IDEAS, PLAIN, PREDICTED, Settings, Way
 from benchmarks.gpu.table import Rows, Values, read
@@ -22,6 +22,7 @@ from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.cost import memory, peak_flops, training_flops
 from gdt.train.kernels import Kernels, candidate_kernels, choose_kernels
 from gdt.train.models.gdt import GDT
+from gdt.train.padding import pad_widths
 from gdt.train.settings import Optimization, Pretrain
 from gdt.train.step import Gradient, Metrics, StepConfig
 
