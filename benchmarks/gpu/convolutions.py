@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,10 +19,8 @@ def fold_convolutions(model: GDT) -> None:
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Conv3d and (child.kernel_size[0] > 1) != (child.kernel_size[1] > 1):
-                folded = _Folded(
-                    child.in_channels, child.out_channels, child.kernel_size, child.stride, child.padding, bias=False,
-                    device="meta",
-                )  # fmt: skip
+                shape: dict[str, Any] = {name: getattr(child, name) for name in ("kernel_size", "stride", "padding")}
+                folded = _Folded(child.in_channels, child.out_channels, **shape, bias=False, device="meta")
                 folded.weight = child.weight
                 setattr(parent, name, folded)
 
