@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simplejpeg
@@ -18,9 +18,11 @@ import torch
 from gdt.common.errors import UserError
 from gdt.pipeline.compiled import resize
 from gdt.pipeline.device import Canvas, Device
-from gdt.pipeline.graphs import Pipeline, video_graph
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.sources.loading import Loading
+
+if TYPE_CHECKING:  # DALI is imported only where it decodes
+    from gdt.pipeline.graphs import Pipeline
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,8 @@ class DaliEngine(Engine):
         self._graphs.clear()
 
     def _graph(self, branches: int) -> Pipeline:
+        from gdt.pipeline.graphs import Pipeline, video_graph
+
         if branches not in self._graphs:
             clips, hardware = self.loading.decode_batch_size, float(self.loading.jpeg_hardware)
             graph = video_graph, clips * self.clip.frames, self.clip.size, branches, self.device.dali.decoder, hardware
@@ -192,6 +196,13 @@ class DaliEngine(Engine):
                 inputs[f"end{branch}"] = np.repeat(run.end[:, branch], frames, 0)
                 inputs[f"indices{branch}"] = (first + run.order[:, branch]).reshape(-1).astype(np.int32)
             yield inputs
+
+
+def dali_message(error: RuntimeError) -> str:
+    """The line of DALI's message that names the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    after = lines.index("encountered:") + 1 if "encountered:" in lines[:-1] else 0
+    return lines[after] if lines else type(error).__name__
 
 
 def engine(clip: Clip, device: Device, loading: Loading) -> Engine:

@@ -57,9 +57,6 @@ def audio_graph(device: DaliDevice, mean: float, scale: float) -> Any:
     return bank
 
 
-AUDIO_CLIPS = 1024
-
-
 class Pipeline:
     """A built DALI graph, fed by name, a few runs ahead of its outputs."""
 
@@ -103,10 +100,3 @@ class Pipeline:
     def _outputs(self) -> Iterator[list[torch.Tensor]]:
         yield [torch.from_dlpack(output.as_tensor()) for output in self._device.outputs(self._graph)]
         self._graph.release_outputs()
-
-
-def dali_message(error: RuntimeError) -> str:
-    """The line of DALI's message that names the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    after = lines.index("encountered:") + 1 if "encountered:" in lines[:-1] else 0
-    return lines[after] if lines else type(error).__name__

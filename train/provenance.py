@@ -91,17 +91,17 @@ def command_line() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on; without `gdt` if it is not installed."""
+    """Versions of Python and of the packages that results depend on; without those that are not installed."""
     import numpy as np
-    import nvidia.dali
     import torch
 
     found = {
         "python": platform.python_version(), "numpy": np.__version__, "torch": str(torch.__version__),
-        "nvidia-dali": nvidia.dali.__version__, "scikit-learn": metadata.version("scikit-learn"),
+        "scikit-learn": metadata.version("scikit-learn"),
     }  # fmt: skip
-    with contextlib.suppress(metadata.PackageNotFoundError):
-        found["gdt"] = metadata.version("gdt")
+    for name, package in (("nvidia-dali", "nvidia-dali-cuda130"), ("gdt", "gdt")):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(package)
     return found
 
 

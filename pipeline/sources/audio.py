@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gdt.pipeline.graphs import AUDIO_CLIPS, Pipeline, audio_graph
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
+
+if TYPE_CHECKING:  # DALI is imported only where it is used
+    from gdt.pipeline.graphs import Pipeline
+
+_CLIPS = 1024
+"""Maximum clips of a run."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +38,11 @@ class AudioSource(InputSource):
     _graph: Pipeline | None = None
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
+        from gdt.pipeline.graphs import Pipeline, audio_graph
+
         if self._graph is None:
             values = self.device.dali, self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
-            self._graph = Pipeline(self.device, self.loading.threads, audio_graph, AUDIO_CLIPS, *values)
+            self._graph = Pipeline(self.device, self.loading.threads, audio_graph, _CLIPS, *values)
         fed: deque[tuple[_Work, np.ndarray, list[str]]] = deque()
         works = ahead(self._works(batches), self.loading.read_ahead, lambda work: len(work.leaves))
         usable, damaged = [], []
@@ -56,7 +63,7 @@ class AudioSource(InputSource):
     def _works(self, batches: Iterator[Leaves]) -> Iterator[_Work]:
         for batch in batches:
             rows = self.index.mel_position(batch.start)[:, None] + batch.mel_frames
-            for run in chunks(len(batch), AUDIO_CLIPS):
+            for run in chunks(len(batch), _CLIPS):
                 reading = self.begin(batch.video[run], self._read, self._average, rows[run])
                 yield _Work(batch.take(run), reading, run, len(batch))
 

@@ -18,8 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from gdt.common.errors import UserError, first_line, is_out_of_memory
 from gdt.pipeline.colour import Pixels, affine, late_affine
-from gdt.pipeline.engines import Run, engine
-from gdt.pipeline.graphs import dali_message
+from gdt.pipeline.engines import Run, dali_message, engine
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import DamagedVideo

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from gdt.common.errors import UserError
-from gdt.pipeline import engines, presets
+from gdt.pipeline import engines, graphs, presets
 from gdt.pipeline.clips import ClipSampling, ResizedCrop, random_clips, uniform_clips
 from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.device import DaliDevice, Gpu
@@ -207,7 +207,7 @@ def test_the_jpeg_engine_decodes_all_frames_or_none(
         shares.append(share)
         return video_graph(size, branches, decoder, share, **others)
 
-    monkeypatch.setattr(engines, "video_graph", graph)
+    monkeypatch.setattr(graphs, "video_graph", graph)
     with Loader(index, [tree(index, "e").plan(0, 0)], CLIP, gpu()[0], Loading(jpeg_hardware=hardware)) as loader:
         next(iter(loader))
     assert shares == [1.0 if hardware else 0.0]
