@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from gdt.pipeline.leaves import Leaves
+from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
 
-if TYPE_CHECKING:  # DALI is imported only where it is used
+if TYPE_CHECKING:  # DALI is imported only where it decodes
     from gdt.pipeline.graphs import Pipeline
 
 _CLIPS = 1024
@@ -31,6 +33,10 @@ class _Work:
     """Audio leaves of the batch."""
 
 
+_Made = Iterator[tuple[_Work, torch.Tensor, np.ndarray, list[str]]]
+"""Leaves, float32 [n, bands, frames], bool [n] whether each is intact, names of the damaged ones."""
+
+
 class AudioSource(InputSource):
     """float32 [n, 1, bands, mel_frames]; a damaged clip is replaced by the mean log-mel value."""
 
@@ -38,16 +44,9 @@ class AudioSource(InputSource):
     _graph: Pipeline | None = None
 
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
-        from gdt.pipeline.graphs import Pipeline, audio_graph
-
-        if self._graph is None:
-            values = self.device.dali, self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
-            self._graph = Pipeline(self.device, self.loading.threads, audio_graph, _CLIPS, *values)
-        fed: deque[tuple[_Work, np.ndarray, list[str]]] = deque()
         works = ahead(self._works(batches), self.loading.read_ahead, lambda work: len(work.leaves))
         usable, damaged = [], []
-        for (bank,) in self._graph.run(self._feed(works, fed)):
-            work, intact, names = fed.popleft()
+        for work, bank, intact, names in (self._with_dali if self.loading.decoder == "gpu" else self._on_cores)(works):
             out = memory().get(self.modality, (work.total, self.index.bands, self.clip.mel_frames))
             out[work.run].copy_(bank)
             usable.append(intact)
@@ -67,6 +66,25 @@ class AudioSource(InputSource):
                 reading = self.begin(batch.video[run], self._read, self._average, rows[run])
                 yield _Work(batch.take(run), reading, run, len(batch))
 
+    def _on_cores(self, works: Iterable[_Work]) -> _Made:
+        """The same bits as DALI's, without it."""
+        statistics = self.index.statistics
+        for work in works:
+            read, intact, damaged = work.reading.result()
+            bank = normalise(np.stack(read), work.leaves.draws, statistics.mel_mean, 1 / statistics.mel_std)
+            yield work, torch.from_numpy(bank), intact, damaged
+
+    def _with_dali(self, works: Iterable[_Work]) -> _Made:
+        from gdt.pipeline.graphs import Pipeline, audio_graph
+
+        if self._graph is None:
+            values = self.device.dali, self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
+            self._graph = Pipeline(self.device, self.loading.threads, audio_graph, _CLIPS, *values)
+        fed: deque[tuple[_Work, np.ndarray, list[str]]] = deque()
+        for (bank,) in self._graph.run(self._feed(works, fed)):
+            work, intact, damaged = fed.popleft()
+            yield work, bank, intact, damaged
+
     def _feed(
         self, works: Iterable[_Work], fed: deque[tuple[_Work, np.ndarray, list[str]]]
     ) -> Iterator[dict[str, Any]]:
@@ -74,10 +92,7 @@ class AudioSource(InputSource):
         for work in works:
             read, intact, damaged = work.reading.result()
             fed.append((work, intact, damaged))
-            draws = work.leaves.draws
-            gain = 2 * np.log(draws["volume"])  # a gain a on the waveform is 2 ln a on the log power, exactly
-            masks = {name: draw[:, None] for name, draw in draws.items() if name.startswith(("frequency_", "time_"))}
-            yield {"rows": read, "gain": gain.astype(np.float32), **masks}
+            yield {"rows": read, **dali_inputs(work.leaves.draws)}
 
     def _read(self, video: int, rows: np.ndarray) -> np.ndarray:
         first, last = int(rows.min()), int(rows.max())
@@ -85,3 +100,32 @@ class AudioSource(InputSource):
 
     def _average(self, video: int) -> np.ndarray:
         return np.full((self.clip.mel_frames, self.index.bands), self.index.statistics.mel_mean, np.float32)
+
+
+def dali_inputs(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What `audio_graph` takes besides the rows."""
+    masks = {name: draw[:, None] for name, draw in draws.items() if name.startswith(("frequency_", "time_"))}
+    return {"gain": _gain(draws), **masks}
+
+
+def normalise(rows: np.ndarray, draws: Mapping[str, np.ndarray], mean: float, scale: float) -> np.ndarray:
+    """Log-mel rows, float32 [n, frames, bands], amplified, normalised and masked in place: [n, bands, frames]."""
+    rows += _gain(draws)[:, None, None] * (rows > np.float32(MEL_FLOOR))  # silence keeps its value
+    rows -= np.float32(mean)
+    rows *= np.float32(scale)
+    masked = _masked(draws, "time", rows.shape[1])[:, :, None] | _masked(draws, "frequency", rows.shape[2])[:, None]
+    rows[masked] = 0
+    return rows.transpose(0, 2, 1)
+
+
+def _gain(draws: Mapping[str, np.ndarray]) -> np.ndarray:
+    """A gain a on the waveform is 2 ln a on the log power, exactly: float32 [n]."""
+    gain: np.ndarray = (2 * np.log(draws["volume"])).astype(np.float32)
+    return gain
+
+
+def _masked(draws: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:
+    """Bands or frames under a mask: bool [n, length]."""
+    start, at = draws[f"{name}_start"][:, None], np.arange(length)
+    masked: np.ndarray = (start <= at) & (at < start + draws[f"{name}_width"][:, None])
+    return masked

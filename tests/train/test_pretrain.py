@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.seal import read_seal
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
-from tests.conftest import Run, commands_in
+from tests.conftest import ROOT, Run, commands_in
 from tests.tamper import flip
 from tests.train.runs import begun, losses, starts, wait_for, wait_until
 
@@ -49,6 +50,18 @@ def undisturbed(server: subprocess.Popen[str], shards: Path, tmp_path_factory: p
     done = commands_in(run.parent, server)(*arguments(shards, run, *DROPOUT))
     assert done.returncode == 0, done.stderr
     return run
+
+
+def test_a_run_on_the_cores_needs_no_dali(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['nvidia.dali'] = None")
+    code = ("-c", "from gdt.command import console; console()")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, *code, *arguments(shards, tmp_path / "run", "--steps", 2)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(losses(tmp_path / "run")) == 2
+    missing = subprocess.run([sys.executable, "-c", "import nvidia.dali"], env=environment, capture_output=True)
+    assert missing.returncode == 1
 
 
 def test_a_run_records_its_start(shards: Path, undisturbed: Path) -> None:
