@@ -7,38 +7,27 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from gdt.common.errors import UserError
 from gdt.eval import record
 from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM
 from gdt.eval.factors.tables import EMBEDDING, factor_of, metrics_at
 from gdt.eval.metrics import Metric, difference
-from gdt.eval.tables import layout
+from gdt.studies.judge import (
+    Interval,
+    Judgement,
+    Verdict,
+    all_of,
+    contrast,
+    judge_equal,
+    judge_positive,
+    table,
+)
 from gdt.studies.settings import Predictions
 
-Verdict = Literal["held", "failed", "undecided"]
 WITHIN, ACROSS = "abcd", "efghijklm"
-NO_DIFFERENCE = 5.0
-"""Points below which a predicted "no difference" holds."""
-
-
-class Interval(NamedTuple):
-    """A difference in points, with its 95 % interval over seeds."""
-
-    points: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.points:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
-
-
-Judgement = tuple[Verdict, object]
-"""The verdict, and the measurement behind it for the table."""
 
 
 @dataclass(frozen=True)
@@ -61,42 +50,6 @@ class Runs:
         if row not in self.probes.get(factor, {}):
             raise UserError(f"row {row} was not probed for {factor}; run 'make ablation TEST_FACTORS=all'")
         return self.probes[factor][row]
-
-
-def contrast(weights: Mapping[str, float], values: Callable[[str], np.ndarray]) -> Interval:
-    """Weighted sum of the means of rows, with its interval by Welch's t (Satterthwaite's degrees of freedom)."""
-    points, variances, freedom = 0.0, [], []
-    for row, weight in weights.items():
-        each = values(row)
-        if len(each) < 2:
-            raise UserError("an interval over seeds needs two seeds or more of every row")
-        points += weight * float(each.mean())
-        variances.append(weight**2 * each.var(ddof=1) / len(each))
-        freedom.append(len(each) - 1)
-    variance = np.array(variances)
-    if not variance.any():
-        return Interval(points, points, points)
-    degrees = variance.sum() ** 2 / (variance**2 / np.array(freedom)).sum()
-    half = float(stats.t.ppf(0.975, degrees) * np.sqrt(variance.sum()))
-    return Interval(points, points - half, points + half)
-
-
-def judge_positive(found: Interval) -> Verdict:
-    """Of a difference predicted to be positive."""
-    return "held" if found.low > 0 else "failed" if found.high < 0 else "undecided"
-
-
-def judge_equal(found: Interval, two_sided: bool) -> Verdict:
-    """Of a difference predicted to be zero, or, unless `two_sided`, zero or negative."""
-    size = abs(found.points) if two_sided else found.points
-    if size < NO_DIFFERENCE:
-        return "held"
-    return "undecided" if found.low <= 0 <= found.high else "failed"
-
-
-def all_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a prediction about several rows."""
-    return "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "held"
 
 
 _COMPARISON = re.compile(
@@ -233,9 +186,4 @@ def read(folder: Path) -> Runs:
 def predictions(settings: Predictions) -> str:
     """Judge all predictions; return the table."""
     runs = read(settings.runs)
-    judged = [(prediction, *judge(runs)) for prediction, judge in PREDICTIONS.items()]
-    lines = [["", "predicted", "found, points", "verdict"]]
-    lines += [[str(k), prediction, str(found), verdict] for k, (prediction, verdict, found) in enumerate(judged, 1)]
-    verdicts = [verdict for _, verdict, _ in judged]
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ("held", "failed", "undecided"))
-    return f"{layout(lines)}\n\n{counts}, of {len(judged)}"
+    return table([(prediction, judge(runs)) for prediction, judge in PREDICTIONS.items()])

@@ -10,7 +10,8 @@ import pytest
 
 from gdt.common.errors import UserError
 from gdt.eval.metrics import Metric
-from gdt.studies.predictions import PREDICTIONS, Runs, contrast
+from gdt.studies.judge import contrast
+from gdt.studies.predictions import PREDICTIONS, Runs
 from tests.conftest import ROOT
 
 LABELS = ("action", "motion", "direction", "order", "shape", "colour", "tempo", "timbre")
