@@ -28,8 +28,9 @@ from gdt.eval.drawing import keys, save
 from gdt.eval.processes import job_limit, run_command
 from gdt.eval.progress import steps_of
 from gdt.eval.record import RANDOM, Record
-from gdt.eval.tables import metrics_of, to_csv, wrap
+from gdt.eval.tables import csv_text, metrics_of, to_csv, wrap
 from gdt.pipeline.shards.layout import INDEX, shard_folder
+from gdt.studies.claim_predictions import Value, values_of
 from gdt.studies.settings import MOMENTS, Claim
 from gdt.train.settings import METRICS
 
@@ -77,6 +78,7 @@ def claim(settings: Claim) -> str:
         return "nothing was trained (--dry-run)"
     results: dict[str, dict[str, list[Record]]] = {}
     texts = [f"command: {shlex.join(sys.orig_argv)}"]
+    values: list[Value] = []
     for one in sets:
         _make(one, out)
         for equal in settings.equal:
@@ -87,10 +89,14 @@ def claim(settings: Claim) -> str:
             kept = {run.row for run in planned.runs}
             records = [row for row in record.read(planned.out / "results.json") if row.preset in {RANDOM, *kept}]
             results.setdefault(equal, {})[one.dial] = records
+            measured = planned.out / "factors.json"
+            factors = record.read(measured) if measured.is_file() else []
+            values += values_of(one.name, equal, records, (row for row in factors if row.preset in kept))
             texts.append(f"{one.name}\n{compare_rows(records, planned.labels).text}")
     write_text(out / "table.txt", "\n\n\n".join(texts) + "\n")
     every = [row for dial in results.values() for records in dial.values() for row in records]
     write_text(out / "results.csv", to_csv(every))
+    write_text(out / "values.csv", csv_text([Value._fields, *values]))
     save(picture(results), out / "claim.png")
     return f"tables: {out}/table.txt\npicture: {out}/claim.png"
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from gdt.common.variables import Variables
 from gdt.eval import command
 from gdt.studies.figures.settings import Figures
-from gdt.studies.settings import Claim, Grid, Predictions
+from gdt.studies.settings import Claim, ClaimPredictions, Grid, Predictions
 from gdt.studies.theorem.settings import Theorem
 
 COMMANDS = {
     "claim": command.Command(Claim, "gdt.studies.claim:claim"),
+    "claim-predictions": command.Command(ClaimPredictions, "gdt.studies.claim_predictions:claim_predictions"),
     "figures": command.Command(Figures, "gdt.studies.figures.draw:figures"),
     "grid": command.Command(Grid, "gdt.studies.grid:grid"),
     "predictions": command.Command(Predictions, "gdt.studies.predictions:predictions"),

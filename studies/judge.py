@@ -11,7 +11,7 @@ from scipy import stats
 from gdt.common.errors import UserError
 from gdt.eval.tables import layout
 
-Verdict = Literal["held", "failed", "undecided"]
+Verdict = Literal["held", "failed", "undecided", "not measured"]
 NO_DIFFERENCE = 5.0
 """Points below which a predicted "no difference" holds."""
 
@@ -72,5 +72,5 @@ def table(judged: Sequence[tuple[str, Judgement]]) -> str:
     lines = [["", "predicted", "found, points", "verdict"]]
     lines += [[str(k), text, str(found), verdict] for k, (text, (verdict, found)) in enumerate(judged, 1)]
     verdicts = [verdict for _, (verdict, _) in judged]
-    counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in get_args(Verdict))
+    counts = ", ".join(f"{verdicts.count(one)} {one}" for one in get_args(Verdict) if one in verdicts)
     return f"{layout(lines)}\n\n{counts}, of {len(judged)}"

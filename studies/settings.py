@@ -65,6 +65,14 @@ class Predictions:
 
 
 @dataclass(frozen=True)
+class ClaimPredictions:
+    """Check the predictions of docs/claim.md against results of 'gdt study claim'."""
+
+    values: tuple[Path, ...] = (Path("docs/claim.csv"),)
+    """Files values.csv of the study; default: the published ones."""
+
+
+@dataclass(frozen=True)
 class Grid:
     """Prepare the GRID corpus: link its clips into a folder and take labels from file names."""
 
