@@ -14,7 +14,6 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.gpu.device import cudnn_settings
-from benchmarks.gpu.loading import MEAN, NEARLY_ALL, levels
 from benchmarks.gpu.settings import IDEAS, Settings, Way
 from benchmarks.gpu.settings import SIZES as BENCH_SIZES
 from benchmarks.gpu.step import Step, run_settings
@@ -24,6 +23,7 @@ from gdt.eval.record import read
 from gdt.eval.settings import Downstream
 from gdt.pipeline import presets
 from gdt.pipeline.colour import Pixels
+from gdt.pipeline.decoders import MEAN, NEARLY_ALL, levels
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import parse

@@ -14,18 +14,12 @@ from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.table import Rows, Values
 from gdt.common.errors import UserError
 from gdt.pipeline import presets
+from gdt.pipeline.decoders import MEAN, NEARLY_ALL, levels
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import Tree, sampling_tree
 
-MEAN, NEARLY_ALL = 1.5, 8
-"""Grey levels by which GPU and CPU decoders may differ: the mean over a leaf, and 99.9 % of its values.
-
-Both take the same bytes and interpolate chroma in the same way (jpeg_fancy_upsampling), so only rounding differs.
-libjpeg-turbo's own two inverse transforms differ by 0.9 to 1.1 levels on average and 99.9 % of the values by at
-most 4, on drawn and on generated frames; with chroma repeated instead of interpolated it is 1.3 to 3.7, and 12 to 49.
-"""
 CHOICES = {
     "": Loading(), ", without the JPEG engine": Loading(jpeg_hardware=False),
     ", decoded on the cores": Loading(decoder="cpu"), ", 64 clips at once": Loading(decode_batch_size=64),
@@ -71,13 +65,6 @@ def differences(settings: Settings, device: torch.device, choice: Loading, row: 
     if not (mean < MEAN and nearly_all <= NEARLY_ALL):
         raise UserError(f"{report}; expected: mean below {MEAN}, 99.9 % within {NEARLY_ALL}")
     return {"is": f"{report}, of {len(crops[0])} leaves (expected: below {MEAN} and within {NEARLY_ALL})"}
-
-
-def levels(one: torch.Tensor, other: torch.Tensor) -> tuple[float, int, int]:
-    """Difference of the worst leaf of byte crops [n, ...]: mean, 99.9 % quantile, maximum."""
-    off = (one.short() - other.short()).abs().flatten(1)
-    few = max(1, off.shape[1] // 1000)
-    return float(off.float().mean(1).max()), int(off.topk(few, 1).values[:, -1].max()), int(off.max())
 
 
 def rate(settings: Settings, device: torch.device, row: str, choice: Loading) -> Values:
