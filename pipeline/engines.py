@@ -164,12 +164,12 @@ class DaliEngine(Engine):
     def fill(self, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
         frames, size = self.clip.frames, self.clip.size
         for branches, group in itertools.groupby(runs, key=lambda run: run.rows.shape[1]):
-            fed: deque[Run] = deque()
+            fed: deque[tuple[Run, torch.Tensor]] = deque()
             for outputs in self._graph(branches).run(self._feed(group, fed)):
-                run = fed.popleft()
+                run, branch_rows = fed.popleft()
                 filled = crops(run.leaves)
-                for decoded, rows in zip(outputs, run.rows.T, strict=True):
-                    filled[torch.from_numpy(rows).to(filled.device)] = decoded.view(-1, frames, size, size, 3)
+                for decoded, rows in zip(outputs, branch_rows, strict=True):
+                    filled[rows] = decoded.view(-1, frames, size, size, 3)
                 if run.last:
                     yield
 
@@ -185,10 +185,11 @@ class DaliEngine(Engine):
             self._graphs[branches] = Pipeline(self.device, self.loading.threads, *graph)
         return self._graphs[branches]
 
-    def _feed(self, runs: Iterable[Run], fed: deque[Run]) -> Iterator[dict[str, Any]]:
+    def _feed(self, runs: Iterable[Run], fed: deque[tuple[Run, torch.Tensor]]) -> Iterator[dict[str, Any]]:
         frames = self.clip.frames
         for run in runs:
-            fed.append(run)
+            # uploaded before the run, so that copying its crops waits for nothing on the CPU
+            fed.append((run, torch.from_numpy(run.rows.T.copy()).to(self.device.device)))
             first = np.arange(len(run.rows))[:, None] * frames
             inputs: dict[str, Any] = {"jpeg": [frame for clip in run.jpegs for frame in clip]}
             for branch in range(run.rows.shape[1]):
@@ -206,10 +207,10 @@ def dali_message(error: RuntimeError) -> str:
 
 
 def engine(clip: Clip, device: Device, loading: Loading) -> Engine:
-    """Create the engine for --loading.decoder; auto uses DALI on a GPU and the CPU cores otherwise. Raises UserError
-    for gpu without a GPU.
+    """Create the engine for --loading.decoder, in which `decoders.choose` resolves auto.
+
+    Raises UserError for gpu without a GPU.
     """
     if loading.decoder == "gpu" and not device.is_gpu:
         raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU cores")
-    dali = loading.decoder == "gpu" or (loading.decoder == "auto" and device.is_gpu)
-    return (DaliEngine if dali else CoresEngine)(clip, device, loading)
+    return (DaliEngine if loading.decoder == "gpu" else CoresEngine)(clip, device, loading)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from gdt.common.errors import UserError
+from gdt.pipeline.decoders import choose
 from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.shards.index import Index
@@ -69,6 +70,8 @@ class Loader:
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         modalities = first[0].leaves.modalities if first else ()
+        if loading.decoder == "auto" and "video" in modalities:
+            loading = choose(index, clip, self._device, loading).loading
         reader = ShardReader(index)
         self._sources = {name: _source(name)(reader, clip, self._device, loading, words) for name in modalities}
         self._all_usable = all_usable(modalities, loading)

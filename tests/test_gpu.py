@@ -60,7 +60,8 @@ def copied(part: Pixels | Words | torch.Tensor) -> Pixels | torch.Tensor:
 
 
 DECODERS = {
-    "JPEG engine": Loading(decode_batch_size=4), "kernels": Loading(decode_batch_size=4, jpeg_hardware=False),
+    "JPEG engine": Loading(decode_batch_size=4, decoder="gpu", jpeg_hardware=True),
+    "kernels": Loading(decode_batch_size=4, decoder="gpu"),
     "cores": Loading(decode_batch_size=4, decoder="cpu"),
 }  # fmt: skip
 

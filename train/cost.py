@@ -30,6 +30,10 @@ _PEAKS = {
     "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
 }  # fmt: skip
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
+_SHARE = 0.22
+"""Predicted MFU: 480 clips/s of the paper's networks on an H100."""
+_MOST = 4000.0
+"""Clips/s that launches of kernels allow small networks; a guess."""
 
 
 def memory(
@@ -55,6 +59,13 @@ def step_flops(settings: Pretrain, bands: int) -> float:
     composition = settings.composition
     leaves = composition.batch_size * composition.clips_per_video
     return leaves * _flops_of_all(settings.network, settings.clip, bands, composition.modalities)
+
+
+def predicted_clips(settings: Pretrain, bands: int, device: torch.device) -> float:
+    """Clips/s that a GPU is predicted to train on, at the share of its peak that is predicted for an H100."""
+    modalities = settings.composition.modalities
+    per_second = _SHARE * (peak_flops(device) or 1e12 * _PEAKS["H100"])
+    return min(_MOST, per_second / _flops_of_all(settings.network, settings.clip, bands, modalities))
 
 
 @cache

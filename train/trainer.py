@@ -18,12 +18,14 @@ import torch
 from tqdm import tqdm
 
 from gdt.common.errors import UserError, plural
+from gdt.pipeline.decoders import Choice, choose
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import DamagedVideo
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, Saver, load_model
+from gdt.train.cost import predicted_clips
 from gdt.train.crossmodal import Probe
 from gdt.train.distributed import StopSignal, barrier, require_equal
 from gdt.train.kernels import resolve_precision
@@ -94,6 +96,8 @@ class Trainer:
         )
         if auto_precision and begun:  # its trial may have rejected bfloat16
             settings = replace(settings, precision=begun.precision)
+        # before the plan, which counts the memory that remains
+        self.decoder = self.choose_decoder(settings)
         trial = device.type != "cpu"
         plan = plan_run(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
         self.settings, self.fit, self.kernels = plan.settings, plan.fit, plan.kernels
@@ -108,6 +112,15 @@ class Trainer:
         if damage and rank == 0:
             print(f"warning: {damage}resuming from {checkpoint.PREVIOUS}, step {self.first}", file=sys.stderr)
             checkpoint.set_aside(folder)
+
+    def choose_decoder(self, settings: Pretrain) -> Choice:
+        """Where this rank decodes."""
+        composition = settings.composition
+        if self.device.type == "cpu" or "video" not in composition.modalities:
+            return Choice(settings.loading, "")
+        clips = predicted_clips(settings, self.index.bands, self.device)
+        shared = composition.clips_per_video / composition.decoded_per_video
+        return choose(self.index, settings.clip, self.device, settings.loading, clips, shared)
 
     def initialise(self, start: Trained | None) -> str:
         """Begin with random weights, or those of --init; returns a description."""
@@ -124,7 +137,8 @@ class Trainer:
         """
         self.describe_run()
         s, earlier = self.settings, 0
-        self.probe = Probe(s, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
+        probe = replace(s, loading=self.decoder.loading)
+        self.probe = Probe(probe, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
         if self.rank == 0:
             record(s.run_folder, Start(self.first, self.data.fingerprint, self.provenance, self.world))
         with (
@@ -164,7 +178,7 @@ class Trainer:
         """Loads this rank's share of each batch."""
         plans = self.tree.plans(self.first, min(self.steps, self.settings.cached_batches or self.steps))
         shares = (take_rank(plan, self.rank, self.world, self.fit.bn_group_size) for plan in plans)
-        return Loader(self.index, shares, self.settings.clip, self.device, self.settings.loading, self.words)
+        return Loader(self.index, shares, self.settings.clip, self.device, self.decoder.loading, self.words)
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
         """Batches of the loader; saves a checkpoint before a damaged clip ends the run."""
@@ -251,6 +265,8 @@ class Trainer:
         self.describe("batch", f"{self.batch}; {clips} clips per modality; {self.fit.batch}")
         self.describe("memory", self.fit.memory)
         self.describe("device", f"{self.provenance.device}; {self.kernels}{ranks}")
+        if self.decoder.why:
+            self.describe("loader", f"decodes {self.decoder.why}")
         self.describe("schedule", f"{plural(self.steps, 'step')} ({epochs}), {rates}")
         self.describe("folder", str(s.run_folder))
         if s.cached_batches:

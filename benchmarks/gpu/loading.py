@@ -21,10 +21,11 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import Tree, sampling_tree
 
 CHOICES = {
-    "": Loading(), ", without the JPEG engine": Loading(jpeg_hardware=False),
-    ", decoded on the cores": Loading(decoder="cpu"), ", 64 clips at once": Loading(decode_batch_size=64),
+    ", decoded on the cores": Loading(decoder="cpu"), ", on the GPU": Loading(decoder="gpu"),
+    ", 64 clips at once": Loading(decoder="gpu", decode_batch_size=64),
+    ", on its JPEG engine": Loading(decoder="gpu", jpeg_hardware=True),
 }  # fmt: skip
-"""Settings of the loader, by their difference from the default."""
+"""Settings of the loader."""
 
 
 def loading(settings: Settings, rows: Rows, device: torch.device) -> None:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from gdt.common.errors import require_positive
 
 
-def _cores() -> int:
-    """Cores per process of torchrun."""
-    return max(1, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+def cores(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Cores per process of torchrun, within the limit of this machine's control group."""
+    here = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):  # without a limit its first word is max
+        quota, period = map(int, limits.read_text().split())
+        here = min(here, quota // period)
+    return max(1, here // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 @dataclass(frozen=True)
 class Loading:
     """These options do not change results, apart from --loading.damaged and rounding on GPUs."""
 
-    threads: int = field(default_factory=_cores)
+    threads: int = field(default_factory=cores)
     """Decoding threads; by default the cores divided by the processes on this machine."""
     decoder: Literal["auto", "cpu", "gpu"] = "auto"
-    """Decode and crop on the CPU cores or on the GPU; auto takes the GPU if one trains. Choose cpu if the cores are
-    idle and the GPU is busy."""
-    jpeg_hardware: bool = True
-    """Decode on the GPU's JPEG engine, if it has one, rather than on its cores; pixels may differ by one grey level."""
+    """Where frames are decoded; auto: on the CPU cores if enough, else GPU."""
+    jpeg_hardware: bool = False
+    """Decode on the GPU's JPEG engine where a check finds its pixels right."""
     readers: int = 16
     """Threads per modality that read shards; more hide the latency of slow or remote disks."""
     read_ahead: int = 128

@@ -210,7 +210,8 @@ def test_the_jpeg_engine_decodes_all_frames_or_none(
         return video_graph(size, branches, decoder, share, **others)
 
     monkeypatch.setattr(graphs, "video_graph", graph)
-    with Loader(index, [tree(index, "e").plan(0, 0)], CLIP, gpu()[0], Loading(jpeg_hardware=hardware)) as loader:
+    loading = Loading(decoder="gpu", jpeg_hardware=hardware)
+    with Loader(index, [tree(index, "e").plan(0, 0)], CLIP, gpu()[0], loading) as loader:
         next(iter(loader))
     assert shares == [1.0 if hardware else 0.0]
 

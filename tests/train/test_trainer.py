@@ -7,14 +7,18 @@ import signal
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from gdt.common.errors import UserError
+from gdt.pipeline.decoders import Choice
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
+from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import Tree
 from gdt.train.distributed import StopSignal
@@ -23,6 +27,7 @@ from gdt.train.models.gdt import GDT
 from gdt.train.norm import SyncBatchNorm, synchronise
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES, Optimization, Pretrain, from_json
+from gdt.train.trainer import Trainer
 from tests.train.test_checkpoint import DATA
 
 CPU = torch.device("cpu")
@@ -158,3 +163,30 @@ def test_out_of_memory_gives_one_message_with_what_to_change(
     monkeypatch.setattr(where, greedy)
     with pytest.raises(UserError, match=r"out of memory \(.*\); lower --loading.prefetch or .*--batch-size \(now 4\)"):
         pretrain(replace(batch_settings, out=tmp_path))
+
+
+def test_a_run_says_where_it_decodes_and_why(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen, taken = Choice(Loading(threads=1, readers=3), "on the CPU cores: few are needed"), []
+
+    def loader(*arguments: Any) -> Loader:
+        taken.append(arguments[4])
+        return Loader(*arguments)
+
+    monkeypatch.setattr(Trainer, "choose_decoder", lambda trainer, settings: chosen)
+    monkeypatch.setattr("gdt.train.trainer.Loader", loader)
+    pretrain(replace(TINY, shards=shards, out=tmp_path / "run", batch_size=4, steps=1))
+    assert taken == [chosen.loading]
+    assert "\nloader       decodes on the CPU cores: few are needed\nschedule " in capsys.readouterr().out
+
+
+def test_the_choice_of_a_decoder_knows_the_rate_of_training(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, list[Any]] = {}
+    monkeypatch.setattr("gdt.train.trainer.choose", lambda *arguments: asked.update({row: [*arguments[3:]]}))
+    monkeypatch.setattr("gdt.train.cost.peak_flops", lambda device: 989e12)
+    bare: Any = SimpleNamespace(index=index, device=torch.device("cuda"))
+    for row, settings in (("e", PAPER), ("l", PAPER), ("tiny", TINY)):
+        Trainer.choose_decoder(bare, replace(settings, preset="l" if row == "tiny" else row))
+    assert [asked[row][1:] for row in ("e", "l")] == [[pytest.approx(473, rel=0.01), shared] for shared in (1, 2)]
+    assert asked["tiny"] == [TINY.loading, 4000, 2]
