@@ -87,7 +87,7 @@ report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [O
 ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=synthetic] [ROWS="a e l"] [SEEDS="0 1 2"] | [EQUAL=videos|clips|compute] [BATCH_SIZE=] [STEPS=]
 	$(gdt) eval ablation --dataset synthetic
 
-study: $(STAMP) ## does a composition beat plain cross-modal learning? says the hours first | [DATASET=synthetic-moments] [ROWS="e g j l"] [SEEDS="0 1 2 3 4"] [DRY_RUN=1]
+study: $(STAMP) ## does a composition beat plain cross-modal learning? estimates the hours first | [DATASET=synthetic-moments] [ROWS="e g j l"] [SEEDS="0 1 2 3 4"] [DRY_RUN=1]
 	$(gdt) study claim
 
 search: $(STAMP) ## search for the best composition | [DATASET=synthetic] [FACTORS="time_shift:2,4 modality"] [TRIALS=30]
