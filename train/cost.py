@@ -25,6 +25,8 @@ from gdt.train.settings import Pretrain
 
 WIDE, WIDER = 2, 3
 """Parts of the video trunk that are recomputed to save memory: the stem and one stage, or two stages."""
+_MOST_ELEMENTS = 2**31 - 1
+"""Elements of a tensor with 32-bit indices. Beyond, cuDNN has few convolutions, one of them wrong (pytorch#163539)."""
 _PEAKS = {
     "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
     "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
@@ -42,6 +44,25 @@ def memory(
     """Maximum bytes that a leaf of each modality keeps for the backward pass; `recomputed` as in `Backbone`."""
     model = deepcopy(_counted(network, tuple(modalities))).to(dtype)
     return _more(model, clip, bands, dtype, lambda name, given: _kept(model, name, given, recomputed))
+
+
+@cache
+def most_leaves(network: Network, clip: Clip) -> int:
+    """Leaves that a pass of the video trunk can have with at most 2**31 - 1 elements in every activation.
+
+    Channels count in multiples of 8, to which kernels may pad them.
+    """
+    model = _counted(network, ("video",))
+    elements: list[int] = []
+
+    def note(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
+        elements.extend(-(-x.shape[1] // 8) * 8 * x[0, 0].numel() for x in (*given, made))
+
+    hooks = [module.register_forward_hook(note) for module in model.video_network.base.modules()]
+    model.video_network(_inputs(model, "video", clip, 0, torch.float32, 1))
+    for hook in hooks:
+        hook.remove()
+    return _MOST_ELEMENTS // max(elements)
 
 
 def training_flops(

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.groups import check_groups
-from gdt.train.cost import WIDE, WIDER, memory, parameters
+from gdt.train.cost import WIDE, WIDER, memory, most_leaves, parameters
 from gdt.train.kernels import PRECISIONS, Kernels, candidate_kernels, choose_kernels
 from gdt.train.settings import Pretrain
 
@@ -54,6 +54,8 @@ class Fit:
     """Bytes, estimated."""
     room: float
     """Bytes available."""
+    most: int = 0
+    """Leaves that a forward pass can have, if that decides the groups; else 0."""
 
     @property
     def fits(self) -> bool:
@@ -63,6 +65,7 @@ class Fit:
     def batch(self) -> str:
         """Description of groups, micro-batches and recomputation."""
         norm = f"groups of {self.bn_group_size} leaves" if self.bn_group_size else "the whole batch"
+        norm += f" (a pass of more than {self.most} has activations of 2**31 elements)" if self.most else ""
         chunks = f", micro-batches of {self.micro_batch_size} leaves, embedded twice" if self.micro_batch_size else ""
         again = ", activations of the first stages recomputed" if self.recomputed else ""
         return f"batch norm over {norm}{chunks}{again}"
@@ -78,31 +81,39 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     """The cheapest computation that fits into `room` bytes on each of `world` ranks.
 
     Groups and micro-batches in the settings are kept. Otherwise batch norm is over the whole batch if that fits, else
-    over the largest groups that do. If nothing fits, returns what needs least memory with the smallest groups.
+    over the largest groups that do. A group, or the share of a rank in the whole batch, is a forward pass, and has at
+    most `cost.most_leaves`. If nothing fits, returns what needs least memory with the smallest groups. Raises UserError
+    if the settings allow no groups.
     """
     leaves = composition.batch_size * composition.clips_per_video // world
+    most = most_leaves(settings.network, settings.clip) if "video" in composition.modalities else leaves
     fixed = _fixed(settings, composition, world, parameters)
     found: list[Fit] = []
-    for norm, chunk, recomputed in _from_best(settings, composition.batch_size, leaves):
+    for norm, chunk, recomputed in _from_best(settings, composition.batch_size, leaves, most):
         kept = memory(recomputed)
         needed = chunk * max(kept.values()) if chunk else leaves * sum(kept.values())
         found.append(Fit(norm, chunk, recomputed, fixed + needed, room))
         if found[-1].fits:
-            return found[-1]
-    return min((one for one in found if one.bn_group_size == found[-1].bn_group_size), key=lambda one: one.needed)
+            break
+    one, first = found[-1], found[0]
+    if not one.fits:
+        one = min((other for other in found if other.bn_group_size == one.bn_group_size), key=lambda one: one.needed)
+    decides = settings.bn_group_size is None and leaves > most and one.bn_group_size == first.bn_group_size
+    return replace(one, most=most if decides else 0)
 
 
-def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[int, int, int]]:
-    """Allowed groups, micro-batches and recomputed parts, the best first."""
+def _from_best(settings: Pretrain, batch: int, leaves: int, most: int) -> Iterator[tuple[int, int, int]]:
+    """Allowed groups, micro-batches and recomputed parts, the best first; a pass has at most `most` leaves."""
     asked, chunk = settings.bn_group_size, settings.micro_batch_size
     stages = (0, WIDE, WIDER)
-    sizes = [asked] if asked else [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
+    _require_passes(settings, batch, leaves, most)
+    sizes = [asked] if asked else [n for n in _divisors(batch, leaves) if n <= most]
     if chunk and not (sizes := [n for n in sizes if chunk % n == 0]):
         raise UserError(
             f"--micro-batch-size {chunk} is not a multiple of any batch-norm group size; set it to a multiple of a "
             f"divisor of the batch, {batch}"
         )
-    if not asked and not chunk:
+    if not asked and not chunk and leaves <= most:
         yield from ((0, 0, recomputed) for recomputed in stages)
     if asked == 0:
         return
@@ -111,6 +122,26 @@ def _from_best(settings: Pretrain, batch: int, leaves: int) -> Iterator[tuple[in
         chunks = [norm * n for n in range(number - 1, 0, -1) if number % n == 0]
         for several in [[chunk]] if chunk else [[0], chunks]:
             yield from ((norm, size, recomputed) for recomputed in stages for size in several)
+
+
+def _divisors(batch: int, leaves: int) -> list[int]:
+    """Sizes of whole groups, the largest first."""
+    return [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
+
+
+def _require_passes(settings: Pretrain, batch: int, leaves: int, most: int) -> None:
+    """Raise UserError if all groups that the settings allow have more than `most` leaves."""
+    asked = settings.bn_group_size
+    smaller = next((n for n in _divisors(batch, leaves) if n <= most), None)
+    if (asked or leaves) <= most or (asked is None and smaller):
+        return
+    ways = [f"set it to {smaller} or less for a new run"] if smaller else []
+    ways += [] if asked else [f"take at least {-(-leaves // most)} times as many GPUs"]
+    raise UserError(
+        f"{f'--batch-size {batch}' if asked is None else f'--bn-group-size {asked}'}: a forward pass of "
+        f"{asked or leaves} clips has activations of 2**31 elements or more, which GPUs compute slowly or wrongly; "
+        f"{' or '.join(ways)}"
+    )
 
 
 def _fixed(settings: Pretrain, composition: Composition, world: int, parameters: int) -> float:
@@ -177,7 +208,7 @@ def plan_run(
         """Index of the first kernels that work."""
         if not trial or "video" not in composition.modalities:
             return 0
-        leaves = min(one.micro_batch_size or one.bn_group_size or share, share)
+        leaves = min(one.bn_group_size or share, share)
         try:
             found = choose_kernels(candidates, settings.network, settings.clip, leaves, one.recomputed, device, say)
         except (MemoryError, RuntimeError) as error:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
@@ -56,9 +58,9 @@ def test_the_whole_batch_if_it_fits_else_the_largest_groups() -> None:
     }
     assert found == {
         ("e", 8, 78): (0, 0, 0),
-        ("l", 8, 139): (0, 0, 0),
-        ("l", 8, 78): (0, 0, WIDER),
-        ("l", 1, 78): (256, 256, WIDER),
+        ("l", 8, 139): (128, 0, 0),
+        ("l", 8, 78): (128, 0, WIDER),
+        ("l", 1, 78): (128, 128, 0),
         ("e", 1, 22): (64, 64, WIDER),
     }
     for world in (1, 2, 4, 8, 64):
@@ -75,7 +77,7 @@ def test_settings_are_kept_even_if_they_do_not_fit() -> None:
     asked = fitted(1, 78, bn_group_size=32, micro_batch_size=64)
     assert (asked.bn_group_size, asked.micro_batch_size) == (32, 64)
     assert fitted(1, 78, micro_batch_size=96).bn_group_size == 32  # 96 and 48 do not divide 512 videos
-    whole = fitted(1, 78, bn_group_size=0)
+    whole = fitted(16, 8, bn_group_size=0)
     assert whole.bn_group_size == 0 and "expect to run out of memory" in whole.memory
     assert asked.batch.startswith("batch norm over groups of 32 leaves, micro-batches of 64 leaves, embedded twice")
     with pytest.raises(UserError, match="--micro-batch-size 3 is not a multiple of any batch-norm group size"):
@@ -93,6 +95,52 @@ def test_settings_are_kept_even_if_they_do_not_fit() -> None:
     ):
         with pytest.raises(UserError, match=message):
             replace(PAPER, **changes)
+
+
+class _Largest(TorchDispatchMode):
+    """Notes the elements of the largest tensor that any operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        tensors = [value for value in tree_leaves(made) if isinstance(value, torch.Tensor)]
+        self.elements = max([self.elements, *(value.numel() for value in tensors)])
+        return made
+
+
+def test_no_planned_pass_has_an_activation_of_two_to_the_31_elements() -> None:
+    """Of all presets, on any number of GPUs of any size; refused if the settings leave no other groups."""
+    with torch.device("meta"):
+        trunk = GDT(PAPER.network, ("video",)).video_network.train()
+        with _Largest() as largest:
+            trunk(torch.empty(2, 3, 30, 112, 112))
+    assert largest.elements == 2 * 144 * 30 * 56 * 56  # the first stage's widest convolution
+    of_leaf, sizes = largest.elements // 2, set()
+    for preset in ("a", "e", "j", "l", "text-f", "three"):
+        for world in (1, 2, 8, 64):
+            for gib in (8, 16, 24, 40, 78, 139, 180):
+                for batch_size in (None, 256, 2048):
+                    for chunk in (0, 64, 1024):
+                        changes = {"preset": preset, "batch_size": batch_size, "micro_batch_size": chunk}
+                        one = fitted(world, gib, **changes)
+                        composition = replace(PAPER, **changes).composition
+                        share = composition.batch_size * composition.clips_per_video // world
+                        of_pass = one.bn_group_size or share
+                        assert of_pass * of_leaf < 2**31, (changes, world, gib)
+                        sizes.add(of_pass)
+    assert max(sizes) == 128
+    limited, scarce = fitted(1, 139, preset="e"), fitted(1, 16, preset="e")
+    reason = " (a pass of more than 158 has activations of 2**31 elements)"
+    assert limited.batch.startswith(f"batch norm over groups of 128 leaves{reason}, activations of")
+    assert reason not in scarce.batch and reason not in fitted(8, 78, preset="e").batch
+    for world, changes, message in (
+        (8, {"bn_group_size": 0}, "group-size 0: a forward pass of 256 clips has .* or take at least 2 times as many"),
+        (8, {"bn_group_size": 256}, "--bn-group-size 256: a forward pass of 256 clips .* set it to 128 or less for a"),
+        (1, {"preset": "e", "batch_size": 211}, "--batch-size 211: a forward pass of 211 clips has .*; take at least"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fitted(world, 180, **changes)
 
 
 def test_counted_memory_and_flops_equal_those_of_a_real_pass() -> None:
