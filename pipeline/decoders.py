@@ -40,6 +40,8 @@ PREDICTED = 480.0
 """Clips/s of one modality that one H100 is predicted to train on with the paper's networks."""
 _OVERHEAD = 1.2
 """Processor time of a clip relative to that of decoding and cropping: reading, checksums, sound, Python."""
+_FRAMES = 8
+"""Frames of a video in a sample."""
 _TRAINING = 1
 """Cores that the training step itself keeps busy."""
 
@@ -134,11 +136,11 @@ def _fault(name: str, jpegs: Sequence[np.ndarray], shards: str, device: Device) 
 
 
 def sample(index: Index, clip: Clip, videos: int = 16) -> list[np.ndarray]:
-    """JPEG bytes of the first clips of videos spread over the shards, without damaged ones."""
+    """JPEG bytes of the first frames of videos spread over the shards, without damaged ones."""
     reader, jpegs = ShardReader(index), []
     for video in np.unique(np.linspace(0, len(index) - 1, videos).astype(int)).tolist():
         with contextlib.suppress(DamagedVideo):
-            jpegs += reader.frames(video, np.arange(min(clip.frames, index.frame_count[video])))
+            jpegs += reader.frames(video, np.arange(min(clip.frames, _FRAMES, index.frame_count[video])))
     return [jpeg for jpeg in jpegs if _is_intact(jpeg)]
 
 

@@ -21,7 +21,7 @@ from gdt.eval.downstream import downstream
 from gdt.eval.extract import extract
 from gdt.eval.record import read
 from gdt.eval.settings import Downstream
-from gdt.pipeline import presets
+from gdt.pipeline import decoders, presets
 from gdt.pipeline.colour import Pixels
 from gdt.pipeline.decoders import MEAN, NEARLY_ALL, levels
 from gdt.pipeline.leaves import Clip
@@ -59,9 +59,10 @@ def copied(part: Pixels | Words | torch.Tensor) -> Pixels | torch.Tensor:
     return (part.vectors if isinstance(part, Words) else part).float().cpu().clone()
 
 
+ON_DEVICE: Literal["auto", "gpu"] = "gpu" if DEVICE == "cuda" else "auto"
 DECODERS = {
-    "JPEG engine": Loading(decode_batch_size=4, decoder="gpu", jpeg_hardware=True),
-    "kernels": Loading(decode_batch_size=4, decoder="gpu"),
+    "JPEG engine": Loading(decode_batch_size=4, decoder=ON_DEVICE, jpeg_hardware=True),
+    "kernels": Loading(decode_batch_size=4, decoder=ON_DEVICE),
     "cores": Loading(decode_batch_size=4, decoder="cpu"),
 }  # fmt: skip
 
@@ -85,6 +86,12 @@ def test_the_gpu_loads_the_same_batches_as_the_cpu(captioned: Path, word2vec: Pa
         # how decoders round is all that may differ, and the cores are the same ones
         assert (mean < MEAN and nearly_all <= NEARLY_ALL) if decoder != "cores" else most == 0, (mean, nearly_all, most)
         assert torch.equal(cpu["video"].matrix, gpu["video"].matrix)
+
+
+def test_pixels_are_right_behind_queued_work(index: Index) -> None:
+    """Except perhaps those of the JPEG engine, which is off by default for that."""
+    jpegs, chosen = decoders.sample(index, Clip()), {"": Loading(decoder=ON_DEVICE)}
+    assert decoders.check(jpegs, torch.device(DEVICE), decoders=chosen) == {"": ""}
 
 
 def test_floats_are_those_of_a_processor() -> None:
