@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as bench
-from benchmarks.gpu import device, section, stubs
+from benchmarks.gpu import device, section
 from benchmarks.gpu.settings import IDEAS, SECTIONS, Settings, Way, parse_arguments
 from benchmarks.gpu.step import Step, batch_of, model_of, run_settings, tree_of
 from benchmarks.gpu.table import Row, Rows, read, text
@@ -218,15 +218,6 @@ def test_streams_and_graphs_call_cuda_in_order(monkeypatch: pytest.MonkeyPatch) 
     cuda.calls.clear()
     step()
     assert cuda.calls == ["replay"]
-
-
-def test_training_without_dali_skips_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stubs, "MISSING", {"nvidia.dali"})
-    settings, path = tiny(tmp_path)
-    for name in ("shards", "training"):
-        section.measure(name, replace(settings, size=replace(settings.size, rows=("l",))), time.time() + 300)
-    row = read(path)[-2]
-    assert not row.failed and "DALI is not installed, so batches were ready" in str(row.values["is"])
 
 
 BARE = """

@@ -33,8 +33,7 @@ def loading(settings: Settings, rows: Rows, device: torch.device) -> None:
     for name, choice in choices.items():
         rows(f"crops of {settings.device} and cpu{name}", partial(differences, settings, device, choice))
     for name, choice in choices.items():
-        # row a, without audio, needs no DALI where the cores decode
-        for row in ("e", "l", "a") if choice.decoder == "cpu" else ("e", "l"):
+        for row in ("e", "l"):
             rows(f"row {row}{name}", partial(rate, settings, device, row, choice))
 
 

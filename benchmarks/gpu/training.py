@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import Any
-from unittest import mock
 
 import torch
 
-from benchmarks.gpu import stubs
 from benchmarks.gpu.settings import Settings
-from benchmarks.gpu.step import batch_of, run_settings
+from benchmarks.gpu.step import run_settings
 from benchmarks.gpu.table import Rows, Values
-from gdt.pipeline.loader import Batch
 from gdt.pipeline.sources.loading import Loading
-from gdt.pipeline.tree import BatchPlan
 from gdt.train.pretrain import pretrain
-from gdt.train.settings import METRICS, Pretrain
+from gdt.train.settings import METRICS
 
 EPOCHS, VIDEOS, GPUS = 100, 240_000, 8
 """Of the predicted training on Kinetics-400."""
-_NO_LOADING = "; DALI is not installed, so batches were ready and waiting means nothing"
 
 
 def training(settings: Settings, rows: Rows, device: torch.device) -> None:
@@ -37,25 +29,15 @@ def training(settings: Settings, rows: Rows, device: torch.device) -> None:
 
 
 def whole(settings: Settings, row: str, videos: int) -> Values:
-    """Some steps of pretraining on the drawn videos; the first third is warm-up.
-
-    Without DALI the cores decode; rows with audio then get ready batches instead.
-    """
+    """Some steps of pretraining on the drawn videos; the first third is warm-up."""
     base = run_settings(settings, row, 4 * videos)
     out = settings.out / f"run-{row}-{videos}"
     shutil.rmtree(out, ignore_errors=True)
-    bare = "nvidia.dali" in stubs.MISSING
     run = replace(
         base, batch_size=videos, shards=settings.shards, out=out, steps=settings.size.training_steps,
-        checkpoint_minutes=1e6, loading=Loading(decoder="cpu") if bare else Loading(),
+        checkpoint_minutes=1e6, loading=Loading(),
     )  # fmt: skip
-    ready = bare and "audio" in base.composition.modalities
-
-    def ready_batches(index: Any, plans: Iterable[BatchPlan], clip: Any, device: torch.device, *others: Any) -> Any:
-        return nullcontext(_ready(run, plans, device))
-
-    with mock.patch("gdt.train.trainer.Loader", ready_batches) if ready else nullcontext():
-        pretrain(run).unlink()
+    pretrain(run).unlink()
     lines = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
     counted = lines[len(lines) // 3 :]
     names = {"clips/s": ("clips_per_second", 1), "waiting %": ("data_wait", 100), "MFU %": ("mfu", 100)}
@@ -66,16 +48,7 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     kept = json.loads((out / "settings.json").read_text())
     how = f"bn_group_size {kept['bn_group_size']}, micro_batch_size {kept['micro_batch_size']}, {kept['precision']}"
     hours = arithmetic(row, base.composition.clips_per_video, float(values["clips/s"]))
-    return values | {"is": f"{how}{_NO_LOADING * ready}; {hours}"}
-
-
-def _ready(run: Pretrain, plans: Iterable[BatchPlan], device: torch.device) -> Iterator[Batch]:
-    """Instead of the loader: batches of the plans, all with the bytes of the first."""
-    first: Batch | None = None
-    for plan in plans:
-        first = first or batch_of(plan, run, device)
-        table = {name: torch.from_numpy(values).to(device) for name, values in plan.columns.items()}
-        yield replace(first, table=table, joined=table, plan=plan)
+    return values | {"is": f"{how}; {hours}"}
 
 
 def arithmetic(row: str, clips_per_video: int, clips_per_second: float) -> str:
