@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval.finetune import WEIGHTS
 from gdt.eval.paper import PAPER
@@ -171,8 +171,8 @@ def _fold(settings: Downstream, index: Index, query_split: str, number: int) -> 
     gallery, queries = (_labelled(index, split) for split in (settings.gallery_split, query_split))
     if len(both := np.intersect1d(gallery, queries)):
         raise UserError(
-            f"'{index.id[both[0]]}' and {len(both) - 1} more videos are in both gallery and queries; "
-            "check the splits of your labels"
+            f"gallery and queries share {plural(len(both), 'video')} (first: '{index.id[both[0]]}'); check the splits "
+            "of your labels"
         )
     if most := settings.gallery_per_class:
         rng = generator(Stream.GALLERY, settings.seed)

@@ -50,7 +50,7 @@ __all__ = [
 ]  # fmt: skip
 
 Paths = str | Path | Sequence[str | Path]
-Size = Literal["paper", "tiny"]
+Size = Literal["paper", "tiny", "paper-ablation", "paper-howto100m", "paper-text-ablation"]
 T = TypeVar("T")
 
 

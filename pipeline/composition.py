@@ -180,14 +180,16 @@ def _check_order(factors: Sequence[Factor]) -> None:
         elif before and not factor.transformation.takes_all(factor.k):
             raise UserError(
                 f"distinctive factor '{factor.name}' is sampled anew in every branch of the invariant factor "
-                f"'{before}'; put '{factor.name}' first, or set its K to the number of its values"
+                f"'{before}'; put '{factor.name}' before '{before}', or set its K to the number of its values"
             )
 
 
 def _check_variation(factors: Sequence[Factor], kind: Contrast, consequence: str) -> None:
     candidates = [factor for factor in factors if factor.contrast is kind]
+    if not candidates:
+        raise UserError(f"there is no {kind.value} factor, so {consequence}; add one with K = 2 or more")
     if all(factor.k < 2 for factor in candidates):
-        listed = ", ".join(f"{factor.name} (K = {factor.k})" for factor in candidates) or "there is none"
+        listed = ", ".join(f"{factor.name} (K = {factor.k})" for factor in candidates)
         raise UserError(
             f"K is below 2 for every {kind.value} factor: {listed}; then {consequence}. Set one of them to 2 or more"
         )

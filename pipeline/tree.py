@@ -138,8 +138,8 @@ def sampling_tree(
     seconds = f"{frames / index.fps:.2f} s"
     too_short = f"shorter than a clip ({seconds})" if needed == 1 else f"too short for {needed} clips of {seconds}"
     remedy = "lower --clip.frames or --clip.stride"
-    remedy += f", or a speed below {composition.reach:g}" if composition.reach > 1 else ""
-    remedy += ", or the largest K" if needed > 2 else ""
+    remedy += f", choose a speed below {composition.reach:g}" if composition.reach > 1 else ""
+    remedy += ", lower the largest K" if needed > 2 else ""
     checks = [(too_short, starts < needed, f"{remedy}, or use longer videos")]
     if text:
         advice = "rebuild the shards from videos with captions, with 'make preprocess' and WORD2VEC="

@@ -49,7 +49,7 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree of videos) or a data set; other names print the list."""
+    """folder (any tree of videos) or a data set; a wrong name fails and lists all."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None

@@ -146,8 +146,9 @@ def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: in
 
 def _generalise(reason: str) -> str:
     """A reason without names, numbers and the decoder's own message, which differ from video to video."""
-    if short := re.match(r"only [\d.]+ s of it can be decoded, ([\d.]+) s are needed", reason):
-        return f"shorter than --min-seconds {short[1]}"
+    if short := re.match(r"only [\d.]+ s of it can be decoded, ([\d.]+) s are needed(;?)", reason):
+        least = f"--min-seconds {short[1]}"  # a message of the decoder follows if the file may be longer, but damaged
+        return f"less than {least} could be decoded" if short[2] else f"shorter than {least}"
     reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another video, which is kept", reason)
     return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
 
@@ -182,7 +183,7 @@ def describe(summary: Summary) -> str:
         lines += [f"{sum(summary.notes.values())} kept with a note (see video/note in {index.folder / INDEX}):"]
         lines += _counts({note if _OUR_NOTE.match(note) else _NOTE + note: n for note, n in summary.notes.items()})
     if summary.without_sound:
-        lines.append(f"{summary.without_sound} without sound, for presets a to d only")
+        lines.append(f"{summary.without_sound} without sound: usable only with presets without audio")
     lines.append(f"{numbers['silent_seconds']:.0f} s of silence")
     if index.settings.get("vocabulary"):
         videos = int((index.text_count > 0).sum())

@@ -332,17 +332,13 @@ def _reason(error: Exception) -> str:
 def _advice(settings: Verify, state: State) -> str:
     """What to do about files in this state."""
     rebuild = "the same 'make preprocess' command as before rebuilds"
-    first = (
-        "they were removed"
-        if settings.remove
-        else f"remove them with {remove_command(settings.shard_folder, settings.full)}"
-    )
+    remove = f"remove damaged files with {remove_command(settings.shard_folder, settings.full)}; then {rebuild} them"
     return {
-        "damaged": f"damaged: {first}; then {rebuild} them",
-        "missing": f"missing: {rebuild} them",
+        "damaged": f"damaged and removed: {rebuild} what was removed" if settings.remove else f"damaged: {remove}",
+        "missing": f"missing: {rebuild} what is missing",
         "stray": f"not in the index: {rebuild} the index",
-        "foreign": "made by another version: rebuild them in another folder, or delete them",
-        "not a file": "not regular: move them away, or fix the links",
+        "foreign": "made by another version: rebuild the shards in another folder, or delete files of that version",
+        "not a file": "not regular: move what is not a file away, or fix the links",
         "unchecked": "not checked, and kept: check the disk, its free space and the permissions, then run the same "
         "command again",
     }[state]

@@ -28,6 +28,10 @@ from gdt.studies.judge import (
 from gdt.studies.settings import Predictions
 
 WITHIN, ACROSS = "abcd", "efghijklm"
+_FIRST = (
+    """run 'make ablation DATASET=synthetic-hard ROWS="a b c d e f g h i j k l m" EQUAL=clips CLIPS=3 """
+    "TEST_FACTORS=all' first"
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,12 @@ class Runs:
 
     def values(self, label: str, row: str) -> np.ndarray:
         if row not in self.recall.get(label, {}):
-            raise UserError(f"row {row} has no R@1 of {label}; run make ablation of all rows on synthetic-hard first")
+            raise UserError(f"row {row} has no R@1 of {label}; {_FIRST}")
         return self.recall[label][row]
 
     def probed(self, factor: str, row: str) -> Sequence[tuple[Metric, Metric]]:
         if row not in self.probes.get(factor, {}):
-            raise UserError(f"row {row} was not probed for {factor}; run 'make ablation TEST_FACTORS=all'")
+            raise UserError(f"row {row} was not probed for {factor}; {_FIRST}")
         return self.probes[factor][row]
 
 
@@ -162,7 +166,7 @@ def read(folder: Path) -> Runs:
     paths = [folder / "results.json", folder / "factors.json"]
     for path in paths:
         if not path.is_file():
-            raise UserError(f"there is no {path}; run 'make ablation TEST_FACTORS=all' of all rows first")
+            raise UserError(f"there is no {path}; {_FIRST}")
     recall: dict[str, dict[str, list[tuple[int, float]]]] = {}
     example: dict[str, Metric] = {}
     for result in record.read(paths[0]):

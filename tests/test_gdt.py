@@ -10,13 +10,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 
 import gdt
+import gdt.api
 import gdt.preprocess.stage
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
@@ -45,6 +46,10 @@ one = model.embed([features.path[0]], clips=2, workers=1)
 np.testing.assert_allclose(one.features["video"][0], features.features["video"][0], atol=1e-5)
 print(gdt.nearest(features, one)[0])
 """
+
+
+def test_the_type_of_size_lists_every_size() -> None:
+    assert get_args(gdt.api.Size) == tuple(SIZES)
 
 
 def test_a_script_preprocesses_trains_evaluates_and_searches(synthetic: Path, tmp_path: Path) -> None:

@@ -215,7 +215,8 @@ class Trainer:
         loss = report.metrics.loss
         if loss == 0 and self.skipped:
             raise UserError(
-                f"every pair of step {report.step} is damaged, so nothing can be learned; run 'make verify' to find it"
+                f"step {report.step}: no positive pair is left without damaged clips, so nothing can be learned; run "
+                "'make verify' to find the damaged shards"
             )
         if not np.isfinite(loss):
             raise UserError(f"the loss is {loss} at step {report.step}; lower --optimization.lr")

@@ -38,7 +38,7 @@ _MISSING_MOST = 50
 _SMOOTHING = 21
 """Steps over which curves are averaged."""
 _CURVES = {
-    "loss": "loss (equation 1)",
+    "loss": "training loss",
     "clips_per_second": "video clips per second",
     "data_wait": "waiting for data, %",
 }

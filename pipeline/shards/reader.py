@@ -134,8 +134,8 @@ class _OpenShard:
         item = _item(name)
         if first < 0 or count < 0 or (first + count) * item > size:
             raise UserError(
-                f"shard {self.path} has no values {first} to {first + count} of {name}, unlike the index; run the same "
-                "'make preprocess' command again to rebuild the index"
+                f"shard {self.path} has no values {first} to {first + count - 1} of {name}, unlike the index; run the "
+                "same 'make preprocess' command again to rebuild the index"
             )
         try:
             data = os.pread(self._file, count * item, begin + first * item)

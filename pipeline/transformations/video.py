@@ -12,7 +12,7 @@ from gdt.pipeline.transformations.base import Branches, Source, Transformation
 
 
 class Video(Transformation):
-    """Every video once per epoch; a batch takes the next K videos in its order."""
+    """Each video at most once per epoch, K per batch; an incomplete last batch is dropped."""
 
     name = "video"
 

@@ -72,7 +72,7 @@ def test_simclr_is_a_special_case() -> None:
     [
         ((Factor(Video(), 1, D), Factor(Augment(), 2, I)), r"distinctive factor: video \(K = 1"),
         ((Factor(Video(), 2, D), Factor(Augment(), 1, I)), r"invariant factor: augmentation \(K = 1\)"),
-        ((Factor(Video(), 2, D),), "invariant factor: there is none"),
+        ((Factor(Video(), 2, D),), "there is no invariant factor, so every positive pair is trivial"),
         (
             (Factor(Video(), 2, D), Factor(Augment(), 2, I), Factor(Modality(), 1, I, Weight.DIFFERS)),
             "differ in factor 'modality' but its K is 1",

@@ -279,7 +279,7 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
 @pytest.mark.parametrize(
     ("reason", "group"),
     [
-        ("only 0.90 s of it can be decoded, 1 s are needed; File ended", "shorter than --min-seconds 1"),
+        ("only 0.90 s of it can be decoded, 1 s are needed; File ended", "less than --min-seconds 1 could be decoded"),
         ("only 1.20 s of it can be decoded, 2.5 s are needed", "shorter than --min-seconds 2.5"),
         ("ffmpeg took more than 60 s for 0 s of it", "ffmpeg took more than N s for N s of it"),
         ("it has the id of /a/b.mp4, which is kept", "it has the id of another video, which is kept"),
@@ -296,7 +296,7 @@ def test_dry_run_estimates_and_writes_nothing(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr("gdt.preprocess.estimate._SAMPLES", 3)
     said = estimate(Preprocess("folder", grid_shards.with_name("videos"), tmp_path / "shards"))
-    assert said.startswith("12 of 48 videos decoded, 0 of them unusable\n")  # 3 groups of 4 consecutive videos
+    assert said.startswith("tried 12 of 48 videos: 0 unusable\n")  # 3 groups of 4 consecutive videos
     assert re.search(r"about \d+ s with \d+ workers on cores like this machine's \(\d+ s of work", said)
     assert not (tmp_path / "shards").exists() and not list((tmp_path / "tmp").iterdir())
     made = sum(path.stat().st_size for path in grid_shards.glob("shard-*.h5")) / 1e6

@@ -330,7 +330,7 @@ def test_shards_of_another_version_are_named_and_kept(
     done = command("verify", "--shards", copy, "--remove")
     assert done.returncode == 2 and names(copy) == before
     assert "shard-000001.h5: it was made by another version: it has schema 3" in done.stderr
-    assert "error: 2 files made by another version: rebuild them in another folder" in done.stderr
+    assert "error: 2 files made by another version: rebuild the shards in another folder" in done.stderr
 
 
 def test_stray_shard_is_kept(command: Run, copy: Path, synthetic: Path) -> None:
@@ -361,7 +361,7 @@ def test_printed_advice_works(copy: Path) -> None:
     done = subprocess.run(
         f"{sys.executable} -m gdt {advice}", shell=True, capture_output=True, text=True, env=environment
     )
-    assert done.returncode == 2 and "they were removed" in done.stderr and not path.exists()
+    assert done.returncode == 2 and "damaged and removed: the same" in done.stderr and not path.exists()
 
 
 def test_non_files_are_named_and_the_rest_checked(command: Run, copy: Path) -> None:
@@ -381,7 +381,7 @@ def test_non_files_are_named_and_the_rest_checked(command: Run, copy: Path) -> N
 def test_missing_shard_is_reported_without_remove(command: Run, copy: Path) -> None:
     (copy / "shard-000001.h5").unlink()
     done = command("verify", "--shards", copy)
-    message = "error: 1 file missing: the same 'make preprocess' command as before rebuilds them\n"
+    message = "error: 1 file missing: the same 'make preprocess' command as before rebuilds what is missing\n"
     assert done.returncode == 2 and done.stderr.endswith(message) and "remove" not in done.stderr
 
 

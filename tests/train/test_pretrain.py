@@ -305,5 +305,5 @@ def test_a_run_fails_if_everything_is_damaged(command: Run, shards: Path, tmp_pa
     ruin(copy)
     done = command(*arguments(copy, run, "--steps", STEPS, "--loading.damaged", "skip"))
     assert done.returncode == 2
-    assert "error: every pair of step 0 is damaged, so nothing can be learned" in done.stderr
+    assert "error: step 0: no positive pair is left without damaged clips, so nothing can be learned" in done.stderr
     assert not (run / "checkpoint.pt").exists()
