@@ -82,7 +82,7 @@ def require_positive(settings: object, group: str, *names: str, least: int = 1, 
     for name in names:
         if getattr(settings, name) < least:
             option = ".".join(filter(None, (group, name.replace("_", "-"))))
-            because = f", {why}" if why else ""
+            because = f"{';' if why.startswith('otherwise') else ','} {why}" if why else ""
             raise UserError(f"--{option} is {getattr(settings, name)}; it must be {least} or more{because}")
 
 

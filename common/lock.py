@@ -20,7 +20,7 @@ _HOLDER = re.compile(r"(process \d+ on \S+)?")
 
 
 @contextlib.contextmanager
-def locked(destination: Path, alternative: str = "set --destination") -> Iterator[None]:
+def locked(destination: Path, alternative: str = "set --destination to another folder") -> Iterator[None]:
     """Create and lock a folder that a run writes to.
 
     If nothing was written, the folders created for it are removed again. Raises UserError, which ends in `alternative`,
@@ -34,7 +34,7 @@ def locked(destination: Path, alternative: str = "set --destination") -> Iterato
 def locked_file(path: Path) -> Iterator[None]:
     """Lock a file that a run writes, by a file next to it that is removed at the end; raises UserError as `locked`."""
     lock = path.with_name(f".{path.name}{_NAME}")
-    with _held(lock, path, "set --out"):
+    with _held(lock, path, "set --out to another file"):
         try:
             yield
         finally:

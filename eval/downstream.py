@@ -50,7 +50,9 @@ def downstream(settings: Downstream) -> str:
     compared = list(models(settings, first := load_model(settings.ckpt[0])))
     evaluations = [_plan(replace(settings, label=label), first, compared, extracted) for label in settings.labels]
     with (
-        locked(evaluations[0].evaluator.out, "set --out") if settings.tables else contextlib.nullcontext(),
+        locked(evaluations[0].evaluator.out, "set --out to another folder")
+        if settings.tables
+        else contextlib.nullcontext(),
         explain_out_of_memory("use a smaller network; finished results are kept"),
     ):  # without tables, the parent holds the lock
         for evaluation in evaluations:

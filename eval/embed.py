@@ -112,7 +112,7 @@ class Features:
     start: np.ndarray
     """Start of the clip in seconds, float32 [n]; 0 for rows per video."""
     features: dict[str, np.ndarray]
-    """By modality, float32 [n, d]; NaN for videos that lack the modality for the length of a clip (see
+    """By modality, float32 [n, d]; NaN for videos where it is missing or shorter than a clip (see
     `pipeline.clips.usable`)."""
     metadata: dict[str, str]
     """Checkpoint, kind, number and size of clips, provenance."""
@@ -158,7 +158,8 @@ def describe_missing(rows: Features) -> list[str]:
     for name, values in rows.features.items():
         if lacking := list(dict.fromkeys(rows.id[np.isnan(values[:, 0])])):
             first = ", ".join(lacking[:_NAMED]) + (", …" if len(lacking) > _NAMED else "")
-            lines.append(f"NaN in '{name}' for {plural(len(lacking), 'video')} without {name} for a clip: {first}")
+            videos = plural(len(lacking), "video")
+            lines.append(f"'{name}' is NaN for {videos} whose {name} is missing or shorter than a clip: {first}")
     return lines
 
 
@@ -300,7 +301,7 @@ def features_of(
                         found.setdefault(name, np.full((len(index), *kept.shape[1:]), np.nan, np.float32))[part] = kept
                     bar.update(len(part))
     if not found:
-        raise UserError(f"no video has {' or '.join(modalities)} for the length of a clip")
+        raise UserError(f"the {' and '.join(modalities)} of every video is missing or shorter than a clip")
     metadata = {
         "format": FORMAT, "kind": kind, "per": per, "clips": str(clips), "clip": str(clip),
         "provenance": serialization.to_json(Provenance.of(device)),

@@ -29,11 +29,11 @@ class Nearest:
     by: Modality = "video"
     """Modality of the query."""
     among: Annotated[Modality | None, tyro.conf.arg(metavar="{video,audio}")] = None
-    """Modality to search (across two: embeddings); default: that of --by."""
+    """Modality to search; if not that of --by, embeddings; default: --by."""
     k: int = 5
     """Number of neighbours."""
     ckpt: Path | None = None
-    """Checkpoint for a video file; default: that of the features."""
+    """Checkpoint that embeds a query file; default: that of the features."""
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -112,9 +112,11 @@ def most_similar(
     others = np.delete(np.arange(len(rows.id)), own if excluded is None else excluded)
     others = others[~np.isnan(gallery[others, 0])]
     if not len(queries):
-        raise UserError(f"the query has no {by} for the length of a clip; set --by to another modality")
+        raise UserError(f"the {by} of the query is missing or shorter than a clip; set --by to another modality")
     if not len(others):
-        raise UserError(f"no other video has {among} for the length of a clip; set --among to another modality")
+        raise UserError(
+            f"the {among} of every other video is missing or shorter than a clip; set --among to another modality"
+        )
     similarity = (unit(gallery[others]) @ unit(queries).T).max(1)
     found = np.argsort(-similarity, kind="stable")[:k]
     return others[found], similarity[found]
@@ -127,9 +129,12 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
             raise UserError(f"there are no {name} features; available: {', '.join(each.features)}")
     one, other = query.metadata["kind"], rows.metadata["kind"]
     if one != other:
-        raise UserError(f"{one} cannot be compared with {other}; embed both with the same --kind")
+        raise UserError(f"{one} cannot be compared with {other}; embed both as the same kind")
     if among != by and one != "embeddings":
-        raise UserError("features of trunks cannot be compared across modalities; use --kind embeddings")
+        raise UserError(
+            "features of trunks cannot be compared across modalities; write the file again with 'gdt eval embed --kind "
+            "embeddings'"
+        )
     if query.features[by].shape[1] != rows.features[among].shape[1]:
         raise UserError("the features are of different models; embed both with the same checkpoint")
 

@@ -91,18 +91,18 @@ class Evaluator:
         gallery, queries = audible[fold.gallery], audible[fold.queries]
         if not (gallery.any() and queries.any()):
             raise UserError(
-                f"{gallery.sum()} videos of the gallery and {queries.sum()} queries have audio for the length of a "
-                "clip; set --modalities to video"
+                f"{gallery.sum()} videos of the gallery and {queries.sum()} queries have audio as long as a clip; set "
+                "--modalities to video"
             )
         kept = replace(
             fold, gallery=fold.gallery[gallery], gallery_label=fold.gallery_label[gallery],
             queries=fold.queries[queries], query_label=fold.query_label[queries],
         )  # fmt: skip
         silent = len(fold.videos) - len(kept.videos)
-        return kept, {"left out": f"{silent} videos without audio for the length of a clip"} if silent else {}
+        return kept, {"left out": f"{silent} videos whose audio is missing or shorter than a clip"} if silent else {}
 
     def _audible(self, model: Model) -> np.ndarray:
-        """Whether each video has audio for the length of a clip, bool [videos]."""
+        """Whether each video has audio as long as a clip, bool [videos]."""
         from gdt.pipeline.clips import usable
 
         return usable(self.index, model.trained.settings.clip, audio=True)
@@ -223,8 +223,8 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
     videos = crossmodal.usable_videos(index, fold.queries, clip, modalities)
     if len(videos) < 2:
         raise UserError(
-            f"cross-modal retrieval needs two videos with {' and '.join(modalities)} for the length of a clip; the "
-            f"split '{split}' has {len(videos)} of {len(fold.queries)}"
+            f"cross-modal retrieval needs two videos with {' and '.join(modalities)} as long as a clip; the split "
+            f"'{split}' has {len(videos)} of {len(fold.queries)}"
         )
     found = crossmodal.embed(
         trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],

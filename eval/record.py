@@ -127,7 +127,7 @@ def write(path: Path, records: Sequence[Record]) -> None:
     write_text(path, json.dumps([*map(serialization.add_checksum, rows)], indent=1) + "\n")
 
 
-AGAIN = "remove it, and run the command that wrote it again"
+AGAIN = "remove it, then rerun the command that wrote it"
 
 
 def read(path: Path, advice: str = AGAIN) -> list[Record]:

@@ -27,7 +27,7 @@ Groups = Mapping[str, Sequence[Record]]
 """Rows of a table: names, and the records of their seeds and folds."""
 _PRINTED = 4
 """Maximum number of printed comparisons with random weights; more are in the file only."""
-_PUBLISHED = "published results are with their authors' networks, clips and all classes"
+_PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
 _FEW_QUERIES = 50
 """A warning is printed for fewer: the 95 % interval of a share of 50 answers is up to 27 points wide."""
 

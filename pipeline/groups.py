@@ -34,8 +34,9 @@ def check_groups(videos: int, views: int, bn_group_size: int, world: int) -> Non
     message = f"{videos} videos per batch do not make whole groups of --bn-group-size {bn_group_size} for {world} "
     message += f"GPU{'s' if world > 1 else ''}; "
     if worlds:
-        message += f"take {_listed(worlds)} GPU{'s' if worlds != [1] else ''}, or, for a new run, "
-    raise UserError(message + (f"set it to {_listed(sizes)}, or 0 for the whole batch" if sizes else "set it to 0"))
+        message += f"use {_listed(worlds)} GPU{'s' if worlds != [1] else ''}, or (new runs only) "
+    message += "set --bn-group-size to " + (f"{_listed(sizes)}, or to " if sizes else "") + "0 for the whole batch"
+    raise UserError(message)
 
 
 def _divides(videos: int, views: int, bn_group_size: int, world: int) -> bool:

@@ -235,4 +235,4 @@ def _has_bytes(path: Path) -> bool:
 
 
 def _first(errors: list[str]) -> str:
-    return errors[0][:200] if errors else "no frame comes out"
+    return errors[0][:200] if errors else "ffmpeg produced no frames"

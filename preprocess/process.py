@@ -133,8 +133,8 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     lines = _read_log(log, arguments)
     if process.returncode in _NOT_STARTED:
         raise UserError(
-            f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; install it on every machine, and check that "
-            f"{memory / (1 << 30):.3g} GiB of memory are enough for it (the smaller of --ffmpeg-memory and ulimit -v)"
+            f"{' '.join(['ffmpeg cannot be started:', *lines[-1:]])}; install it on every machine, and check that its "
+            f"memory limit, {memory / (1 << 30):.3g} GiB (the smaller of --ffmpeg-memory and ulimit -v), is enough"
         )
     if process.returncode in _STOPPED:  # its output may be truncated: make no shard of it
         raise UserError(
@@ -199,7 +199,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_factor: float) -> None:
         limit = _GRACE + timeout_factor * written
         remaining = began + limit - time.monotonic()
         if remaining <= 0:
-            raise _TimedOut(f"ffmpeg took more than {limit:.0f} s for {written:.0f} s of it")
+            raise _TimedOut(f"ffmpeg took more than {limit:.0f} s to decode {written:.0f} s of the video")
         if not poll.poll(1000 * min(remaining, 3600.0)):  # poll takes at most 24 days
             continue
         progress = os.read(process.stdout.fileno(), 1 << 16)

@@ -64,13 +64,13 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of videos without split that become val; kept for later runs."""
+    """Fraction of videos without a split that become val; later runs reuse it."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
     """Files with the same id: stop, or keep the first."""
     drop_missing: bool = False
-    """Rebuild finished shards without videos that are gone from --source."""
+    """Rebuild finished shards to leave out videos no longer in --source."""
     dry_run: bool = False
     """Estimate time and size from a few videos; write nothing."""
 
@@ -165,8 +165,8 @@ def list_videos(items: Items, settings: Preprocess, scratch: Path, stack: contex
     videos = stack.enter_context(VideoList(items, source, scratch, shares, settings.duplicates))
     if len(videos) and not videos.without_split and (settings.val or settings.test):
         raise UserError(
-            f"every video in {source} has its split, by its folder or a list; --val and --test are fractions of the "
-            "videos without one: leave them out"
+            f"every video in {source} already has a split, from its folder or a list; --val and --test apply only to "
+            "videos without one, so leave them out"
         )
     return videos
 

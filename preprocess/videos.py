@@ -51,8 +51,8 @@ class Shares:
     def __post_init__(self) -> None:
         if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
             raise UserError(
-                f"--val is {self.val} and --test is {self.test}; they are fractions of the videos, together below 1 "
-                "(without the option, that of the last run)"
+                f"--val is {self.val} and --test is {self.test}; they are fractions and must add up to less than 1 (an "
+                "option that is not given keeps its value from the last run)"
             )
 
     def split(self, video_id: str) -> str:

@@ -133,10 +133,10 @@ def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], uns
                     reason, unreadable = f"it cannot be read ({failure})", unreadable + 1
                     unstable.add(number)
             if task.sizes and _file_state(path) != states[number]:
-                reason = f"somebody writes to it: it has {size_of(path)} bytes now"
+                reason = f"it is still being written ({size_of(path)} bytes now)"
                 unstable.add(number)
             elif number in unstable:
-                reason = reason or f"it changes: it has {states[number].size} bytes now"
+                reason = reason or f"it changed after it was listed ({states[number].size} bytes now)"
             if number in unstable and not task.last:
                 return [ChangedVideo(number, size_of(path), socket.gethostname())]
             if reason:
@@ -171,9 +171,9 @@ def _record(target: Target, output: Extracted | Rejected, settings: Extraction) 
     audible = bool((peaks > settings.silence_peak).any())
     if not audible:
         if settings.require_audio:
-            raise Rejected("its sound is silence" if len(waveform) else "it has no sound")
+            raise Rejected("its sound track is silent" if len(waveform) else "it has no sound")
         if len(waveform):
-            note = note or "its sound is silence"
+            note = note or "its sound track is silent"
     sums = _write_bank(waveform if audible else Waveform(target.pcm, limit=0), bank)
     target.pcm.unlink(missing_ok=True)
     silence = np.count_nonzero(peaks <= settings.silence_peak) * HOP / SAMPLE_RATE

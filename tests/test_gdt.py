@@ -162,7 +162,10 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         ),
         (lambda r: gdt.nearest(r["trunks"], r["stored"]), "cannot be compared with features"),
         (lambda r: gdt.nearest(r["stored"], r["first"], k=0), "k is 0"),
-        (lambda r: gdt.nearest(r["mute"], r["first"], by="audio"), "has no audio for the length of a clip"),
+        (
+            lambda r: gdt.nearest(r["mute"], r["first"], by="audio"),
+            "audio of the query is missing or shorter",
+        ),
         (lambda r: gdt.nearest(r["pictures"], r["first"], by="audio"), "available: video"),
         (lambda r: r["model"].embed(r["shards"], kind="embedding"), "--kind is 'embedding'; it must be embeddings or"),
         (lambda r: r["model"].embed(r["shards"], per="clips"), "--per is 'clips'; it must be video or clip"),

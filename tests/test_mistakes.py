@@ -84,7 +84,8 @@ def test_only_one_run_writes_to_a_folder_or_file(
         said = sentence(command(*words, *options, "--out", out))
         assert sorted(tmp_path.rglob("*")) == before
     holder = f"process {os.getpid()} on {socket.gethostname()}"
-    assert said == f"another run is writing to {out} ({holder}); wait for it, or set --out"
+    what = "folder" if lock is locked else "file"
+    assert said == f"another run is writing to {out} ({holder}); wait for it, or set --out to another {what}"
     assert not list(tmp_path.iterdir())
 
 
@@ -444,7 +445,7 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     said = sentence(command("pretrain", "tiny", "--dataset", "mine", "--preset", "L", "--out", "videos/a.mp4"))
     assert said == "unknown preset 'L'; did you mean 'l'? --preset help lists them"
     said = sentence(command("pretrain", "tiny", "--dataset", "mine", "--batch-size", "4", "--out", "videos/a.mp4"))
-    assert said == "cannot write to videos/a.mp4: it is a file, not a folder; set --out"
+    assert said == "cannot write to videos/a.mp4: it is a file, not a folder; set --out to another folder"
     (tmp_path / "runs" / "mine-l").mkdir(parents=True)
     (tmp_path / "runs" / "mine-l" / "checkpoint.pt").touch()
     for name in ("runs/mien-l/checkpoint.pt", "mine-l", "mine-1.pt"):

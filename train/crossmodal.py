@@ -37,7 +37,7 @@ class Embedded(NamedTuple):
 
 
 def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
-    """Rows among `videos` that have every modality for the length of a clip; see `pipeline.clips.usable`."""
+    """Rows among `videos` that have every modality as long as a clip; see `pipeline.clips.usable`."""
     there = usable(index, clip, "audio" in modalities)
     if "text" in modalities:
         there &= index.text_count > 0

@@ -27,7 +27,7 @@ def pretrain(settings: Pretrain) -> Path:
     with contextlib.ExitStack() as lock, watch_ranks(device, lock.close), report_shortage(settings):
         if rank == 0:
             _require_utf_8(settings.run_folder)
-            lock.enter_context(locked(settings.run_folder, "set --out"))
+            lock.enter_context(locked(settings.run_folder, "set --out to another folder"))
         trainer = Trainer(settings, rank, world, device)
         if trainer.first == trainer.steps:
             trainer.say(f"{trainer.path} is trained to its last step, {trainer.steps}; nothing to do")

@@ -105,14 +105,14 @@ def _by_hand(job: Job, arguments: Sequence[str]) -> str:
             f"unknown scheduler '{job.scheduler}'; available: slurm; or start the ranks with torchrun, srun or mpirun"
         )
     if job.nodes == 1:
-        return "--sbatch has no effect without --scheduler slurm; set it, or leave --sbatch out"
+        return "--sbatch has no effect without --scheduler slurm; add --scheduler slurm, or leave --sbatch out"
     torchrun = ["torchrun", "--nnodes", job.nodes, "--node-rank", 0, "--rdzv-endpoint", "host:port", "--nproc-per-node",
                 job.gpus, "-m", "gdt", "pretrain", *arguments]  # fmt: skip
     last = f"{'0 and 1' if job.nodes == 2 else f'0 to {job.nodes - 1}'}"
     return (
         f"--nodes {job.nodes} needs --scheduler slurm; without one, type this on each machine, with --node-rank "
         f"{last}, and the name of the first machine and a free port as host:port: {shlex.join(map(str, torchrun))} "
-        "(srun and mpirun start gdt pretrain itself once per GPU, without --gpus)"
+        "(with srun or mpirun instead, start 'gdt pretrain' once per GPU, without --gpus)"
     )
 
 

@@ -195,8 +195,9 @@ def _published(weights: dict[str, Tensor], stated: Statistics | None, path: Path
     if words is None or stated:
         return found
     print(
-        f"{path}: weights of HowTo100M do not say which inputs they expect; taking those of the release's script: 30 "
-        "frames at 15 per second (there 16), pixels from 0 to 1, 20 words. Other inputs: gdt eval export --inputs",
+        f"{path}: the published HowTo100M weights do not record their inputs; assuming those of the release's script: "
+        "30 frames at 15 fps (the script uses 16), pixels from 0 to 1, 20 words. To choose others: gdt eval export "
+        "--inputs",
         file=sys.stderr,
     )
     return with_inputs(found, "howto100m")

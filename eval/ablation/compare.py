@@ -232,7 +232,7 @@ def _matrix_note(differences: Sequence[Difference]) -> str:
     if tested:
         note += "; * significant: the 95 % interval over seeds (Welch), on these queries, excludes zero"
     if any(min(each.seeds, each.other_seeds) == 1 for each in tested):
-        note += ", a single seed taking the variance of the other row"
+        note += "; a row with one seed is assigned the variance of the other row"
     by_chance = f", about {len(tested) / 40:.0f} expected by chance" if len(tested) >= 2 * _MANY else ""
     return f"{note}; {_tested(differences)}{by_chance}"
 

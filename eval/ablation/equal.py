@@ -72,10 +72,15 @@ def _per_step(
     if typed > most >= least:
         raise UserError(f"{option} is {typed}, but {few}; set it to {most} or less")
     if most < least:
-        raise UserError(f"{few}, and two of row {largest} take {least} clips; add videos, or set --equal videos")
+        raise UserError(
+            f"{few}, too few to fill a step of {least} clips, the minimum for two videos of row {largest}; add videos, "
+            "or set --equal videos"
+        )
     if typed:
         if typed < least:
-            raise UserError(f"{option} is {typed}; set it to {least} or more, two videos of row {largest}")
+            raise UserError(
+                f"{option} is {typed}; set it to {least} or more, the minimum for two videos of row {largest}"
+            )
         return typed, ""
     wanted = max(default // common, math.ceil(least / common)) * common
     return min(wanted, most), f"{name} {most} (default {default}, but {few})" if most < wanted else ""

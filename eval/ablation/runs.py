@@ -140,7 +140,7 @@ class Plan(NamedTuple):
 def ablation(settings: Ablation) -> str:
     """Run the unfinished commands and write the tables; returns a summary. Raises UserError if a run fails."""
     planned = plan(settings)
-    with locked(planned.out, "set --out"):
+    with locked(planned.out, "set --out to another folder"):
         _run_all(settings, planned)
         return _report(planned.runs, planned.labels, planned.protocols, planned.out)
 

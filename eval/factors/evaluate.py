@@ -74,7 +74,7 @@ def factors(settings: Factors) -> str:
         first = load_model(settings.ckpt[0])
         data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
         out = settings.out or Path("runs") / f"factors-{data.dataset}"
-        with locked(out, "set --out"):
+        with locked(out, "set --out to another folder"):
             return _write(evaluate(settings, first, data), out)
 
 

@@ -47,11 +47,15 @@ class Factors:
             raise UserError("--ckpt is empty; set it to one or more checkpoints")
         require_positive(self, "", "starts")
         require_positive(
-            self, "", "cv_folds", least=2, why="as probes are tested on videos that they were not trained on"
+            self, "", "cv_folds", least=2, why="because probes are tested on videos that they were not trained on"
         )
-        require_positive(self, "", "draws", least=2, why="as a probe classifies them")
+        require_positive(self, "", "draws", least=2, why="because a probe must tell at least two draws apart")
         require_positive(
-            self, "", "videos", least=self.min_videos, why="for --cv-folds folds and distances between videos"
+            self,
+            "",
+            "videos",
+            least=self.min_videos,
+            why="at least one per fold of cross-validation (--cv-folds), and 3 for distances between videos",
         )
         if not 0 < self.probe_c < float("inf"):
             raise UserError(f"--probe-c is {self.probe_c}; it must be above 0")

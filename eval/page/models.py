@@ -298,7 +298,7 @@ def search_by_audio(trained: Trained, index: Index, split: str, settings: Report
     videos = np.sort(drawn)
     if len(videos) < 2:
         raise UserError(
-            f"{len(videos)} held-out videos (split '{split}') have video and audio for a clip; at least two are needed"
+            f"{len(videos)} held-out videos (split '{split}') have video and audio as long as a clip; two are needed"
         )
     device, scale = any_device(), trained.settings.augmentation.scale[0]
     model = trained.model.to(device)

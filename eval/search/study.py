@@ -78,7 +78,7 @@ def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
     except UserError as error:
         raise UserError(f"--baseline {settings.baseline} cannot be trained: {error}") from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    with locked(settings.folder, "set --out"):
+    with locked(settings.folder, "set --out to another folder"):
         _require_same_search(settings, index)
         study = Study(space, train, parameters)
         study.run(jobs)

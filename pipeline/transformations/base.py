@@ -80,9 +80,9 @@ class Transformation(ABC):
     def refuses(self, k: int) -> str:
         """Why a batch cannot take k values; empty if it can."""
         if k < 1:
-            return "it must be 1 or more"
+            return "K must be 1 or more"
         size = self.size()
-        return f"it has {size} values; set it to {size} or less" if size is not None and k > size else ""
+        return f"the factor has {size} values; set K to {size} or less" if size is not None and k > size else ""
 
     def takes_all(self, k: int) -> bool:
         """Whether every sample of k values is the same set, so that all branches of the tree share it."""

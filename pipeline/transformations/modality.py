@@ -31,7 +31,7 @@ class Modality(Choice):
 
     def refuses(self, k: int) -> str:
         if not (why := super().refuses(k)) and not self.takes_all(k):  # every batch has the same number of each
-            return f"it has {len(self.of)} values, of which a batch takes 1 or all; set it to {len(self.of)}"
+            return f"the factor has {len(self.of)} values, of which a batch takes 1 or all; set K to {len(self.of)}"
         return why
 
     def act(self, leaves: Leaves, values: np.ndarray, rng: np.random.Generator) -> None:

@@ -198,11 +198,13 @@ class _Source(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         if self.position > self._end:
             raise UserError(
-                f"{self.path} holds more than {_MAX_BYTES >> 20} MB of {self._content}, up to byte {self.position}; "
-                "check that it is the right file"
+                f"{self.path} holds more than {_MAX_BYTES >> 20} MB of {self._content} (after reading {self.position} "
+                "bytes); check that it is the right file"
             )
         if self.unfinished > _MAX_VALUE_BYTES:
-            raise ValueError(f"a value is longer than {_MAX_VALUE_BYTES >> 20} MB, up to byte {self.position}")
+            raise ValueError(
+                f"a value is longer than {_MAX_VALUE_BYTES >> 20} MB (after reading {self.position} bytes)"
+            )
         chunk = self._file.read(len(buffer))
         buffer[: len(chunk)] = chunk
         self.position += len(chunk)
@@ -226,7 +228,8 @@ def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
         except ijson.JSONError as error:
             reason = re.split(r"\n|\\n", str(error).removeprefix("b'"))[0].strip()  # a drawing follows
             raise UserError(
-                f"{path} is not valid JSON, up to byte {file.position}: {reason}; copy or download it again"
+                f"{path} is not valid JSON (error at or before byte {file.position}): {reason}; copy or download it "
+                "again"
             ) from error
 
 

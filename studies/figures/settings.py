@@ -56,8 +56,8 @@ class Figures:
     def __post_init__(self) -> None:
         if not self.ckpt:
             raise UserError("--ckpt is empty; name one checkpoint or more")
-        require_positive(self, "", "clips", least=2, why="or there is no distance between clips")
-        require_positive(self, "", "videos", least=3, why="as distances are compared with those between videos")
-        require_positive(self, "", "shown", least=2, why="or every clip is of the same video")
+        require_positive(self, "", "clips", least=2, why="otherwise there is no distance between clips")
+        require_positive(self, "", "videos", least=3, why="because distances are compared with those between videos")
+        require_positive(self, "", "shown", least=2, why="otherwise every clip is of the same video")
         require_positive(self, "", "perplexity")
         require_positive(self, "", "seed", least=0)

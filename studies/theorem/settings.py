@@ -53,10 +53,12 @@ class Theorem:
                 given = " ".join(map(str, sizes)) or "empty"
                 raise UserError(f"{option} is {given}; it must be one or more different numbers")
             if min(sizes) < 2:
-                raise UserError(f"{option} has {min(sizes)}; it must be 2 or more, or there is no {pair} pair")
+                raise UserError(
+                    f"{option} contains {min(sizes)}; it must be 2 or more; otherwise there is no {pair} pair"
+                )
             if available <= max(sizes):
                 raise UserError(
-                    f"the population is too small: --{drawn_from} is {available} and {option} has {max(sizes)}; "
+                    f"the population is too small: --{drawn_from} is {available} and {option} contains {max(sizes)}; "
                     f"set --{drawn_from} to {max(sizes) + 1} or more"
                 )
         if (samples := self.videos * self.values) > _MAX_SAMPLES:
@@ -66,10 +68,10 @@ class Theorem:
             )
         if not 0.01 <= self.temperature < float("inf"):
             raise UserError(f"--temperature is {self.temperature}; it must be 0.01 or more")
-        require_positive(self, "", "batches", least=100, why="or there are no intervals")
+        require_positive(self, "", "batches", least=100, why="otherwise there are no intervals")
         if not self.presets:
             raise UserError("--presets is empty; name one or more")
         for preset in self.presets:
             presets.preset(preset, "'gdt pretrain --preset help'")
-        require_positive(self, "", "batch_size", least=2, why="or there is nothing to contrast")
+        require_positive(self, "", "batch_size", least=2, why="otherwise there is nothing to contrast")
         require_positive(self, "", "seed", least=0)

@@ -115,7 +115,7 @@ def test_finished_rows_are_not_run_again(
     done.clear()
     (tmp_path / "results.json").write_bytes(b"[{}]")
     with pytest.raises(
-        UserError, match=rf"^{tmp_path}/results.json is damaged \(no checksum\); remove it, and run the"
+        UserError, match=rf"^{tmp_path}/results.json is damaged \(no checksum\); remove it, then rerun the"
     ):
         ablation(first)
     (tmp_path / "results.json").unlink()
@@ -407,7 +407,8 @@ def test_a_default_is_lowered_to_the_videos_for_all_rows(
         assert f"{lowered.split()[1]} video" in planned.equal
     few = replace(few, split=np.where(order > 7, "val", few.split).astype(object))
     with pytest.raises(
-        UserError, match=r"row e .* only 7 videos, and two of row l take 8 clips; add videos, or set --eq"
+        UserError,
+        match=r"row e .* only 7 videos, too few to fill a step of 8 clips, the minimum for two videos of row l; add",
     ):
         plan(settings(shards, tmp_path, rows=("e", "l"), equal="clips"))
 

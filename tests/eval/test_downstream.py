@@ -250,7 +250,7 @@ def test_damaged_records_are_computed_again_or_skipped(
     assert "random weights" not in downstream(on_ucf)
     said = capsys.readouterr().err
     assert f"warning: {own} is damaged (" in said and "it is computed again" in said
-    assert f"warning: {random} is damaged (" in said and "remove it, and run the command that wrote it again" in said
+    assert f"warning: {random} is damaged (" in said and "remove it, then rerun the command that wrote it" in said
 
 
 @pytest.mark.parametrize("protocol", ["retrieval", "cross-modal"])
@@ -624,7 +624,9 @@ def test_labelled_protocols_evaluate_audio_or_both(
         found[modalities] = results(tmp_path)
         assert f", features of {' and '.join(modalities)}: 11 queries" in " ".join(text.split())
         details = " ".join((tmp_path / "table.txt").read_text().split())
-        assert f"features {' and '.join(modalities)}; pooling maximum; left out 2 videos without audio" in details
+        assert (
+            f"features {' and '.join(modalities)}; pooling maximum; left out 2 videos whose audio is missing" in details
+        )
         assert [row.protocol for row in found[modalities]] == ["retrieval", "few-shot", "linear"]
         for row in found[modalities]:
             assert row.settings["modalities"] == list(modalities) and (row.gallery, row.queries) == (23, 11)
@@ -655,7 +657,7 @@ def test_labelled_protocols_evaluate_audio_or_both(
     row = found["video", "audio"][0]
     assert row.metrics["R@1"].value == pytest.approx(100 * right.mean())
     change_index(mel_count=np.zeros_like(mel_count))
-    with pytest.raises(UserError, match="0 videos of the gallery and 0 queries have audio for the length of a clip"):
+    with pytest.raises(UserError, match="0 videos of the gallery and 0 queries have audio as long as a clip"):
         downstream(replace(settings, modalities=("audio",)))
     written = Trained(GDT(SIZES["tiny"][1].network, ["video", "text"]).eval(), trained.settings, 0, trained.statistics)
     with pytest.raises(UserError, match="the model was trained without audio, .* or --modalities to video"):

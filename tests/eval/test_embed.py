@@ -166,7 +166,7 @@ def test_videos_without_audio_have_rows_of_nan(checkpoint: Path, index: Index) -
     assert np.isnan(rows.features["audio"][3]).all() and not np.isnan(rows.features["video"]).any()
     assert np.isnan(rows.features["audio"]).any(1).sum() == 1
     clips = features_of(trained, mute, ["video", "audio"], 2, "embeddings", "clip", CPU)
-    expected = f"NaN in 'audio' for 1 video without audio for a clip: {index.id[3]}"
+    expected = f"'audio' is NaN for 1 video whose audio is missing or shorter than a clip: {index.id[3]}"
     assert describe_missing(rows) == describe_missing(clips) == [expected]
 
 

@@ -286,7 +286,7 @@ def test_broken_files_are_listed_and_the_rest_is_shown(runs: Path, page: Page, t
     listed = shown.text[shown.text.index("Files that could not be read") : shown.text.rindex("Evaluations")]
     for name, why in (
         ("older/results.json", "is damaged .Expecting"), ("newer/results.json", "unknown: steps"),
-        ("flipped/results.json", "is damaged .checksum mismatch.; remove it, and run the command that wrote it again"),
+        ("flipped/results.json", "is damaged .checksum mismatch.; remove it, then rerun the command that wrote it"),
         ("newer/figures.json", "is damaged .not a list"), ("runs/figures", "IndexError"),
         ("unlabelled/metrics.jsonl", "2 of 5 lines are damaged .first: line 1."),
         ("unlabelled/run.json", "not a file that this program writes"),
@@ -330,7 +330,7 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     cells = rows_of(page, folder / "ucf")
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
-    assert "published results are with their authors" in page.text
+    assert "published results were obtained with their authors" in page.text
     assert "No evaluations yet; run" not in page.text
     assert "No runs yet; run make pretrain" in page.text
 

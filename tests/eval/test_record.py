@@ -62,7 +62,7 @@ def test_records_of_another_version_are_refused(change: dict | None, message: st
     write(path, [ROW])
     left_out = () if change else ("queries", "metrics")
     edit_json(path, lambda row: {name: row[name] for name in row if name not in left_out} | (change or {}))
-    with pytest.raises(UserError, match=rf"x\.json holds results of another version .* \({message}\); remove it, and"):
+    with pytest.raises(UserError, match=rf"x\.json holds results of another version .* \({message}\); remove it, then"):
         read(path)
 
 
@@ -75,7 +75,7 @@ def test_a_flipped_bit_never_changes_a_record(tmp_path: Path) -> None:
         flip(path, place, draw.randrange(8))
         with contextlib.suppress(UserError):
             assert read(path) == [ROW]
-    message = r"x\.json is damaged \(checksum mismatch\); remove it, and run the command that wrote it again$"
+    message = r"x\.json is damaged \(checksum mismatch\); remove it, then rerun the command that wrote it$"
     with pytest.raises(UserError, match=message):
         path.write_bytes(whole.replace(b"31.25", b"51.25"))
         read(path)

@@ -86,10 +86,12 @@ def test_groups_are_the_same_on_any_number_of_ranks_and_hold_no_video_twice(pres
     tree_order = [frozenset(np.unique(whole.leaves.video)[:4])]
     assert not set(tree_order) & set(videos[0])
     with pytest.raises(
-        UserError, match="16 videos per batch do not make whole groups of --bn-group-size 4 for 64 GPUs; take 1, 2"
+        UserError, match="16 videos per batch do not make whole groups of --bn-group-size 4 for 64 GPUs; use 1, 2"
     ):
         take_rank(whole, 0, 64, bn_group_size=4)
-    with pytest.raises(UserError, match="of --bn-group-size 5 for 1 GPU; set it to 2, 4, 8 or 16, or 0 for the whole"):
+    with pytest.raises(
+        UserError, match="of --bn-group-size 5 for 1 GPU; set --bn-group-size to 2, 4, 8 or 16, or to 0"
+    ):
         take_rank(whole, 0, 1, bn_group_size=5)
 
 

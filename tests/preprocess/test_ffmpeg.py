@@ -609,11 +609,12 @@ def test_sound_below_the_threshold_is_silence(tmp_path: Path, peak: str, silent:
         assert abs(file["video/silence"][0] - silent) < 0.015
         mute = silent == 2.0
         assert file["video/mel"][1] == (0 if mute else 199)
-        assert file["video/note"][0].decode() == ("its sound is silence" if mute else "")
+        assert file["video/note"][0].decode() == ("its sound track is silent" if mute else "")
 
 
 @pytest.mark.parametrize(
-    ("peak", "why"), [("0", "its sound is silence"), ("5", "its sound is silence"), ("", "it has no sound"), ("6", "")]
+    ("peak", "why"),
+    [("0", "its sound track is silent"), ("5", "its sound track is silent"), ("", "it has no sound"), ("6", "")],
 )
 def test_required_audio_rejects_videos_without_sound(tmp_path: Path, peak: str, why: str) -> None:
     path = tmp_path / "quiet.mkv"
@@ -630,7 +631,7 @@ def test_required_audio_rejects_videos_without_sound(tmp_path: Path, peak: str, 
 def test_silence_threshold_is_a_setting(tmp_path: Path) -> None:
     quiet(tmp_path / "quiet.mkv", "300")  # -41 dB
     with shard(tmp_path, [Video("quiet", tmp_path / "quiet.mkv")], Extraction(silence_db=-40)) as file:
-        assert file["video/mel"][1] == 0 and file["video/note"][0] == b"its sound is silence"
+        assert file["video/mel"][1] == 0 and file["video/note"][0] == b"its sound track is silent"
 
 
 # -------------------------------------------------------------------------------------------------- cut and lying files
@@ -906,7 +907,7 @@ def test_stalled_ffmpeg_is_killed_and_the_video_rejected(
     video = Video("part", ticking, segment=segment)
     assert (
         reason(video, tmp_path, Extraction(limits=Limits(timeout_factor=1)))
-        == "ffmpeg took more than 0 s for 0 s of it"
+        == "ffmpeg took more than 0 s to decode 0 s of the video"
     )
     assert time.monotonic() - began < 5
     assert_gone(tmp_path / "pid")
@@ -922,7 +923,7 @@ def test_time_limit_grows_with_the_output(
     fake(f"echo $$ > {tmp_path}/pid; {slow}; exec sleep 60")
     assert (
         reason(ticking, tmp_path, Extraction(limits=Limits(timeout_factor=0.5)))
-        == "ffmpeg took more than 2 s for 4 s of it"
+        == "ffmpeg took more than 2 s to decode 4 s of the video"
     )
     assert_gone(tmp_path / "pid")
 

@@ -246,7 +246,7 @@ def test_summary_counts_everything(alone: None, real: Path, tmp_path: Path) -> N
     assert "moov atom not found" in rejected["broken.mp4"]
     assert sorted([*index.id, *rejected]) == sorted(path.name for path in (real / "clips").iterdir())
     text = describe(done)
-    assert "18 of 21 videos kept" in text and "moov atom not found" in text and "its sound is silence" in text
+    assert "18 of 21 videos kept" in text and "moov atom not found" in text and "its sound track is silent" in text
     assert "       1  shorter than --min-seconds 1\n" in text
     assert f"3 rejected (see {tmp_path}/rejected.jsonl):" in " ".join(text.split())
     assert "no classes: no video is in a subfolder" in text
@@ -281,7 +281,10 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
     [
         ("only 0.90 s of it can be decoded, 1 s are needed; File ended", "less than --min-seconds 1 could be decoded"),
         ("only 1.20 s of it can be decoded, 2.5 s are needed", "shorter than --min-seconds 2.5"),
-        ("ffmpeg took more than 60 s for 0 s of it", "ffmpeg took more than N s for N s of it"),
+        (
+            "ffmpeg took more than 60 s to decode 0 s of the video",
+            "ffmpeg took more than N s to decode N s of the video",
+        ),
         ("it has the id of /a/b.mp4, which is kept", "it has the id of another video, which is kept"),
     ],
 )
@@ -525,7 +528,7 @@ def test_growing_file_is_rejected_until_complete(alone: None, four: Preprocess, 
         thread.join()
     assert summary.kept == 3
     (row,) = read_rejected(four.shard_folder)
-    assert row["id"] == "2.mp4" and "somebody writes to it: it has" in row["reason"]
+    assert row["id"] == "2.mp4" and "it is still being written (" in row["reason"]
     again = run(four)  # even if the size is unchanged
     assert (again.shards_made, again.kept) == (1, 4)
     other = run(replace(four, destination=tmp_path / "other"))

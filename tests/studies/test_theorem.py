@@ -243,11 +243,11 @@ def test_seed_and_size_alone_determine_an_estimate() -> None:
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("--k-v 0", "--k-v has 0; it must be 2 or more, or there is no negative pair"),
-        ("--k-i 1", "--k-i has 1; it must be 2 or more, or there is no positive pair"),
+        ("--k-v 0", "--k-v contains 0; it must be 2 or more; otherwise there is no negative pair"),
+        ("--k-i 1", "--k-i contains 1; it must be 2 or more; otherwise there is no positive pair"),
         ("--k-v 4 4", "--k-v is 4 4; it must be one or more different numbers"),
-        ("--videos 8", "the population is too small: --videos is 8 and --k-v has 8; set --videos to 9 or more"),
-        ("--values 5", "the population is too small: --values is 5 and --k-i has 8; set --values to 9 or more"),
+        ("--videos 8", "the population is too small: --videos is 8 and --k-v contains 8; set --videos to 9 or more"),
+        ("--values 5", "the population is too small: --values is 5 and --k-i contains 8; set --values to 9 or more"),
         ("--videos 1000 --values 10", "is a population of 10000 samples, above the limit of 4096; lower them"),
         ("--temperature 0", "--temperature is 0.0; it must be 0.01 or more"),
         ("--temperature nan", "--temperature is nan"),

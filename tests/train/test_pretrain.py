@@ -100,7 +100,7 @@ def test_a_killed_run_resumes_with_bitwise_equal_losses(
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     done = command(*arguments(shards, run, *more, "--optimization.lr", 0.001))
     holder = f"another run is writing to {run} (process {child.pid} on {socket.gethostname()})"
-    assert (done.returncode, done.stderr) == (2, f"error: {holder}; wait for it, or set --out\n")
+    assert (done.returncode, done.stderr) == (2, f"error: {holder}; wait for it, or set --out to another folder\n")
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
     process.kill()
     process.wait()

@@ -223,13 +223,13 @@ def test_mistakes_are_reported_before_submission(command: Run, shards: Path, clu
     )
     assert (
         said("pretrain", "--sbatch=-p gpu", "tiny")
-        == "--sbatch has no effect without --scheduler slurm; set it, or leave --sbatch out"
+        == "--sbatch has no effect without --scheduler slurm; add --scheduler slurm, or leave --sbatch out"
     )
     assert said("pretrain", "--nodes", 4, "--gpus", 8, "tiny", "--preset", "e", "--out", "a b") == (
         "--nodes 4 needs --scheduler slurm; without one, type this on each machine, with --node-rank 0 to 3, "
         "and the name of the first machine and a free port as host:port: torchrun --nnodes 4 --node-rank 0 "
-        "--rdzv-endpoint host:port --nproc-per-node 8 -m gdt pretrain tiny --preset e --out 'a b' (srun and mpirun "
-        "start gdt pretrain itself once per GPU, without --gpus)"
+        "--rdzv-endpoint host:port --nproc-per-node 8 -m gdt pretrain tiny --preset e --out 'a b' (with srun or "
+        "mpirun instead, start 'gdt pretrain' once per GPU, without --gpus)"
     )
     assert not run.exists() and not cluster.lines("script")
 
