@@ -182,7 +182,7 @@ def _normalised(rank: int, world: int, folder: str, name: str) -> None:
     device = torch.device(name)
     model = GDT(replace(SIZES["tiny"][1].network, dropout=0.0)).to(device, torch.float64)
     if world > 1:
-        model = synchronise(model, device)
+        model = synchronise(model)
     batch = torch.randn(8, 3, 8, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     share = batch.chunk(world)[rank].to(device)
     out = model.mlp_v(model.video_network(share))

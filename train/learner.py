@@ -42,7 +42,7 @@ class Learner:
         self.model = model = GDT(settings.network, tree.composition.modalities).to(device)
         partial = not all_usable(model.modalities, settings.loading)
         if world > 1 and not settings.bn_group_size:
-            synchronise(model, device, partial)
+            synchronise(model)
         elif partial:
             allow_partial(model)
         if "video" in model.modalities:

@@ -11,35 +11,37 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+Norm = TypeVar("Norm", bound="PartialBatchNorm")
 
-def synchronise(model: nn.Module, device: torch.device, partial: bool = False) -> nn.Module:
-    """The model with batch norm over the leaves of all ranks; `partial`: some may be left out of the statistics.
 
-    torch's on GPUs if all leaves count, else ours.
+def synchronise(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
+    """The model with batch norm over the leaves of all ranks, or those of `group`.
+
+    Not torch's: torch.compile leaves that at every layer (it indexes by a mask), and it cannot leave out leaves.
     """
-    if device.type == "cuda" and not partial:
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        return converted
-    return _convert(model, SyncBatchNorm)
+    for norm in _convert(model, SyncBatchNorm):
+        norm.group = group
+    return model
 
 
 def allow_partial(model: nn.Module) -> nn.Module:
     """The model with batch norm of one rank that can leave out leaves."""
-    return _convert(model, PartialBatchNorm)
-
-
-def _convert(model: nn.Module, kind: type[PartialBatchNorm]) -> nn.Module:
-    for module in model.modules():
-        if isinstance(module, _BatchNorm):
-            module.__class__ = kind  # keeps its parameters, which an optimizer may hold
+    _convert(model, PartialBatchNorm)
     return model
+
+
+def _convert(model: nn.Module, kind: type[Norm]) -> list[Norm]:
+    norms: list[Any] = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    for norm in norms:
+        norm.__class__ = kind  # keeps its parameters, which an optimizer may hold
+    return norms
 
 
 class PartialBatchNorm(_BatchNorm):
@@ -47,8 +49,8 @@ class PartialBatchNorm(_BatchNorm):
 
     counted: Tensor | None = None
     """Rows of the next input that count: bool [n]; None for all."""
-    some: Tensor | None = None
-    """Whether any row of the last input counted; None if all did."""
+    group: dist.ProcessGroup | None = None
+    """Ranks that share the batch, if it is shared; None for all."""
     _shared = False
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -56,14 +58,13 @@ class PartialBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or (self.counted is None and not self._shared):
-            self.some = None
             return super().forward(input)
-        y, mean, variance, self.some = _Normalise.apply(
-            input, self.weight, self.bias, self.eps, self.counted, self._shared
+        y, mean, variance, some = _Normalise.apply(
+            input, self.weight, self.bias, self.eps, self.counted, self._shared, self.group
         )
         with torch.no_grad():
             assert self.num_batches_tracked is not None and self.momentum is not None
-            self.num_batches_tracked.add_(1)
+            self.num_batches_tracked.add_(some)
             for running, new in ((self.running_mean, mean), (self.running_var, variance)):
                 assert running is not None
                 # torch's batch norm saves these for the backward pass, so a group whose rows all count would refuse a
@@ -88,10 +89,11 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, counted: Tensor | None, shared: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, counted: Tensor | None, shared: bool,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         local = torch.cat(_moments(_wide(x), counted))
-        gathered = torch.stack(gather(local) if shared else [local]).double()
+        gathered = torch.stack(gather(local, group) if shared else [local]).double()
         channels = x.shape[1]
         means, variances, counts = gathered[:, :channels], gathered[:, channels:-1], gathered[:, -1:]
         some = counts.sum() > 0
@@ -100,7 +102,7 @@ class _Normalise(torch.autograd.Function):
         spread = ((variances + (means - joint) ** 2) * counts).sum(0)
         mean, inverse = joint.to(local), (some * (spread / total + eps).rsqrt()).to(local)
         ctx.save_for_backward(x, weight, mean, inverse, total.to(local), counted)
-        ctx.shared = shared
+        ctx.shared, ctx.group = shared, group
         y = (x - _along(mean, x)) * _along(inverse * weight, x) + _along(bias, x)
         unbiased = (spread / (total - 1).clamp(min=1)).to(local)
         ctx.mark_non_differentiable(mean, unbiased, some)
@@ -114,13 +116,13 @@ class _Normalise(torch.autograd.Function):
         to_bias, to_weight = _wide(gradient).sum(rows), _wide(gradient * normal).sum(rows)
         sums = torch.stack([to_bias, to_weight])
         if ctx.shared:
-            dist.all_reduce(sums)
+            dist.all_reduce(sums, group=ctx.group)
         average, slope = sums / total
         to_x = gradient - _along(average, x) - normal * _along(slope, x)
         if counted is not None:  # the statistics do not depend on the others
             to_x = to_x.where(_rows(counted, x), gradient)
         to_x = to_x * _along(weight * inverse, x)
-        return to_x.to(x.dtype), to_weight, to_bias, None, None, None
+        return to_x.to(x.dtype), to_weight, to_bias, None, None, None, None
 
 
 def _moments(x: Tensor, counted: Tensor | None) -> list[Tensor]:
@@ -151,10 +153,10 @@ def _rows(counted: Tensor, x: Tensor) -> Tensor:
     return counted.view(-1, *[1] * (x.dim() - 1))
 
 
-def gather(rows: Tensor) -> list[Tensor]:
-    """Rows of all ranks, in the order of the ranks; all have the same number."""
-    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, rows.contiguous())
+def gather(rows: Tensor, group: dist.ProcessGroup | None = None) -> list[Tensor]:
+    """Rows of all ranks, or those of `group`, in the order of the ranks; all have the same number."""
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, rows.contiguous(), group=group)
     return parts
 
 
@@ -174,7 +176,8 @@ class RunningStatistics:
     def step(self, shared: bool) -> Iterator[None]:
         """Context for the passes of a step; `shared`: each rank has its own groups, the same number on all.
 
-        In it, running statistics are those of the last group; an error restores the old ones.
+        In it, running statistics are those of the last group, 0 if none of its rows counted; an error restores the old
+        ones.
         """
         norms = [norm for several in self._norms.values() for norm in several]
         momenta = [norm.momentum for norm in norms]
@@ -200,17 +203,15 @@ class RunningStatistics:
 
     def count(self, name: str, counted: Tensor | None) -> None:
         """Set which rows of the next group count: bool [n]; None for all."""
+        self._tracked(name).zero_()
         for norm in self._norms[name]:
             if isinstance(norm, PartialBatchNorm):
                 norm.counted = counted
 
     def add(self, name: str) -> None:
         """Add the statistics of the group whose forward pass was the last, unless none of its rows counted."""
-        running, first = self._running(name), self._norms[name][0]
-        one = running[0].new_ones(())
-        if isinstance(first, PartialBatchNorm) and first.some is not None:
-            one = first.some.to(one)
-            running = list(torch._foreach_mul(running, one))
+        running = self._running(name)
+        one = self._tracked(name).to(running[0])
         if name in self._sums:
             torch._foreach_add_(self._sums[name], running)
             self._groups[name] += one
@@ -234,6 +235,15 @@ class RunningStatistics:
             kept = torch.where(groups > 0, 1 - momentum, 1.0)  # no leaf counted: as before
             moved[name] = list(torch._foreach_add(torch._foreach_mul(old, kept), new))
         return moved
+
+    def _tracked(self, name: str) -> Tensor:
+        """0, or 1 after the forward pass of a group of which any row counted.
+
+        A buffer, since compiled code that is recomputed cannot set attributes.
+        """
+        tracked = self._norms[name][0].num_batches_tracked
+        assert tracked is not None
+        return tracked
 
     def _running(self, name: str) -> list[Tensor]:
         found = [(norm.running_mean, norm.running_var) for norm in self._norms[name]]

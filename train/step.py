@@ -79,7 +79,8 @@ class Gradient:
         """
         how = self.how
         self.model.train()
-        groups = list(_grouped(batch, leaf_keys(how.seed, step, batch.table["leaf"]), how.bn_group_size))
+        keys = leaf_keys(how.seed, step, batch.table["leaf"])
+        groups = list(_grouped(batch, keys, how.bn_group_size, self._world > 1 and not how.bn_group_size))
         with self._statistics.step(shared=how.bn_group_size > 0):
             embedded = [self._with_less(groups, lambda: self._embedded(groups))]
             leaf = embedded[0].detach().requires_grad_()
@@ -181,14 +182,18 @@ class Gradient:
         return True
 
 
-def _grouped(batch: Batch, keys: Tensor, bn_group_size: int) -> Iterator[_Group]:
+def _grouped(batch: Batch, keys: Tensor, bn_group_size: int, shared: bool) -> Iterator[_Group]:
+    """Groups of a rank; those `shared` by all ranks have a mask on every rank or on none.
+
+    Ranks with and without one would compile other graphs, whose collectives may be in another order.
+    """
     done = 0
     for modality, inputs in batch.inputs.items():
         count = len(inputs)
         for span in grouping.groups(count, bn_group_size):
             rows = slice(done + span.start, done + span.stop)
             whole = span.stop - span.start == count
-            all_count = batch.usable is None or batch.usable[rows].all()
+            all_count = batch.usable is None or (not shared and batch.usable[rows].all())
             counted = None if all_count else batch.table["usable"][rows].bool()
             yield _Group(modality, inputs if whole else _part(inputs, span), keys[rows], rows, counted)
         done += count
