@@ -210,17 +210,21 @@ def check(
 
 
 def _queued_work(device: torch.device) -> Callable[[], None]:
-    """Queues some 20 ms of an H100's work, half on the caller's stream and half on the then current one."""
+    """Queues some 20 ms of an H100's work, half on the caller's stream and half on the then current one.
+
+    Its blocks take milliseconds each, and the kernels of other streams, DALI's too, wait until one ends, as they do
+    behind training.
+    """
     if device.type != "cuda":
         return lambda: None
     caller = torch.cuda.current_stream(device)
-    factor, product = torch.zeros(2, 4096, 4096, dtype=torch.float16, device=device)
+    factor = torch.zeros(1408, 32768, device=device)  # a block per multiprocessor, with a long sum each
 
     def queue() -> None:
         for stream in (caller, torch.cuda.current_stream(device)):
             with torch.cuda.stream(stream):
-                for _ in range(50):
-                    torch.mm(factor, factor, out=product)
+                for _ in range(5):
+                    torch.mm(factor, factor.T)
 
     return queue
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import sys
@@ -27,6 +28,7 @@ from gdt.pipeline.sources.loading import Loading, cores
 from tests.conftest import ROOT
 from tests.pipeline.test_engines import gpu
 from tests.pipeline.test_loader import CLIP, CPU, tree
+from tests.train.test_fake_cuda import GPU, fake_cuda
 
 
 class Broken(CoresEngine):
@@ -86,6 +88,23 @@ def test_dalis_decoders_are_right_and_failures_are_named(index: Index, monkeypat
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     (found,) = set(check(jpegs, device, 4).values())
     assert found.startswith("DALI cannot be imported (")
+
+
+def test_work_is_queued_on_the_streams_of_training_and_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    current, queued = ["training"], []
+
+    @contextlib.contextmanager
+    def stream(name: str) -> Iterator[None]:
+        queued.append(name)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current[0])
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    with fake_cuda():
+        queue = decoders._queued_work(GPU)
+        current[0] = "loader"
+        queue()
+    assert queued == ["training", "loader"]
 
 
 def test_frames_of_damaged_videos_are_left_out(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
