@@ -137,7 +137,7 @@ class VideoSource(InputSource):
                         self._require_decodable(video, positions)
             raise UserError(
                 f"decoding failed although all frames are intact: {message}; if this names CUDA or the driver, check "
-                "nvidia-smi"
+                "nvidia-smi, or set --loading.decoder cpu"
             ) from error
         return True
 
