@@ -212,8 +212,7 @@ def check(
 def _queued_work(device: torch.device) -> Callable[[], None]:
     """Queues some 20 ms of an H100's work, half on the caller's stream and half on the then current one.
 
-    Its blocks take milliseconds each, and the kernels of other streams, DALI's too, wait until one ends, as they do
-    behind training.
+    Its blocks are long, and the kernels of other streams, DALI's too, wait until one ends, as they do behind training.
     """
     if device.type != "cuda":
         return lambda: None

@@ -120,6 +120,8 @@ def test_frames_of_damaged_videos_are_left_out(index: Index, monkeypatch: pytest
 
     monkeypatch.setattr(decoders.ShardReader, "frames", frames)
     assert len(sample(index, CLIP, 4)) == 3 * (CLIP.frames - 1)
+    monkeypatch.setattr(decoders.ShardReader, "frames", lambda *arguments: [])
+    assert choose(index, CLIP, gpu()[0], Loading(decoder="gpu")).loading.decoder == "cpu"  # the run will say what fails
 
 
 def test_seconds_of_a_clip_count_shared_decoding_once(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
