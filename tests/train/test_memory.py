@@ -260,7 +260,7 @@ def test_a_resumed_run_keeps_its_groups(monkeypatch: pytest.MonkeyPatch) -> None
         plan = plan_run(SMALL, SMALL.composition, 40, begun, CPU, 1, print, trial=False)
         assert plan.settings.bn_group_size == 2 and (plan.fit.micro_batch_size > 0) == (memory_there < GIB)
     plan_run(SMALL, SMALL.composition, 40, begun, CPU, 8, print, trial=False)  # each of 4 leaves has 2 groups
-    with pytest.raises(UserError, match=r"4 videos .* groups of --bn-group-size 2 for 16 GPUs; take 1, 2, 4 or 8 GPUs"):
+    with pytest.raises(UserError, match=r"4 videos .* groups of --bn-group-size 2 for 16 GPUs; use 1, 2, 4 or 8 GPUs"):
         plan_run(SMALL, SMALL.composition, 40, begun, CPU, 16, print, trial=False)
 
 
