@@ -12,7 +12,6 @@ import glob
 import os
 import re
 import shlex
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hi
 import tyro
 
 from gdt.common.errors import MAKE_OPTIONS, UserError
+from gdt.common.gpu import default_size
 
 
 class Option(NamedTuple):
@@ -92,9 +92,10 @@ def with_variables(
         unknown = option is None and name in typed and name != "ARGS"
         if unknown and (len(goals) == 1 or name not in {*all_variables(), *_ALIASES}):
             raise UserError(_unknown_variable(goals, name, known))
-    if "SIZE" in known and known["SIZE"].name not in given:
-        given[known["SIZE"].name] = _arguments("SIZE", known["SIZE"], default_size())
     more = split("ARGS", environment["ARGS"]) if "ARGS" in (*inherited, *typed) else []
+    if "SIZE" in known and known["SIZE"].name not in given:
+        size = default_size([*given.get("--device", ()), *more])
+        given[known["SIZE"].name] = _arguments("SIZE", known["SIZE"], size)
     recipe = _without(arguments, given)
     return [*given.pop("", []), *recipe, *(word for words in given.values() for word in words), *more]
 
@@ -147,16 +148,3 @@ def _unknown_variable(goals: Sequence[str], name: str, known: Variables) -> str:
     if similar := difflib.get_close_matches(name.upper().replace("-", "_"), [*known, "GPUS", "ARGS"], 1, _SIMILAR):
         return f"{message}; did you mean {similar[0]}?"
     return f"{message}; 'make help' lists the variables of every target"
-
-
-def default_size() -> str:
-    """The size of networks, clips and schedule where none is given."""
-    return "paper" if has_gpu() else "tiny"
-
-
-def has_gpu() -> bool:
-    """Whether there is a GPU, without importing torch."""
-    try:
-        return not subprocess.run(["nvidia-smi", "-L"], capture_output=True, check=False).returncode
-    except OSError:
-        return False

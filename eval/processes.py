@@ -27,7 +27,7 @@ class StoppedError(Exception):
 
 def job_limit(jobs: int) -> int:
     """Number of parallel jobs; 0 gives one per GPU, or one per core. Raises UserError if there are fewer GPUs."""
-    gpus = torch.cuda.device_count()
+    gpus = len(visible_gpus())
     if gpus and jobs > gpus:
         raise UserError(f"--jobs is {jobs}, but only {gpus} GPUs are visible; set it to {gpus} or less")
     return jobs or gpus or len(os.sched_getaffinity(0))

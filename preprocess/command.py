@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from gdt.common.commandline import Options, gdt_command
 from gdt.common.errors import as_typed, is_make
-from gdt.common.variables import Variables, default_size, options_of
+from gdt.common.variables import Variables, options_of
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import Summary, describe
@@ -39,9 +39,7 @@ def _next_command(settings: Preprocess, summary: Summary) -> str:
         options["preset"] = "d"
     if is_make():
         return " ".join(["make pretrain", *(f"{name.upper()}={shlex.quote(v)}" for name, v in options.items())])
-    return shlex.join(
-        gdt_command("pretrain", default_size(), *(w for name, v in options.items() for w in (f"--{name}", v)))
-    )
+    return shlex.join(gdt_command("pretrain", *(w for name, v in options.items() for w in (f"--{name}", v))))
 
 
 def settings_of(arguments: Sequence[str]) -> Preprocess:

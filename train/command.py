@@ -14,7 +14,8 @@ import tyro
 
 from gdt.common.commandline import Options
 from gdt.common.errors import UserError, exit_with_message
-from gdt.common.variables import Option, Variables, default_size, options_of
+from gdt.common.gpu import default_size, driver
+from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline import notation, presets
 from gdt.pipeline.shards.index import Index
 from gdt.train import launch, submit
@@ -91,7 +92,7 @@ def _require_data(settings: Pretrain) -> None:
 def with_size(arguments: Sequence[str]) -> list[str]:
     """The arguments with the default size if they name none and do not ask for help."""
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", HELP_ALL)):
-        return [default_size(), *arguments]
+        return [default_size(arguments), *arguments]
     return list(arguments)
 
 
@@ -106,7 +107,7 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     more = f"; {HELP_ALL} lists more options" if shown and arguments[0] in SIZES else ""
     texts = {name: text + more for name, (text, _) in SIZES.items()}
     size = tyro.extras.subcommand_type_from_defaults(sizes, texts)
-    default = field(default=sizes[default_size()])
+    default = field(default=sizes["paper" if driver() else "tiny"])  # only --help comes without a size
     whole = make_dataclass("Command", [_JOB, ("size", Annotated[size, tyro.conf.arg(name="")], default)], kw_only=True)
     arguments = ["--help" if word == HELP_ALL else word for word in arguments]
     parsed: Any = tyro.cli(whole, prog="gdt pretrain", description=_DESCRIPTION, args=arguments)

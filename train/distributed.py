@@ -44,16 +44,13 @@ def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[in
 
     `threads`: CPU threads of this process; 0 for torch's default.
     """
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
-    cuda = torch.cuda.is_available() and wanted != "cpu"
     rank, world, local = (
         int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
     )
     own_gpu = sees_one_gpu(os.environ)
-    if world > 1 and not own_gpu:
-        with silence_other_ranks():
-            require_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), wanted)
+    with silence_other_ranks():
+        require_gpus(1 if world == 1 or own_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), wanted)
+    cuda = torch.cuda.is_available() and wanted != "cpu"
     device = torch.device("cuda", 0 if own_gpu else local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from gdt.common.errors import UserError
+from gdt.common.gpu import require_no_gpu
 from gdt.common.supervise import PARENT_PID, WATCHED, is_ctrl_c
 from gdt.train.settings import Pretrain
 
@@ -118,13 +119,20 @@ def silence_other_ranks() -> Iterator[None]:
 
 
 def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
-    """Raise UserError if this machine has fewer GPUs than ranks."""
-    if ranks == 1 or device == "cpu":
+    """Raise UserError if this machine has fewer GPUs than ranks, or a GPU that torch cannot use."""
+    if device == "cpu":
         return
     import torch
 
-    found = torch.cuda.device_count()
+    # not the number alone, which counts GPUs that an old driver makes unusable
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if ranks <= found:
+        return
+    if not found:
+        require_no_gpu()
+    if ranks == 1:
+        if device == "cuda":
+            raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
         return
     instead = "leave --gpus out" if found < 2 else f"set --gpus to {found} or less"
     there = f"only {found} GPU{'s' if found > 1 else ''}" if found else "no GPU"

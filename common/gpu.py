@@ -1,0 +1,53 @@
+"""This machine's GPU and its driver, found without importing torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from itertools import pairwise
+
+from gdt.common.errors import UserError
+
+OLDEST = 580
+"""Major version of the oldest driver for CUDA 13, for which torch and DALI are built."""
+_PROCESSOR = "pretrain with --device cpu, or put CUDA_VISIBLE_DEVICES= before any command (both default to SIZE=tiny)"
+
+
+def driver() -> str:
+    """Version of the NVIDIA driver; empty if this process has no GPU."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return ""
+    try:
+        asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    version = done.stdout.partition("\n")[0].strip()
+    return version if done.returncode == 0 and version[:1].isdecimal() else ""
+
+
+def has_gpu() -> bool:
+    """Whether there is a GPU. Raises UserError if its driver is too old for torch."""
+    version = driver()
+    if version and int(version.partition(".")[0]) < OLDEST:
+        raise UserError(
+            f"torch cannot use the GPU: its driver is {version}, and CUDA 13 needs {OLDEST} or newer; update the "
+            f"driver, or use the processor: {_PROCESSOR}"
+        )
+    return bool(version)
+
+
+def require_no_gpu() -> None:
+    """Raise UserError if there is a GPU after all; for where torch finds none."""
+    if has_gpu():
+        raise UserError(
+            f"torch finds no GPU, but nvidia-smi does, with driver {driver()}; install a torch for CUDA 13, or use the "
+            f"processor: {_PROCESSOR}"
+        )
+
+
+def default_size(arguments: Sequence[str] = ()) -> str:
+    """The size of networks, clips and schedule where the arguments give none. Raises UserError as `has_gpu` does."""
+    on_cpu = "--device=cpu" in arguments or ("--device", "cpu") in pairwise(arguments)
+    return "paper" if not on_cpu and has_gpu() else "tiny"
