@@ -72,20 +72,20 @@ def choose(
     jpegs = [] if loading.decoder == "cpu" else sample(index, clip)
     if not jpegs:
         return Choice(on_cores, "on the CPU cores")
-    reason = "as --loading.decoder says"
+    reason = ""
     if loading.decoder == "auto":
         need = clips_per_second * seconds_per_clip(jpegs, clip, leaves_per_decoded)
         there = min(loading.threads, cores() - _TRAINING)
-        reason = f"{clips_per_second:.0f} clips/s need {need:.1f} cores, and each GPU has {there} for loading"
+        reason = f": {clips_per_second:.0f} clips/s need {need:.1f} cores, and each GPU has {there} for loading"
         if need <= there:
-            return Choice(on_cores, f"on the CPU cores: {reason}")
+            return Choice(on_cores, f"on the CPU cores{reason}")
     if loading.jpeg_hardware:
         require_known_versions()
     for name in (JPEG_ENGINE, KERNELS)[not loading.jpeg_hardware :]:
         if not _fault(name, jpegs, str(index.folder), device):
             chosen = replace(loading, decoder="gpu", jpeg_hardware=name == JPEG_ENGINE)
-            return Choice(chosen, f"on {name}, whose pixels equal the processor's: {reason}")
-    return Choice(on_cores, f"on the CPU cores, since the GPU's decoders fail: {reason}")
+            return Choice(chosen, f"on {name}, whose pixels equal the processor's{reason}")
+    return Choice(on_cores, f"on the CPU cores, since the GPU's decoders fail{reason}")
 
 
 def seconds_per_clip(jpegs: Sequence[np.ndarray], clip: Clip, leaves_per_decoded: float) -> float:

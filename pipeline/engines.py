@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 import torch
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.compiled import resize
 from gdt.pipeline.device import Canvas, Device
 from gdt.pipeline.leaves import Clip
@@ -204,6 +204,14 @@ def dali_message(error: RuntimeError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     after = lines.index("encountered:") + 1 if "encountered:" in lines[:-1] else 0
     return lines[after] if lines else type(error).__name__
+
+
+def failure(error: RuntimeError) -> str:
+    """What failed, as `dali_message`. Raises MemoryError if memory ran out."""
+    message = dali_message(error)
+    if is_out_of_memory(RuntimeError(message)):
+        raise MemoryError(message) from error
+    return message
 
 
 def engine(clip: Clip, device: Device, loading: Loading) -> Engine:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from gdt.common.errors import UserError
+from gdt.pipeline.engines import failure
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.layout import MEL_FLOOR
 from gdt.pipeline.sources.base import InputSource, Memory, Part, Reading, ahead, chunks
@@ -75,15 +77,19 @@ class AudioSource(InputSource):
             yield work, torch.from_numpy(bank), intact, damaged
 
     def _with_dali(self, works: Iterable[_Work]) -> _Made:
+        """Raises UserError if DALI fails."""
         from gdt.pipeline.graphs import Pipeline, audio_graph
 
-        if self._graph is None:
-            values = self.device.dali, self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
-            self._graph = Pipeline(self.device, self.loading.threads, audio_graph, _CLIPS, *values)
+        values = self.device.dali, self.index.statistics.mel_mean, 1 / self.index.statistics.mel_std
         fed: deque[tuple[_Work, np.ndarray, list[str]]] = deque()
-        for (bank,) in self._graph.run(self._feed(works, fed)):
-            work, intact, damaged = fed.popleft()
-            yield work, bank, intact, damaged
+        try:
+            if self._graph is None:
+                self._graph = Pipeline(self.device, self.loading.threads, audio_graph, _CLIPS, *values)
+            for (bank,) in self._graph.run(self._feed(works, fed)):
+                work, intact, damaged = fed.popleft()
+                yield work, bank, intact, damaged
+        except RuntimeError as error:
+            raise UserError(f"DALI failed with sound: {failure(error)}; set --loading.decoder cpu") from error
 
     def _feed(
         self, works: Iterable[_Work], fed: deque[tuple[_Work, np.ndarray, list[str]]]

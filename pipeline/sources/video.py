@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from gdt.common.errors import UserError, first_line, is_out_of_memory
+from gdt.common.errors import UserError, first_line
 from gdt.pipeline.colour import Pixels, affine, late_affine
-from gdt.pipeline.engines import Run, dali_message, engine
+from gdt.pipeline.engines import Run, engine, failure
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import DamagedVideo
@@ -127,9 +127,7 @@ class VideoSource(InputSource):
         except StopIteration:
             return False
         except RuntimeError as error:
-            message = dali_message(error)
-            if is_out_of_memory(RuntimeError(message)):
-                raise MemoryError(message) from error
+            message = failure(error)
             for group in taken:
                 clips = group.work.leaves.take(group.rows[:, 0])
                 for video, positions in zip(clips.video.tolist(), _frames_of(clips), strict=True):

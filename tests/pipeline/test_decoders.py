@@ -152,7 +152,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         ({"threads": 6}, 700, KERNELS, "700 clips/s need 7.0 cores, and each GPU has 6 for loading"),
         ({"jpeg_hardware": True}, 900, JPEG_ENGINE, "900 clips/s need 9.0 cores, and each GPU has 8 for loading"),
         ({"jpeg_hardware": True}, 700, "cpu", "on the CPU cores: 700 clips/s need 7.0 cores"),
-        ({"decoder": "gpu"}, 1, KERNELS, "as --loading.decoder says"),
+        ({"decoder": "gpu"}, 1, KERNELS, "processor's"),
         ({"decoder": "cpu", "jpeg_hardware": True}, 1e6, "cpu", "on the CPU cores"),
     ],
 )
@@ -184,7 +184,7 @@ def test_a_wrong_decoder_is_named_once_and_the_next_one_taken(
     decoders._FAULTS.clear()
     found[KERNELS] = "it fails (no driver)"
     choice = choose(index, CLIP, gpu()[0], asked)
-    assert choice.loading.decoder == "cpu" and choice.why.startswith("on the CPU cores, since the GPU's decoders fail")
+    assert choice.loading.decoder == "cpu" and choice.why == "on the CPU cores, since the GPU's decoders fail"
     assert capsys.readouterr().err == warning + f"warning: {KERNELS} (cpu) is not used: {found[KERNELS]}\n"
 
 

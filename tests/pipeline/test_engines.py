@@ -20,7 +20,7 @@ from gdt.pipeline.colour import Pixels, _on_any_device
 from gdt.pipeline.device import DaliDevice, Device, Gpu
 from gdt.pipeline.engines import DaliEngine, DecodeError, decode, taps
 from gdt.pipeline.graphs import video_graph
-from gdt.pipeline.leaves import Clip
+from gdt.pipeline.leaves import AUDIO, Clip
 from gdt.pipeline.loader import Batch, Loader, tee
 from gdt.pipeline.notation import parse
 from gdt.pipeline.shards.index import Index
@@ -252,6 +252,26 @@ def test_sound_on_the_cores_has_the_bits_of_dalis() -> None:
     ((expected,),) = ((bank.clone() for bank in banks) for banks in graph.run([inputs]))
     assert (rows == np.float32(MEL_FLOOR)).mean() > 0.001 and (expected == 0).float().mean() > 0.1
     assert torch.equal(torch.from_numpy(audio.normalise(rows, draws, mean, scale)), expected)
+
+
+@pytest.mark.parametrize(
+    ("cause", "kind", "message"),
+    [
+        ("CUDA error 999", UserError, "DALI failed with sound: CUDA error 999; set --loading.decoder cpu"),
+        ("std::bad_alloc", MemoryError, "std::bad_alloc"),
+    ],
+)
+def test_a_failure_of_dali_with_sound_names_the_way_without_it(
+    index: Index, monkeypatch: pytest.MonkeyPatch, cause: str, kind: type[Exception], message: str
+) -> None:
+    def failing(*arguments: Any) -> None:
+        raise RuntimeError(f"Error\nencountered:\n{cause}\nmore")
+
+    monkeypatch.setattr(graphs.Pipeline, "__init__", failing)
+    plan = tree(index, "e").plan(0, 0)
+    sound = plan.take(plan.leaves.modality == AUDIO)
+    with Loader(index, [sound], CLIP, gpu()[0], Loading(decoder="gpu")) as loader, pytest.raises(kind, match=message):
+        next(iter(loader))
 
 
 def test_audio_does_not_wait_for_video(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
