@@ -104,7 +104,7 @@ rows("dies", lambda: os.kill(os.getpid(), 9))
 rows("breaks", fail)
 rows("last", lambda: {"a": 2.0})
 """
-HANGS = "rows('hangs', lambda: time.sleep(600))"
+HANGS = "rows('hangs', lambda: time.sleep(600), {limit})"
 FINE = ("ideas", "fine", "")
 BROKEN: dict[str, tuple[str, dict[str, float], list[tuple[str, str, str]]]] = {
     "a process dies, and a device fails": (CRASHES, {}, [
@@ -112,10 +112,10 @@ BROKEN: dict[str, tuple[str, dict[str, float], list[tuple[str, str, str]]]] = {
         ("step", "breaks", "RuntimeError: an error of the device"), ("step", "last", ""), FINE,
     ]),
     "a section cannot start": ("sys.exit(3)", {}, [("step", "step", "ended with status 3; see {log}"), FINE]),
-    "a row hangs": (HANGS, {"ROW_SECONDS": 4.0}, [
+    "a row hangs": (HANGS.format(limit=4), {}, [
         ("step", "hangs", "stopped: took more than 4 s; see {log}"), FINE,
     ]),
-    "time runs out": (HANGS, {"GRACE": 0.5, "minutes": 0.1}, [
+    "time runs out": (HANGS.format(limit=600), {"GRACE": 0.5, "minutes": 0.1}, [
         ("step", "hangs", "stopped: out of time; see {log}"), ("ideas", "ideas", "skipped: no time left"),
     ]),
 }  # fmt: skip

@@ -17,13 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.gpu.settings import parse_arguments
-from benchmarks.gpu.table import STARTED, Row, append, read, text
+from benchmarks.gpu.table import ROW_SECONDS, STARTED, Row, append, read, text
 from gdt.common.errors import UserError, exit_with_message
 
 GRACE = 20.0
 """Seconds after the deadline for a section to finish its row."""
-ROW_SECONDS = 600.0
-"""Time limit of a row."""
 COMMAND = [sys.executable, "-m", "benchmarks.gpu.section"]
 """Followed by the section, its deadline and the arguments of the command line."""
 
@@ -93,8 +91,9 @@ def _wait(child: subprocess.Popen[bytes], rows: Path, deadline: float, report: C
         report()
         if time.time() > deadline + GRACE:
             return "stopped: out of time"
-        if time.time() > max(start, rows.stat().st_mtime if rows.is_file() else 0.0) + ROW_SECONDS:
-            return f"stopped: took more than {ROW_SECONDS:.0f} s"
+        limit = next((row.limit for row in read(rows) if row.failed == STARTED), ROW_SECONDS)
+        if time.time() > max(start, rows.stat().st_mtime if rows.is_file() else 0.0) + limit:
+            return f"stopped: took more than {limit:.0f} s"
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ from gdt.common.errors import UserError, first_line, is_out_of_memory
 Values = Mapping[str, float | str]
 STARTED = "started"
 """`failed` of a row that is being measured, or whose process has died."""
+ROW_SECONDS = 600.0
+"""Time limit of a row, unless it has its own."""
 _LONG = ("why", "is")
 """Values that are sentences, shown last without a column."""
 
@@ -30,6 +32,8 @@ class Row:
     values: Values = field(default_factory=dict)
     failed: str = ""
     """Why there are no values; empty if there are."""
+    limit: float = ROW_SECONDS
+    """Seconds after which its process is stopped."""
 
     def __str__(self) -> str:
         values = ", ".join(f"{name} {_shown(value)}" for name, value in self.values.items())
@@ -44,17 +48,21 @@ class Rows:
 
     def __init__(self, path: Path, section: str, deadline: float, clean: Callable[[], None] = lambda: None) -> None:
         """`deadline` as of time.time(); `clean` frees memory after a measurement."""
-        self.path, self._section, self._deadline, self._clean = path, section, deadline, clean
+        self.path, self.section, self._deadline, self._clean = path, section, deadline, clean
 
-    def __call__(self, what: str, measure: Callable[[], Values]) -> Values | None:
+    def part(self, name: str) -> Rows:
+        """Rows of the same section in a table of their own."""
+        return Rows(self.path, f"{self.section}: {name}", self._deadline, self._clean)
+
+    def __call__(self, what: str, measure: Callable[[], Values], limit: float = ROW_SECONDS) -> Values | None:
         """The values of `measure`; None where it fails. Exits where the device may be unusable afterwards."""
         for row in read(self.path):
-            if (row.section, row.what) == (self._section, what):
+            if (row.section, row.what) == (self.section, what):
                 return row.values or None
         if time.time() > self._deadline:
-            append(self.path, Row(self._section, what, failed="skipped: no time left"))
+            append(self.path, Row(self.section, what, failed="skipped: no time left"))
             return None
-        append(self.path, Row(self._section, what, failed=STARTED))
+        append(self.path, Row(self.section, what, failed=STARTED, limit=limit))
         values: Values | None = None
         why, device_failed = "", False
         try:
@@ -64,7 +72,7 @@ class Rows:
             memory = is_out_of_memory(error)
             why = "out of memory: " * memory + _describe(error)
             device_failed = isinstance(error, RuntimeError) and not memory
-        append(self.path, Row(self._section, what, values or {}, why))
+        append(self.path, Row(self.section, what, values or {}, why))
         if device_failed:
             sys.exit(1)
         self._clean()
