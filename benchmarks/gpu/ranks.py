@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ from gdt.train.learner import Learner
 TOLERANCE = 1e-3
 """Relative difference of losses; float32 without TF32, sums in another order."""
 STEPS = 4
+_DATA = Data("drawn", Statistics.from_numbers([110.0] * 3 + [60.0] * 3 + [0.0, 1.0], "benchmark"))
 
 
 def ranks(settings: Settings, rows: Rows, device: torch.device) -> None:
@@ -38,40 +41,49 @@ def compare(settings: Settings, device: torch.device) -> Values:
 
     Raises UserError where they differ.
     """
-    several = device.type == "cuda" and torch.cuda.device_count() > 1
     one = _losses(settings, 0, 1, device)
     reset(device)
-    with tempfile.TemporaryDirectory(prefix="gdt-ranks-") as name:
-        mp.spawn(_rank, (name, settings, several), nprocs=2)
-        two: dict[str, list[float]] = json.loads(Path(name, "losses.json").read_text())
+    two: dict[str, list[float]] = on_ranks(_losses, settings, 2)
     pairs = {norm: list(zip(one[norm], two[norm], strict=True)) for norm in one}
     off = {norm: max(abs(a - b) / abs(a) for a, b in steps) for norm, steps in pairs.items()}
     report = "; ".join(f"{norm}: {', '.join(f'{a:.6f} {b:.6f}' for a, b in steps)}" for norm, steps in pairs.items())
     if not max(off.values()) < TOLERANCE:
         raise UserError(f"losses of one rank and two differ by {off}, more than {TOLERANCE}; {report}")
-    backend = "NCCL, a GPU each" if several else "gloo, both on one device"
+    backend = "NCCL, a GPU each" if _have_gpus(settings, 2) else "gloo, both on one device"
     return {f"off, {norm}": value for norm, value in off.items()} | {
         "tolerance": TOLERANCE,
         "is": f"{backend}; {report}",
     }
 
 
-def _rank(rank: int, folder: str, settings: Settings, several: bool) -> None:
-    device = torch.device("cuda", rank if several else 0) if settings.device == "cuda" else torch.device("cpu")
+def on_ranks(compute: Callable[[Settings, int, int, torch.device], Any], settings: Settings, world: int) -> Any:
+    """What `compute` returns on rank 0, given settings, rank, number of ranks and device."""
+    with tempfile.TemporaryDirectory(prefix="gdt-ranks-") as name:
+        mp.spawn(_rank, (compute, settings, world, name), nprocs=world)
+        return json.loads(Path(name, "result.json").read_text())
+
+
+def _have_gpus(settings: Settings, world: int) -> bool:
+    """Whether each rank has its own."""
+    return settings.device == "cuda" and torch.cuda.device_count() >= world
+
+
+def _rank(rank: int, compute: Callable[..., Any], settings: Settings, world: int, folder: str) -> None:
+    own = _have_gpus(settings, world)
+    device = torch.device("cuda", rank if own else 0) if settings.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    backend = "nccl" if several else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    losses = _losses(settings, rank, 2, device)
+    backend = "nccl" if own else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=world)
+    result = compute(settings, rank, world, device)
     if rank == 0:
-        Path(folder, "losses.json").write_text(json.dumps(losses))
+        Path(folder, "result.json").write_text(json.dumps(result))
     dist.barrier()
     leave_without_teardown()
 
 
 def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> dict[str, list[float]]:
     """Losses per step, with batch norm over groups and over the whole batch."""
-    data = Data("drawn", Statistics.from_numbers([110.0] * 3 + [60.0] * 3 + [0.0, 1.0], "benchmark"))
     found: dict[str, list[float]] = {}
     videos = settings.size.ranks_videos
     if device.type == "cpu":
@@ -83,7 +95,7 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
         )  # fmt: skip
         tree = tree_of(run)
         with cudnn_settings(benchmark=False, exact=True):
-            trainer = Learner(run, tree, data, device, world, Kernels(torch.float32))
+            trainer = Learner(run, tree, _DATA, device, world, Kernels(torch.float32))
             # a new epoch per step
             plans = [take_rank(tree.plan(step, 0), rank, world, bn_group_size) for step in range(STEPS)]
             batches = (batch_of(plan, run, device) for plan in plans)
