@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import __main__ as bench
-from benchmarks.gpu import device, section
-from benchmarks.gpu.settings import IDEAS, SECTIONS, Settings, Way, parse_arguments
+from benchmarks.gpu import convolutions, device, section, smoke
+from benchmarks.gpu.settings import IDEAS, SECTIONS, SIZES, Settings, Way, parse_arguments
 from benchmarks.gpu.step import Step, batch_of, model_of, run_settings, tree_of
 from benchmarks.gpu.table import Row, Rows, read, text
 from gdt.common.errors import UserError
@@ -31,16 +31,21 @@ def tiny(out: Path) -> tuple[Settings, Path]:
     return parse_arguments([*TINY, "--out", str(out)]), out / "rows.jsonl"
 
 
-def test_every_section_runs(tmp_path: Path) -> None:
-    """All in this process, except `ranks`, which starts others."""
+def test_every_section_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in this process, except `ranks` and one row of `smoke`, which start others."""
     settings, path = tiny(tmp_path)
+    monkeypatch.setattr(smoke, "synchronised", lambda settings, device: {})
     for name in SECTIONS:
         if name != "ranks":
             section.measure(name, settings, time.time() + 300)
     rows = read(path)
-    assert {row.section for row in rows} == set(SECTIONS) - {"ranks"}
+    assert {row.section.partition(":")[0] for row in rows} == set(SECTIONS) - {"ranks"}
     assert not [row for row in rows if row.failed]
     found = {row.what: row.values for row in rows}
+    assert found["what is wrong"] == {"is": "nothing"} and found["driver"] == {"is": "needs a GPU"}
+    assert found["all"]["times"] == 2 + 4 + 5 and float(found["all"]["off"]) < 1e-5
+    assert float(found["8 clips in one pass"]["off"]) < 1e-5
+    assert len(str(found["longest kernels of the best way"]["is"]).splitlines()) == 20
     assert set(IDEAS) < set(found)
     # equivalent ways have equal losses
     for name in IDEAS:
@@ -54,15 +59,18 @@ def test_every_section_runs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_command_writes_a_table(tmp_path: Path) -> None:
-    """With the section `ranks`, which starts processes."""
+    """With the sections that start processes."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", *TINY, "--sections", "ranks", "--out", str(tmp_path)], cwd=ROOT,
-        capture_output=True, text=True, check=True,
+        [sys.executable, "-m", "benchmarks.gpu", *TINY, "--sections", "smoke", "ranks", "--out", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     table = (tmp_path / "table.txt").read_text()
     assert done.stdout.endswith(f"{table}\ntable.txt is in {tmp_path}\n")
-    machine, ranks = read(tmp_path / "rows.jsonl")
+    machine, *checked, ranks = read(tmp_path / "rows.jsonl")
     assert (machine.section, ranks.section) == ("machine", "ranks")
+    assert not [row for row in checked if row.failed]
+    values = next(row.values for row in checked if row.what == "batch norm over ranks")
+    assert (values["graphs"], values["graph breaks"]) == (1, 0)
     assert max(ranks.values[f"off, {norm}"] for norm in ("groups", "the whole batch")) < 1e-4
     assert "gloo, both on one device" in table
 
@@ -138,6 +146,68 @@ def test_a_failure_fails_its_row_and_the_next_one_runs(
     expected = [(section, name, why.format(log=tmp_path / f"{section}.log")) for section, name, why in expected]
     assert [(row.section, row.what, row.failed) for row in rows] == expected
     assert all(str(row) in printed and row.failed in table for row in rows)
+
+
+def test_every_row_of_smoke_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, path = tiny(tmp_path)
+    rows = Rows(path, "smoke", time.time() + 300)
+    checks = smoke.checks(settings, rows, CPU)
+    names = [what for own in checks.values() for what in own]
+    assert len(names) == len(set(names)) > 25
+    good = smoke.Check(lambda: {"times": 1, "plain ms": 1.0, "off": 0.0})
+    bad = smoke.Check(lambda: throw(RuntimeError("illegal access")))
+    for failing in names:
+        now = {  # rows that take no time; those that sum up others are real
+            part: {
+                what: bad if what == failing else one if what in ("all", "what is wrong") else good
+                for what, one in own.items()
+            }
+            for part, own in checks.items()
+        }
+        monkeypatch.setattr(smoke, "checks", lambda *given, now=now: now)
+        path.unlink(missing_ok=True)
+        with pytest.raises(SystemExit):
+            smoke.smoke(settings, rows, CPU)
+        smoke.smoke(settings, rows, CPU)  # as the next process
+        found = read(path)
+        assert [row.what for row in found] == names
+        assert [row.what for row in found if row.failed] == [failing]
+        assert failing == names[-1] or found[-1].values["is"] == f"{failing}: RuntimeError: illegal access"
+
+
+KILLED = """
+import os, sys
+from benchmarks.gpu import section, smoke
+from benchmarks.gpu.settings import parse_arguments
+one = smoke.Check(lambda: {"a": 1.0})
+parts = {"machine": {"first": one, "dies": smoke.Check(lambda: os.kill(os.getpid(), 9))}, "steps": {"last": one}}
+smoke.checks = lambda *given: parts
+section.measure(sys.argv[1], parse_arguments(sys.argv[3:]), float(sys.argv[2]))
+"""
+
+
+def test_smoke_goes_on_in_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "COMMAND", [sys.executable, "-c", KILLED])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    bench.run([*TINY, "--out", str(tmp_path), "--sections", "smoke"], lambda text: None)
+    _, *rows = read(tmp_path / "rows.jsonl")
+    assert [(row.section, row.what, row.failed) for row in rows] == [
+        ("smoke: machine", "first", ""),
+        ("smoke: machine", "dies", f"ended with status -9; see {tmp_path / 'smoke.log'}"),
+        ("smoke: steps", "last", ""),
+    ]
+
+
+def test_a_wrong_convolution_is_said() -> None:
+    class Flawed(torch.nn.Conv3d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1.1 * super().forward(x)
+
+    shape = torch.Size([1, 8, 4, 8, 8])
+    ways = {name: (kind(8, 8, 3, bias=False, device="meta"), shape) for name, kind in
+            (("plain", torch.nn.Conv3d), ("folded", Flawed))}  # fmt: skip
+    values = convolutions.measure(ways, 1, SIZES["tiny"], CPU)
+    assert values["is"] == "WRONG: folded forward by 0.1, folded dgrad by 0.1, folded wgrad by 0.1"
 
 
 def test_a_row_without_time_is_skipped(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.gpu.settings import parse_arguments
+from benchmarks.gpu.settings import MINUTES, parse_arguments
 from benchmarks.gpu.table import ROW_SECONDS, STARTED, Row, append, read, text
 from gdt.common.errors import UserError, exit_with_message
 
@@ -42,8 +42,9 @@ def run(arguments: Sequence[str], say: Callable[[str], None] = print) -> str:
                 say(str(row))
                 table.write_text(text(read(rows)) + "\n")
 
-    deadline = time.time() + 60 * settings.minutes
+    last = time.time() + 60 * settings.minutes
     for section in settings.sections:
+        deadline = min(last, time.time() + 60 * MINUTES.get(section, settings.minutes))
         say(f"-- {section}, {max(0.0, deadline - time.time()) / 60:.1f} minutes left")
         log = settings.out / f"{section}.log"
         log.unlink(missing_ok=True)

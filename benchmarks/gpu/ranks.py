@@ -1,4 +1,4 @@
-"""Whether one rank and two compute the same losses."""
+"""Whether one rank and two compute the same losses, and the speed of batch norm over ranks."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch._dynamo.utils import counters
 
-from benchmarks.gpu.device import cudnn_settings, reset
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.convolutions import WRONG
+from benchmarks.gpu.device import cudnn_settings, on_gpu, reset, seconds
+from benchmarks.gpu.settings import PREDICTED, Settings
 from benchmarks.gpu.step import batch_of, run_settings, tree_of
 from benchmarks.gpu.table import Rows, Values
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, first_line
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.shards.index import Statistics
 from gdt.train.checkpoint import Data
 from gdt.train.distributed import leave_without_teardown
-from gdt.train.kernels import Kernels
+from gdt.train.kernels import PRECISIONS, Kernels
 from gdt.train.learner import Learner
+from gdt.train.norm import synchronise
 
 TOLERANCE = 1e-3
 """Relative difference of losses; float32 without TF32, sums in another order."""
@@ -54,6 +57,39 @@ def compare(settings: Settings, device: torch.device) -> Values:
         "tolerance": TOLERANCE,
         "is": f"{backend}; {report}",
     }
+
+
+def synchronised(settings: Settings, device: torch.device) -> Values:
+    """Steps with batch norm over the whole batch of two ranks, or of one where there is one GPU, and graph breaks."""
+    values: Values = on_ranks(_steps, settings, min(2, torch.cuda.device_count()) if on_gpu(device) else 2)
+    return values
+
+
+def _steps(settings: Settings, rank: int, world: int, device: torch.device) -> Values:
+    """Compiled in bfloat16; on a CPU only traced, in float32."""
+    gpu, leaves = on_gpu(device), settings.size.leaves_of_ideas
+    run = replace(
+        run_settings(settings, "l", leaves * world), bn_group_size=0, precision="bfloat16" if gpu else "float32"
+    )
+    tree = tree_of(run)
+    learner = Learner(run, tree, _DATA, device, world, Kernels(PRECISIONS[run.precision], compiled=gpu))
+    if world == 1:
+        synchronise(learner.model)
+    if not gpu:
+        torch.set_num_threads(1)
+        learner.model.video_network.base.compile(backend="eager", dynamic=False)
+    batch = batch_of(take_rank(tree.plan(0, 0), rank, world), run, device)
+    with cudnn_settings(benchmark=True):
+        for _ in range(settings.size.warm):
+            learner.step(0, batch)
+        taken = seconds(lambda: learner.step(0, batch), settings.size.steps, device)
+    breaks, graphs = counters["graph_break"], counters["stats"]["unique_graphs"]
+    values = {"predicted clips/s": PREDICTED["steps"]["batch norm over ranks"], "clips/s": leaves / taken,
+              "ms": 1000 * taken, "graphs": graphs, "graph breaks": sum(breaks.values())}  # fmt: skip
+    if breaks or graphs != 1:
+        why = first_line(ValueError(next(iter(breaks), "the graph is compiled again in later steps")))
+        return values | {"is": f"{WRONG}: not one graph: {why}"}
+    return values | {"is": f"{world} ranks, clips/s of each"}
 
 
 def on_ranks(compute: Callable[[Settings, int, int, torch.device], Any], settings: Settings, world: int) -> Any:

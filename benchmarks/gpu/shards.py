@@ -28,7 +28,7 @@ _BANDS = 40
 def shards(settings: Settings, rows: Rows) -> None:
     def measure() -> Values:
         size, folder = settings.size, settings.shards
-        draw(folder, size.videos, size.frames, size.shorter_side)
+        draw(settings)
         held = sum(path.stat().st_size for path in folder.glob("shard-*.h5"))
         return {"videos": size.videos, "frames": size.frames, "MB": held / 1e6,
                 "kB/frame": held / 1e3 / size.videos / size.frames}  # fmt: skip
@@ -36,17 +36,18 @@ def shards(settings: Settings, rows: Rows) -> None:
     rows("drawn", measure)
 
 
-def draw(folder: Path, videos: int, frames: int, side: int) -> None:
+def draw(settings: Settings) -> None:
     """Write shards of different videos, unless they exist."""
+    size, folder = settings.size, settings.shards
     if (folder / INDEX).is_file():
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    parts = [range(first, min(first + _PER_SHARD, videos)) for first in range(0, videos, _PER_SHARD)]
+    parts = [range(first, min(first + _PER_SHARD, size.videos)) for first in range(0, size.videos, _PER_SHARD)]
     names = [folder / f"shard-{number:06d}.h5" for number in range(len(parts))]
     # Pillow encodes without the GIL
     with ThreadPoolExecutor() as pool, tempfile.TemporaryDirectory(dir=folder) as scratch:
-        list(pool.map(partial(_shard, frames, side, Path(scratch)), names, parts))
+        list(pool.map(partial(_shard, size.frames, size.shorter_side, Path(scratch)), names, parts))
     write_index(folder, names, {"settings": json.dumps({"fps": 30, "bands": _BANDS})})
 
 
@@ -54,8 +55,8 @@ def _shard(frames: int, side: int, scratch: Path, path: Path, videos: range) -> 
     records, pixels, mels = [], np.zeros((3, 3), np.int64), np.zeros(3, np.int64)
     for video in videos:
         rng = np.random.default_rng(video)
-        images = _draw_frames(rng, frames, side)
-        jpegs = list(map(_encode, images))
+        images = draw_frames(rng, frames, side)
+        jpegs = list(map(encode, images))
         bank = rng.normal(0, 4, (frames * 100 // 30 + 1, _BANDS)).astype(np.float32)
         files = scratch / f"{video}.jpeg", scratch / f"{video}.rows"
         files[0].write_bytes(b"".join(jpegs))
@@ -70,7 +71,7 @@ def _shard(frames: int, side: int, scratch: Path, path: Path, videos: range) -> 
     write_shard(path, records, [], {"pixel_sums": pixels, "mel_sums": mels}, "drawn", _BANDS, scratch)
 
 
-def _draw_frames(rng: np.random.Generator, frames: int, side: int) -> list[np.ndarray]:
+def draw_frames(rng: np.random.Generator, frames: int, side: int) -> list[np.ndarray]:
     """A camera pan over noise at several scales: uint8 [height, width, 3] each."""
     height, width = side, -(-side * 4 // 3)
     whole = (width + 2 * frames, height + frames)
@@ -82,7 +83,7 @@ def _draw_frames(rng: np.random.Generator, frames: int, side: int) -> list[np.nd
     return [shown[t : t + height, 2 * t : 2 * t + width] for t in range(frames)]
 
 
-def _encode(frame: np.ndarray) -> bytes:
+def encode(frame: np.ndarray) -> bytes:
     file = io.BytesIO()
     Image.fromarray(frame).save(file, "JPEG", quality=_QUALITY, subsampling="4:2:0")
     return file.getvalue()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+import torch._functorch.config as functorch
+from torch import Tensor, nn
 
 from benchmarks.gpu.convolutions import fold_convolutions
-from benchmarks.gpu.device import as_graph, cudnn_settings, on_gpu, peak_memory, seconds, use_side_stream
+from benchmarks.gpu.device import as_graph, cudnn_settings, on_gpu, peak_memory, seconds, synchronize, use_side_stream
 from benchmarks.gpu.settings import IDEAS, PLAIN, PREDICTED, Settings, Way
 from benchmarks.gpu.table import Rows, Values, read
 from gdt.pipeline.colour import Pixels, affine
@@ -21,6 +25,7 @@ from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.cost import memory, peak_flops, training_flops
 from gdt.train.kernels import Kernels, candidate_kernels, choose_kernels
+from gdt.train.metrics import mark
 from gdt.train.models.gdt import GDT
 from gdt.train.padding import pad_widths
 from gdt.train.settings import Optimization, Pretrain
@@ -100,7 +105,7 @@ class Step:
         self._compute: Callable[[], Metrics] = lambda: self.gradient(0, self.batch)
 
     def __call__(self) -> Metrics:
-        with cudnn_settings(self.way.cudnn_benchmark):
+        with self._libraries():
             metrics = self._compute()
             self.optimizer.step()
         if self.way.waits:
@@ -111,9 +116,39 @@ class Step:
         """Warm up; return the loss of the first step."""
         losses = [self().loss.clone() for _ in range(max(1, steps))]
         if self.way.graph:
-            with cudnn_settings(self.way.cudnn_benchmark):
+            with self._libraries():
                 self._compute = as_graph(self._compute, self._device)
         return float(losses[0])
+
+    @contextlib.contextmanager
+    def _libraries(self) -> Iterator[None]:
+        with (
+            cudnn_settings(self.way.cudnn_benchmark),
+            functorch.patch(activation_memory_budget=self.way.budget),
+        ):
+            yield
+
+    def apart(self) -> tuple[float, float]:
+        """Milliseconds of the video trunk: its forward pass, and from its backward pass to the end of a gradient."""
+        marks: list[Any] = []
+
+        def note(*given: Any) -> None:
+            marks.append(mark(self._device))
+
+        def done(trunk: nn.Module, given: Any, features: Tensor) -> None:
+            note()
+            features.register_hook(note)
+
+        trunk = self.model.video_network
+        hooks = trunk.register_forward_pre_hook(note), trunk.register_forward_hook(done)
+        with self._libraries():
+            self.gradient(0, self.batch)
+        note()
+        for hook in hooks:
+            hook.remove()
+        begun, embedded, back, end = marks
+        end.synchronize()
+        return begun.elapsed_time(embedded), back.elapsed_time(end)
 
 
 def _raise(text: str) -> None:
@@ -140,7 +175,9 @@ def measure(settings: Settings, device: torch.device, way: Way, leaves: int) -> 
     """
     run = run_settings(settings, "l", leaves)
     step = Step(way, run, device)
+    began = time.perf_counter()
     loss = step.warm_up(settings.size.warm)
+    warm = time.perf_counter() - began
     last: list[Metrics] = []
 
     def take_step() -> None:
@@ -153,7 +190,28 @@ def measure(settings: Settings, device: torch.device, way: Way, leaves: int) -> 
         values["MFU %"] = 100 * leaves * sum(training_flops(*what).values()) / taken / stated
     of_leaf = memory(*what, torch.bfloat16 if way.bfloat16 else torch.float32, way.recomputed)
     values |= {"GiB": peak_memory(device), "GiB counted": leaves * sum(of_leaf.values()) / 2**30}
-    return values | {"loss": loss, "last loss": float(last[0].loss)}
+    if way.one_forward and not way.graph:
+        values["forward ms"], values["backward ms"] = step.apart()
+    return values | {"warm-up s": warm, "loss": loss, "last loss": float(last[0].loss)}
+
+
+def longest_kernels(settings: Settings, device: torch.device, way: Way, number: int = 20) -> Values:
+    """Those of one step, as lines of milliseconds, share of the step, calls and name."""
+    step = Step(way, run_settings(settings, "l", settings.size.leaves_of_ideas), device)
+    step.warm_up(settings.size.warm)
+    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu(device) else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as profile:
+        step()
+        synchronize(device)
+    taken = {one: one.self_device_time_total if on_gpu(device) else one.self_cpu_time_total
+             for one in profile.key_averages()}  # fmt: skip
+    total = sum(taken.values())
+    longest = sorted(taken, key=lambda one: -taken[one])[:number]
+    lines = [
+        f"{taken[one] / 1000:.2f} ms, {100 * taken[one] / total:.1f} %, {one.count} x {one.key[:100]}"
+        for one in longest
+    ]
+    return {"ms": total / 1000, "is": "\n".join(lines)}
 
 
 # ----------------------------------------------------------------------------------------------------------- sections
@@ -169,7 +227,7 @@ def kernels(settings: Settings, rows: Rows, device: torch.device) -> None:
         with cudnn_settings(benchmark=True):
             found = choose_kernels(candidates, size.network, size.clip, size.leaves_of_ideas, 0, device, notes.append)
         kept = {"bfloat16": found.precision == torch.bfloat16, "channels_last": found.channels_last,
-                "compiled": found.compiled}  # fmt: skip
+                "compiled": found.compiled, "padded": found.padded}  # fmt: skip
         return {name: "yes" if value else "no" for name, value in kept.items()} | {"is": "; ".join(notes)}
 
     rows("the first that are right", choose)
@@ -179,7 +237,7 @@ def best(settings: Settings, rows: Rows) -> Way:
     """The way that training computes: the kernels of the section `kernels`, or the default."""
     for row in read(rows.path):
         if row.section == "kernels" and row.values:
-            names = ("bfloat16", "channels_last", "compiled")
+            names = ("bfloat16", "channels_last", "compiled", "padded")
             return Way(**{name: row.values[name] == "yes" for name in names})
     return Way() if settings.device == "cuda" else Way(bfloat16=False, compiled=False)
 
@@ -200,6 +258,7 @@ def step(settings: Settings, rows: Rows, device: torch.device) -> None:
         note = f"{PREDICTED['step']}; best way with {fastest} clips, the fastest, over plain way with {leaves}"
         gains = {"gain predicted": PREDICTED["plain"], "gain measured": gain[fastest], "is": note}
         rows("best over plain way", lambda: gains | {"at equal clips": gain.get(leaves, "not measured")})
+    rows("longest kernels of the best way", partial(longest_kernels, settings, device, way))
 
 
 def ideas(settings: Settings, rows: Rows, device: torch.device) -> None:
