@@ -54,5 +54,11 @@ if torch.version.cuda is None:
         library.unlink()
 PY
 "$python" -c 'import torch, torchaudio, librosa, h5py, dask.distributed, ffmpeg, nvidia.dali, simplejpeg, numba'
+"$python" - <<'PY'
+from gdt.common.gpu import problem
+
+if found := problem():
+    print(f"warning: {found}")
+PY
 mkdir -p "$(dirname "$stamp")"
 echo "$digest" >"$stamp"

@@ -1,11 +1,14 @@
-"""This machine's GPU and its driver, found without importing torch."""
+"""This machine's GPU, its driver, and what compiling for it needs, found without importing torch."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sysconfig
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from gdt.common.errors import UserError
 
@@ -51,3 +54,26 @@ def default_size(arguments: Sequence[str] = ()) -> str:
     """The size of networks, clips and schedule where the arguments give none. Raises UserError as `has_gpu` does."""
     on_cpu = "--device=cpu" in arguments or ("--device", "cpu") in pairwise(arguments)
     return "paper" if not on_cpu and has_gpu() else "tiny"
+
+
+def lacks_for_compiling() -> str:
+    """What Triton, which compiles for GPUs, does not find here, and the commands that install it; empty if nothing."""
+    headers = Path(sysconfig.get_path("include", "posix_prefix"))
+    found = {
+        "a C compiler": bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
+        f"Python.h in {headers}": (headers / "Python.h").is_file(),
+    }
+    if all(found.values()):
+        return ""
+    return (
+        f"torch.compile needs {' and '.join(name for name, there in found.items() if not there)}; run 'sudo apt-get "
+        f"install g++ python{sysconfig.get_python_version()}-dev' or 'conda install -c conda-forge gxx'"
+    )
+
+
+def problem() -> str:
+    """Why torch cannot use this machine's GPU or compile for it; empty if it can, and without a GPU."""
+    try:
+        return lacks_for_compiling() if has_gpu() else ""
+    except UserError as error:
+        return str(error)

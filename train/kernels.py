@@ -13,7 +13,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from gdt.common.errors import first_line, is_out_of_memory
+from gdt.common.errors import UserError, first_line, is_out_of_memory
+from gdt.common.gpu import lacks_for_compiling
 from gdt.pipeline.leaves import Clip
 from gdt.train.metrics import mark
 from gdt.train.models.gdt import GDT
@@ -51,7 +52,10 @@ class Kernels:
         )
 
     def apply(self, model: GDT) -> Shapes:
-        """Set layout, compilation and padding, which do not change the state dict; returns what `pad_widths` does."""
+        """Set layout, compilation and padding, which do not change the state dict; returns what `pad_widths` does.
+
+        Raises UserError where a GPU's code cannot be compiled.
+        """
         shapes = pad_widths(model) if self.padded else {}
         if self.precision == torch.float64:
             model.double()
@@ -62,6 +66,8 @@ class Kernels:
             # convolutions also follow the layout of their input, and the loader's batches are channels last
             model.video_network.base.register_forward_pre_hook(_contiguous)
         if self.compiled and "video" in model.modalities:
+            if next(model.parameters()).device.type == "cuda" and (lacks := lacks_for_compiling()):
+                raise UserError(lacks)
             model.video_network.base.compile(dynamic=False)
         return shapes
 

@@ -23,6 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from gdt.common.errors import UserError
 from gdt.pipeline.colour import Pixels
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
@@ -32,6 +33,7 @@ from gdt.train import metrics
 from gdt.train.kernels import Kernels
 from gdt.train.learner import Learner
 from gdt.train.metrics import HostMark, Reports
+from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, Pretrain
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
@@ -147,6 +149,15 @@ def test_autocast_lowers_the_precision() -> None:
         assert torch.nn.Linear(3, 2).to(GPU)(torch.ones(4, 3, device=GPU)).dtype == torch.bfloat16
 
 
+def test_nothing_is_compiled_for_a_gpu_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial of kernels then says so, and takes others."""
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    model = GDT(SIZES["tiny"][1].network, ("video",))
+    with fake_cuda(), pytest.raises(UserError, match="^torch.compile needs a C compiler"):
+        Kernels(torch.bfloat16, compiled=True).apply(model.to(GPU))
+
+
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return draw(tmp_path_factory.mktemp("drawn"), 6)
@@ -171,6 +182,7 @@ STEPS: dict[str, tuple[str, dict[str, Any]]] = {
     "groups, AdamW, recomputed": ("e", {"bn_group_size": 2, "optimizer": "adamw", "recomputed": 3}),
     "published loss": ("e", {"loss": "published"}),
     "padded": ("a", {"kernels": Kernels(torch.bfloat16, padded=True)}),
+    "two ranks": ("e", {"world": 2}),
     "two ranks, unusable clips": ("e", {"world": 2, "damaged": "skip"}),
 }  # fmt: skip
 
