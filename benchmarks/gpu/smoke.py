@@ -6,15 +6,10 @@ another continues with the next row. So a failure costs one row, and the others 
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -29,6 +24,7 @@ from benchmarks.gpu.settings import BUDGET, PREDICTED, Settings, Way
 from benchmarks.gpu.shards import draw, draw_frames, encode
 from benchmarks.gpu.step import BANDS, measure
 from benchmarks.gpu.table import STARTED, Row, Rows, Values, read
+from gdt.common import gpu
 from gdt.common.errors import UserError
 from gdt.pipeline import decoders
 from gdt.pipeline.device import loader_device
@@ -69,8 +65,7 @@ def checks(settings: Settings, rows: Rows, device: torch.device) -> dict[str, di
         "machine": {
             "driver": Check(driver, needs_gpu=True),
             "compute capability": Check(partial(capability, device), needs_gpu=True),
-            "C compiler": Check(compiler, needs_gpu=True),
-            "Python.h": Check(header, needs_gpu=True),
+            "C compiler and Python.h": Check(compiler, needs_gpu=True),
             "Triton adds vectors": Check(partial(addition, device), needs_gpu=True),
             "DALI decodes a frame": Check(partial(frame, device)),
             "DALI normalises a sound": Check(partial(sound, device)),
@@ -112,9 +107,10 @@ def _wrong(rows: list[Row]) -> list[str]:
 
 
 def driver() -> Values:
-    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    lines = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=SECONDS).stdout.split()
-    return {"is": f"{lines[0]}; CUDA 13 needs 580 or newer"}
+    """Raises UserError if it is too old, or missing."""
+    if not gpu.has_gpu():
+        raise UserError("nvidia-smi lists no GPU")
+    return {"is": gpu.driver()}
 
 
 def capability(device: torch.device) -> Values:
@@ -123,19 +119,10 @@ def capability(device: torch.device) -> Values:
 
 
 def compiler() -> Values:
-    """Triton's choice. Raises UserError without one."""
-    path = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if not path:
-        raise UserError("Triton needs a C compiler: sudo apt install gcc")
-    return {"is": path}
-
-
-def header() -> Values:
-    """Raises UserError if it is missing."""
-    path = Path(sysconfig.get_paths()["include"], "Python.h")
-    if not path.is_file():
-        raise UserError(f"Triton needs {path}: sudo apt install python3-dev, or a Python with its headers")
-    return {"is": str(path)}
+    """Raises UserError if one is missing."""
+    if lacks := gpu.lacks_for_compiling():
+        raise UserError(lacks)
+    return {"is": "found"}
 
 
 def addition(device: torch.device) -> Values:
