@@ -104,6 +104,7 @@ PREDICTED: dict[str, Any] = {
     "plain": 4.0,
     "steps": {"eager": "255-380", "compiled": "300-450", "compiled with memory budget": "290-430",
               "batch norm over ranks": "290-440"},
+    "hours": {"l": "8-12", "e": "2-3", "a": "4-6"},
     "convolutions": "predicted 1.2 to 1.9 ms per clip",
     "frames/s": "9000-13500",
 }  # fmt: skip

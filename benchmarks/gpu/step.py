@@ -195,7 +195,7 @@ def measure(settings: Settings, device: torch.device, way: Way, leaves: int) -> 
     return values | {"warm-up s": warm, "loss": loss, "last loss": float(last[0].loss)}
 
 
-def longest_kernels(settings: Settings, device: torch.device, way: Way, number: int = 20) -> Values:
+def longest_kernels(settings: Settings, device: torch.device, way: Way) -> Values:
     """Those of one step, as lines of milliseconds, share of the step, calls and name."""
     step = Step(way, run_settings(settings, "l", settings.size.leaves_of_ideas), device)
     step.warm_up(settings.size.warm)
@@ -206,7 +206,7 @@ def longest_kernels(settings: Settings, device: torch.device, way: Way, number: 
     taken = {one: one.self_device_time_total if on_gpu(device) else one.self_cpu_time_total
              for one in profile.key_averages()}  # fmt: skip
     total = sum(taken.values())
-    longest = sorted(taken, key=lambda one: -taken[one])[:number]
+    longest = sorted(taken, key=lambda one: -taken[one])[:20]
     lines = [
         f"{taken[one] / 1000:.2f} ms, {100 * taken[one] / total:.1f} %, {one.count} x {one.key[:100]}"
         for one in longest
@@ -258,7 +258,7 @@ def step(settings: Settings, rows: Rows, device: torch.device) -> None:
         note = f"{PREDICTED['step']}; best way with {fastest} clips, the fastest, over plain way with {leaves}"
         gains = {"gain predicted": PREDICTED["plain"], "gain measured": gain[fastest], "is": note}
         rows("best over plain way", lambda: gains | {"at equal clips": gain.get(leaves, "not measured")})
-    rows("longest kernels of the best way", partial(longest_kernels, settings, device, way))
+    rows.part("kernels")("20 longest", partial(longest_kernels, settings, device, way))
 
 
 def ideas(settings: Settings, rows: Rows, device: torch.device) -> None:

@@ -10,9 +10,10 @@ from statistics import median
 
 import torch
 
-from benchmarks.gpu.settings import Settings
+from benchmarks.gpu.settings import PREDICTED, Settings
 from benchmarks.gpu.step import run_settings
 from benchmarks.gpu.table import Rows, Values
+from gdt.pipeline import presets
 from gdt.pipeline.sources.loading import Loading
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import METRICS
@@ -24,8 +25,20 @@ EPOCHS, VIDEOS, GPUS = 100, 240_000, 8
 def training(settings: Settings, rows: Rows, device: torch.device) -> None:
     videos = settings.size.videos
     for row in settings.size.rows:
-        rows(f"row {row}, {videos} videos", partial(whole, settings, row, videos))
-    rows(f"row l, {videos // GPUS} videos, as on each of {GPUS}", partial(whole, settings, "l", videos // GPUS))
+        rows(f"row {row}, {videos // GPUS} videos, as on each of {GPUS}", partial(share, settings, row, videos // GPUS))
+    rows(f"row l, {videos} videos", partial(whole, settings, "l", videos))
+
+
+def share(settings: Settings, row: str, videos: int) -> Values:
+    """One GPU's share of a batch, and the hours that follow."""
+    values = whole(settings, row, videos)
+    clips = presets.composition(row, videos).clips_per_video
+    hours = EPOCHS * VIDEOS * clips / (GPUS * float(values["clips/s"])) / 3600
+    arithmetic = (
+        f"{EPOCHS} epochs x {VIDEOS} videos x {clips} clips / ({GPUS} GPUs x {values['clips/s']:.0f} clips/s) = "
+        f"{hours:.1f} h, without communication; predicted with it: {PREDICTED['hours'][row]} h on H100"
+    )
+    return {**values, "is": f"{values['is']}; {arithmetic}"}
 
 
 def whole(settings: Settings, row: str, videos: int) -> Values:
@@ -47,15 +60,4 @@ def whole(settings: Settings, row: str, videos: int) -> Values:
     values |= {"GiB": max(line["memory_gib"] for line in lines), "steps": len(lines), "loss": lines[-1]["loss"]}
     kept = json.loads((out / "settings.json").read_text())
     how = f"bn_group_size {kept['bn_group_size']}, micro_batch_size {kept['micro_batch_size']}, {kept['precision']}"
-    hours = arithmetic(row, base.composition.clips_per_video, float(values["clips/s"]))
-    return values | {"is": f"{how}; {hours}"}
-
-
-def arithmetic(row: str, clips_per_video: int, clips_per_second: float) -> str:
-    """Hours of the paper's training at this rate per GPU."""
-    clips = EPOCHS * VIDEOS * clips_per_video
-    hours = clips / (GPUS * clips_per_second) / 3600
-    return (
-        f"{EPOCHS} epochs x {VIDEOS} videos x {clips_per_video} clips of row {row} / ({GPUS} GPUs x "
-        f"{clips_per_second:.0f} clips/s) = {hours:.1f} h, without communication"
-    )
+    return values | {"is": how}
