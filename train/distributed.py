@@ -89,6 +89,16 @@ def barrier() -> None:
         dist.barrier()
 
 
+@contextlib.contextmanager
+def alone() -> Iterator[dist.ProcessGroup | None]:
+    """A process group of this rank only."""
+    group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    try:
+        yield group
+    finally:
+        dist.destroy_process_group(group)
+
+
 def leave_without_teardown(status: int = 0) -> NoReturn:
     """Exit without tearing down the interpreter, once all work is on disk.
 

@@ -22,9 +22,11 @@ import torch.distributed as dist
 from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.groups import check_groups
+from gdt.pipeline.loader import all_usable
 from gdt.train.cost import WIDE, WIDER, memory, most_leaves, parameters
-from gdt.train.kernels import PRECISIONS, Kernels, candidate_kernels, choose_kernels
+from gdt.train.kernels import PRECISIONS, Kernels, candidate_kernels
 from gdt.train.settings import Pretrain
+from gdt.train.trial import Trial, choose_kernels
 
 _GIB = 2**30
 _USED = 0.85
@@ -209,8 +211,11 @@ def plan_run(
         if not trial or "video" not in composition.modalities:
             return 0
         leaves = min(one.bn_group_size or share, share)
+        passes = (one.micro_batch_size or share) // leaves
+        shared, partial = world > 1 and not one.bn_group_size, not all_usable(composition.modalities, settings.loading)
+        tries = Trial(settings.network, settings.clip, leaves, passes, one.recomputed, shared, partial)
         try:
-            found = choose_kernels(candidates, settings.network, settings.clip, leaves, one.recomputed, device, say)
+            found = choose_kernels(candidates, tries, device, say)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise

@@ -24,12 +24,13 @@ from gdt.pipeline.loader import Batch
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
 from gdt.train.cost import memory, peak_flops, training_flops
-from gdt.train.kernels import Kernels, candidate_kernels, choose_kernels
+from gdt.train.kernels import Kernels, candidate_kernels
 from gdt.train.metrics import mark
 from gdt.train.models.gdt import GDT
 from gdt.train.padding import pad_widths
 from gdt.train.settings import Optimization, Pretrain
 from gdt.train.step import Gradient, Metrics, StepConfig
+from gdt.train.trial import Trial, choose_kernels
 
 BANDS = 40
 _MEAN, _STD = np.full(3, 110.0), np.full(3, 60.0)
@@ -224,8 +225,9 @@ def kernels(settings: Settings, rows: Rows, device: torch.device) -> None:
         notes: list[str] = []
         cuda, size = on_gpu(device), settings.size
         candidates = candidate_kernels(torch.bfloat16 if cuda else torch.float32, compiled=cuda)
+        trial = Trial(size.network, size.clip, size.leaves_of_ideas)
         with cudnn_settings(benchmark=True):
-            found = choose_kernels(candidates, size.network, size.clip, size.leaves_of_ideas, 0, device, notes.append)
+            found = choose_kernels(candidates, trial, device, notes.append)
         kept = {"bfloat16": found.precision == torch.bfloat16, "channels_last": found.channels_last,
                 "compiled": found.compiled, "padded": found.padded}  # fmt: skip
         return {name: "yes" if value else "no" for name, value in kept.items()} | {"is": "; ".join(notes)}

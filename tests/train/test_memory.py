@@ -19,14 +19,14 @@ from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
-from gdt.train import kernels
 from gdt.train import memory as fitting
 from gdt.train.cost import WIDE, WIDER, memory, training_flops
-from gdt.train.kernels import Kernels, candidate_kernels, choose_kernels
+from gdt.train.kernels import Kernels
 from gdt.train.learner import Learner
 from gdt.train.memory import Fit, available_memory, fit, plan_run
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import SIZES, Optimization, Pretrain
+from gdt.train.trial import Trial
 from tests.train.drawn import draw
 from tests.train.test_checkpoint import DATA
 
@@ -172,48 +172,6 @@ def test_counted_memory_and_flops_equal_those_of_a_real_pass() -> None:
     assert 0 < available_memory(CPU) < 2**50
 
 
-def test_wrong_slow_and_missing_kernels_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With fake features and times of a GPU for each kind of kernels."""
-    truth = torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
-    bf16 = torch.bfloat16
-    results: dict[Kernels, object] = {
-        Kernels(bf16, compiled=True): RuntimeError("no compiler\nmore"),
-        Kernels(bf16): (truth * float("nan"), 0.1),
-        Kernels(bf16, channels_last=False): (truth * 1.01, 9.0),
-        Kernels(torch.float32): (truth, 1.0),
-    }
-
-    def measured(model: GDT, kernels: Kernels, batch: torch.Tensor, backward: bool = True) -> object:
-        result = results[kernels]
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    monkeypatch.setattr(kernels, "_measured", measured)
-    said: list[str] = []
-    candidates = candidate_kernels(bf16, compiled=True)
-    assert choose_kernels(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(torch.float32)
-    reasons = ("compiled: no compiler (torch", "from float32 by nan of", "9.0 times as long as", "computing in float32")
-    for line, part in zip(said, reasons, strict=True):
-        assert part in line and "cuDNN" in line, said
-    results[Kernels(bf16)] = (truth * 1.02, 0.5)
-    assert choose_kernels(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append) == Kernels(bf16)
-    assert "computing in bfloat16, channels last; cuDNN not available, features within 0.02 of float32" in said[-1]
-    results[Kernels(bf16, compiled=True)] = RuntimeError("CUDA out of memory")
-    with pytest.raises(RuntimeError, match="out of memory"):
-        choose_kernels(candidates, TINY.network, TINY.clip, 4, 0, CPU, said.append)
-
-
-def test_kernels_are_measured_on_the_network_itself() -> None:
-    network = replace(TINY.network, stem=4, stem_middle=4, widths=(4, 8))
-    clip = replace(TINY.clip, frames=4, size=16)
-    said: list[str] = []
-    plain = [Kernels(torch.float32, channels_last=False), Kernels(torch.float32)]
-    for candidates in (plain, plain[::-1]):
-        assert choose_kernels(candidates, network, clip, 4, 2, CPU, said.append) == candidates[0]
-        assert float(said[-1].split("within ")[1].split()[0]) < 1e-4
-
-
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_convolutions_get_the_chosen_layout(channels_last: bool) -> None:
     """Also for channels-last clips, as in the loader's batches."""
@@ -232,9 +190,9 @@ def test_convolutions_get_the_chosen_layout(channels_last: bool) -> None:
 def test_a_trial_out_of_memory_leads_to_smaller_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
-    def trial(candidates: list[Kernels], network: object, clip: object, leaves: int, *rest: object) -> Kernels:
-        tried.append(leaves)
-        if leaves > 8:
+    def trial(candidates: list[Kernels], what: Trial, *rest: object) -> Kernels:
+        tried.append(what.leaves)
+        if what.leaves > 8:
             raise RuntimeError("CUDA out of memory. Tried to allocate")
         return candidates[0]
 
@@ -269,8 +227,8 @@ def test_all_ranks_try_less_if_one_is_out_of_memory(monkeypatch: pytest.MonkeyPa
     tried: list[int] = []
     said: list[float] = []
 
-    def trial(candidates: Any, network: Any, clip: Any, leaves: int, *others: Any) -> Any:
-        tried.append(leaves)
+    def trial(candidates: Any, what: Trial, *others: Any) -> Any:
+        tried.append(what.leaves)
         return candidates[0]
 
     def least(value: float, device: torch.device) -> float:
