@@ -20,6 +20,7 @@ from benchmarks.gpu.table import Row, Rows, read, text
 from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
 from tests.conftest import ROOT
+from tests.train.test_fake_cuda import fake_cuda
 
 TINY = ["--device", "cpu", "--size", "tiny"]
 RUN = run_settings(parse_arguments(TINY), "l", 8)
@@ -208,6 +209,26 @@ def test_a_wrong_convolution_is_said() -> None:
             (("plain", torch.nn.Conv3d), ("folded", Flawed))}  # fmt: skip
     values = convolutions.measure(ways, 1, SIZES["tiny"], CPU)
     assert values["is"] == "WRONG: folded forward by 0.1, folded dgrad by 0.1, folded wgrad by 0.1"
+
+
+def test_convolutions_of_the_paper_on_tensors_without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, pairs = torch.device("cuda", 0), []
+
+    def difference(found: torch.Tensor, right: torch.Tensor) -> float:
+        pairs.append((found.shape == right.shape, found.device == right.device == gpu, found.dtype))
+        return 0.0
+
+    monkeypatch.setattr(convolutions, "difference", difference)
+    monkeypatch.setattr(device, "synchronize", lambda device: None)
+    by_shape = convolutions.trunk_convolutions(SIZES["paper"])
+    every = [ways for same in by_shape.values() for ways in same]
+    assert len(every) == 37 and sum("padded" in ways for ways in every) == 14
+    with fake_cuda():
+        for same in by_shape.values():
+            convolutions.measure(same[0], len(same), SIZES["paper"], gpu)
+        beyond = [float(smoke.one_pass(Settings(), gpu, n)["elements / 2**31"]) > 1 for n in (128, 256)]
+    assert beyond == [False, True]
+    assert set(pairs) == {(True, True, torch.bfloat16)}
 
 
 def test_a_row_without_time_is_skipped(tmp_path: Path) -> None:
