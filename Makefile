@@ -75,19 +75,19 @@ eval-ucf: $(STAMP) ## evaluate on UCF-101, all folds | [CKPT=] [FOLDS="1 2 3"] [
 eval-hmdb: $(STAMP) ## the same for HMDB-51
 	$(official) --dataset hmdb51
 
-eval-factors: $(STAMP) ## test what features encode of each factor | [CKPT="a.pt ..."] [DATASET=synthetic]
+eval-factors: $(STAMP) ## test which factors the features encode | [CKPT="a.pt ..."] [DATASET=synthetic]
 	$(call gdt,PRESET FACTORS) eval factors --ckpt $(checkpoint)
 
 embed: $(STAMP) ## write features of your videos to a file | [CKPT=] SOURCE=/my/videos|DATASET= [OUT=features.h5]
 	$(call gdt,PRESET FACTORS SEED) eval embed --ckpt $(checkpoint)
 
-report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [OUT=page.html] [FIGURES_OF=NAME]
+report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [OUT=runs/report.html] [FIGURES_OF=NAME]
 	$(gdt) eval report
 
 ablation: $(STAMP) ## pretrain and compare rows of table 1 | [DATASET=synthetic] [ROWS="a e l"] [SEEDS="0 1 2"] | [EQUAL=videos|clips|compute] [BATCH_SIZE=] [STEPS=]
 	$(gdt) eval ablation --dataset synthetic
 
-study: $(STAMP) ## does a composition beat plain cross-modal learning? estimates the hours first | [DATASET=synthetic-moments] [ROWS="e g j l"] [SEEDS="0 1 2 3 4"] [DRY_RUN=1]
+study: $(STAMP) ## compare compositions with plain cross-modal learning; estimates the hours first | [DATASET=synthetic-moments] [ROWS="e g j l"] [SEEDS="0 1 2 3 4"] [DRY_RUN=1]
 	$(gdt) study claim
 
 search: $(STAMP) ## search for the best composition | [DATASET=synthetic] [FACTORS="time_shift:2,4 modality"] [TRIALS=30]

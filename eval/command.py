@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, Union
 
 import tyro
 
+from gdt.command import COMMANDS as PROGRAMS
 from gdt.common import serialization
 from gdt.common.commandline import Options
 from gdt.common.variables import Variables, options_of
@@ -98,7 +99,9 @@ def settings_of(arguments: Sequence[str], commands: Mapping[str, Command] = COMM
     parsers: dict[str, Options[Any]] = {name: Options(one.settings) for name, one in commands.items()}
     subcommands = [Annotated[one.type, tyro.conf.subcommand(name, prefix_name=False)] for name, one in parsers.items()]
     one_of_them: Any = Union[tuple(subcommands)]  # noqa: UP007
-    parsed: Any = tyro.cli(one_of_them, prog=prog, args=arguments or ["--help"])
+    what = PROGRAMS[prog.removeprefix("gdt ")].help
+    description = f"{what[0].upper()}{what[1:]}."
+    parsed: Any = tyro.cli(one_of_them, prog=prog, description=description, args=arguments or ["--help"])
     (command,) = (one.settings(parsed) for one in parsers.values() if isinstance(parsed, one.type))
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):
         known = notation.load_factors(command.factors_from) if command.factors_from else notation.TRANSFORMATIONS

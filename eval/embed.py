@@ -53,7 +53,7 @@ _SCRATCH = ".embed-"
 
 @dataclass(frozen=True)
 class Embed:
-    """Write features of your videos, or of a preprocessed data set, to a file."""
+    """Write embeddings or trunk features of your videos, or of a data set, to a file."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "main": ("ckpt", "source", "dataset", "out"),
@@ -63,7 +63,7 @@ class Embed:
     """Groups of options in `--help`."""
 
     ckpt: Path
-    """Checkpoint of a pretrained model, or other weights."""
+    """Checkpoint of a pretrained model, or external weights."""
     source: tuple[Path, ...] = ()
     """Video files and folders."""
     dataset: str = ""
@@ -75,7 +75,7 @@ class Embed:
     modalities: tuple[Modality, ...] = ()
     """Modalities; default: all of the model."""
     kind: Kind = "embeddings"
-    """embeddings compare modalities; features suit classifiers."""
+    """embeddings (head; comparable across modalities) or features (trunk)."""
     per: Per = "video"
     """One row per video (the mean over clips), or per clip."""
     clips: int = 10

@@ -31,13 +31,13 @@ class Export:
     """Write the weights of a checkpoint in a format that other programs read."""
 
     ckpt: Path
-    """Checkpoint of a pretrained model, or other weights."""
+    """Checkpoint of a pretrained model, or external weights."""
     out: Path
     """File to write."""
     format: Literal["safetensors", "published", "torchvision"] = "safetensors"
     """File type; all but safetensors need the paper's network sizes."""
     inputs: Literal["stated", "kinetics", "howto100m"] = "stated"
-    """Input settings to record: of the weights, or the release's for a set."""
+    """Inputs to record: those stated with the weights, or of the release."""
     overwrite: bool = False
     """Replace an existing file."""
 

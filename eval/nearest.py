@@ -29,7 +29,7 @@ class Nearest:
     by: Modality = "video"
     """Modality of the query."""
     among: Annotated[Modality | None, tyro.conf.arg(metavar="{video,audio}")] = None
-    """Modality to search; if not that of --by, embeddings; default: --by."""
+    """Modality to search (other than --by: needs embeddings); default: --by."""
     k: int = 5
     """Number of neighbours."""
     ckpt: Path | None = None

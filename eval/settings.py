@@ -22,7 +22,7 @@ _ALWAYS_ACCEPTED = ("seed", "size")
 
 @dataclass(frozen=True)
 class Downstream:
-    """Evaluate checkpoints by the paper's protocols. The same command resumes."""
+    """Evaluate checkpoints by the paper's protocols. Run the same command again to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "main": ("ckpt", "dataset", "protocols", "modalities", "out", "random_weights"),
@@ -33,7 +33,7 @@ class Downstream:
     """Groups of options in `--help`."""
 
     ckpt: tuple[Path, ...]
-    """Checkpoints or other weights; one row of the table each."""
+    """Checkpoints or external weights; one row of the table each."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
@@ -43,25 +43,25 @@ class Downstream:
     folds: tuple[int, ...] = ()
     """Official folds, from 1; default: all."""
     word2vec: Path | None = None
-    """Word vectors of the shards, for cross-modal recall with text."""
+    """word2vec file that the shards were made with; needed for text."""
     label: str = ""
     """Label columns, such as label,weather; default: the classes."""
     gallery_split: str = "train"
     """Split of the gallery, on which classifiers are trained."""
     query_split: str = ""
-    """Split of the queries; default: test, or val without test."""
+    """Split of the queries; default: test, or val if there is no test split."""
     clips: int = 10
     """Uniformly spaced clips per video, which are averaged."""
     gallery_per_class: int = 0
     """Random gallery videos per class; 0: all."""
     random_weights: Literal["include", "only", "exclude"] = "include"
-    """Random weights as a baseline: included, the only row, or left out."""
+    """Random weights as a baseline: include, only these rows, or exclude."""
     modalities: tuple[Modality, ...] = ("video",)
     """Features to evaluate; those of two are L2-normalised and concatenated."""
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clips of finetune and retrieval-published; tiny: the checkpoint's."""
+    """Clip size of finetune and retrieval-published; tiny: the checkpoint's."""
     epochs: int = 0
     """Epochs of finetuning; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0

@@ -49,9 +49,9 @@ class ShowBatch:
     factors: str = ""
     """Composition, or help, instead of a preset."""
     factors_from: Path | None = None
-    """Python file with your own transformations."""
+    """Python file with custom transformations."""
     word2vec: Path | None = None
-    """Word vectors that the shards were made with, for text."""
+    """word2vec file that the shards were made with; needed for text."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of the clips."""
     batch: int = 0

@@ -40,7 +40,12 @@ COMMANDS = {
         _AGAIN,
         "command",
     ),
-    "study": Command("gdt.studies.command", "reproduce the paper's theorem, figures and claim", _AGAIN, "command"),
+    "study": Command(
+        "gdt.studies.command",
+        "study the paper's theorem, figures and claim, check predictions, prepare GRID",
+        _AGAIN,
+        "command",
+    ),
 }
 _HELP = "\n".join([
     "usage: gdt <command> [options]", "", "Pretrain video and audio networks on compositions of transformations.", "",

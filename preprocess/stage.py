@@ -39,7 +39,7 @@ _ATTEMPTS = 4
 
 @dataclass(frozen=True)
 class Preprocess(cluster.Workers):
-    """Turn a data set of videos into shards. Run the same command to resume."""
+    """Turn a data set of videos into shards. Run the same command again to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "data": ("dataset", "source", "destination", "val", "test", "workers", "dry_run"),
@@ -49,14 +49,14 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree of videos) or a data set; a wrong name fails and lists all."""
+    """folder (any tree of videos) or a data set; a wrong name lists them all."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
     """Folder of the shards; default: data/shards/<dataset>."""
     extraction: Extraction = field(default_factory=Extraction)
     word2vec: Path | None = None
-    """Word vectors in word2vec's format, to read captions."""
+    """word2vec file; captions are stored as its words."""
     stop_words: Path | None = None
     """Words to skip, one per line; default: scikit-learn's list."""
     videos_per_shard: int = 128
@@ -68,7 +68,7 @@ class Preprocess(cluster.Workers):
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
-    """Files with the same id: stop, or keep the first."""
+    """Files with the same id: refuse them (an error), or keep the first."""
     drop_missing: bool = False
     """Rebuild finished shards to leave out videos no longer in --source."""
     dry_run: bool = False

@@ -13,11 +13,11 @@ MOMENTS = "synthetic-moments"
 class Claim:
     """Compare compositions with plain cross-modal learning (row e), at equal videos and compute.
 
-    The same command resumes.
+    Run the same command again to resume.
     """
 
     dataset: str = MOMENTS
-    """Preprocessed data set; synthetic-moments is made here."""
+    """Preprocessed data set; synthetic-moments is generated if missing."""
     rows: tuple[str, ...] = ("e", "g", "j", "l")
     """Presets or quoted compositions."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
@@ -31,19 +31,19 @@ class Claim:
     steps: int = 0
     """Training steps, at equal compute those of row l; 0: those of --size."""
     label: str = ""
-    """Label columns, as in label,weather; default: all."""
+    """Label columns, such as label,weather; default: all."""
     clips: int = 3
     """Clips per evaluated video."""
     test_factors: Literal["first", "all", "none"] = "first"
     """Seeds to run 'gdt eval factors' on."""
     identity: tuple[float, ...] = (0.0, 0.04, 0.1, 0.3, 1.0)
-    """Strengths of the identity in synthetic-moments."""
+    """synthetic-moments: strengths of the identity."""
     actions_per_video: int = 3
-    """Actions of its training videos."""
+    """synthetic-moments: actions per training video."""
     set_seed: int = 0
-    """Seed of its videos."""
+    """synthetic-moments: seed of generation."""
     videos: int = 0
-    """Its videos per class and split, for a trial; 0: 100, 40 and 20."""
+    """synthetic-moments: videos per class and split; 0: 100, 40 and 20."""
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     dry_run: bool = False

@@ -66,7 +66,7 @@ class Pretrain:
     shuffle_shards: int = 0
     """Shuffle videos within groups of N shards, for slow disks; 0: all videos."""
     preset: str = "l"
-    """Row of the paper's table 1, or another name of --preset help."""
+    """Row of the paper's table 1, or another preset ('--preset help' lists them)."""
     factors: str = ""
     """Composition in place of a preset, such as "video:d time_shift:d:2 modality:i:2:differs augmentation:i:1": each
     factor with its contrast (distinctive or invariant) and its K; --factors help lists the factors."""
@@ -75,13 +75,13 @@ class Pretrain:
     factors_digest: Annotated[str, tyro.conf.Suppress] = ""
     """Checksum of that file, which the run fills in."""
     word2vec: Path | None = None
-    """Word-vector file used in preprocessing; needed only if text is a modality."""
+    """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
     """Weights to start from; inputs are normalised as they expect."""
     out: Path | None = None
     """Folder for checkpoints and logs; default: runs/<dataset>-<composition>[-seed<n>]."""
     batch_size: int | None = None
-    """Videos per batch over all GPUs (K of factor video); default: 512, in tiny 16, or all if there are fewer."""
+    """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), or all videos if there are fewer."""
     default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
     """The batch size that None stands for."""
     epochs: int = 100
@@ -98,7 +98,8 @@ class Pretrain:
     """Leaves of one modality that share batch-norm statistics; 0: the whole batch over all GPUs, as in the paper;
     default: the whole batch if it fits into memory, else the largest groups that do; fixed for the run."""
     micro_batch_size: int = 0
-    """Leaves of one modality per forward pass, a multiple of --bn-group-size; changes no number; 0: as many as fit."""
+    """Leaves of one modality per forward pass, a multiple of --bn-group-size; does not change results;
+    0: as many as fit."""
     clip: Clip = field(default_factory=Clip)
     """Size of a leaf."""
     augmentation: Augmentation = field(default_factory=Augmentation)
@@ -129,7 +130,7 @@ class Pretrain:
     probe_videos: int = 256
     """Maximum number of videos of a probe."""
     probe_split: str = ""
-    """Split of the probe; default: val, or test if there is no val."""
+    """Split of the probe; default: val, or test if there is no val split."""
     wandb: str = ""
     """Weights & Biases project that the metrics are also sent to; needs the package wandb."""
     profile: int = 0

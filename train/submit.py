@@ -55,7 +55,7 @@ _SIGNAL = "--signal=USR1@300"
 class Job:
     """Machines and GPUs."""
 
-    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {"machines": ("gpus", "nodes", "scheduler", "sbatch")}
+    headings: ClassVar[Mapping[str, tuple[str, ...]]] = {"machine": ("gpus", "nodes", "scheduler", "sbatch")}
     """Groups of options in `--help`."""
 
     gpus: int = 1

@@ -15,7 +15,7 @@ from gdt.pipeline.composition import Composition
 
 @dataclass(frozen=True)
 class Ablation:
-    """Pretrain compositions and compare their features. The same command resumes."""
+    """Pretrain compositions and compare their features. Run the same command again to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "ablation": ("dataset", "rows", "seeds", "equal", "size", "steps", "label", "out", "jobs"),
@@ -30,9 +30,9 @@ class Ablation:
     rows: tuple[str, ...] = ("a", "e", "l")
     """Presets (listed by 'gdt pretrain --preset help') or quoted compositions."""
     factors_from: Path | None = None
-    """Python file with your own transformations."""
+    """Python file with custom transformations."""
     word2vec: Path | None = None
-    """Word vectors that the shards were made with, for text."""
+    """word2vec file that the shards were made with; needed for text."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; one run per row and seed."""
     size: Literal["tiny", "paper"] = "tiny"
@@ -40,15 +40,15 @@ class Ablation:
     equal: Literal["videos", "clips", "compute"] = "videos"
     """What rows share: videos, clips, or compute (more steps of cheaper rows)."""
     batch_size: int = 0
-    """Videos per step (--equal videos, compute); 0: of --size, or fewer."""
+    """Videos per step (--equal videos, compute); 0: of --size, or all."""
     clips_per_step: int = 0
-    """Video clips per step (--equal clips); 0: 64, or fewer."""
+    """Video clips per step (--equal clips); 0: 64, or of all videos."""
     bn_group_size: int | None = None
-    """Leaves that share batch norm; 0: whole batch; default: as in pretrain."""
+    """Leaves that share batch-norm statistics; 0: all; default: as pretrain."""
     steps: int = 0
-    """Training steps, with --equal compute those of row l; 0: those of --size."""
+    """Training steps (--equal compute: of row l); 0: those of --size."""
     label: str = ""
-    """Label columns, as in label,weather, or 'recall'; default: all."""
+    """Label columns, such as label,weather, or 'recall'; default: all."""
     protocols: tuple[Literal["retrieval", "few-shot", "linear"], ...] = ("retrieval", "few-shot")
     """Protocols of 'gdt eval downstream', for label columns."""
     gallery_split: str = ""

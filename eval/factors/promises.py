@@ -33,6 +33,7 @@ _SMALL = 10.0
 _WITHIN = ("time_shift", "augmentation")
 """Factors whose values in training have no meaning across videos (a time, the number of a draw)."""
 RULES = (
+    "promised: that embeddings encode a distinctive factor and ignore an invariant one",
     f"distinctive is kept if accuracy is above chance and above random weights (or at least {_HIGH:.0f} %). For "
     f"{' and '.join(_WITHIN)}, whose values have a meaning only within a video, a larger distance than with random "
     "weights is enough; for video, if time_shift is distinctive, accuracy above chance is enough",

@@ -12,7 +12,10 @@ from gdt.common.errors import UserError, require_positive
 
 @dataclass(frozen=True)
 class Factors:
-    """Test which factors the features encode, against the composition's promises."""
+    """Test which factors the features encode, against the composition's promises.
+
+    A composition promises embeddings that encode its distinctive factors and ignore its invariant ones.
+    """
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "factors": ("ckpt", "dataset", "videos", "out"),
@@ -20,13 +23,13 @@ class Factors:
     }
 
     ckpt: tuple[Path, ...]
-    """Checkpoints or other weights; one table each."""
+    """Checkpoints or external weights; one table each."""
     dataset: str = ""
     """Preprocessed data set; default: that of the first checkpoint."""
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     split: str = ""
-    """Split to test on; default: test, or else val."""
+    """Split to test on; default: test, or val if there is no test split."""
     videos: int = 100
     """Videos to test on; more give narrower intervals."""
     starts: int = 3

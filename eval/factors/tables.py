@@ -93,7 +93,7 @@ def table_of(layer: str, records: Sequence[Record]) -> Lines:
         if layer == EMBEDDING:
             if not metrics:
                 continue
-            promise = {"not varied": "·", "not known": "?"}.get(factor.promise, str(factor.promise))
+            promise = {"not varied": "·", "not known": "unknown"}.get(factor.promise, str(factor.promise))
             promised = [f"{promise} {verdict_sign(factor)}".rstrip()]
         lines.append([factor.name, _network(record), *promised, *(_cells(metrics) if metrics else ["—"] * 5)])
     return lines

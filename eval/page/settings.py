@@ -24,9 +24,9 @@ class Report:
     out: Path | None = None
     """The page; default: report.html in --runs."""
     figures_of: tuple[str, ...] = ()
-    """Runs whose models are drawn; default: the best per data set."""
+    """Runs to show figures of; default: the best per data set."""
     models: int = 4
-    """Models to draw without --figures-of."""
+    """Maximum number of models with figures if --figures-of is not set."""
     queries: int = 5
     """Test videos shown with their nearest neighbours."""
     seed: int = 0

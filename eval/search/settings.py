@@ -16,7 +16,7 @@ RECALL = "recall"
 
 @dataclass(frozen=True)
 class Search:
-    """Search for the best composition with Optuna. The same command resumes."""
+    """Search for the best composition with Optuna. Run the same command again to resume."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "search": ("dataset", "factors", "metric", "trials", "steps", "baseline", "out", "jobs"),
@@ -30,9 +30,9 @@ class Search:
     factors: tuple[str, ...] = ("time_shift:2,4", "modality", "time_reversal", "speed", "order(2)")
     """Factors to compose; time_shift:2,4 tries K = 2 and 4."""
     factors_from: Path | None = None
-    """Python file with your own transformations."""
+    """Python file with custom transformations."""
     baseline: str = "e"
-    """Preset of the first trial, tested with the best."""
+    """Preset of the first trial; also evaluated on test, next to the best."""
     trials: int = 30
     """Compositions to train."""
     size: Literal["tiny", "paper"] = "tiny"
@@ -42,7 +42,7 @@ class Search:
     steps: int = 300
     """Training steps per trial."""
     seed: int = 0
-    """Seed of the sampler and of every training."""
+    """Seed of the sampler and of every training run."""
     metric: str = RECALL
     """A label column, or 'recall' between modalities."""
     k: Literal[1, 5] = 1

@@ -18,7 +18,7 @@ _ARGUMENTS = """
 
 Args:
     destination: Folder of the videos; an incomplete set with the same settings is completed.
-    workers: Processes that render and encode; by default one per core.
+    workers: Processes that render and encode; 0: one per core.
     progress: Show a progress bar.
 """
 

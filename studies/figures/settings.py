@@ -25,21 +25,21 @@ class Figures:
     """Of `--help`, and the settings below them."""
 
     ckpt: tuple[Path, ...]
-    """Checkpoints, ours or published ones; each is a histogram and a row of maps."""
+    """Checkpoints or external weights; a histogram and a row of maps each."""
     dataset: str = ""
     """Preprocessed data set; default: the one that the first checkpoint was pretrained on."""
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     split: str = ""
-    """Split of the videos; default: test, or val where there is no test."""
+    """Split of the videos; default: test, or val if there is no test split."""
     clips: int = 10
     """Clips per video, spread uniformly; videos with fewer different starts are skipped."""
     videos: int = 3000
-    """Most videos in the histogram, drawn at random."""
+    """Maximum number of videos in the histogram, drawn at random."""
     shown: int = 30
     """Maximum number of videos in the PCA and t-SNE maps, drawn at random from one class."""
     label: str = ""
-    """Column of labels; default: the classes of the data set."""
+    """Label column; default: the classes."""
     of_class: str = ""
     """Class in the maps; default: the one with the most videos. Without labels, any videos."""
     perplexity: float = 30.0

@@ -511,7 +511,7 @@ def test_the_command_prints_a_summary_and_repeats_its_numbers(
 @pytest.mark.parametrize(
     ("typed", "message"),
     [
-        ("--videos 4", "--videos is 4; it must be 5 or more, for --cv-folds folds"),
+        ("--videos 4", "--videos is 4; it must be 5 or more, at least one per fold"),
         ("--videos 2 --cv-folds 2", "--videos is 2; it must be 3 or more"),
         ("--cv-folds 1", "--cv-folds is 1; it must be 2 or more"),
         ("--draws 1", "--draws is 1; it must be 2 or more"),

@@ -15,5 +15,6 @@ def test_help_is_sorted_and_at_most_100_columns(name: str, capsys: pytest.Captur
         command.main([*name.split(), "--help"])
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 100
+    assert name or "Study the paper's theorem, figures and claim" in text
     names = re.findall(r"• ([\w-]+)", text)
     assert names == sorted(names) and (name or names == [*command.COMMANDS])

@@ -239,7 +239,7 @@ def test_help_shows_the_options_of_the_job(command: Run) -> None:
         text = command("pretrain", *arguments).stdout
         assert all(option in text for option in ("--nodes", "--gpus", "--scheduler", "--sbatch", "paper"))
     assert len(text.splitlines()) <= 100 and "--clip.size" not in text and "--help-all lists more options" in text
-    order = ["main options", "--dataset", "--batch-size", "machines options", "--gpus", "--optimization.lr"]
+    order = ["main options", "--dataset", "--batch-size", "machine options", "--gpus", "--optimization.lr"]
     assert sorted(order, key=text.index) == order
     everything = command("pretrain", "paper", "--help-all").stdout
     order += ["--clip.size", "--network.dropout", "advanced options", "--temperature"]
