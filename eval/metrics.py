@@ -29,7 +29,7 @@ class Metric(NamedTuple):
     def interval(self) -> tuple[float, float]:
         """95 % interval: `bounds`, or Wilson's for a share, in percent.
 
-        It covers the sampling of the answers, but not of trainings or shots.
+        It covers the sampling of the answers, but not of training runs or shots.
         """
         if self.bounds is not None:
             return self.bounds
@@ -109,7 +109,7 @@ def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, f
 
 
 def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, float, float]:
-    """Mean of `one` minus mean of `other` in points, with its 95 % interval over trainings (Welch).
+    """Mean of `one` minus mean of `other` in points, with its 95 % interval over training runs (Welch).
 
     Each needs at least two metrics. The interval covers other seeds on the same queries.
     """

@@ -25,7 +25,7 @@ RANDOM = "random weights"
 """Model and preset of records of the weights that training started from."""
 _INPUTS = ("--network", "--clip.")
 _COMPOSITION = ("--preset", "--factors", "--factors-digest", "--seed", "--batch-size", "--network.word-dimensions")
-"""Options that the rows and seeds of a table differ in; text alone sets the last."""
+"""Options in which rows and seeds of one table may differ; the last is set only for text."""
 TrainedOn = Literal["others", "these", "unknown"]
 Promise = Literal["distinctive", "invariant", "not varied", "not known"]
 
@@ -114,7 +114,7 @@ class Record:
     equal: str = ""
     """Of an ablation: its `--equal` and what all its rows get, as text."""
     tflop: float = 0.0
-    """Of an ablation: arithmetic of the networks in pretraining, 10^12 FLOPs."""
+    """Of an ablation: 10^12 FLOPs of the networks in pretraining."""
 
     def settings_as(self, kind: type[T]) -> T:
         """The settings of the command, whose type is `kind`."""

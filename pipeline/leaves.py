@@ -61,7 +61,7 @@ class Leaves:
     frames: np.ndarray
     """Stored frame of each frame of the clip, relative to `start`: int64 [n, frames]."""
     mel_frames: np.ndarray
-    """Stored log-mel frame of each one of the clip, relative to the one at `start`: int64 [n, mel_frames]."""
+    """Offset of each log-mel frame of the clip from the stored one at `start`: int64 [n, mel_frames]."""
     words: np.ndarray
     """Index of each word of the clip among the words from `start` on: int64 [n, words]; missing words are skipped."""
     words_seconds: np.ndarray

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def digest(words: Iterable[str]) -> str:
-    """Hash of words in order, 16 hex digits, equal hashes mean equal tokens."""
+    """Hash of words in order: 16 hex digits; equal hashes mean equal tokens."""
     value = hashlib.sha256()
     for word in words:
         value.update(word.encode() + b"\n")
@@ -102,7 +102,7 @@ class WordVectors:
         return int(self.vectors.shape[1])
 
     def checksum(self, index: Index) -> str:
-        """CRC-32 of the vectors and of an index's captions, 16 hex digits."""
+        """Two CRC-32s, of the vectors and of an index's captions: 16 hex digits."""
         captions = index.shard_seal.tobytes()  # the fingerprint of the shards does not cover them
         return f"{self._crc32:08x}{zlib.crc32(captions):08x}"
 

@@ -1,7 +1,7 @@
 """gdt pretrain --gpus N: N ranks on this machine, one per GPU; and ranks that srun or mpirun start.
 
 Like `torchrun --standalone --nproc-per-node N -m gdt pretrain`, but errors in the command are reported once and before
-the ranks start, a checkpoint may take as long as it needs, and the exit status is that of the ranks. If srun
+the ranks start, writing a checkpoint on a signal is not cut short, and the exit status is that of the ranks. If srun
 or mpirun starts it once per machine, it starts the ranks of that machine.
 """
 

@@ -48,7 +48,7 @@ class Trained:
 
     model: GDT
     settings: Pretrain
-    """Those of the paper for foreign weights without settings."""
+    """Those of the paper for external weights without settings."""
     step: int
     """Training steps; 0 if unknown."""
     statistics: Statistics
@@ -60,7 +60,7 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """Composition and loss, or kind of foreign weights."""
+        """Composition and loss, or kind of external weights."""
         if self.foreign:
             return self.foreign.kind
         loss = ", published loss" if self.settings.loss == "published" else ""
@@ -68,7 +68,7 @@ class Trained:
 
     @property
     def without_head(self) -> tuple[str, ...]:
-        """Modalities whose heads are random, since foreign weights may be trunks alone."""
+        """Modalities whose heads are random, since external weights may be trunks alone."""
         fresh = self.foreign.fresh if self.foreign else ()
         return tuple(name for name in self.model.modalities if f"mlp_{name[0]}" in fresh)
 
