@@ -114,7 +114,7 @@ def main(
         folder = Path(name)
         found = videos(source, folder / "videos", made)
         if len(found) <= workers:
-            raise UserError(f"{len(found)} videos are too few to measure {workers} processes; set --workers lower")
+            raise UserError(f"{len(found)} videos are too few to measure {workers} processes; lower --workers")
 
         def linked(name: str, count: int) -> Path:
             """A folder of links to `count` videos."""

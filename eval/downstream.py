@@ -159,8 +159,8 @@ def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> l
     ]
     if not chosen:
         raise UserError(
-            f"nothing to evaluate: {data.index.folder} has no labels in a train and a test split, and no model "
-            "compares two modalities; add a labels.csv"
+            f"nothing to evaluate: the gallery or the query split of {data.index.folder} has no labels, and no model "
+            "shares two modalities with these videos; add labels (labels.csv)"
         )
     return chosen
 

@@ -44,7 +44,7 @@ class ShowTree:
     out: Path | None = None
     """The picture, .png, .svg or .pdf; default: runs/tree-<preset>.png."""
     factors_from: Path | None = None
-    """Python file with your own transformations."""
+    """Python file with custom transformations."""
 
     def __post_init__(self) -> None:
         if self.out is not None and self.out.suffix not in (".png", ".svg", ".pdf"):
@@ -67,7 +67,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
     first, *others = batch.factors
     drawing = TreeDrawing(Composition((replace(first, k=settings.videos), *others)))
     if drawing.n > _MAX_LEAVES:
-        raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; set --videos lower")
+        raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; lower --videos")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"
     save(drawing.picture(title), path, dpi=130)
@@ -78,7 +78,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
             *(_describe(factor) for factor in batch.factors), "",
             f"a batch of {batch.batch_size} videos holds {np.prod([f.k for f in batch.factors])} leaves; each "
             f"has {positives} positive and {negatives} negative leaves", "",
-            f"{settings.videos} imaginary videos of {_SECONDS} s, and the pair of each leaf with leaf 0:", "",
+            f"example tree of {settings.videos} videos of {_SECONDS} s; right column: the pair with leaf 0", "",
             *drawing.lines(),
         ]
     )  # fmt: skip

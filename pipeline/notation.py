@@ -69,7 +69,7 @@ def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Trans
     if contrast not in _CONTRASTS:
         raise UserError(f"unknown contrast '{contrast}' of factor '{text}'; available: d (distinctive), i (invariant)")
     if weight not in (None, *(w.value for w in Weight)):
-        raise unknown("weight", weight, [w.value for w in Weight])
+        raise unknown(f"suffix of factor '{text}':", weight, [w.value for w in Weight])
     kind = known[name]
     if kind is Video:
         if k is not None and int(k) != batch_size:

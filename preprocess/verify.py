@@ -331,7 +331,7 @@ def _reason(error: Exception) -> str:
 
 def _advice(settings: Verify, state: State) -> str:
     """What to do about files in this state."""
-    rebuild = "the same 'make preprocess' command as before rebuilds"
+    rebuild = "the same preprocessing command as before rebuilds"
     remove = f"remove damaged files with {remove_command(settings.shard_folder, settings.full)}; then {rebuild} them"
     return {
         "damaged": f"damaged and removed: {rebuild} what was removed" if settings.remove else f"damaged: {remove}",

@@ -1,4 +1,5 @@
-"""`gdt study claim`: when does a composition beat plain cross-modal learning? Ablations over a dial, and one picture.
+"""`gdt study claim`: when does a composition beat plain cross-modal learning? Ablations over the strength
+of the identity, and one picture.
 
 Each data set is an ablation per `--equal`, in one folder, so that runs that two of them need are trained once.
 """
@@ -182,8 +183,8 @@ def _forecast(settings: Claim, sets: Sequence[Set], seconds: Seconds, out: Path)
     hours = (work / jobs + unmade * seconds.making) / 3600
     steps = ", ".join(f"{row} {value:.2f} s" for row, value in seconds.step.items())
     return (
-        f"{runs} runs left, {jobs} in parallel: about {hours:.1f} hours ({work / 3600:.1f} hours of one job; measured "
-        f"per step: {steps})"
+        f"{runs} runs left, {jobs} in parallel: about {hours:.1f} hours ({work / 3600:.1f} job-hours in total; "
+        f"measured per step: {steps})"
     )
 
 

@@ -58,7 +58,7 @@ SHORTER = {
 ERRORS = {
     "torch finds no GPU": "pretrain tiny --dataset folder --device cuda",
     "without sound": "pretrain tiny --dataset silent",
-    "with other settings": "pretrain tiny --dataset folder --steps 2 --batch-size 8",
+    "with different settings": "pretrain tiny --dataset folder --steps 2 --batch-size 8",
 }
 """Quoted errors, and the commands that end with them."""
 

@@ -403,7 +403,7 @@ def test_a_run_with_a_decayed_rate_cannot_be_extended(command: Run, shards: Path
         f"extended. Start a run from its weights: --init {run}/checkpoint.pt and another --out"
     )
     both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
-    assert "holds a run with other settings (steps was 4, now 8; temperature was 0.07, now 0.1)" in both
+    assert "holds a run with different settings (steps was 4, now 8; temperature was 0.07, now 0.1)" in both
 
 
 @pytest.mark.parametrize(
@@ -474,8 +474,8 @@ def test_messages_name_options_as_they_are_typed(message: str, typed: str) -> No
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
 def test_out_of_memory_is_explained_and_other_errors_are_not(error: Exception) -> None:
-    sentence = r"^out of memory \(.+\); stop other programs, or set --videos lower$"
-    with pytest.raises(UserError, match=sentence), explain_out_of_memory("set --videos lower"):
+    sentence = r"^out of memory \(.+\); stop other programs, or lower --videos$"
+    with pytest.raises(UserError, match=sentence), explain_out_of_memory("lower --videos"):
         raise error
-    with pytest.raises(RuntimeError, match=r"^shapes differ$"), explain_out_of_memory("set --videos lower"):
+    with pytest.raises(RuntimeError, match=r"^shapes differ$"), explain_out_of_memory("lower --videos"):
         raise RuntimeError("shapes differ")

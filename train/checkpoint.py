@@ -137,7 +137,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def load_model(path: Path) -> Trained:
-    """The model of a checkpoint, an exported file (`train.portable`) or foreign weights (`train.weights`).
+    """The model of a checkpoint, an exported file (`train.portable`) or external weights (`train.weights`).
 
     Raises UserError if the file is of another kind or version, or does not fit.
     """
@@ -213,8 +213,8 @@ def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -
     """Raise UserError unless the state of the run in folder `run` belongs to these shards."""
     if state["data"] != fingerprint:
         raise UserError(
-            f"{run} holds a run on other shards: they were rebuilt, or have other videos or splits; set --out to "
-            "another folder, or restore the original shards"
+            f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; set --out "
+            "to another folder, or restore the original shards"
         )
 
 
@@ -228,17 +228,17 @@ def require_same_run(
     run, now = path.parent, to_json(settings)
     if state["words"] != data.words:
         raise UserError(
-            f"{run} holds a run with other words: the word vectors or captions have changed; set --out to another "
+            f"{run} holds a run with different words: the word vectors or captions have changed; set --out to another "
             "folder, or --word2vec to the original file"
         )
     if differences(state["settings"], now, ignored=LENGTH):
         raise UserError(
-            f"{run} holds a run with other settings ({'; '.join(differences(state['settings'], now))}); "
+            f"{run} holds a run with different settings ({'; '.join(differences(state['settings'], now))}); "
             "set --out to another folder, or resume with the same settings"
         )
     if state["statistics"] != data.statistics.to_numbers():
         raise UserError(
-            f"{run} holds a run with another normalisation of its inputs: --init {settings.init} has changed; "
+            f"{run} holds a run with a different normalisation of its inputs: --init {settings.init} has changed; "
             "set --out to another folder, or restore the original file"
         )
     require_same_rates(from_json(state["settings"], str(path)), settings, batches_per_epoch, int(state["step"]), path)

@@ -79,7 +79,7 @@ def require_equal(facts: Mapping[str, str], what_to_do: str) -> None:
         for name, value in everyone[0].items():
             if own[name] != value:
                 raise UserError(
-                    f"rank {rank} starts with another {name} than rank 0 ({own[name]}, not {value}); {what_to_do}"
+                    f"rank {rank} starts with a different {name} from rank 0 ({own[name]}, not {value}); {what_to_do}"
                 )
 
 

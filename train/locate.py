@@ -41,7 +41,7 @@ def instead(path: Path) -> str:
     previous = path.with_name(PREVIOUS)
     if path.name == CHECKPOINT and previous.is_file():
         return f"use the previous one, {previous}"
-    return "use the checkpoint.pt of a run, or other weights (.pt, .pth, .safetensors)"
+    return "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safetensors)"
 
 
 def other_kind(path: Path) -> str:

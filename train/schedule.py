@@ -15,9 +15,9 @@ class Optimization:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum as in the paper, or AdamW, which needs fewer steps."""
     lr: float = 0.01
-    """Learning rate for --optimization.base-batch-size videos per batch."""
+    """Learning rate at --optimization.base-batch-size videos per batch; if that is 0, the learning rate itself."""
     base_batch_size: int = 8
-    """The rate is lr * batch_size / base_batch_size, in the paper 0.01 * 512 / 8 = 0.64; 0: lr itself."""
+    """The rate is lr * batch_size / base_batch_size, in the paper 0.01 * 512 / 8 = 0.64; 0: lr."""
     momentum: float = 0.9
     """Momentum of SGD; first beta of AdamW."""
     weight_decay: float = 1e-5
@@ -31,8 +31,8 @@ class Optimization:
     def __post_init__(self) -> None:
         if self.lr <= 0 or self.base_batch_size < 0 or self.warmup_epochs < 0 or not 0 <= self.lr_decay <= 1:
             raise UserError(
-                "optimization: lr must be above 0, base-batch-size and warmup-epochs 0 or more, and lr-decay between "
-                "0 and 1"
+                "--optimization.lr must be above 0, --optimization.base-batch-size and --optimization.warmup-epochs 0 "
+                "or more, and --optimization.lr-decay between 0 and 1"
             )
 
 

@@ -45,7 +45,8 @@ INPUTS: dict[str, tuple[Statistics, Clip, Augmentation]] = {
     # its 16 frames per second are every second stored frame, and its square is not cropped further
     "howto100m": (HOWTO100M, Clip(stride=2, words=20), Augmentation(scale=(112, 112))),
 }
-"""Inputs of the release's pretraining scripts. That its HowTo100M weights were made with these is about 70 % sure."""
+"""Inputs of the release's pretraining scripts. We are about 70 % sure that its HowTo100M weights were
+trained with these."""
 STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
@@ -62,7 +63,7 @@ def inputs_of(trained: Trained) -> dict[str, Any]:
 
 
 def read_foreign(path: Path) -> Trained | None:
-    """The model in a file of foreign weights, None if its kind is unknown.
+    """The model in a file of external weights, None if its kind is unknown.
 
     Raises UserError, naming what differs, if the weights do not fit, or if the file holds code.
     """

@@ -123,7 +123,7 @@ def table_of(records: Sequence[Record]) -> Table:
         spent = [_spent(groups.get(line[0], ())) for line in lines[1:]]
         heads = (_SPENT_HEADS, *spent)
         lines = [[line[0], *own, *line[1:]] for line, own in zip(lines, heads, strict=True)]
-        notes.append("clips, TFLOP: video clips and arithmetic of the networks in the whole of a row's pretraining")
+        notes.append("clips, TFLOP: video clips and FLOPs of the networks in the whole of a row's pretraining")
     if any(preset in _PAPER for preset in rows):
         names = dict(zip(groups, rows, strict=True))
         cells = [_PAPER.get(names.get(line[0], ""), ("", "")) for line in lines[1:]]
@@ -290,7 +290,7 @@ def _shared(result: Record) -> dict[str, Any]:
 def _difference(earlier: Record, peers: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """Why an earlier record cannot be compared with new ones of its row, or else of any row; empty if it can."""
     if not peers:
-        return "other protocols or label columns"
+        return "different protocols or label columns"
     try:
         before = _shared(earlier)
     except UserError as error:
@@ -309,7 +309,7 @@ def _difference(earlier: Record, peers: Sequence[tuple[str, dict[str, Any]]]) ->
 
 def _change(name: str, before: object, now: object) -> str:
     checksums = {"data": "videos", "labels": "labels", "words": "words"}
-    return f"other {checksums[name]}" if name in checksums else f"{name} was {before}, now {now}"
+    return f"different {checksums[name]}" if name in checksums else f"{name} was {before}, now {now}"
 
 
 def label(preset: str) -> str:

@@ -1,4 +1,4 @@
-"""What every row of an ablation gets: the same videos, video clips or arithmetic (`--equal`)."""
+"""What every row of an ablation gets: the same videos, video clips or FLOPs (`--equal`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gdt.train.cost import step_flops
 from gdt.train.settings import Pretrain
 
 REFERENCE = "l"
-"""The row whose arithmetic every row gets with --equal compute: the paper's best."""
+"""The row whose FLOPs every row gets with --equal compute: the paper's best."""
 _CLIPS_PER_STEP = 64
 
 

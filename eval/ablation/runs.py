@@ -290,7 +290,7 @@ def _require_resumable(runs: Sequence[Run], data: str) -> None:
         if other := _other(run, data):
             same = other.split()[0]
             way_out = f"set --out to another folder, or use the same {same}"
-            raise UserError(f"{run.folder} holds a run with other {other}; {way_out}")
+            raise UserError(f"{run.folder} holds a run with different {other}; {way_out}")
 
 
 def _other(run: Run, data: str) -> str:
@@ -327,7 +327,7 @@ def _left(run: Run, done: Sequence[list[str]]) -> list[list[str]]:
 def _done(run: Run, inputs: Inputs, any_labels: bool = False) -> list[list[str]]:
     """Finished commands of a run whose results can be read.
 
-    None if shards or training changed, and no evaluation by labels if these did.
+    Empty if shards or training changed; without evaluations by labels if labels changed.
     """
     try:
         last = require_checksum(json.loads((run.folder / _DONE).read_text()))

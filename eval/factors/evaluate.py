@@ -70,7 +70,7 @@ def factors(settings: Factors) -> str:
 
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    with explain_out_of_memory("set --videos lower"):
+    with explain_out_of_memory("lower --videos"):
         first = load_model(settings.ckpt[0])
         data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
         out = settings.out or Path("runs") / f"factors-{data.dataset}"

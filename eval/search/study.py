@@ -103,7 +103,7 @@ def _mend_journal(path: Path) -> None:
         except (ValueError, RecursionError) as error:
             raise UserError(
                 f"{path} is damaged ({first_line(error)} in line {number}); remove it and run the same command again: "
-                "finished trainings are kept"
+                "finished training runs are kept"
             ) from error
     if last:
         write_lines(path, (line.decode() + "\n" for line in lines))
@@ -238,7 +238,7 @@ class Study:
         if len(trials) < settings.trials:
             lines.append("no new composition of these factors was found; add more to --factors")
         if metric.low <= metric.chance:
-            lines.append("the best does not differ significantly from chance; set --steps higher")
+            lines.append("the best does not differ significantly from chance; raise --steps")
         return lines
 
     def _importance(self) -> str:
@@ -332,7 +332,7 @@ def compare_seeds(settings: Search, composition: str) -> list[str]:
 
 
 def _require_same_search(settings: Search, index: Index) -> None:
-    """Raise UserError if the folder holds a search with other settings, videos, labels or --factors-from."""
+    """Raise UserError if the folder holds a search with different settings, videos, labels or --factors-from."""
     path = settings.folder / _SETTINGS
     code = hashlib.sha256(read_factors(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
     plain = json.loads(serialization.to_json(replace(settings, shards=None, out=None, jobs=0)))
@@ -341,8 +341,8 @@ def _require_same_search(settings: Search, index: Index) -> None:
                    "checksum of --factors-from": code}  # fmt: skip
     if path.is_file() and (other := differences(json.dumps(_read(path)), json.dumps(now))):
         raise UserError(
-            f"{settings.folder} holds a search with other settings ({'; '.join(other)}); use those, or set --out to "
-            "another folder"
+            f"{settings.folder} holds a search with different settings ({'; '.join(other)}); use those, or set --out "
+            "to another folder"
         )
     _write(path, now)
 

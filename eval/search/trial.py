@@ -43,13 +43,13 @@ class Measurement:
         }
         if "audio" in modalities and not index.mel_count.any():
             raise UserError(
-                f"the videos of {index.folder} have no sound, which --factors uses; choose factors of video, with "
-                "--metric label and --baseline a"
+                f"the videos of {index.folder} have no sound, which --factors uses; choose factors without audio, "
+                "with --metric label and --baseline a"
             )
         if len(modalities) < 2 and not settings.label:
             raise UserError(
-                "recall between modalities needs two, but no factor of --factors has two; add modality, or set "
-                "--metric to a label column"
+                "recall between modalities needs two modalities, but no factor of --factors has two; add the factor "
+                "modality, or set --metric to a label column"
             )
         if "text" in modalities:
             raise UserError("the search does not support text; set --factors to others, such as modality")

@@ -251,7 +251,7 @@ class Index(VideoTable):
             if isinstance(error, OSError):
                 require_readable(path, error)
             raise UserError(
-                f"{path} is damaged: {error}; run the same 'make preprocess' command again, which rebuilds it and "
+                f"{path} is damaged: {error}; run the same preprocessing command again, which rebuilds it and "
                 "keeps finished shards"
             ) from error
         index.check_bounds()
@@ -262,7 +262,10 @@ class Index(VideoTable):
                 state = (
                     "is missing" if size is None else f"has {size} bytes instead of {expected}: truncated or changed"
                 )
-                raise UserError(f"shard {shard} {state}; run 'make preprocess' again, it rebuilds only damaged shards")
+                raise UserError(
+                    f"shard {shard} {state}; run the same preprocessing command again, which rebuilds only damaged "
+                    "shards"
+                )
         return index
 
     def check_bounds(self) -> None:
@@ -276,7 +279,7 @@ class Index(VideoTable):
         if wrong.any():
             raise UserError(
                 f"{self.folder / INDEX} does not match its shards at '{self.id[wrong.argmax()]}' ({int(wrong.sum())} "
-                f"videos in all); delete {INDEX} and run the same 'make preprocess' command again"
+                f"videos in all); delete {INDEX} and run the same preprocessing command again"
             )
 
     def shard_path(self, video: int) -> Path:
@@ -346,7 +349,7 @@ def _no_index(folder: Path) -> str:
     if shards:
         return (
             f"{folder} has {shards} shards but no {INDEX}: preprocessing has not finished; wait for it, or run the "
-            "same 'make preprocess' command again to resume it"
+            "same preprocessing command again to resume it"
         )
     missing = f"there are no shards in {folder} (no {INDEX})"
     if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):

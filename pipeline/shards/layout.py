@@ -113,7 +113,7 @@ def remove_command(folder: Path, full: bool = False) -> str:
 
 def repair_hint(folder: Path) -> str:
     """How to rebuild damaged files of a folder."""
-    return f"remove it with {remove_command(folder)}, then run the same 'make preprocess' command again to rebuild it"
+    return f"remove it with {remove_command(folder)}, then run the same preprocessing command again to rebuild it"
 
 
 def words_checksum(*columns: np.ndarray) -> int:

@@ -119,7 +119,7 @@ class _OpenShard:
             raise self._unreadable(error) from error
         if seal.own != index.shard_seal[number] or not _fits(seal, index.shard_totals[number].tolist(), index.bands):
             raise UserError(
-                f"shard {self.path} does not belong to the index; run the same 'make preprocess' command again to "
+                f"shard {self.path} does not belong to the index; run the same preprocessing command again to "
                 "rebuild the index"
             )
         self._spans = seal.spans
@@ -135,7 +135,7 @@ class _OpenShard:
         if first < 0 or count < 0 or (first + count) * item > size:
             raise UserError(
                 f"shard {self.path} has no values {first} to {first + count - 1} of {name}, unlike the index; run the "
-                "same 'make preprocess' command again to rebuild the index"
+                "same preprocessing command again to rebuild the index"
             )
         try:
             data = os.pread(self._file, count * item, begin + first * item)

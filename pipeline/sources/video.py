@@ -154,7 +154,7 @@ class VideoSource(InputSource):
             if reason:
                 raise UserError(
                     f"frame {position} of '{self.index.id[video]}' cannot be decoded ({reason}); delete "
-                    f"{self.index.shard_path(video)} and run the same 'make preprocess' command again"
+                    f"{self.index.shard_path(video)} and run the same preprocessing command again"
                 )
 
 

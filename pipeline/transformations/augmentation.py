@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, require_positive
 from gdt.pipeline.leaves import Leaves
 from gdt.pipeline.transformations.base import Branches, Transformation
 
@@ -38,13 +38,13 @@ class Augmentation:
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise UserError(f"augmentation scale is {self.scale}; it must be two lengths in pixels, the smaller first")
-        for name in ("frequency_mask", "time_mask"):
-            if getattr(self, name) < 0:
-                raise UserError(f"augmentation {name} is {getattr(self, name)}; it must be 0 or more")
+            raise UserError(
+                f"--augmentation.scale is {self.scale}; it must be two lengths in pixels, the smaller first"
+            )
+        require_positive(self, "augmentation", "frequency_mask", "time_mask", least=0)
         for name in ("flip", "brightness", "contrast", "saturation", "hue", "volume"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UserError(f"augmentation {name} is {getattr(self, name)}; it must lie between 0 and 1")
+                raise UserError(f"--augmentation.{name} is {getattr(self, name)}; it must lie between 0 and 1")
 
     def draw(self, rng: np.random.Generator, n: int, mel: tuple[int, int]) -> dict[str, np.ndarray]:
         """Draw the parameters of n leaves, float32 [n] each; `mel` is (frames, bands) of the log-mel clip.

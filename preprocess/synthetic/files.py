@@ -69,9 +69,10 @@ class GeneratedSet(ABC):
 
     def __post_init__(self) -> None:
         checks = {
-            f"size is {self.size}; it must be even and at least 16": self.size >= 16 and self.size % 2 == 0,
-            "train, val, test and seed must not be negative": min(self.train, self.val, self.test, self.seed) >= 0,
-            "seconds and fps must be positive": self.seconds > 0 and self.fps > 0,
+            f"--size is {self.size}; it must be even and at least 16": self.size >= 16 and self.size % 2 == 0,
+            "--train, --val, --test and --seed must not be negative": min(self.train, self.val, self.test, self.seed)
+            >= 0,
+            "--seconds and --fps must be positive": self.seconds > 0 and self.fps > 0,
         } | self.checks()
         if problems := [message for message, passed in checks.items() if not passed]:
             raise UserError(f"invalid settings of {self.name}: {'; '.join(problems)}")
@@ -157,7 +158,7 @@ def run_ffmpeg(command: list[str]) -> None:
 def claim(destination: Path, settings: GeneratedSet) -> bool:
     """Write the marker with the settings unless the set is complete; returns whether videos are missing.
 
-    Raises UserError if the folder holds a set with other settings, or something else.
+    Raises UserError if the folder holds a set with different settings, or something else.
     """
     expected: dict[str, object] = {"format": settings.format, **asdict(settings)}
     marker, unfinished = destination / settings.marker, destination / (settings.marker + UNFINISHED)
@@ -177,7 +178,7 @@ def claim(destination: Path, settings: GeneratedSet) -> bool:
     if differing := [key for key in expected if existing.get(key) != expected[key]]:
         what = ", ".join(f"{key} was {existing.get(key)}, now {expected[key]}" for key in differing)
         raise UserError(
-            f"{destination} holds a {settings.name} data set with other settings ({what}); use the same settings, "
+            f"{destination} holds a {settings.name} data set with different settings ({what}); use the same settings, "
             "delete the folder, or set --destination to another"
         )
     return found == unfinished

@@ -190,7 +190,8 @@ class SyntheticHard(GeneratedSet):
     missing: float = 0.05
     """Share of videos with room noise only."""
     offscreen: float = 0.1
-    """Share of videos with the sound of a second, unseen action of another class, at most as loud."""
+    """Share of videos with the sound of a second, unseen action of another class, at most as loud as the visible
+    action."""
     noise: float = 0.01
     """Maximum standard deviation of the room noise; actions peak at 0.35 to 0.7."""
 
@@ -200,10 +201,10 @@ class SyntheticHard(GeneratedSet):
 
     def checks(self) -> dict[str, bool]:
         shares = {name: getattr(self, name) for name in SOUNDS[1:]}
-        values = ", ".join(f"{name} is {share}" for name, share in shares.items())
+        values = ", ".join(f"--{name} is {share}" for name, share in shares.items())
         return {
-            "distractors must not be negative": self.distractors >= 0,
-            f"noise is {self.noise}; it must be 0.002 to 1": 0.002 <= self.noise <= 1,
+            "--distractors must not be negative": self.distractors >= 0,
+            f"--noise is {self.noise}; it must be 0.002 to 1": 0.002 <= self.noise <= 1,
             f"{values}; these shares must be 0 or more, and at most 1 in total": min(shares.values()) >= 0
             and sum(shares.values()) <= 1,
         }

@@ -58,8 +58,8 @@ class SyntheticMoments(GeneratedSet):
 
     def checks(self) -> dict[str, bool]:
         return {
-            f"identity is {self.identity}; it must be 0 to 1": 0 <= self.identity <= 1,
-            f"actions-per-video is {self.actions_per_video}; it must be 1 to 3": 1 <= self.actions_per_video <= 3,
+            f"--identity is {self.identity}; it must be 0 to 1": 0 <= self.identity <= 1,
+            f"--actions-per-video is {self.actions_per_video}; it must be 1 to 3": 1 <= self.actions_per_video <= 3,
         }
 
     def folder(self, split: str, action: str) -> str:

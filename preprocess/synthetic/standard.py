@@ -115,7 +115,8 @@ class Synthetic(GeneratedSet):
     classes: int = 10
     """Number of classes, 1 to 10."""
     nuisance: float = 0.3
-    """Probability that pitch, timbre and ambience copy size, hue and background; above 0.7 it hides the action."""
+    """Probability, for each separately, that pitch, timbre and ambience are determined by size, hue and background;
+    above 0.7 it hides the action."""
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -123,8 +124,8 @@ class Synthetic(GeneratedSet):
 
     def checks(self) -> dict[str, bool]:
         return {
-            f"classes is {self.classes}; it must be 1 to {len(ACTIONS)}": 1 <= self.classes <= len(ACTIONS),
-            f"nuisance is {self.nuisance}; it must be 0 to 1": 0 <= self.nuisance <= 1,
+            f"--classes is {self.classes}; it must be 1 to {len(ACTIONS)}": 1 <= self.classes <= len(ACTIONS),
+            f"--nuisance is {self.nuisance}; it must be 0 to 1": 0 <= self.nuisance <= 1,
         }
 
     def render(self, split: str, action: str, n: int) -> Video:

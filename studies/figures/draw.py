@@ -119,7 +119,7 @@ def figures(settings: Figures) -> str:
 
     Raises UserError where a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
-    with explain_out_of_memory("set --videos lower"):
+    with explain_out_of_memory("lower --videos"):
         records, on_planes = measure(settings)
     out = settings.out or Path("runs") / f"figures-{records[0].dataset}"
     text = pictures.report(records)

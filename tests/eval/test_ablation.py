@@ -134,11 +134,11 @@ def test_finished_rows_are_not_run_again(
     for other, message in (
         (
             replace(first, rows=("e", "l"), clips_per_step=16),
-            r"e-1 .* other settings \(batch_size was 8, now 16\); set --o",
+            r"e-1 .* different settings \(batch_size was 8, now 16\); set --o",
         ),
         (
             replace(first, rows=("a",)),
-            r"a-1 .* other settings \(steps was 3, now 2\); set --out to another folder, or use the same settings",
+            r"a-1 .* different settings \(steps was 3, now 2\); set --out to another folder, or use the same settings",
         ),
     ):
         with pytest.raises(UserError, match=rf"^{out}/{message}") as refusal:
@@ -146,7 +146,7 @@ def test_finished_rows_are_not_run_again(
         assert not done and len(str(refusal.value)) - len(str(tmp_path)) < 160 - len("runs/ablation-mine")
     monkeypatch.setattr(runs, "fingerprint", lambda _: "another")
     with pytest.raises(
-        UserError, match=rf"^{out}/a-1 holds a run with other shards; set --out to another folder, or use the same sh"
+        UserError, match=rf"^{out}/a-1 holds a run with different shards; set --out to another folder, or use the sa"
     ):
         ablation(first)
     assert not done and not any(capsys.readouterr())  # no bar either
@@ -226,7 +226,7 @@ def test_fold_1_is_evaluated_and_changed_labels_again(
     printed = capsys.readouterr().out
     assert kinds(done) == ["downstream"] and "the labels of 1 evaluated run have changed; evaluating again" in printed
     others = tmp_path / "out" / "results-others.json"
-    assert f"the table leaves out 4 earlier results (now in {others}): other labels" in printed
+    assert f"the table leaves out 4 earlier results (now in {others}): different labels" in printed
     assert "3 classes" not in (tmp_path / "out" / "table.txt").read_text()
     assert read(others) == before
     assert [row.classes for row in read(tmp_path / "out" / "results.json")] == [2] * 4
@@ -273,7 +273,7 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
             {"clips_per_step": 52, "rows": ("l", "a")},
             "--clips-per-step is 52, but row a can use only 24 videos; set it to 48",
         ),
-        ({"clips_per_step": 4}, "--clips-per-step is 4; set it to 8 or more, two videos of row l"),
+        ({"clips_per_step": 4}, "--clips-per-step is 4; set it to 8 or more, the minimum for two"),
         ({"equal": "videos", "bn_group_size": 3}, "16 videos per batch do not make whole groups of --bn-group-size 3 "),
         ({"factors_from": tmp_path}, "--factors-from has no effect"),
         ({"label": "recall,label"}, "--label recall cannot be combined with label columns"),

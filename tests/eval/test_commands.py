@@ -205,9 +205,9 @@ def test_show_batch_writes_the_picture(command: Run, shards: Path, tmp_path: Pat
     ("kind", "expected"),
     [
         ("missing", "there is no checkpoint"),
-        ("empty", "cannot be read as a checkpoint: it is an empty file; use the checkpoint.pt of a run, or other"),
+        ("empty", "cannot be read as a checkpoint: it is an empty file; use the checkpoint.pt of a run, or external"),
         ("garbage", "cannot be read as a checkpoint: it is damaged, truncated or not a torch file; use the"),
-        ("text", "cannot be read as a checkpoint: it is a text file; use the checkpoint.pt of a run, or other"),
+        ("text", "cannot be read as a checkpoint: it is a text file; use the checkpoint.pt of a run, or external"),
         ("zip", "cannot be read as a checkpoint: it is a zip archive without weights; use"),
         ("shards", "cannot be read as a checkpoint: it is an HDF5 file, such as shards or features; use"),
         ("plain pickle", "cannot be read as a checkpoint: it is a pickle that torch did not write; use"),
@@ -310,7 +310,7 @@ def test_custom_transformations_are_trained_evaluated_and_drawn(command: Run, sh
     assert {row["preset"] for row in results} == {"random weights", own[1]}
     (tmp_path / "mine.py").write_text(FREEZE.replace("// 2", "// 3"))
     done = command("pretrain", "tiny", "--shards", shards, "--out", "run", "--batch-size", 4, "--steps", 3, *own)
-    assert done.returncode == 2 and "holds a run with other settings (factors_digest was " in done.stderr
+    assert done.returncode == 2 and "holds a run with different settings (factors_digest was " in done.stderr
 
 
 def test_a_model_without_video_has_no_video_features(captioned: Path, word2vec: Path, tmp_path: Path) -> None:

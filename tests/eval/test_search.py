@@ -101,7 +101,7 @@ def states(chosen: Search) -> list[str]:
 
 def test_compositions_are_trained_once_each_and_the_baseline_first(finished) -> None:
     chosen, trainer, text = finished
-    assert "chance; set --steps higher" not in text
+    assert "chance; raise --steps" not in text
     order = list(dict.fromkeys(text for text, _ in trainer.measured))
     assert len(order) == 12 and compositions(chosen) == order
     assert order[0] == "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1"
@@ -260,7 +260,9 @@ def test_a_search_ends_when_no_composition_is_left(
 
 def test_a_folder_holds_one_search(finished) -> None:
     chosen = finished[0]
-    with pytest.raises(UserError, match=r"holds a search with other settings \(trials was 12, now 13\); use those, or"):
+    with pytest.raises(
+        UserError, match=r"holds a search with different settings \(trials was 12, now 13\); use those, or"
+    ):
         search(replace(chosen, trials=13), fake())
     with locked(chosen.folder), pytest.raises(UserError, match="another run is writing to"):
         search(chosen, fake())
@@ -274,7 +276,9 @@ def test_a_search_by_labels_is_of_these_labels(shards: Path, tmp_path: Path) -> 
     for chosen in (labelled, recall):
         search(chosen, fake())
     rewrite_index(folder, said | {"video/label": said["video/label"][::-1]})
-    with pytest.raises(UserError, match=r"holds a search with other settings \(checksum of the labels was \w+, now"):
+    with pytest.raises(
+        UserError, match=r"holds a search with different settings \(checksum of the labels was \w+, now"
+    ):
         search(labelled, fake())
     assert search(recall, fake())
 
@@ -357,11 +361,11 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
     plain = ("eval", "search", "--shards", silent, "--trials", 1, "--steps", 2, "--looks", 1, "--clips", 1,
              "--clips-per-step", 8, "--out", "out")  # fmt: skip
     assert sentence(command(*plain)) == (
-        f"the videos of {silent} have no sound, which --factors uses; choose factors of video, with --metric label "
-        "and --baseline a"
+        f"the videos of {silent} have no sound, which --factors uses; choose factors without audio, with --metric "
+        "label and --baseline a"
     )
     factors = ("--factors", "time_shift", "time_reversal", "speed")
-    with pytest.raises(UserError, match="recall between modalities needs two, but no factor of --factors has two"):
+    with pytest.raises(UserError, match="recall between modalities needs two modalities, but no factor"):
         run_command(silent, tmp_path, *factors)
     chosen = settings(silent, tmp_path / "s", factors=factors[1:], metric="label", baseline="a", clips=1, trials=3)
     search(chosen, fake())
@@ -388,7 +392,7 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
             "--factors: K = 3 in 'speed:3': the factor has 2 values; set K to 2 or less",
         ),
         (("--factors", "speed", "speed(1,4)"), "--factors names 'speed' twice"),
-        (("--factors", "time_shift"), "recall between modalities needs two, but no factor of --factors has two"),
+        (("--factors", "time_shift"), "recall between modalities needs two modalities, but no factor"),
         (("--factors", "modality(video,audio,text)"), "the search does not support text"),
         (("--baseline", "a"), "--baseline a ('video:d "),
         (("--baseline", "z"), "unknown preset 'z'"),

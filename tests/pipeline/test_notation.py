@@ -75,8 +75,14 @@ def test_parsing_and_printing_are_inverse(text: str) -> None:
         ("video:d augmentation", "cannot parse factor 'augmentation'; a factor is name:contrast:K"),
         ("video:d augmentation:i", "'augmentation:i' has no K"),
         ("video:d augmentation:i:0", "K of factor 'augmentation' is 0; K must be 1 or more"),
-        ("video:d augmentation:i:2:twice", "unknown weight 'twice'; available: any, differs"),
-        ("video:d modality:i:2:difers", r"unknown weight 'difers'; did you mean 'differs'\?"),
+        (
+            "video:d augmentation:i:2:twice",
+            "unknown suffix of factor 'augmentation:i:2:twice': 'twice'; available: any, differs",
+        ),
+        (
+            "video:d modality:i:2:difers",
+            r"unknown suffix of factor 'modality:i:2:difers': 'difers'; did you mean 'differs'\?",
+        ),
         ("video:d:9 augmentation:i:2", "takes 9 videos and --batch-size is 4; set --batch-size 9"),
         ("video:d time_reversal:i:3", "K of factor 'time_reversal' is 3; the factor has 2 values; set K to 2 or less"),
         ("video:d augmentation:i:2 augmentation:i:2", "'augmentation' occurs twice"),

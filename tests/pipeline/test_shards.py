@@ -248,7 +248,7 @@ def test_another_schema_is_refused(copy: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_truncated_shard_is_reported(copy: Path) -> None:
     shard = copy / "shard-000001.h5"
     shard.write_bytes(shard.read_bytes()[: shard.stat().st_size // 2])
-    with pytest.raises(UserError, match=r"shard-000001.h5 has \d+ bytes instead of \d+.*make preprocess"):
+    with pytest.raises(UserError, match=r"shard-000001.h5 has \d+ bytes instead of \d+.*same preprocessing command"):
         Index.open(copy)
     assert shard_content(shard) is None
     shard.unlink()
@@ -262,7 +262,7 @@ def test_every_bit_flip_of_an_index_is_detected(copy: Path) -> None:
     draw = random.Random(0)
     for _ in range(250):
         flip(path, draw.randrange(len(whole)), draw.randrange(8))
-        with pytest.raises(UserError, match="index.h5 is damaged: .* run the same 'make preprocess' command again"):
+        with pytest.raises(UserError, match="index.h5 is damaged: .* run the same preprocessing command again"):
             Index.open(copy)
         path.write_bytes(whole)
     for other, why in (

@@ -124,11 +124,13 @@ def test_other_settings_are_refused(made: Path, tmp_path: Path) -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(UserError, match=r"size is 33; it must be even.*nuisance is 2"):
+    with pytest.raises(UserError, match=r"--size is 33; it must be even.*--nuisance is 2"):
         Synthetic(size=33, nuisance=2)
-    with pytest.raises(UserError, match="classes is 11; it must be 1 to 10"):
+    with pytest.raises(UserError, match="--classes is 11; it must be 1 to 10"):
         Synthetic(classes=11)
-    with pytest.raises(UserError, match=r"identity is 1.5; it must be 0 to 1; actions-per-video is 4; it must be 1 to"):
+    with pytest.raises(
+        UserError, match=r"--identity is 1.5; it must be 0 to 1; --actions-per-video is 4; it must be 1"
+    ):
         SyntheticMoments(identity=1.5, actions_per_video=4)
 
 

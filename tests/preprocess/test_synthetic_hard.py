@@ -224,7 +224,7 @@ def test_a_missing_sound_leaves_the_room() -> None:
 
 def test_invalid_settings_and_folders_are_refused(made: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"size is 33; it must be even.*noise is 2.*late is 0.6, missing is 0.6"
+        UserError, match=r"--size is 33; it must be even.*--noise is 2.*--late is 0.6, --missing is 0.6"
     ) as raised:
         SyntheticHard(size=33, noise=2, late=0.6, missing=0.6)
     assert "\n" not in str(raised.value)

@@ -355,7 +355,7 @@ def test_printed_advice_works(copy: Path) -> None:
     verifying = [sys.executable, "-m", "gdt", "verify", "--shards", folder, "--full"]
     done = subprocess.run(verifying, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "cannot be decoded" in done.stderr and "object at" not in done.stderr
-    assert "then the same 'make preprocess' command as before rebuilds them" in done.stderr
+    assert "then the same preprocessing command as before rebuilds them" in done.stderr
     advice = re.search("`gdt (.*)`", done.stderr)[1]
     assert shlex.split(advice) == ["verify", "--shards", str(folder), "--full", "--remove"]
     done = subprocess.run(
@@ -381,7 +381,7 @@ def test_non_files_are_named_and_the_rest_checked(command: Run, copy: Path) -> N
 def test_missing_shard_is_reported_without_remove(command: Run, copy: Path) -> None:
     (copy / "shard-000001.h5").unlink()
     done = command("verify", "--shards", copy)
-    message = "error: 1 file missing: the same 'make preprocess' command as before rebuilds what is missing\n"
+    message = "error: 1 file missing: the same preprocessing command as before rebuilds what is missing\n"
     assert done.returncode == 2 and done.stderr.endswith(message) and "remove" not in done.stderr
 
 

@@ -240,7 +240,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
     assert np.mean(curve[-10:]) < np.mean(curve[:10]) - 0.1
     # not that the run's batch size is too large for them
     other = command("pretrain", "tiny", "--shards", shards, "--split", "val", "--out", run)
-    assert other.returncode == 2 and f"{run} holds a run on other shards" in other.stderr
+    assert other.returncode == 2 and f"{run} holds a run on different shards" in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
         (("--clip.size", "64"), "a crop of 64 pixels .* does not fit"),
         (("--split", "holdout"), "no video of .* is in the split 'holdout'"),
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
-        (("--augmentation.flip", "2"), "augmentation flip is 2.0"),
+        (("--augmentation.flip", "2"), "--augmentation.flip is 2.0"),
         (("--epochs", "5"), "--epochs is 5 and --steps is 2; set one of them"),
         (("--out", "/proc/nowhere"), "/proc/nowhere: No such file or directory"),
         (("--temperature", "0"), "--temperature is 0.0; it must be above 0"),

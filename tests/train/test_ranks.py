@@ -98,8 +98,8 @@ def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path:
         split = file["video/split"]
         split[split.asstr()[:].tolist().index("train")] = "test"
     for difference, words in (
-        (("--temperature", 0.2), "another --temperature than rank 0 (0.2, not 0.07)"),
-        (("--shards", other), "another set of shards than rank 0"),
+        (("--temperature", 0.2), "a different --temperature from rank 0 (0.2, not 0.07)"),
+        (("--shards", other), "a different set of shards from rank 0"),
     ):
         codes, said = ended(start((), difference))
         assert codes == [2, 2]
@@ -115,7 +115,7 @@ def test_ranks_that_resume_from_different_steps_refuse_to_start(start: Start, tm
     assert ended(start(("--steps", 4), ("--steps", 4)))[0] == [0, 0]
     codes, said = ended(start(("--steps", 4), ("--steps", 4, "--out", elsewhere)))  # as if the disk were not shared
     assert codes == [2, 2]
-    assert "error: rank 1 starts with another step than rank 0 (0, not 4); the folder" in said[0]
+    assert "error: rank 1 starts with a different step from rank 0 (0, not 4); the folder" in said[0]
     assert "must be on a disk that all ranks share" in said[0]
     assert len(losses(run)) == 4
 

@@ -416,7 +416,7 @@ def test_init_starts_from_the_given_weights(
     pretrain(settings)  # resumes, and finds that it is done
     torch.save(state | {"statistics": [11.0, *state["statistics"][1:]]}, tmp_path / "start.pt")
     with pytest.raises(
-        UserError, match="holds a run with another normalisation of its inputs: --init .*start.pt has changed"
+        UserError, match="holds a run with a different normalisation of its inputs: --init .*start.pt has changed"
     ):
         pretrain(settings)
     with pytest.raises(UserError, match=r"start.pt \(video_network\) holds another model: .* are missing"):

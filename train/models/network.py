@@ -38,7 +38,8 @@ class Network:
     text_width: int = 2048
     """Feature size of a text clip."""
     text_padding: bool = False
-    """Padding counts in the maximum over words; always for weights that were trained so, such as the published ones."""
+    """Include padding in the maximum over words; set automatically with --init weights that were trained that way, such
+    as the published ones."""
     hidden: int = 512
     """Hidden units of the projection heads."""
     embedding: int = 256
@@ -53,6 +54,8 @@ class Network:
             self, "network", "stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding"
         )
         if self.word_dimensions < 0 or not 0 <= self.dropout < 1:
-            raise UserError("network: word-dimensions must be 0 or more, and dropout 0 or more and below 1")
+            raise UserError("--network.word-dimensions must be 0 or more, and --network.dropout 0 or more and below 1")
         if min(*self.widths, *self.audio_widths, 1) < 1 or not self.widths or not self.audio_widths:
-            raise UserError("network: widths and audio-widths must be numbers of 1 or more, at least one of each")
+            raise UserError(
+                "--network.widths and --network.audio-widths must be numbers of 1 or more, at least one of each"
+            )
