@@ -17,7 +17,7 @@ class Optimization:
     lr: float = 0.01
     """Learning rate at --optimization.base-batch-size videos per batch; if that is 0, the learning rate itself."""
     base_batch_size: int = 8
-    """The rate is lr * batch_size / base_batch_size, in the paper 0.01 * 512 / 8 = 0.64; 0: lr."""
+    """The rate is lr * batch_size / base_batch_size, in the paper 0.01 * 512 / 8 = 0.64; 0: lr itself."""
     momentum: float = 0.9
     """Momentum of SGD; first beta of AdamW."""
     weight_decay: float = 1e-5
