@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -66,9 +66,12 @@ def _contiguous(trunk: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, .
     return tuple(x.contiguous() for x in inputs)
 
 
-def candidate_kernels(precision: torch.dtype, compiled: bool) -> list[Kernels]:
-    """Kernels to try, from the fastest to the safest."""
+def candidate_kernels(precision: torch.dtype, compiled: bool, padded: bool = False) -> list[Kernels]:
+    """Kernels to try, from the fastest to the safest; `padded`: those with channels last also with padded widths."""
     found = [Kernels(precision), Kernels(precision, channels_last=False)]
     if compiled:
         found.insert(0, Kernels(precision, compiled=True))
+    if padded and precision == torch.bfloat16:
+        found = [one for kernels in found for one in (replace(kernels, padded=True), kernels) if one.channels_last]
+        found.append(Kernels(precision, channels_last=False))
     return [*found, Kernels(torch.float32), Kernels(torch.float32, False)] if precision == torch.bfloat16 else found

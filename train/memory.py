@@ -25,6 +25,8 @@ from gdt.pipeline.groups import check_groups
 from gdt.pipeline.loader import all_usable
 from gdt.train.cost import WIDE, WIDER, memory, most_leaves, parameters
 from gdt.train.kernels import PRECISIONS, Kernels, candidate_kernels
+from gdt.train.models.gdt import GDT
+from gdt.train.padding import pad_widths
 from gdt.train.settings import Pretrain
 from gdt.train.trial import Trial, choose_kernels
 
@@ -196,9 +198,10 @@ def plan_run(
     check_groups(composition.batch_size, composition.clips_per_video, settings.bn_group_size or 0, world)
     numbers = PRECISIONS[settings.precision]
     weights = parameters(settings.network, composition.modalities)
-    candidates = candidate_kernels(
-        numbers, settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
-    )
+    with torch.device("meta"):
+        padded = trial and "video" in composition.modalities and bool(pad_widths(GDT(settings.network, ("video",))))
+    compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    candidates = candidate_kernels(numbers, compiled, padded)
     if begun is not None:
         candidates = [kernels for kernels in candidates if kernels.precision == numbers]
 
@@ -237,7 +240,7 @@ def plan_run(
         empty_caches()
         smaller = fit(settings, composition, world, weights, free * _LESS, memory_of)
         if replace(smaller, room=one.room) == one:
-            kernels = candidates[0]
+            kernels = next(one for one in candidates if not one.padded)
             break  # nothing needs less; if the run fails, its error says what to change
         say(f"out of memory with {one.batch} ({one.memory}); trying less")
         free *= _LESS

@@ -93,33 +93,41 @@ def choose_kernels(
 ) -> Kernels:
     """The first candidate with the features and gradients of float32 that is not slower than float32.
 
-    If float32 itself fails, nothing can be compared: then the last candidate that computes. `say` gets the reasons for
-    rejections. Raises when out of memory.
+    Padded kernels are timed against the next candidate, the same ones without padding. If float32 itself fails, nothing
+    can be compared: then the last candidate that computes. `say` gets the reasons for rejections. Raises when out of
+    memory.
     """
     trial = replace(trial, leaves=max(2, trial.leaves))
     with alone() if trial.shared else nullcontext() as group:
         different, right = _reference(trial, device, group, say)
+        accepted: list[tuple[float, Kernels, str, Counter[str]]] = []
         for kernels in candidates if right else candidates[::-1]:
             before = _uncompiled(kernels)
             try:
                 found = [_computed(kernels, trial, different, masked, device, group) for masked in trial.masks]
                 why, how = _judged(kernels, found, right)
             except Exception as error:  # compilers and libraries raise anything
-                if is_out_of_memory(error):
+                if is_out_of_memory(error) and not kernels.padded:
                     raise
                 why = first_line(error)
             finally:
                 left = _uncompiled(kernels) - before
                 if kernels.compiled:
                     torch.compiler.reset()  # or graphs of trials count against the limit that a run has
-            if not why:
-                say(f"computing in {kernels}; cuDNN {_cudnn()}, {how}")
-                if left:
-                    say(f"warning: torch.compile leaves parts of the video network uncompiled, and slow, at "
-                        f"{plural(left.total(), 'place')}: {next(iter(left)).splitlines()[0]}")  # fmt: skip
-                return kernels
-            say(f"warning: not computing in {kernels}: {why} (torch {torch.__version__}, cuDNN {_cudnn()})")
-    return candidates[-1]
+            if why:
+                say(f"warning: not computing in {kernels}: {why} (torch {torch.__version__}, cuDNN {_cudnn()})")
+            else:
+                accepted.append((sum(one.seconds for one in found), kernels, how, left))
+            if accepted and not (kernels.padded and right):
+                break
+    if not accepted:
+        return candidates[-1]
+    _, kernels, how, left = min(accepted, key=lambda one: one[0])
+    say(f"computing in {kernels}; cuDNN {_cudnn()}, {how}")
+    if left:
+        say(f"warning: torch.compile leaves parts of the video network uncompiled, and slow, at "
+            f"{plural(left.total(), 'place')}: {next(iter(left)).splitlines()[0]}")  # fmt: skip
+    return kernels
 
 
 def _judged(kernels: Kernels, found: list[_Result], right: list[_Result]) -> tuple[str, str]:

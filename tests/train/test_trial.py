@@ -98,6 +98,24 @@ def test_a_float32_out_of_memory_computes_fewer_clips(fake: dict[Any, Any]) -> N
         chosen([Kernels(BF16)], what)
 
 
+def test_padded_kernels_are_taken_where_they_are_faster(fake: dict[Any, Any]) -> None:
+    candidates = candidate_kernels(BF16, compiled=True, padded=True)
+    padded, plain, *rest = candidates
+    assert (padded, plain) == (Kernels(BF16, compiled=True, padded=True), Kernels(BF16, compiled=True))
+    assert rest == [Kernels(BF16, padded=True), *candidate_kernels(BF16, compiled=False)]
+    fake |= {padded: (1, 1, 0.4), plain: (1, 1, 0.5)}
+    found, said = chosen(candidates)
+    assert found == padded and "computing in bfloat16, channels last, compiled, padded;" in said[0] and len(said) == 1
+    for slower_wrong_or_too_large in ((1, 1, 0.6), (1, -1, 0.1), RuntimeError("CUDA out of memory")):
+        fake[padded] = slower_wrong_or_too_large
+        assert chosen(candidates)[0] == plain
+    fake |= {padded: (1, 1, 0.6), plain: RuntimeError("no kernel")}  # slower than float32 only if it says so
+    assert chosen(candidates)[0] == padded
+    fake |= {LAST: RuntimeError("cuDNN"), FIRST: RuntimeError("cuDNN"), plain: (1, 1, 0.5)}  # nothing to compare with
+    fake |= {Kernels(BF16, channels_last=False): (1, 1, 1.0)}
+    assert not chosen(candidates[:4])[0].padded
+
+
 @pytest.mark.parametrize(
     "changes", [{"leaves": 1}, {"leaves": 11}, {"leaves": 16, "passes": 2, "recomputed": 2}, {"partial": True}], ids=str
 )
