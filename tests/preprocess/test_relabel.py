@@ -231,7 +231,7 @@ def test_shares_become_splits_without_decoding(pets: Preprocess) -> None:
     assert [split for _, split in table(pets).values()].count("test") >= 4
     move(pets, *NAMES[1:], to="val")
     for doing in (run, estimate):
-        with pytest.raises(UserError, match="every video in .*/videos has its split"):
+        with pytest.raises(UserError, match="every video in .*/videos already has a split"):
             doing(replace(pets, test=0.2))
 
 
@@ -293,7 +293,7 @@ def test_remembered_shares_allow_videos_with_splits(pets: Preprocess) -> None:
     assert set(splits(pets).values()) == {"train"}
     run(replace(pets, test=0))
     for doing in (run, estimate):
-        with pytest.raises(UserError, match="every video in .*/videos has its split, .*: leave them out"):
+        with pytest.raises(UserError, match="every video in .*/videos already has a split, .*, so leave them out"):
             doing(replace(pets, val=0.5))
     move(pets, *(f"train/{name}" for name in NAMES), to=".")
     run(pets)
@@ -303,7 +303,7 @@ def test_remembered_shares_allow_videos_with_splits(pets: Preprocess) -> None:
 def test_dry_run_uses_and_keeps_remembered_shares(pets: Preprocess, capsys: pytest.CaptureFixture[str]) -> None:
     run(replace(pets, test=0.5))
     for doing in (estimate, run):
-        with pytest.raises(UserError, match=r"--val is 0.6 and --test is 0.5; .* \(without the option, that of"):
+        with pytest.raises(UserError, match=r"--val is 0.6 and --test is 0.5; .* \(an option that is not given keeps"):
             doing(replace(pets, val=0.6))
     capsys.readouterr()
     for _ in range(2):
@@ -329,7 +329,7 @@ def test_shares_lost_with_a_damaged_plan_are_reported(pets: Preprocess, capsys: 
 
 @pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1.0), (0.5, 0.5), (float("nan"), 0)])
 def test_invalid_shares_are_refused(val: float, test: float) -> None:
-    with pytest.raises(UserError, match="--val is .* and --test is .*; they are fractions of the videos"):
+    with pytest.raises(UserError, match="--val is .* and --test is .*; they are fractions and must add up"):
         Preprocess(val=val, test=test)
 
 

@@ -220,7 +220,7 @@ def test_published_text_and_finetuned_models_load(tmp_path: Path, capsys: pytest
         ours.load_state_dict(trained.model.text_network.state_dict())
         assert (ours(words)[0] - features[0]).abs().max() > 0.01 and torch.equal(ours(words)[1], features[1])
     message = capsys.readouterr().err
-    assert message.count("30 frames at 15 per second (there 16), pixels from 0 to 1, 20 words") == 1
+    assert message.count("30 frames at 15 fps (the script uses 16), pixels from 0 to 1, 20 words") == 1
     clip, statistics = trained.settings.clip, trained.statistics
     assert (clip.frames, clip.stride, clip.size, clip.words) == (30, 2, 112, 20) and "HowTo100M" in message
     assert statistics.pixel_mean.tolist() == [0] * 3 and statistics.pixel_std.tolist() == [255] * 3
