@@ -1,4 +1,4 @@
-"""Batch norm over two ranks compiles into one graph, with the results of eager."""
+"""Batch norm compiles into one graph, over two ranks, too, with the results of eager."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from torch._dynamo.utils import counters
 
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.models.gdt import GDT
-from gdt.train.norm import RunningStatistics, synchronise
+from gdt.train.norm import RunningStatistics, allow_partial, synchronise
 from gdt.train.settings import SIZES
 
+SMALL = replace(SIZES["tiny"][1].network, stem=4, stem_middle=3, widths=(4,))
 MASKS = [[True, False, True, True], [True, True, False, False], [False] * 4]
 """Rows that count, by step; rank 1 has those of the next step."""
 
@@ -25,7 +26,7 @@ MASKS = [[True, False, True, True], [True, True, False, False], [False] * 4]
 def _trained(masks: Sequence[Tensor | None], recomputed: int, backend: str) -> list[Tensor]:
     """Features, gradients and statistics of a step of the synchronised video trunk per mask, compiled by a backend."""
     torch.manual_seed(0)
-    model = synchronise(GDT(replace(SIZES["tiny"][1].network, stem=4, stem_middle=3, widths=(4,)), ("video",)).train())
+    model = synchronise(GDT(SMALL, ("video",)).train())
     trunk = model.video_network
     trunk.base.recomputed = recomputed
     if backend:
@@ -62,3 +63,22 @@ def _rank(rank: int, folder: str, backend: str) -> None:
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_the_synchronised_trunk_compiles_into_one_graph_with_the_results_of_eager(backend: str, tmp_path: Path) -> None:
     mp.spawn(_rank, (str(tmp_path), backend), nprocs=2)
+
+
+def test_steps_do_not_compile_again() -> None:
+    """One graph for each of: with and without a gradient, with and without a mask, and for evaluation."""
+    trunk = allow_partial(GDT(SMALL, ("video",))).video_network
+    trunk.base.compile(dynamic=False, fullgraph=True, backend="eager")
+    statistics, graphs = RunningStatistics({"video": [trunk]}), counters["stats"]["unique_graphs"]
+    for mask in (None, *map(torch.tensor, MASKS), None):
+        trunk.eval()
+        with torch.no_grad():
+            trunk(torch.randn(4, 3, 4, 16, 16))
+        trunk.train()
+        with statistics.step(shared=True):
+            for gradient in (False, True, True):
+                statistics.count("video", mask)
+                with torch.set_grad_enabled(gradient):
+                    trunk(torch.randn(4, 3, 4, 16, 16))
+                statistics.add("video")
+    assert counters["stats"]["unique_graphs"] - graphs == 5 < torch._dynamo.config.recompile_limit

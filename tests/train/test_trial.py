@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from gdt.train import trial
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.kernels import Kernels, candidate_kernels
+from gdt.train.metrics import HostMark
 from gdt.train.models.gdt import GDT
 from gdt.train.models.r2plus1d import Block, R2Plus1D
 from gdt.train.settings import SIZES
 from gdt.train.trial import Trial, choose_kernels
+from tests.train.test_fake_cuda import GPU, fake_cuda
 
 TINY = SIZES["tiny"][1]
 CPU = torch.device("cpu")
@@ -178,17 +180,13 @@ def test_a_wrong_backward_pass_is_found(fault: str) -> None:
     assert found is LAST and "the gradient of a convolution differs from float32 by" in said[0]
 
 
-@pytest.fixture
-def untranslated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compilation by Dynamo alone, which takes seconds."""
+def traced(base: nn.Module, **options: Any) -> None:
+    """Compile by Dynamo alone, which takes seconds."""
+    nn.Module.compile(base, **options | {"backend": "eager"})
 
-    def traced(base: nn.Module, **options: object) -> None:
-        nn.Module.compile(base, backend="eager", **options)
 
+def test_parts_that_are_not_compiled_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(R2Plus1D, "compile", traced)
-
-
-def test_parts_that_are_not_compiled_are_said(untranslated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     what, kernels = replace(SMALL, network=replace(SMALL.network, widths=(4,))), Kernels(FLOAT, compiled=True)
     found, said = chosen([kernels], what)
     assert found == kernels and len(said) == 1
@@ -207,6 +205,15 @@ def test_parts_that_are_not_compiled_are_said(untranslated: None, monkeypatch: p
     assert "graph_break()" in said[1]
 
 
+def test_a_trial_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "mark", lambda device: HostMark())
+    what = replace(SMALL, passes=2, recomputed=1, partial=True)
+    with fake_cuda():
+        found = trial._computed(Kernels(BF16, padded=True), what, 2, True, GPU, None)
+    assert {x.device for x in (found.clips, found.features, *found.gradients.values())} == {GPU}
+    assert found.features.dtype == FLOAT and len(found.features) == len(found.clips) == 8
+
+
 def _rank(rank: int, folder: str) -> None:
     """Ranks whose trials fail at other places."""
     torch.set_num_threads(1)
@@ -219,7 +226,10 @@ def _rank(rank: int, folder: str) -> None:
     object.__setattr__(faulty, "fault", lambda model: rank and _conv(model).register_forward_hook(fails))
     found, said = chosen([faulty, LAST], replace(SMALL, shared=True))
     assert (found is faulty) == (rank == 0) and len(said) == 1 + rank, said
-    assert chosen([LAST], replace(SMALL, shared=True, partial=True))[0] is LAST  # another group of one
+    R2Plus1D.compile = traced  # type: ignore[method-assign]
+    compiled = Kernels(FLOAT, compiled=True)
+    found, said = chosen([compiled], replace(SMALL, shared=True, partial=True, recomputed=1))  # another group of one
+    assert found is compiled and len(said) == 1, said
     dist.barrier()
     leave_without_teardown()
 
