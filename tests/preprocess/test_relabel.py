@@ -307,10 +307,10 @@ def test_dry_run_uses_and_keeps_remembered_shares(pets: Preprocess, capsys: pyte
             doing(replace(pets, val=0.6))
     capsys.readouterr()
     for _ in range(2):
-        assert "6 of 6 videos decoded" in estimate(replace(pets, val=0.2))
+        assert "tried 6 of 6 videos: 0 unusable" in estimate(replace(pets, val=0.2))
         assert capsys.readouterr().out.startswith("--val is 0.2 and was 0.0; ")
     move(pets, *NAMES, to="val")
-    assert "6 of 6 videos decoded" in estimate(pets)
+    assert "tried 6 of 6 videos: 0 unusable" in estimate(pets)
     assert capsys.readouterr().out.startswith("decoding some")
 
 
