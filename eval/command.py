@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple, Union
 
 import tyro
 
-from gdt.command import COMMANDS as PROGRAMS
 from gdt.common import serialization
 from gdt.common.commandline import Options
 from gdt.common.variables import Variables, options_of
@@ -60,8 +59,14 @@ COMMANDS = {
 }
 
 
-def main(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, prog: str = "gdt eval") -> None:
-    command = settings_of(arguments, commands, prog)
+_DESCRIPTION = "Evaluate, compare and search compositions, extract features, draw batches."
+
+
+def main(
+    arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, prog: str = "gdt eval",
+    description: str = _DESCRIPTION,
+) -> None:  # fmt: skip
+    command = settings_of(arguments, commands, prog, description)
     if command is None:
         return
     chosen = next(one for one in commands.values() if isinstance(command, one.settings))
@@ -88,7 +93,10 @@ def options(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS
     return {name: option for one in chosen for name, option in options_of(one.settings).items()}
 
 
-def settings_of(arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, prog: str = "gdt eval") -> Any:
+def settings_of(
+    arguments: Sequence[str], commands: Mapping[str, Command] = COMMANDS, prog: str = "gdt eval",
+    description: str = _DESCRIPTION,
+) -> Any:  # fmt: skip
     """Parse the settings of a command, from options or as JSON (`common.serialization`), as subprocesses get them.
 
     Prints a list and returns None for --preset help and --factors help.
@@ -99,8 +107,6 @@ def settings_of(arguments: Sequence[str], commands: Mapping[str, Command] = COMM
     parsers: dict[str, Options[Any]] = {name: Options(one.settings) for name, one in commands.items()}
     subcommands = [Annotated[one.type, tyro.conf.subcommand(name, prefix_name=False)] for name, one in parsers.items()]
     one_of_them: Any = Union[tuple(subcommands)]  # noqa: UP007
-    what = PROGRAMS[prog.removeprefix("gdt ")].help
-    description = f"{what[0].upper()}{what[1:]}."
     parsed: Any = tyro.cli(one_of_them, prog=prog, description=description, args=arguments or ["--help"])
     (command,) = (one.settings(parsed) for one in parsers.values() if isinstance(parsed, one.type))
     if isinstance(command, ShowBatch | ShowTree) and "help" in (command.preset, command.factors):

@@ -21,7 +21,8 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    command.main(arguments, COMMANDS, "gdt study")
+    what = "Study the paper's theorem, figures and claim, check predictions, prepare GRID."
+    command.main(arguments, COMMANDS, "gdt study", what)
 
 
 def options(arguments: Sequence[str]) -> Variables:

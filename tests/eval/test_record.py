@@ -88,7 +88,7 @@ def test_earlier_results_of_the_same_videos_are_kept(tmp_path: Path, capsys: pyt
     write(path, [kept, replaced, other])
     assert with_earlier([ROW], path) == ([kept, ROW], [other])
     assert (
-        f"the table leaves out 1 earlier results (now in {tmp_path}/results-others.json): other videos"
+        f"the table leaves out 1 earlier results (now in {tmp_path}/results-others.json): different videos"
         in capsys.readouterr().out
     )
 
