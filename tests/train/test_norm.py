@@ -60,7 +60,9 @@ def _rank(rank: int, folder: str, backend: str) -> None:
     leave_without_teardown()
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+)
 def test_the_synchronised_trunk_compiles_into_one_graph_with_the_results_of_eager(backend: str, tmp_path: Path) -> None:
     mp.spawn(_rank, (str(tmp_path), backend), nprocs=2)
 
