@@ -7,8 +7,9 @@ estimate, not a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from math import prod
 from typing import Literal
 
@@ -17,7 +18,7 @@ import tyro
 from tabulate import tabulate
 
 from gdt.pipeline.presets import composition as composition_of
-from gdt.train.cost import WIDE, WIDER, memory, parameters, training_flops
+from gdt.train.cost import WIDE, WIDER, Held, memory, parameters, training_flops
 from gdt.train.memory import Fit, fit
 from gdt.train.settings import SIZES
 
@@ -48,35 +49,46 @@ def main(
     paper = replace(SIZES["paper"][1], batch_size=batch_size)
     of = (paper.network, paper.clip, _BANDS, _MODALITIES)
     stages = (0, WIDE, WIDER)
-    kept = {recomputed: memory(*of, torch.bfloat16, recomputed) for recomputed in stages}
     flops = {recomputed: training_flops(*of, recomputed) for recomputed in stages}
+
+    @cache
+    def held(recomputed: int, budget: bool) -> dict[str, Held]:
+        return memory(*of, torch.bfloat16, recomputed, budget)
+
     rows = []
     for name in presets:
         composition = composition_of(name, batch_size=batch_size)
         modalities = composition.modalities
         weights = parameters(paper.network, modalities)
-        own = {recomputed: {m: kept[recomputed][m] for m in modalities} for recomputed in stages}
+
+        def own(recomputed: int, budget: bool, modalities: Sequence[str] = modalities) -> dict[str, Held]:
+            return {m: held(recomputed, budget)[m] for m in modalities}
+
         clips = composition.clips_per_video
         leaves = {"video": clips, "audio": prod(factor.k for factor in composition.factors[1:]) - clips}
         for count in gpus:
             for kind in kinds:
                 gib, peak = _GPUS[kind]
-                one = fit(paper, composition, count, weights, 0.9 * gib * _GIB, own.__getitem__)
+                one = fit(paper, composition, count, weights, 0.9 * gib * _GIB, own, compiled=True)
                 total = videos * epochs * sum(_flops(one, flops, m) * n for m, n in leaves.items())
                 hours = total / (peak * 1e12 * share) / count / 3600
                 rows.append([
                     name, clips * batch_size, f"{count} x {kind}",
                     one.bn_group_size or "whole batch", one.micro_batch_size or "all",
-                    {0: "", WIDE: 1, WIDER: 2}[one.recomputed],
+                    {0: "", WIDE: "1 stage", WIDER: "2 stages"}[one.recomputed] or "cheap" * one.budget,
                     f"{one.needed / _GIB:.0f}", f"{hours:.1f}",
                 ])  # fmt: skip
     heads = ["preset", "clips/step", "GPUs", "batch norm over", "leaves/pass", "recomputed", "GiB/GPU", "hours"]
-    each = ", ".join(f"{m} {kept[0][m] / 2**20:.0f} MiB and {f / 1e9:.0f} GFLOPs" for m, f in flops[0].items())
-    again = " or ".join(f"{kept[r]['video'] / 2**20:.0f} MiB and {flops[r]['video'] / 1e9:.0f}" for r in stages[1:])
-    print(
-        f"per leaf, forward and backward: {each}\nvideo with one or two stages recomputed: {again} GFLOPs\n\n"
-        f"{tabulate(rows, heads, disable_numparse=True)}"
+    each = ", ".join(
+        f"{m} {held(0, False)[m].kept / 2**20:.0f} MiB and {f / 1e9:.0f} GFLOPs" for m, f in flops[0].items()
     )
+    again = "\n".join(
+        f"video with {what} recomputed: keeps {one.kept / 2**20:.0f} MiB, holds at most {one.peak / 2**20:.0f} MiB, "
+        f"{flops[stages]['video'] / 1e9:.0f} GFLOPs"
+        for what, stages in (("cheap operations", 0), ("1 stage", WIDE), ("2 stages", WIDER))
+        for one in [held(stages, True)["video"]]
+    )
+    print(f"per leaf, forward and backward: {each}\n{again}\n\n{tabulate(rows, heads, disable_numparse=True)}")
 
 
 def _flops(one: Fit, flops: Mapping[int, Mapping[str, float]], modality: str) -> float:

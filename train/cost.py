@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -38,12 +39,28 @@ _MOST = 4000.0
 """Clips/s that launches of kernels allow small networks; a guess."""
 
 
+class Held(NamedTuple):
+    """Bytes of activations that a leaf holds."""
+
+    kept: float
+    """From the forward pass to the backward pass."""
+    peak: float
+    """At most, with what the backward pass recomputes, and its gradients."""
+
+
 def memory(
-    network: Network, clip: Clip, bands: int, modalities: Sequence[str], dtype: torch.dtype, recomputed: int = 0
-) -> dict[str, float]:
-    """Maximum bytes that a leaf of each modality keeps for the backward pass; `recomputed` as in `Backbone`."""
+    network: Network, clip: Clip, bands: int, modalities: Sequence[str], dtype: torch.dtype, recomputed: int = 0,
+    budget: bool = False,
+) -> dict[str, Held]:  # fmt: skip
+    """What a leaf of each modality holds; `recomputed` as in `Backbone`, `budget`: as with `kernels.BUDGET`."""
     model = deepcopy(_counted(network, tuple(modalities))).to(dtype)
-    return _more(model, clip, bands, dtype, lambda name, given: _kept(model, name, given, recomputed))
+
+    def held(modality: str, inputs: Any) -> Held:
+        return _held(model, modality, inputs, recomputed, budget)
+
+    kept = _more(model, clip, bands, dtype, lambda modality, inputs: held(modality, inputs).kept)
+    peak = _more(model, clip, bands, dtype, lambda modality, inputs: held(modality, inputs).peak)
+    return {name: Held(kept[name], peak[name]) for name in kept}
 
 
 @cache
@@ -124,7 +141,7 @@ def peak_flops(device: torch.device) -> float | None:
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
-def _more(model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], int]) -> dict[str, float]:
+def _more(model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], float]) -> dict[str, float]:
     """Cost of one more leaf, by modality."""
     found = {}
     for modality in model.modalities:
@@ -142,36 +159,71 @@ def _inputs(model: GDT, modality: str, clip: Clip, bands: int, dtype: torch.dtyp
     return Words(vectors, vectors[..., 0] > 0, np.zeros((n, clip.words), np.int64))
 
 
-def _kept(model: GDT, modality: str, inputs: Any, recomputed: int) -> int:
-    """Bytes that autograd keeps."""
+@dataclass
+class _Block:
+    """Bytes in a block of the video trunk."""
+
+    given: int
+    """Its input."""
+    inside: int = 0
+    """What autograd keeps besides its input and output."""
+    made: int = 0
+    """Its output."""
+    convolved: list[int] = field(default_factory=list)
+    """Outputs of its convolutions."""
+
+
+def _held(model: GDT, modality: str, inputs: Any, recomputed: int, budget: bool) -> Held:
     kept: dict[int, int] = {}
-    held = []
-    parts: list[int] = []
+    storages = []
+    blocks: list[_Block] = []
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if not isinstance(tensor, nn.Parameter):
-            held.append(storage)  # so that its id is not reused
+            storages.append(storage)  # so that its id is not reused
             kept[id(storage)] = storage.nbytes()
         return tensor
 
     def before(module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        keep(given[0])  # recomputed blocks keep their inputs
-        parts.append(-sum(kept.values()))
+        keep(given[0])
+        blocks.append(_Block(given[0].untyped_storage().nbytes(), -sum(kept.values())))
 
     def after(module: nn.Module, given: Any, made: Tensor) -> None:
-        parts[-1] += sum(kept.values())
+        blocks[-1].made = keep(made).untyped_storage().nbytes()
+        blocks[-1].inside += sum(kept.values()) - blocks[-1].made
+
+    def convolved(module: nn.Module, given: Any, made: Tensor) -> None:
+        blocks[-1].convolved.append(made.untyped_storage().nbytes())
 
     trunk = getattr(model.get_submodule(f"{modality}_network"), "base", None)
-    blocks = [block for part in trunk.parts()[:recomputed] for block in part] if isinstance(trunk, Backbone) else []
-    hooks = [block.register_forward_pre_hook(before) for block in blocks]
-    hooks += [block.register_forward_hook(after) for block in blocks]
+    parts = trunk.parts() if isinstance(trunk, Backbone) else []
+    again = sum(len(part) for part in parts[:recomputed])  # blocks
+    hooks = []
+    for block in (block for part in parts for block in part):
+        hooks += [block.register_forward_pre_hook(before), block.register_forward_hook(after)]
+        hooks += [layer.register_forward_hook(convolved) for layer in block.modules() if isinstance(layer, nn.Conv3d)]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.embed(modality, inputs)
     for hook in hooks:
         hook.remove()
-    # only one recomputed block is in memory at a time
-    return sum(kept.values()) - sum(parts) + max(parts, default=0)
+    rest = sum(kept.values()) - sum(one.given + one.inside for one in blocks)  # after the blocks
+    if budget and blocks:
+        rest -= blocks[-1].made
+    live = sums = peak = 0
+    for number, one in enumerate(blocks):
+        widest, fresh = max(one.convolved, default=0), 0
+        if number < again:
+            live, fresh = live + one.given, one.inside
+        elif budget:  # keeps outputs of convolutions; recomputes their inputs, for which it needs the residual sums
+            live += sum(one.convolved) + (0 if number else one.given)
+            sums += one.given if number else 0
+            fresh = sums + widest
+        else:
+            live += one.given + one.inside
+        # with the gradients of a convolution's output and input, and of the sum
+        peak = max(peak, live + fresh + 3 * widest)
+    return Held(rest + live, max(peak, rest + live))
 
 
 def _flops(model: GDT, modality: str, inputs: Any) -> int:

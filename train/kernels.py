@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,8 @@ from gdt.train.models.gdt import GDT
 from gdt.train.padding import Shapes, pad_widths
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+BUDGET = 0.75
+"""Budget that keeps the outputs of convolutions, and recomputes what is between them; `cost.memory` counts it."""
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 
 
@@ -31,6 +35,8 @@ class Kernels:
     """Memory layout; the loader's batches are channels last."""
     compiled: bool = False
     """torch.compile for the video trunk, which fuses the operations between convolutions."""
+    budget: float = 1.0
+    """Share of the activations that the compiled trunk may keep: torch's activation_memory_budget."""
     padded: bool = False
     """Zero channels bring inner widths of convolutions to multiples of 8, as tensor cores need."""
 
@@ -38,6 +44,7 @@ class Kernels:
         return ", ".join(
             [str(self.precision).removeprefix("torch."), "channels last" if self.channels_last else "channels first"]
             + ["compiled"] * self.compiled
+            + [f"memory budget {self.budget}"] * (self.budget < 1)
             + ["padded"] * self.padded
         )
 
@@ -58,8 +65,19 @@ class Kernels:
         if self.compiled and "video" in model.modalities:
             if next(model.parameters()).device.type == "cuda" and (lacks := lacks_for_compiling()):
                 raise UserError(lacks)
-            model.video_network.base.compile(dynamic=False)
+            model.video_network.base.compile(dynamic=False, backend=_with_budget(self.budget))
         return shapes
+
+
+@cache  # graphs of another function count as compiled again
+def _with_budget(budget: float) -> Callable[..., Any]:
+    """torch.compile's default backend with a memory budget, which has to be set when a graph is split into passes."""
+
+    def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        with torch._functorch.config.patch(activation_memory_budget=budget):
+            return torch._dynamo.lookup_backend("inductor")(graph, inputs)
+
+    return compile_graph
 
 
 def _contiguous(trunk: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

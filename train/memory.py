@@ -11,7 +11,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.groups import check_groups
 from gdt.pipeline.loader import all_usable
-from gdt.train.cost import WIDE, WIDER, memory, most_leaves, parameters
-from gdt.train.kernels import PRECISIONS, Kernels, candidate_kernels
+from gdt.train.cost import WIDE, WIDER, Held, memory, most_leaves, parameters
+from gdt.train.kernels import BUDGET, PRECISIONS, Kernels, candidate_kernels
 from gdt.train.models.gdt import GDT
 from gdt.train.padding import pad_widths
 from gdt.train.settings import Pretrain
@@ -40,8 +40,8 @@ _SHORT = float("inf")
 _LESS = 0.75
 """Factor by which the planned memory shrinks after such a trial."""
 
-Memory = Callable[[int], dict[str, float]]
-"""Bytes that a leaf of each modality keeps, by the number of recomputed parts."""
+Memory = Callable[[int, bool], dict[str, Held]]
+"""What a leaf of each modality holds, by the number of recomputed parts, and whether there is a memory budget."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Fit:
     """As in the settings; 0 for all of the rank's leaves."""
     recomputed: int
     """Parts of the video trunk that are recomputed for the gradient."""
+    budget: bool
+    """Whether the trunk is compiled with a memory budget."""
     needed: float
     """Bytes, estimated."""
     room: float
@@ -71,8 +73,8 @@ class Fit:
         norm = f"groups of {self.bn_group_size} leaves" if self.bn_group_size else "the whole batch"
         norm += f" (a pass of more than {self.most} has activations of 2**31 elements)" if self.most else ""
         chunks = f", micro-batches of {self.micro_batch_size} leaves, embedded twice" if self.micro_batch_size else ""
-        again = ", activations of the first stages recomputed" if self.recomputed else ""
-        return f"batch norm over {norm}{chunks}{again}"
+        again = ["the first stages"] * bool(self.recomputed) + ["what is between convolutions"] * self.budget
+        return f"batch norm over {norm}{chunks}{', recomputed: ' * bool(again)}{' and '.join(again)}"
 
     @property
     def memory(self) -> str:
@@ -81,7 +83,10 @@ class Fit:
         return f"estimated {self.needed / _GIB:.1f} GiB for tensors, {self.room / _GIB:.1f} GiB available{short}"
 
 
-def fit(settings: Pretrain, composition: Composition, world: int, parameters: int, room: float, memory: Memory) -> Fit:
+def fit(
+    settings: Pretrain, composition: Composition, world: int, parameters: int, room: float, memory: Memory,
+    compiled: bool = False,
+) -> Fit:  # fmt: skip
     """The cheapest computation that fits into `room` bytes on each of `world` ranks.
 
     Groups and micro-batches in the settings are kept. Otherwise batch norm is over the whole batch if that fits, else
@@ -93,10 +98,11 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     most = most_leaves(settings.network, settings.clip) if "video" in composition.modalities else leaves
     fixed = _fixed(settings, composition, world, parameters)
     found: list[Fit] = []
-    for norm, chunk, recomputed in _from_best(settings, composition.batch_size, leaves, most):
-        kept = memory(recomputed)
-        needed = chunk * max(kept.values()) if chunk else leaves * sum(kept.values())
-        found.append(Fit(norm, chunk, recomputed, fixed + needed, room))
+    for norm, chunk, recomputed, budget in _from_best(settings, composition.batch_size, leaves, most, compiled):
+        held, of_pass = memory(recomputed, budget).values(), norm or leaves
+        kept = chunk * max(one.kept for one in held) if chunk else leaves * sum(one.kept for one in held)
+        again = of_pass * max(one.peak - one.kept for one in held)  # the backward pass takes one forward pass at a time
+        found.append(Fit(norm, chunk, recomputed, budget, fixed + kept + again, room))
         if found[-1].fits:
             break
     one, first = found[-1], found[0]
@@ -106,10 +112,12 @@ def fit(settings: Pretrain, composition: Composition, world: int, parameters: in
     return replace(one, most=most if decides else 0)
 
 
-def _from_best(settings: Pretrain, batch: int, leaves: int, most: int) -> Iterator[tuple[int, int, int]]:
-    """Allowed groups, micro-batches and recomputed parts, the best first; a pass has at most `most` leaves."""
+def _from_best(
+    settings: Pretrain, batch: int, leaves: int, most: int, compiled: bool
+) -> Iterator[tuple[int, int, int, bool]]:
+    """Allowed groups, micro-batches, recomputed parts and budget, the best first; a pass has at most `most` leaves."""
     asked, chunk = settings.bn_group_size, settings.micro_batch_size
-    stages = (0, WIDE, WIDER)
+    ways = [(0, False), *((recomputed, compiled) for recomputed in (0, WIDE, WIDER)[not compiled :])]
     _require_passes(settings, batch, leaves, most)
     sizes = [asked] if asked else [n for n in _divisors(batch, leaves) if n <= most]
     if chunk and not (sizes := [n for n in sizes if chunk % n == 0]):
@@ -118,14 +126,14 @@ def _from_best(settings: Pretrain, batch: int, leaves: int, most: int) -> Iterat
             f"divisor of the batch, {batch}"
         )
     if not asked and not chunk and leaves <= most:
-        yield from ((0, 0, recomputed) for recomputed in stages)
+        yield from ((0, 0, *way) for way in ways)
     if asked == 0:
         return
     for norm in sizes:
         number = leaves // norm
         chunks = [norm * n for n in range(number - 1, 0, -1) if number % n == 0]
         for several in [[chunk]] if chunk else [[0], chunks]:
-            yield from ((norm, size, recomputed) for recomputed in stages for size in several)
+            yield from ((norm, size, *way) for way in ways for size in several)
 
 
 def _divisors(batch: int, leaves: int) -> list[int]:
@@ -139,12 +147,12 @@ def _require_passes(settings: Pretrain, batch: int, leaves: int, most: int) -> N
     smaller = next((n for n in _divisors(batch, leaves) if n <= most), None)
     if (asked or leaves) <= most or (asked is None and smaller):
         return
-    ways = [f"set it to {smaller} or less for a new run"] if smaller else []
-    ways += [] if asked else [f"take at least {-(-leaves // most)} times as many GPUs"]
+    ways = [] if asked else [f"use at least {-(-leaves // most)} times as many GPUs"]
+    ways += [f"{'or ' * bool(ways)}(new runs only) set --bn-group-size to {smaller} or less"] if smaller else []
     raise UserError(
         f"{f'--batch-size {batch}' if asked is None else f'--bn-group-size {asked}'}: a forward pass of "
         f"{asked or leaves} clips has activations of 2**31 elements or more, which GPUs compute slowly or wrongly; "
-        f"{' or '.join(ways)}"
+        f"{', '.join(ways)}"
     )
 
 
@@ -206,17 +214,24 @@ def plan_run(
         candidates = [kernels for kernels in candidates if kernels.precision == numbers]
 
     @cache
-    def memory_of(recomputed: int) -> dict[str, float]:
-        return memory(settings.network, settings.clip, bands, composition.modalities, numbers, recomputed)
+    def memory_of(precision: torch.dtype, recomputed: int, budget: bool) -> dict[str, Held]:
+        return memory(settings.network, settings.clip, bands, composition.modalities, precision, recomputed, budget)
 
-    def tried(one: Fit) -> float:
+    def fitted(room: float) -> Fit:
+        """For the first of the candidates."""
+        first = candidates[0]
+        held = partial(memory_of, first.precision)
+        return fit(settings, composition, world, weights, room, held, first.compiled)
+
+    def tried(one: Fit, candidates: list[Kernels]) -> float:
         """Index of the first kernels that work."""
         if not trial or "video" not in composition.modalities:
             return 0
         leaves = min(one.bn_group_size or share, share)
         passes = (one.micro_batch_size or share) // leaves
-        shared, partial = world > 1 and not one.bn_group_size, not all_usable(composition.modalities, settings.loading)
-        tries = Trial(settings.network, settings.clip, leaves, passes, one.recomputed, shared, partial)
+        shared = world > 1 and not one.bn_group_size
+        masked = not all_usable(composition.modalities, settings.loading)
+        tries = Trial(settings.network, settings.clip, leaves, passes, one.recomputed, shared, masked)
         try:
             found = choose_kernels(candidates, tries, device, say)
         except (MemoryError, RuntimeError) as error:
@@ -228,22 +243,27 @@ def plan_run(
     free = available_memory(device) / (int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device.type == "cpu" else 1)
     while True:
         free = _least(free, device)
-        one = fit(settings, composition, world, weights, free, memory_of)
-        choice = tried(one)
+        one = fitted(free)
+        candidates = [replace(each, budget=BUDGET if one.budget and each.compiled else 1.0) for each in candidates]
+        choice = tried(one, candidates)
         # every rank joins the reduction, even if its trial failed, or the others would hang; the safest choice wins
         agreed = -_least(-choice, device)
         if agreed < _SHORT:
-            kernels = candidates[int(agreed)]
+            candidates = candidates[int(agreed) :]
             if agreed > choice:
-                say(f"computing in {kernels}, as another rank needs")
-            break
+                say(f"computing in {candidates[0]}, as another rank needs")
+            if fitted(free) == one:
+                break
+            say(f"planning again for {candidates[0]}, which needs more memory")
+            continue
         empty_caches()
-        smaller = fit(settings, composition, world, weights, free * _LESS, memory_of)
+        smaller = fitted(free * _LESS)
         if replace(smaller, room=one.room) == one:
-            kernels = next(one for one in candidates if not one.padded)
+            candidates = [each for each in candidates if not each.padded]
             break  # nothing needs less; if the run fails, its error says what to change
         say(f"out of memory with {one.batch} ({one.memory}); trying less")
         free *= _LESS
+    kernels = candidates[0]
     exact: Any = str(kernels.precision).removeprefix("torch.")
     settings = replace(
         settings, bn_group_size=one.bn_group_size, micro_batch_size=one.micro_batch_size, precision=exact

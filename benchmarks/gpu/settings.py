@@ -109,7 +109,6 @@ PREDICTED: dict[str, Any] = {
     "frames/s": "9000-13500",
 }  # fmt: skip
 """Of the best way, of its gain over the plain one, and of `smoke`."""
-BUDGET = 0.75
 
 
 @dataclass(frozen=True)

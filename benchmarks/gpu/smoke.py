@@ -20,7 +20,7 @@ from benchmarks.gpu.convolutions import WRONG, random_leaves
 from benchmarks.gpu.device import cudnn_settings, on_gpu, seconds
 from benchmarks.gpu.loading import CHOICES, rate
 from benchmarks.gpu.ranks import synchronised
-from benchmarks.gpu.settings import BUDGET, PREDICTED, Settings, Way
+from benchmarks.gpu.settings import PREDICTED, Settings, Way
 from benchmarks.gpu.shards import draw, draw_frames, encode
 from benchmarks.gpu.step import BANDS, measure
 from benchmarks.gpu.table import STARTED, Row, Rows, Values, read
@@ -32,6 +32,7 @@ from gdt.pipeline.engines import DaliEngine
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.sources.audio import dali_inputs, normalise
 from gdt.pipeline.sources.loading import Loading
+from gdt.train.kernels import BUDGET
 from gdt.train.models.r2plus1d import factorised, middle_channels
 
 SECONDS, COMPILING = 30.0, 90.0

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch._functorch.config as functorch
 from torch import Tensor, nn
 
 from benchmarks.gpu.convolutions import fold_convolutions
@@ -92,7 +90,7 @@ class Step:
         model = model_of(way, run, device)
         if way.side_stream:
             use_side_stream(model, device)
-        Kernels(precision, way.channels_last, way.compiled).apply(model)
+        Kernels(precision, way.channels_last, way.compiled, way.budget).apply(model)
         how = StepConfig(run.composition.factors, run.temperature, run.seed, precision, bn_group_size, micro_batch_size)
         self.batch = batch_of(take_rank(tree_of(run).plan(0, 0), 0, 1, bn_group_size), run, device)
         if not way.bytes:
@@ -106,7 +104,7 @@ class Step:
         self._compute: Callable[[], Metrics] = lambda: self.gradient(0, self.batch)
 
     def __call__(self) -> Metrics:
-        with self._libraries():
+        with cudnn_settings(self.way.cudnn_benchmark):
             metrics = self._compute()
             self.optimizer.step()
         if self.way.waits:
@@ -117,17 +115,9 @@ class Step:
         """Warm up; return the loss of the first step."""
         losses = [self().loss.clone() for _ in range(max(1, steps))]
         if self.way.graph:
-            with self._libraries():
+            with cudnn_settings(self.way.cudnn_benchmark):
                 self._compute = as_graph(self._compute, self._device)
         return float(losses[0])
-
-    @contextlib.contextmanager
-    def _libraries(self) -> Iterator[None]:
-        with (
-            cudnn_settings(self.way.cudnn_benchmark),
-            functorch.patch(activation_memory_budget=self.way.budget),
-        ):
-            yield
 
     def apart(self) -> tuple[float, float]:
         """Milliseconds of the video trunk: its forward pass, and from its backward pass to the end of a gradient."""
@@ -142,7 +132,7 @@ class Step:
 
         trunk = self.model.video_network
         hooks = trunk.register_forward_pre_hook(note), trunk.register_forward_hook(done)
-        with self._libraries():
+        with cudnn_settings(self.way.cudnn_benchmark):
             self.gradient(0, self.batch)
         note()
         for hook in hooks:
@@ -189,8 +179,8 @@ def measure(settings: Settings, device: torch.device, way: Way, leaves: int) -> 
     stated, what = peak_flops(device), (run.network, run.clip, BANDS, run.composition.modalities)
     if stated is not None:
         values["MFU %"] = 100 * leaves * sum(training_flops(*what).values()) / taken / stated
-    of_leaf = memory(*what, torch.bfloat16 if way.bfloat16 else torch.float32, way.recomputed)
-    values |= {"GiB": peak_memory(device), "GiB counted": leaves * sum(of_leaf.values()) / 2**30}
+    of_leaf = memory(*what, torch.bfloat16 if way.bfloat16 else torch.float32, way.recomputed, way.budget < 1)
+    values |= {"GiB": peak_memory(device), "GiB counted": leaves * sum(one.peak for one in of_leaf.values()) / 2**30}
     if way.one_forward and not way.graph:
         values["forward ms"], values["backward ms"] = step.apart()
     return values | {"warm-up s": warm, "loss": loss, "last loss": float(last[0].loss)}

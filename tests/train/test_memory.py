@@ -17,11 +17,12 @@ from torch.utils._pytree import tree_leaves
 
 from gdt.common.errors import UserError
 from gdt.pipeline.groups import take_rank
+from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.train import memory as fitting
-from gdt.train.cost import WIDE, WIDER, memory, training_flops
-from gdt.train.kernels import Kernels
+from gdt.train.cost import WIDE, WIDER, Held, memory, training_flops
+from gdt.train.kernels import BUDGET, Kernels
 from gdt.train.learner import Learner
 from gdt.train.memory import Fit, available_memory, fit, plan_run
 from gdt.train.models.gdt import GDT
@@ -40,28 +41,31 @@ SMALL = replace(
 )  # fmt: skip
 
 
-def kept(recomputed: int) -> dict[str, float]:
+def held(recomputed: int, budget: bool) -> dict[str, Held]:
     """Roughly the memory of a leaf of the paper's networks in bfloat16."""
-    return {"video": {0: 450, WIDE: 261, WIDER: 179}[recomputed] * 2**20, "audio": 0.7 * 2**20}
+    plain = {0: (450, 450), WIDE: (146, 240), WIDER: (70, 240)}
+    kept, peak = ({0: (228, 297), WIDE: (82, 240), WIDER: (54, 240)} if budget else plain)[recomputed]
+    return {"video": Held(kept * 2**20, peak * 2**20), "audio": Held(0.7 * 2**20, 0.7 * 2**20)}
 
 
-def fitted(world: int, gib: float, **changes: object) -> Fit:
+def fitted(world: int, gib: float, compiled: bool = False, **changes: object) -> Fit:
     settings = replace(PAPER, **changes)
-    return fit(settings, settings.composition, world, 47_000_000, gib * GIB, kept)
+    return fit(settings, settings.composition, world, 47_000_000, gib * GIB, held, compiled)
 
 
 def test_the_whole_batch_if_it_fits_else_the_largest_groups() -> None:
     found = {
         (preset, world, gib): (one.bn_group_size, one.micro_batch_size, one.recomputed)
-        for preset, world, gib in (("e", 8, 78), ("l", 8, 139), ("l", 8, 78), ("l", 1, 78), ("e", 1, 22))
+        for preset, world, gib in (("e", 8, 78), ("l", 8, 139), ("l", 8, 78), ("l", 1, 78), ("e", 1, 22), ("e", 1, 78))
         for one in [fitted(world, gib, preset=preset)]
     }
     assert found == {
         ("e", 8, 78): (0, 0, 0),
         ("l", 8, 139): (128, 0, 0),
-        ("l", 8, 78): (128, 0, WIDER),
+        ("l", 8, 78): (128, 0, WIDE),
         ("l", 1, 78): (128, 128, 0),
-        ("e", 1, 22): (64, 64, WIDER),
+        ("e", 1, 22): (64, 64, WIDE),
+        ("e", 1, 78): (128, 0, WIDER),
     }
     for world in (1, 2, 4, 8, 64):
         for gib in (16, 24, 40, 80, 141):
@@ -70,6 +74,25 @@ def test_the_whole_batch_if_it_fits_else_the_largest_groups() -> None:
                 assert one.needed <= 0.85 * one.room, (world, gib, preset)  # every current GPU can train every row
                 assert 512 % (size := one.bn_group_size or 1) == 0 and one.micro_batch_size % size == 0
                 assert 512 * {"a": 2, "e": 1, "l": 4}[preset] // world % size == 0
+
+
+def test_a_compiled_network_recomputes_what_is_between_convolutions_before_stages() -> None:
+    found = {
+        (preset, world, gib): (one.bn_group_size, one.micro_batch_size, one.recomputed, one.budget)
+        for preset, world, gib in (("e", 8, 40), ("e", 8, 24), ("l", 8, 82), ("l", 8, 72), ("e", 1, 72))
+        for one in [fitted(world, gib, compiled=True, preset=preset)]
+    }
+    assert found == {
+        ("e", 8, 40): (0, 0, 0, False),
+        ("e", 8, 24): (0, 0, 0, True),
+        ("l", 8, 82): (128, 0, 0, True),
+        ("l", 8, 72): (128, 0, WIDE, True),
+        ("e", 1, 72): (128, 0, WIDER, True),
+    }
+    assert fitted(8, 24, compiled=True, preset="e").batch.endswith(
+        "whole batch, recomputed: what is between convolutions"
+    )
+    assert not fitted(8, 24, preset="e").budget
 
 
 def test_settings_are_kept_even_if_they_do_not_fit() -> None:
@@ -123,7 +146,7 @@ def test_no_planned_pass_has_an_activation_of_two_to_the_31_elements() -> None:
                 for batch_size in (None, 256, 2048):
                     for chunk in (0, 64, 1024):
                         changes = {"preset": preset, "batch_size": batch_size, "micro_batch_size": chunk}
-                        one = fitted(world, gib, **changes)
+                        one = fitted(world, gib, compiled=gib > 50, **changes)
                         composition = replace(PAPER, **changes).composition
                         share = composition.batch_size * composition.clips_per_video // world
                         of_pass = one.bn_group_size or share
@@ -132,40 +155,54 @@ def test_no_planned_pass_has_an_activation_of_two_to_the_31_elements() -> None:
     assert max(sizes) == 128
     limited, scarce = fitted(1, 139, preset="e"), fitted(1, 16, preset="e")
     reason = " (a pass of more than 158 has activations of 2**31 elements)"
-    assert limited.batch.startswith(f"batch norm over groups of 128 leaves{reason}, activations of")
+    assert limited.batch.startswith(f"batch norm over groups of 128 leaves{reason}, recomputed: the first")
     assert reason not in scarce.batch and reason not in fitted(8, 78, preset="e").batch
     for world, changes, message in (
-        (8, {"bn_group_size": 0}, "group-size 0: a forward pass of 256 clips has .* or take at least 2 times as many"),
-        (8, {"bn_group_size": 256}, "--bn-group-size 256: a forward pass of 256 clips .* set it to 128 or less for a"),
-        (1, {"preset": "e", "batch_size": 211}, "--batch-size 211: a forward pass of 211 clips has .*; take at least"),
+        (8, {"bn_group_size": 0}, r"256 clips .*; use at least 2 times as many GPUs, or \(new runs only\) set --bn-g"),
+        (
+            8,
+            {"bn_group_size": 256},
+            r"^--bn-group-size 256: .* 256 clips .*; \(new runs only\) set .* to 128 or less$",
+        ),
+        (
+            1,
+            {"preset": "e", "batch_size": 211},
+            "^--batch-size 211: .* 211 clips .* at least 2 times as many GPUs$",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             fitted(world, 180, **changes)
 
 
+def kept_by(model: GDT, clip: Clip, leaves: int) -> int:
+    """Bytes that autograd keeps in a forward pass, without parameters."""
+    storages = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        out = model.embed("video", torch.randn(leaves, 3, clip.frames, clip.size, clip.size))
+    assert out.requires_grad
+    return sum(storage.nbytes() for storage in storages.values())
+
+
 def test_counted_memory_and_flops_equal_those_of_a_real_pass() -> None:
     """Against what autograd keeps for one more leaf, and the arithmetic of the convolutions."""
     network, clip = TINY.network, TINY.clip
-    found = memory(network, clip, 40, ("video",), torch.float32)["video"]
+    found = memory(network, clip, 40, ("video",), torch.float32)["video"].kept
     again = memory(network, clip, 40, ("video",), torch.float32, WIDE)["video"]
     model = GDT(network, ("video",)).train()
 
     def really(leaves: int, recomputed: int) -> int:
-        storages = {}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            if not isinstance(tensor, torch.nn.Parameter):
-                storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
-            return tensor
-
         model.video_network.base.recomputed = recomputed
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            out = model.embed("video", torch.randn(leaves, 3, clip.frames, clip.size, clip.size))
-        assert out.requires_grad
-        return sum(storage.nbytes() for storage in storages.values())
+        return kept_by(model, clip, leaves)
 
     assert really(5, 0) - really(3, 0) == pytest.approx(2 * found, rel=0.02)
-    assert again < 0.8 * found
+    assert really(5, WIDE) - really(3, WIDE) == pytest.approx(2 * again.kept, rel=0.02)
+    assert again.kept < again.peak < 0.8 * found
     flops = training_flops(network, clip, 40, ("video", "audio"))
     stem = 2 * 3 * 49 * network.stem_middle * clip.frames * 16 * 16  # the first convolution, forward
     assert 3 * stem < flops["video"] < 3 * 40 * stem and 0 < flops["audio"] < flops["video"]
@@ -185,6 +222,30 @@ def test_convolutions_get_the_chosen_layout(channels_last: bool) -> None:
     assert seen[0].is_contiguous() != channels_last
     # with channels last, a CPU's convolutions choose their output layout themselves
     assert channels_last or all(x.is_contiguous() for x in seen)
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_budget_is_planned_only_for_compiled_kernels(monkeypatch: pytest.MonkeyPatch, rejected: bool) -> None:
+    """Kernels that need more memory, since they are not compiled or not bfloat16, are planned and tried again."""
+    tried: list[list[Kernels]] = []
+
+    def trial(candidates: list[Kernels], *rest: object) -> Kernels:
+        tried.append(candidates)
+        return next(each for each in candidates if not (rejected and each.precision == torch.bfloat16))
+
+    monkeypatch.setattr(fitting, "choose_kernels", trial)
+    monkeypatch.setattr(fitting, "available_memory", lambda device: 0.0508 * GIB)
+    said: list[str] = []
+    settings = replace(SMALL, preset="e", batch_size=32, precision="bfloat16", compile="on")
+    plan = plan_run(settings, settings.composition, 40, None, CPU, 1, said.append, trial=True)
+    first, *again = tried
+    assert first[0] == Kernels(torch.bfloat16, compiled=True, budget=BUDGET) and first[1] == Kernels(torch.bfloat16)
+    assert plan.fit.fits and plan.fit.budget != rejected
+    if not rejected:
+        assert plan.kernels == first[0] and not again and plan.fit.bn_group_size == 0
+        return
+    assert plan.kernels == Kernels(torch.float32) and again == [first[3:]] and 0 < plan.fit.bn_group_size < 32
+    assert said == ["planning again for float32, channels last, which needs more memory"]
 
 
 def test_a_trial_out_of_memory_leads_to_smaller_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,6 +413,19 @@ def test_out_of_memory_is_raised_if_nothing_smaller_is_possible(
     with pytest.raises(torch.OutOfMemoryError):  # the whole batch cannot be split: more is recomputed, then it fails
         curve(shards, most=3)
     assert "now recomputing activations of the first stages" in capsys.readouterr().out
+
+
+def test_a_memory_budget_keeps_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the split into forward and backward passes that torch.compile makes, without its machine code."""
+    lookup = torch._dynamo.lookup_backend
+    monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: lookup("aot_eager_decomp_partition"))
+    network, clip = replace(TINY.network, widths=(16, 32), depth=2), TINY.clip
+    for recomputed in (0, WIDE):
+        model = GDT(network, ("video",)).train()
+        model.video_network.base.recomputed = recomputed
+        Kernels(torch.float32, compiled=True, budget=BUDGET).apply(model)
+        counted = memory(network, clip, 40, ("video",), torch.float32, recomputed, True)["video"].kept
+        assert kept_by(model, clip, 5) - kept_by(model, clip, 3) == pytest.approx(2 * counted, rel=0.02)
 
 
 @pytest.mark.slow  # compiles C++ for a minute or two
