@@ -98,7 +98,8 @@ class Trainer:
             settings = replace(settings, precision=begun.precision)
         # before the plan, which counts the memory that remains
         self.decoder = self.choose_decoder(settings)
-        trial = device.type != "cpu" or settings.compile == "on"
+        # a CPU computes as it always did, unless asked to compile or round: oneDNN has wrong gradients in bfloat16, too
+        trial = device.type != "cpu" or settings.compile == "on" or settings.precision == "bfloat16"
         plan = plan_run(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
         self.settings, self.fit, self.kernels = plan.settings, plan.fit, plan.kernels
         self.learner = Learner(self.settings, self.tree, self.data, device, world, plan.kernels, self.fit.recomputed)
