@@ -36,8 +36,8 @@ KNOWN = {"nvidia-nvimgcodec-cu13": "0.9", "nvidia-nvjpeg": "13.3"}
 """Versions of constraints.txt; with others the JPEG engine is refused. It ignored a stream's order in nvJPEG 12.3 to
 13.2 on H100.
 """
-PREDICTED = 480.0
-"""Clips/s of one modality that one H100 is predicted to train on with the paper's networks."""
+PREDICTED = 450.0
+"""The most clips/s of one modality that one H100 is predicted to train on with the paper's networks."""
 _OVERHEAD = 1.2
 """Processor time of a clip relative to that of decoding and cropping: reading, checksums, sound, Python."""
 _FRAMES = 8

@@ -33,8 +33,8 @@ _PEAKS = {
     "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
 }  # fmt: skip
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
-_SHARE = 0.22
-"""Predicted MFU: 480 clips/s of the paper's networks on an H100."""
+_SHARE = 0.21
+"""The highest predicted MFU: 450 clips/s of the paper's networks on an H100."""
 _MOST = 4000.0
 """Clips/s that launches of kernels allow small networks; a guess."""
 
