@@ -82,3 +82,15 @@ def test_values_are_those_of_the_records() -> None:
     assert value == Value(
         "set", "videos", ROW.preset, ROW.seed, ROW.label, "R@1", metric.value, metric.low, metric.high
     )
+
+
+def test_the_page_says_what_the_published_values_say() -> None:
+    lines = claim_predictions(ClaimPredictions((ROOT / "docs" / "claim.csv",))).splitlines()
+    judged = {line.split()[0]: line.split()[-1] for line in lines if re.match(r"\d+ .*(held|failed|undecided)$", line)}
+    page = re.findall(r"^\| (\d+): .* \| \**(held|failed|undecided)\** \|$", (ROOT / "docs/claim.md").read_text(), re.M)
+    assert dict(page) == judged and len(judged) > 5
+    points = {line.split()[0]: found[0] for line in lines if (found := re.findall(r"[-+]\d+\.\d(?= \()", line))}
+    written = (ROOT / "docs" / "claim.md").read_text()
+    assert all(
+        re.search(rf"^\| {number}: .*\| {re.escape(value)} \(", written, re.M) for number, value in points.items()
+    )
