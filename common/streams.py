@@ -47,6 +47,8 @@ class Stream(StrEnum):
     """Videos found by their sound in the report: seed."""
     SHOWN_QUERIES = auto()
     """Queries in the report: seed."""
+    DECODERS = auto()
+    """Orders in which a GPU's decoders are checked."""
     MOMENTS = auto()
     """Videos of synthetic-moments: seed, split, action, number; and 1 for what is not drawn as in synthetic."""
     FIGURES = auto()

@@ -14,6 +14,7 @@ import simplejpeg
 import torch
 
 from gdt.common.errors import UserError
+from gdt.common.streams import Stream, generator
 from gdt.pipeline.compiled import resize
 from gdt.pipeline.device import Device, loader_device
 from gdt.pipeline.engines import CoresEngine, Engine, Run, dali_message, decode, engine, taps
@@ -164,7 +165,7 @@ def check(
     device = loader_device(device) if isinstance(device, torch.device) else device
     clip = Clip(frames=1)
     sizes = np.array([simplejpeg.decode_jpeg_header(jpeg)[:2] for jpeg in jpegs])
-    rng, n = np.random.default_rng(0), len(jpegs)
+    rng, n = generator(Stream.DECODERS), len(jpegs)
     orders = [rng.permutation(n) for _ in range(rounds)]
 
     def runs(orders: Sequence[np.ndarray], queue: Callable[[], None]) -> Iterator[Run]:

@@ -78,7 +78,7 @@ def estimate(settings: Preprocess) -> str:
         return (
             f"tried {sum(sample.videos for sample in samples)} of {plural(len(videos), 'video')}: "
             f"{len(rejected)} unusable"
-            + (f"; {videos.missing} listed but missing or not regular files\n" if videos.missing else "\n")
+            + (f"; {videos.missing} missing or not regular files\n" if videos.missing else "\n")
             + "".join(f"  {row['path']}: {row['reason']}\n" for row in rejected[:_SHOWN])
             + (f"  and {len(rejected) - _SHOWN} more\n" if len(rejected) > _SHOWN else "")
             + f"about {_size(size)} of shards from {_size(videos.source_bytes)} of videos\n"

@@ -49,7 +49,7 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree of videos) or a data set; a wrong name lists them all."""
+    """folder (any tree of videos) or a data set; a wrong name lists all."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
@@ -64,13 +64,13 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of videos without a split that become val; later runs reuse it."""
+    """Fraction of videos without a split that become val; reused later."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
     """Files with the same id: refuse them (an error), or keep the first."""
     drop_missing: bool = False
-    """Rebuild finished shards to leave out videos no longer in --source."""
+    """Rebuild finished shards without the videos no longer in --source."""
     dry_run: bool = False
     """Estimate time and size from a few videos; write nothing."""
 

@@ -70,6 +70,7 @@ def test_the_synchronised_trunk_compiles_into_one_graph_with_the_results_of_eage
 def test_steps_do_not_compile_again() -> None:
     """One graph for each of: with and without a gradient, with and without a mask, and for evaluation."""
     trunk = allow_partial(GDT(SMALL, ("video",))).video_network
+    torch.compiler.reset()  # other tests may have compiled the same code
     trunk.base.compile(dynamic=False, fullgraph=True, backend="eager")
     statistics, graphs = RunningStatistics({"video": [trunk]}), counters["stats"]["unique_graphs"]
     for mask in (None, *map(torch.tensor, MASKS), None):

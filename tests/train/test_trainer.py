@@ -187,5 +187,5 @@ def test_the_choice_of_a_decoder_knows_the_rate_of_training(index: Index, monkey
     bare: Any = SimpleNamespace(index=index, device=torch.device("cuda"))
     for row, settings in (("e", PAPER), ("l", PAPER), ("tiny", TINY)):
         Trainer.choose_decoder(bare, replace(settings, preset="l" if row == "tiny" else row))
-    assert [asked[row][1:] for row in ("e", "l")] == [[pytest.approx(473, rel=0.01), shared] for shared in (1, 2)]
+    assert [asked[row][1:] for row in ("e", "l")] == [[pytest.approx(451, rel=0.01), shared] for shared in (1, 2)]
     assert asked["tiny"] == [TINY.loading, 4000, 2]
