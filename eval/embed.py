@@ -16,6 +16,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
@@ -98,6 +99,8 @@ class Embed:
             raise UserError(f"--clips is {self.clips}; it must be 1 or more")
         if self.out.suffix not in _WRITERS:
             raise UserError(f"--out is {self.out}; its name must end in {', '.join(_WRITERS)}")
+        if self.out.suffix == ".parquet" and find_spec("pyarrow") is None:
+            raise UserError("--out: writing .parquet needs pyarrow; 'pip install pyarrow', or set it to .h5 or .npz")
         require_new_file(self.out, self.overwrite)
 
 
@@ -115,7 +118,7 @@ class Features:
     """By modality, float32 [n, d]; NaN for videos where it is missing or shorter than a clip (see
     `pipeline.clips.usable`)."""
     metadata: dict[str, str]
-    """Checkpoint, kind, number and size of clips, provenance."""
+    """Checkpoint, digest of its weights, kind, number and size of clips, provenance."""
     skipped: tuple[tuple[str, str], ...] = ()
     """Skipped files with reasons; not stored."""
 
@@ -269,7 +272,7 @@ def features_of(
     from gdt.pipeline.loader import Loader
     from gdt.train.models.gdt import any_device, autocast
 
-    device = device or any_device()
+    device, weights = device or any_device(), trained.digest()
     index, model, clip = trained.normalise(index), trained.model, trained.settings.clip
     crop = centred(trained.settings.augmentation.scale[0])
     audible = np.ones(len(index), bool)
@@ -304,7 +307,7 @@ def features_of(
         raise UserError(f"the {' and '.join(modalities)} of every video is missing or shorter than a clip")
     metadata = {
         "format": FORMAT, "kind": kind, "per": per, "clips": str(clips), "clip": str(clip),
-        "provenance": serialization.to_json(Provenance.of(device)),
+        "weights": weights, "provenance": serialization.to_json(Provenance.of(device)),
     }  # fmt: skip
     if per == "video":
         return Features(index.id, np.full(len(index), "", object), np.zeros(len(index), np.float32), found, metadata)
@@ -347,11 +350,9 @@ def _write_npz(path: Path, rows: Features) -> None:
 
 
 def _write_parquet(path: Path, rows: Features) -> None:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise UserError("writing .parquet needs pyarrow: 'pip install pyarrow', or set --out to .h5 or .npz") from error
+    import pyarrow
+    from pyarrow import parquet
+
     columns = {"id": rows.id.tolist(), "path": rows.path.tolist(), "start": rows.start}
     for name, values in rows.features.items():
         columns[name] = pyarrow.FixedSizeListArray.from_arrays(values.reshape(-1), values.shape[1])

@@ -135,8 +135,10 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
             "features of trunks cannot be compared across modalities; write the file again with 'gdt eval embed --kind "
             "embeddings'"
         )
-    if query.features[by].shape[1] != rows.features[among].shape[1]:
-        raise UserError("the features are of different models; embed both with the same checkpoint")
+    weights = {each.metadata.get("weights") for each in (query, rows)} - {None}  # older files have none
+    if len(weights) > 1 or query.features[by].shape[1] != rows.features[among].shape[1]:
+        checkpoints = " and ".join(each.metadata["checkpoint"] for each in (query, rows))
+        raise UserError(f"the features are of different models, {checkpoints}; embed both with the same checkpoint")
 
 
 def _embed_query(settings: Nearest, rows: Features) -> Features:

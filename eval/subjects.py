@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.checkpoint import NAME, Trained, load_model
-from gdt.train.tensors import raw
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,7 @@ class Model:
     @cached_property
     def digest(self) -> str:
         """Digest of the weights, the statistics of their inputs, the clip and the crops."""
-        value = hashlib.sha256()
-        for name, tensor in sorted(self.trained.model.state_dict().items()):
-            value.update(name.encode())
-            value.update(raw(tensor))
-        settings = self.trained.settings
-        inputs = [self.trained.statistics.to_numbers(), asdict(settings.clip), asdict(settings.augmentation)]
-        value.update(json.dumps(inputs).encode())
-        return value.hexdigest()
+        return self.trained.digest()
 
     @property
     def folder(self) -> str:

@@ -154,7 +154,8 @@ def _measure(settings: Claim, one: Set, making: float, out: Path) -> Seconds:
     ablation(short)
     evaluated = time.monotonic()
     if settings.test_factors != "none":
-        ablation(replace(short, rows=short.rows[:1], test_factors="first"))
+        batch = plan(short).runs[0].pretraining.composition.batch_size  # alone, the row may allow larger ones
+        ablation(replace(short, rows=short.rows[:1], test_factors="first", batch_size=batch))
     step = {}
     for run in plan(short).runs:
         clips = run.pretraining.composition.batch_size * run.pretraining.composition.clips_per_video

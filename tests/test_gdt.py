@@ -148,7 +148,8 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
     mute = replace(stored, features=stored.features | {"audio": np.full_like(stored.features["audio"], np.nan)})
     pictures = replace(stored, features={"video": stored.features["video"]})
     trunks = replace(stored, metadata=stored.metadata | {"kind": "features"})
-    names = {"stored": stored, "trunks": trunks, "mute": mute, "pictures": pictures}
+    other = replace(stored, metadata=stored.metadata | {"weights": "others", "checkpoint": "other.pt"})
+    names = {"stored": stored, "other": other, "trunks": trunks, "mute": mute, "pictures": pictures}
     return names | {"first": stored.id[0], "model": model, "shards": shards}
 
 
@@ -161,6 +162,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
             "cannot be compared across modalities",
         ),
         (lambda r: gdt.nearest(r["trunks"], r["stored"]), "cannot be compared with features"),
+        (lambda r: gdt.nearest(r["stored"], r["other"]), "of different models, other.pt and "),
         (lambda r: gdt.nearest(r["stored"], r["first"], k=0), "k is 0"),
         (
             lambda r: gdt.nearest(r["mute"], r["first"], by="audio"),

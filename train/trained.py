@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from gdt.pipeline.shards.index import Index, Statistics
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
+from gdt.train.tensors import raw
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,16 @@ class Trained:
         """Modalities whose heads are random, since external weights may be trunks alone."""
         fresh = self.foreign.fresh if self.foreign else ()
         return tuple(name for name in self.model.modalities if f"mlp_{name[0]}" in fresh)
+
+    def digest(self) -> str:
+        """Digest of the weights, the statistics of their inputs, the clip and the crops."""
+        value = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            value.update(name.encode())
+            value.update(raw(tensor))
+        inputs = [self.statistics.to_numbers(), asdict(self.settings.clip), asdict(self.settings.augmentation)]
+        value.update(json.dumps(inputs).encode())
+        return value.hexdigest()
 
     def untrained(self) -> Trained:
         """The same model with the initial weights of its run."""

@@ -336,3 +336,11 @@ def test_real_videos_are_embedded_and_bad_ones_are_listed(checkpoint: Path, real
     assert len(rows.id) > 10 and rows.skipped and len(rows.id) + len(rows.skipped) <= len(files)
     assert all(Path(path).is_file() for path in rows.path) and all(reason for _, reason in rows.skipped)
     assert not np.isnan(rows.features["video"]).any()
+
+
+def test_parquet_without_pyarrow_is_refused_before_anything_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gdt.eval.embed.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="--out: writing .parquet needs pyarrow; 'pip install pyarrow', or set it to"):
+        Embed(tmp_path / "x.pt", (tmp_path,), out=tmp_path / "x.parquet")

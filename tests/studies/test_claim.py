@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from PIL import Image
@@ -61,6 +62,20 @@ def test_a_study_says_its_hours_runs_and_resumes(
     capsys.readouterr()
     claim(given)
     assert not commands and "0 runs left" in capsys.readouterr().out
+
+
+def test_a_study_of_few_videos_measures_with_one_batch_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows can use different numbers of videos, which limits the default batch."""
+    (tmp_path / "metrics.jsonl").write_text('{"clips_per_second": 6.0}\n' * 12)
+    composition = SimpleNamespace(batch_size=3, clips_per_video=2)
+    planned = SimpleNamespace(
+        runs=[SimpleNamespace(row="e", folder=tmp_path, pretraining=SimpleNamespace(composition=composition))]
+    )
+    batches: list[tuple[int, int]] = []
+    monkeypatch.setattr(study, "plan", lambda settings: planned)
+    monkeypatch.setattr(study, "ablation", lambda each: batches.append((len(each.rows), each.batch_size)))
+    seconds = study._measure(Claim("mine", rows=("e", "l")), study.Set("mine", ""), 0.0, tmp_path)
+    assert batches == [(2, 0), (1, 3)] and seconds.step == {"e": 1.0}
 
 
 def test_sets_of_the_dial_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
