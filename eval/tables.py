@@ -244,7 +244,8 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
         others = {} if first.label or not of_video else reported(first.dataset, protocols, samples)
         pairs = PROTOCOLS[first.protocol].pairs
         sentences = [f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items()] if pairs else []
-        brief = [_caption(groups), *([] if tables else few_videos(records)), *sentences[-1:]]
+        trained = [text for text, own in zip(sentences, groups.values(), strict=False) if own[0].preset != RANDOM]
+        brief = [_caption(groups), *([] if tables else few_videos(records)), *trained[-_PRINTED:]]
         brief += [*main_verdicts(groups), *_seen_in_pretraining(groups)]
         published = any(column in values for values in others.values() for column in columns(groups))
         if published and all(_PUBLISHED not in table.brief for table in tables):
@@ -290,7 +291,8 @@ def _rows(records: Sequence[Record]) -> dict[str, list[Record]]:
 def _names(records: Sequence[Record]) -> dict[tuple[str, str], str]:
     """Names of rows by model and weights.
 
-    Where several weights share a name, random ones are named by the run whose network they have, others by a digest.
+    Where several weights share a name, random ones are named by the run whose network they have, others by their steps
+    or else a digest.
     """
     firsts = {(each.model, each.weights): each for each in reversed(records)}
     names = {}
@@ -302,6 +304,8 @@ def _names(records: Sequence[Record]) -> dict[tuple[str, str], str]:
             names[model, weights] = model
         elif model == RANDOM and runs.count(own) == 1:
             names[model, weights] = f"{RANDOM} of {own}"
+        elif [other.step for other in namesakes].count(first.step) == 1:
+            names[model, weights] = f"{model} ({first.step} steps)"
         else:
             names[model, weights] = f"{model} ({weights[:8]})"
     return names

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
+from gdt.eval import tables
 from gdt.eval.ablation.compare import with_earlier
 from gdt.eval.metrics import Metric
 from gdt.eval.record import RANDOM, Factor, Record, read, settings_of, write
@@ -230,3 +231,12 @@ def test_a_small_gallery_is_named_by_its_own_metric() -> None:
     small, large = (replace(ROW, queries=60, gallery=n, metrics=m) for n, m in zip((4, 20), full, strict=True))
     (warning,) = few_videos([small, large])
     assert "R@5: 100 % for any model, as the gallery has 4 videos; R@20: 100 %" in warning and "20 videos" in warning
+
+
+def test_rows_of_one_run_are_named_by_their_steps() -> None:
+    """By a digest if those are the same."""
+    early, late = (replace(ROW, weights=f"{k}" * 64, step=k * 100) for k in (1, 2))
+    names = tables._names([early, late])
+    assert sorted(names.values()) == [f"{ROW.model} (100 steps)", f"{ROW.model} (200 steps)"]
+    names = tables._names([early, replace(late, step=100)])
+    assert sorted(names.values()) == [f"{ROW.model} (11111111)", f"{ROW.model} (22222222)"]
