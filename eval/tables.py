@@ -243,14 +243,14 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
         of_video = first.settings["modalities"] == ["video"]
         others = {} if first.label or not of_video else reported(first.dataset, protocols, samples)
         pairs = PROTOCOLS[first.protocol].pairs
-        sentences = [f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items()] if pairs else []
-        trained = [text for text, own in zip(sentences, groups.values(), strict=False) if own[0].preset != RANDOM]
+        sentences = {row: f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items() if pairs}
+        trained = [text for row, text in sentences.items() if groups[row][0].preset != RANDOM]
         brief = [_caption(groups), *([] if tables else few_videos(records)), *trained[-_PRINTED:]]
         brief += [*main_verdicts(groups), *_seen_in_pretraining(groups)]
         published = any(column in values for values in others.values() for column in columns(groups))
         if published and all(_PUBLISHED not in table.brief for table in tables):
             brief.append(_PUBLISHED)
-        details = [*_descriptions(groups), *sentences, *verdicts(groups)]
+        details = [*_descriptions(groups), *sentences.values(), *verdicts(groups)]
         details = [note for note in details if note not in brief]
         tables.append(Table(groups, table_lines(groups, f"% on {first.query_split}", others), brief, details))
     return tables

@@ -153,11 +153,12 @@ def _measure(settings: Claim, one: Set, making: float, out: Path) -> Seconds:
     began = time.monotonic()
     ablation(short)
     evaluated = time.monotonic()
+    runs = plan(short).runs
     if settings.test_factors != "none":
-        batch = plan(short).runs[0].pretraining.composition.batch_size  # alone, the row may allow larger ones
+        batch = runs[0].pretraining.composition.batch_size  # alone, the row may allow larger ones
         ablation(replace(short, rows=short.rows[:1], test_factors="first", batch_size=batch))
     step = {}
-    for run in plan(short).runs:
+    for run in runs:
         clips = run.pretraining.composition.batch_size * run.pretraining.composition.clips_per_video
         lines = [json.loads(line) for line in (run.folder / METRICS).read_text().splitlines()]
         step[run.row] = float(np.median([clips / line["clips_per_second"] for line in lines[_MEASURED // 3 :]]))

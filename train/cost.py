@@ -55,12 +55,8 @@ def memory(
     """What a leaf of each modality holds; `recomputed` as in `Backbone`, `budget`: as with `kernels.BUDGET`."""
     model = deepcopy(_counted(network, tuple(modalities))).to(dtype)
 
-    def held(modality: str, inputs: Any) -> Held:
-        return _held(model, modality, inputs, recomputed, budget)
-
-    kept = _more(model, clip, bands, dtype, lambda modality, inputs: held(modality, inputs).kept)
-    peak = _more(model, clip, bands, dtype, lambda modality, inputs: held(modality, inputs).peak)
-    return {name: Held(kept[name], peak[name]) for name in kept}
+    held = _more(model, clip, bands, dtype, lambda name, inputs: _held(model, name, inputs, recomputed, budget))
+    return {name: Held(*values.tolist()) for name, values in held.items()}
 
 
 @cache
@@ -89,7 +85,8 @@ def training_flops(
     model = deepcopy(_counted(network, tuple(modalities)))
     if "video" in modalities:
         model.video_network.base.recomputed = recomputed
-    return _more(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
+    flops = _more(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
+    return {name: float(value) for name, value in flops.items()}
 
 
 def step_flops(settings: Pretrain, bands: int) -> float:
@@ -141,12 +138,14 @@ def peak_flops(device: torch.device) -> float | None:
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
-def _more(model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], float]) -> dict[str, float]:
-    """Cost of one more leaf, by modality."""
+def _more(
+    model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], int | Held]
+) -> dict[str, np.ndarray]:
+    """Cost of one more leaf, by modality: one number, or several in the order of `of`."""
     found = {}
     for modality in model.modalities:
         few, many = (of(modality, _inputs(model, modality, clip, bands, dtype, n)) for n in (2, 4))
-        found[modality] = (many - few) / 2
+        found[modality] = np.subtract(many, few) / 2
     return found
 
 
