@@ -57,7 +57,8 @@ def nearest(settings: Nearest) -> str:
     else:
         raise UserError(_unknown_query(settings, rows.id.tolist()))
     excluded = own if len(own) else _named_like(rows, path)
-    found, similarity = most_similar(rows, query, own, settings.by, among, settings.k, excluded)
+    ranked, cosines = most_similar(rows, query, own, settings.by, among, len(rows.id), excluded)
+    found, similarity = ranked[: settings.k], cosines[: settings.k]
     columns = {"cosine": [f"{cosine:.3f}" for cosine in similarity], "video": rows.id[found].tolist()}
     if rows.metadata["per"] == "clip":
         columns["from"] = [f"{start:.1f} s" for start in rows.start[found]]
@@ -65,7 +66,9 @@ def nearest(settings: Nearest) -> str:
         columns["file"] = rows.path[found].tolist()
     table = tabulate(columns, "keys", tablefmt="simple", disable_numparse=True)
     names = ", ".join(dict.fromkeys(rows.id[excluded].tolist()))
-    return f"{table}\n\nleft out: the query, {names}" if names else table
+    # cosines across modalities are low even for the best match
+    scale = f"median cosine of all {len(cosines)} candidates: {np.median(cosines):.3f}"
+    return "\n".join([table, "", *([f"left out: the query, {names}"] if names else []), scale])
 
 
 def _unknown_query(settings: Nearest, ids: Sequence[str]) -> str:

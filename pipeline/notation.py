@@ -14,6 +14,7 @@ import sys
 import traceback
 import types
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
@@ -69,6 +70,8 @@ def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Trans
     if contrast not in _CONTRASTS:
         raise UserError(f"unknown contrast '{contrast}' of factor '{text}'; available: d (distinctive), i (invariant)")
     if weight not in (None, *(w.value for w in Weight)):
+        if k is None and not get_close_matches(weight, [w.value for w in Weight]):
+            raise UserError(f"K of factor '{text}' is '{weight}'; K must be a whole number")
         raise unknown(f"suffix of factor '{text}':", weight, [w.value for w in Weight])
     kind = known[name]
     if kind is Video:

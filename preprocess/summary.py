@@ -31,7 +31,7 @@ _FEW = 20
 _REJECTED, _NOTE = "ffmpeg cannot decode it: ", "ffmpeg: "
 _OUR_NOTE = re.compile("its sound|HDR without|cut at|ffmpeg ")
 _MEANINGS = {
-    "moov atom not found": "truncated, or its download or upload is not complete",
+    "moov atom not found": "truncated, only partly downloaded, or not a video",
     "Invalid data found|could not find codec parameters|Could not find codec parameters": "damaged, or not a video",
     "error while decoding|Error submitting packet|Invalid NAL|concealing|corrupt|non-existing PPS|no frame!"
     "|Error splitting|bytestream|damaged|illegal|missing picture|left block|mb_type": "some frames are damaged",

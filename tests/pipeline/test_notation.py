@@ -74,6 +74,8 @@ def test_parsing_and_printing_are_inverse(text: str) -> None:
         ),
         ("video:d augmentation", "cannot parse factor 'augmentation'; a factor is name:contrast:K"),
         ("video:d augmentation:i", "'augmentation:i' has no K"),
+        ("video:d augmentation:i:two", "K of factor 'augmentation:i:two' is 'two'; K must be a whole number"),
+        ("video:d augmentation:i:differ", "unknown suffix of factor 'augmentation:i:differ': 'differ'; did you mean"),
         ("video:d augmentation:i:0", "K of factor 'augmentation' is 0; K must be 1 or more"),
         (
             "video:d augmentation:i:2:twice",

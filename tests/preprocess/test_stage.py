@@ -250,7 +250,7 @@ def test_summary_counts_everything(alone: None, real: Path, tmp_path: Path) -> N
     assert "       1  shorter than --min-seconds 1\n" in text
     assert f"3 rejected (see {tmp_path}/rejected.jsonl):" in " ".join(text.split())
     assert "no classes: no video is in a subfolder" in text
-    assert "1  truncated, or its download or upload is not complete (ffmpeg: moov atom not found)\n" in text
+    assert "1  truncated, only partly downloaded, or not a video (ffmpeg: moov atom not found)\n" in text
     assert text.splitlines()[-1] == f"shards and summary.json in {tmp_path}"
     assert max(map(len, text.splitlines()[:-1])) <= 100
 
