@@ -181,6 +181,7 @@ def test_a_file_of_the_shards_is_not_its_own_neighbour(
     (file,) = synthetic.rglob(f"{id}.*")
     lines = nearest(Nearest(str(file), tmp_path / "f.npz", k=3)).splitlines()
     assert lines[0].split() == ["cosine", "video"] and lines[5:7] == ["", f"left out: the query, {id}"]
+    assert len(lines) == 8 and lines[7].startswith("median cosine of all ")
     assert not any(id in line for line in lines[:5])
 
 
