@@ -34,7 +34,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Data, Fold, Model, describe, folds, held_out, models
 from gdt.eval.tables import report, to_csv
 from gdt.pipeline.word2vec import WordVectors
-from gdt.train.checkpoint import NAME, Trained, load_model
+from gdt.train.checkpoint import NAME, Trained, load_trained
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 
@@ -47,7 +47,7 @@ def downstream(settings: Downstream) -> str:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     extracted: dict[str, tuple[Path, np.ndarray]] = {}  # shared by all columns of labels, as the models are
-    compared = list(models(settings, first := load_model(settings.ckpt[0])))
+    compared = list(models(settings, first := load_trained(settings.ckpt[0])))
     evaluations = [_plan(replace(settings, label=label), first, compared, extracted) for label in settings.labels]
     with (
         locked(evaluations[0].evaluator.out, "set --out to another folder")

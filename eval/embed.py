@@ -188,9 +188,9 @@ def features(settings: Embed, trained: Trained | None = None) -> Features:
 
     Raises UserError if the checkpoint or the videos cannot be used.
     """
-    from gdt.train.checkpoint import load_model
+    from gdt.train.checkpoint import load_trained
 
-    trained = trained or load_model(settings.ckpt)
+    trained = trained or load_trained(settings.ckpt)
     modalities = _modalities(settings, trained)
     with contextlib.ExitStack() as stack:
         index, paths, skipped = _open_videos(settings, stack)

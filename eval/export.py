@@ -58,11 +58,11 @@ def _write(settings: Export) -> str:
     import torch
 
     from gdt.train import portable
-    from gdt.train.checkpoint import load_model
+    from gdt.train.checkpoint import load_trained
     from gdt.train.weights import with_inputs
 
     out = settings.out
-    trained = load_model(settings.ckpt)
+    trained = load_trained(settings.ckpt)
     if settings.inputs != "stated":
         trained = with_inputs(trained, settings.inputs)
     try:

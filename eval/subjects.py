@@ -20,7 +20,7 @@ from gdt.eval.record import RANDOM, Record, TrainedOn, settings_of
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
-from gdt.train.checkpoint import NAME, Trained, load_model
+from gdt.train.checkpoint import NAME, Trained, load_trained
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,8 @@ class Model:
     def record(self, data: Data, settings: Any, queries: np.ndarray, **fields: Any) -> Record:
         """A record of this model on query videos (rows of the index); `fields` are the others of `Record`."""
         trained, (trained_on, seen) = self.trained, self.seen(data, queries)
+        if trained.step < trained.steps:
+            fields["notes"] = (f"its run had done {trained.step} of {trained.steps} steps", *fields.get("notes", ()))
         return Record(
             model=self.name, weights=self.digest, checkpoint=self.path, preset=RANDOM if self.random else trained.name,
             step=trained.step, seed=trained.settings.seed, trained_on=trained_on, seen=seen, queries=len(queries),
@@ -132,7 +134,7 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
     if settings.random_weights == "only":
         return
     for path in dict.fromkeys(settings.ckpt):
-        trained = first if path == settings.ckpt[0] else load_model(path)
+        trained = first if path == settings.ckpt[0] else load_trained(path)
         if trained.foreign is not None:
             print(f"{path} holds {trained.foreign}; clips of {trained.settings.clip}")
         yield Model(name_of(path), path, trained, False)
@@ -141,7 +143,7 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
 def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
     """Models with unique names, with a digest if needed; `first` is the first of them."""
     loaded = [
-        Model(name_of(path), path, load_model(path) if k else first, False)
+        Model(name_of(path), path, load_trained(path) if k else first, False)
         for k, path in enumerate(dict.fromkeys(paths))
     ]
     names = [model.name for model in loaded]

@@ -347,7 +347,8 @@ def _descriptions(groups: Groups) -> list[str]:
     lines = []
     for name, records in groups.items():
         if records[0].model != RANDOM:
-            lines.append(f"{name}: {records[0].preset}, {records[0].step} steps, {records[0].checkpoint}")
+            described = (f"{records[0].preset}, {records[0].step} steps, {records[0].checkpoint}", *records[0].notes)
+            lines.append(f"{name}: {'; '.join(described)}")
     for protocol in dict.fromkeys(each.protocol for records in groups.values() for each in records):
         details = {name: _details(records, protocol) for name, records in groups.items()}
         if len(set(details.values()) - {""}) == 1:

@@ -39,7 +39,7 @@ from gdt.pipeline.composition import Composition
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
-from gdt.train.checkpoint import Trained, load_model
+from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.settings import METRICS, SIZES, Pretrain
@@ -177,7 +177,7 @@ def load(path: str | Path) -> Model:
     Raises UserError for any other file. No code in a file is run.
     """
     (path,) = _paths(path)
-    return Model(path, load_model(path))
+    return Model(path, load_trained(path))
 
 
 class Model:

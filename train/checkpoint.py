@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import zipfile
 from collections.abc import Callable, Mapping
@@ -41,11 +42,12 @@ class Data:
 
 
 def make_state(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0
 ) -> dict[str, Any]:
-    """Content of a checkpoint: everything that the next step depends on."""
+    """Content of a checkpoint: everything that the next step depends on, and the steps of the whole run."""
     return {
         "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
+        "steps": steps,
         "statistics": data.statistics.to_numbers(), "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
 
@@ -152,7 +154,20 @@ def load_model(path: Path) -> Trained:
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
-    return Trained(model.eval(), settings, state["step"], statistics, data=state["data"])
+    steps = state.get("steps") or settings.steps  # older checkpoints of a run in epochs do not tell
+    return Trained(model.eval(), settings, state["step"], statistics, data=state["data"], steps=steps)
+
+
+def load_trained(path: Path) -> Trained:
+    """The model to use, as from `load_model`, with a warning if its run has not finished."""
+    trained = load_model(path)
+    if trained.step < trained.steps:
+        print(
+            f"warning: {path} is from step {trained.step} of {trained.steps}: its run has not finished; repeat the "
+            "command of the run to resume it",
+            file=sys.stderr,
+        )
+    return trained
 
 
 class Saver:

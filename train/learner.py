@@ -67,7 +67,8 @@ class Learner:
 
     def state(self, done: int) -> dict[str, Any]:
         """Content of a checkpoint after `done` steps."""
-        return checkpoint.make_state(self.model, self.optimizer, done, to_json(self.settings), self._data)
+        settings, steps = to_json(self.settings), self.schedule.steps
+        return checkpoint.make_state(self.model, self.optimizer, done, settings, self._data, steps)
 
     def resume(self, state: Mapping[str, Any]) -> int:
         """Load the state of a checkpoint; returns the next step. Raises UserError if `require_same_run` does."""

@@ -60,6 +60,8 @@ class Trained:
     """Origin of weights that are not from a checkpoint of this program."""
     data: str = ""
     """Fingerprint of the training shards; empty if unknown."""
+    steps: int = 0
+    """Steps of the whole run; 0 if unknown."""
 
     @property
     def name(self) -> str:
@@ -89,7 +91,7 @@ class Trained:
         """The same model with the initial weights of its run."""
         torch.manual_seed(0 if self.foreign else self.settings.seed)
         model = GDT(self.model.network, self.model.modalities).eval()
-        return replace(self, model=model, step=0, data="")
+        return replace(self, model=model, step=0, data="", steps=0)
 
     def normalise(self, index: Index) -> Index:
         """The index with the normalisation that the model expects."""

@@ -53,7 +53,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.pipeline.transformations.modality import Modality
 from gdt.pipeline.transformations.video import Video
-from gdt.train.checkpoint import Trained, load_model
+from gdt.train.checkpoint import Trained, load_trained
 from gdt.train.models.gdt import GDT, any_device, modalities_of
 from gdt.train.provenance import Provenance
 
@@ -71,7 +71,7 @@ def factors(settings: Factors) -> str:
     Raises UserError if a checkpoint, the shards or their held-out videos are missing or do not fit.
     """
     with explain_out_of_memory("lower --videos"):
-        first = load_model(settings.ckpt[0])
+        first = load_trained(settings.ckpt[0])
         data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, "")
         out = settings.out or Path("runs") / f"factors-{data.dataset}"
         with locked(out, "set --out to another folder"):

@@ -33,7 +33,7 @@ from gdt.pipeline.transformations.augmentation import centred
 from gdt.studies.figures import pictures
 from gdt.studies.figures.settings import Figures
 from gdt.studies.figures.spread import Distances, deviations, distances, nearest_share, ratio
-from gdt.train.checkpoint import load_model
+from gdt.train.checkpoint import load_trained
 from gdt.train.models.gdt import any_device, modalities_of
 from gdt.train.provenance import Provenance
 
@@ -132,7 +132,7 @@ def figures(settings: Figures) -> str:
 
 def measure(settings: Figures) -> tuple[list[Record], list[Planes]]:
     """A record of each model, and its clips on planes."""
-    first = load_model(settings.ckpt[0])
+    first = load_trained(settings.ckpt[0])
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, settings.label)
     index = data.index
     models = [Model(RANDOM, settings.ckpt[0], first.untrained(), True)] if settings.random else []

@@ -20,11 +20,14 @@ import numpy as np
 import pytest
 import torch
 
+import gdt
 from gdt.common.errors import UserError
 from gdt.eval import extract
 from gdt.eval.command import settings_of
 from gdt.eval.downstream import downstream
 from gdt.eval.embed import Embed, features, features_of
+from gdt.eval.factors.evaluate import factors
+from gdt.eval.factors.settings import Factors
 from gdt.eval.metrics import Metric
 from gdt.eval.protocols import PROTOCOLS, Evaluated, Evaluator, Protocol, only_decisive
 from gdt.eval.record import Record, read, rows
@@ -38,7 +41,7 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.preprocess.stage import Preprocess
 from gdt.train import checkpoint as checkpoints
-from gdt.train.checkpoint import Trained, load_model
+from gdt.train.checkpoint import Trained, load_model, load_trained
 from gdt.train.models.gdt import GDT
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
@@ -200,6 +203,29 @@ def test_killed_parallel_finetuning_resumes_with_the_numbers_of_sequential_runs(
         torch.set_num_threads(threads)
     one, two = (results(tmp_path / name) for name in ("cut", "whole"))
     assert [r.metrics for r in one] == [r.metrics for r in two] and len(one) == 2
+
+
+def test_a_checkpoint_of_an_unfinished_run_is_named(
+    on_ucf: Downstream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (whole,), path = on_ucf.ckpt, tmp_path / "stopped.pt"
+    state = torch.load(whole, weights_only=True)
+    torch.save(state | {"step": 2}, path)
+    warning = f"warning: {path} is from step 2 of 3: its run has not finished; repeat the command "
+    measured = Factors((path,), shards=on_ucf.shards, videos=6, starts=1, draws=2, cv_folds=2, out=tmp_path / "factors")
+    uses: list[Callable[[], object]] = [
+        lambda: downstream(replace(on_ucf, ckpt=(path,), clips=1)), lambda: factors(measured), lambda: gdt.load(path),
+        lambda: features(Embed(path, shards=on_ucf.shards, clips=1)),
+    ]  # fmt: skip
+    for use in uses:
+        use()
+        assert capsys.readouterr().err.count(warning) == 1
+    for folder in (tmp_path, tmp_path / "factors"):
+        text = " ".join((folder / "table.txt").read_text().split())
+        assert text.count("its run had done 2 of 3 steps") == 1, text
+    torch.save({name: value for name, value in state.items() if name != "steps"}, path)  # of an earlier version
+    for finished in (whole, path):
+        assert load_trained(finished).steps == 3 and "warning" not in capsys.readouterr().err
 
 
 def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: Downstream, tmp_path: Path) -> None:
@@ -549,7 +575,7 @@ def test_whatever_changes_a_number_changes_the_columns_that_identify_it(
     monkeypatch.setattr("gdt.eval.downstream.job_limit", lambda _: 1)  # without subprocesses
     load = functools.cache(load_model)
     for module in ("downstream", "subjects"):
-        monkeypatch.setattr(f"gdt.eval.{module}.load_model", load)
+        monkeypatch.setattr(f"gdt.eval.{module}.load_trained", load)
     settings = Downstream((checkpoint,), "x", captioned, tuple(PROTOCOLS), (1,), random_weights="exclude")
     everything = changes(settings, {
         "ckpt": (tmp_path / "other",), "dataset": "y", "shards": tmp_path, "protocols": ("linear",), "folds": (2,),

@@ -229,7 +229,7 @@ def test_pretraining_starts_from_an_exported_file(command: Run, shards: Path, tm
     done = command("eval", "export", "--ckpt", path, "--format", "safetensors", "--out", out)
     assert done.returncode == 0 and done.stdout.startswith(f"{out} holds video_network, mlp_v, audio"), done.stderr
     refused = command("eval", "export", "--ckpt", path, "--format", "torchvision", "--out", tmp_path / "x.pth")
-    assert refused.returncode == 2 and refused.stderr.startswith("error: --format torchvision needs networks of the")
+    assert refused.returncode == 2 and "error: --format torchvision needs networks of the" in refused.stderr
     rest = Optimization("sgd", lr=1e-12, base_batch_size=0, warmup_epochs=0)
     settings = replace(TINY, shards=shards, out=tmp_path / "run", preset="a", batch_size=4, steps=1, init=out)
     now = load_model(pretrain(replace(settings, optimization=rest)))
