@@ -22,6 +22,7 @@ from gdt.eval.tables import (
     few_videos,
     format_cell,
     format_range,
+    layout,
     main_verdicts,
     metrics_of,
     table_lines,
@@ -37,7 +38,9 @@ LINEAR = "linear top-1"
 _MANY = 20
 """Number of pairs of which one is expected to be significant by chance."""
 _PRINTED = 3
-"""Number of metrics in the summary."""
+"""Number of metrics in the summary, without a linear probe."""
+_PRINTED_LABELS = 4
+"""Number of label columns in the summary."""
 _SPENT_HEADS = ("clips", "TFLOP")
 _PAPER_HEADS = ("HMDB-51 R@1 (paper)", "HMDB-51 finetuned (paper)")
 _PAPER = {
@@ -75,7 +78,7 @@ class Comparison(NamedTuple):
 
     text: str
     summary: str
-    """The main columns of the first table, and the number of significant differences."""
+    """The main columns of the first two tables, and the number of significant differences."""
     tables: list[Lines]
     differences: list[Difference]
 
@@ -106,8 +109,9 @@ def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison
             compared = [each for each in of_first if each.metric == metric]
             parts.append((_matrix(compared), [_matrix_note(compared)]))
             below.append(_tested(compared))
-        printed = 1 + _PRINTED + len(_SPENT_HEADS) * (table.lines[0][1] == _SPENT_HEADS[0])
-        summaries.append(with_notes([line[:printed] for line in table.lines], below, title=title))
+        summaries.append(with_notes(_main_columns(table.lines), below, title=title))
+        if len(labels) > 1:
+            summaries.append(layout(_label_lines(own, labels[:_PRINTED_LABELS])))
         differences += pairs
     text = "\n\n".join(with_notes(lines, notes, title=title) for lines, notes in parts)
     return Comparison(text, "\n\n".join(summaries), [lines for lines, _ in parts], differences)
@@ -133,6 +137,15 @@ def table_of(records: Sequence[Record]) -> Table:
             "only the order of rows"
         )
     return Table(groups, lines, [_caption(groups), *few_videos(records)], notes, title_of(records))
+
+
+def _main_columns(lines: Lines) -> Lines:
+    """What is printed of a table: names, costs, and the first metric with the linear probe's, or else the first few."""
+    heads = lines[0]
+    costs = [n for n, head in enumerate(heads) if head in _SPENT_HEADS]
+    metrics = range(1 + len(costs), len(heads))
+    main = [metrics[0], heads.index(LINEAR)] if LINEAR in heads[2 + len(costs) :] else metrics[:_PRINTED]
+    return [[line[n] for n in (0, *costs, *main)] for line in lines]
 
 
 def title_of(records: Sequence[Record]) -> str:

@@ -158,14 +158,17 @@ def test_all_label_columns_are_compared(
     labelled = columns(Index.open(shards))
     monkeypatch.setattr(runs.Index, "open", lambda *_: labelled)
     monkeypatch.setattr("gdt.eval.subjects.open_index", lambda *_: labelled)
-    both = settings(shards, tmp_path, rows=("e", CUSTOM), seeds=(0, 1))
-    ablation(both)
+    both = settings(shards, tmp_path, rows=("e", CUSTOM), seeds=(0, 1), protocols=("retrieval", "linear"))
+    summary = ablation(both)
     text = (tmp_path / "table.txt").read_text()
     assert kinds(done) == ["pretrain", "downstream"] * 4
     assert done[0][done[0].index("--preset") + 1] == "e" and done[2][done[2].index("--factors") + 1] == CUSTOM
     assert all(each[each.index("--label") + 1] == "label,parity" for each in done if each[1] == "downstream")
     (heads,) = (line for line in text.splitlines() if line.startswith("R@1, % on test"))
     assert heads.split()[-2:] == ["class", "parity"] and CUSTOM in text
+    printed = [line for line in summary.splitlines() if "% on test" in line]
+    assert printed[0].replace("% on test", "").split() == ["clips", "TFLOP", "R@1", "linear", "top-1"]
+    assert printed[1:] == [heads]
     with (tmp_path / "differences.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {(row["label"], row["row"], row["seeds"]) for row in rows} == {
