@@ -109,7 +109,7 @@ def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison
             compared = [each for each in of_first if each.metric == metric]
             parts.append((_matrix(compared), [_matrix_note(compared)]))
             below.append(_tested(compared))
-        summaries.append(with_notes(_main_columns(table.lines), below, title=title))
+        summaries.append(with_notes(_main_columns(table.lines), dict.fromkeys(below), title=title))
         if len(labels) > 1:
             summaries.append(layout(_label_lines(own, labels[:_PRINTED_LABELS])))
         differences += pairs
@@ -186,7 +186,7 @@ def _caption(groups: Groups) -> str:
     clips = format_range(each.composition.batch_size * each.composition.clips_per_video for each in pretrainings)
     return (
         f"{videos}{column}; {clips} video clips per step, {format_range(record.step for record in trained)} steps, "
-        f"{groups_of}seeds {', '.join(map(str, seeds))}; in brackets {_brackets(groups)}"
+        f"{groups_of}seed{'s'[: len(seeds) > 1]} {', '.join(map(str, seeds))}; in brackets {_brackets(groups)}"
     )
 
 

@@ -376,7 +376,7 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
         files.append("factors.png")
     write_tables(out, "\n\n".join(texts), tables)
     pictures = ", ".join(f"{out}/{name}" for name in files)
-    return "\n".join(["", *summary, f"all tables: {out}/table.txt", f"pictures: {pictures}"])
+    return "\n".join(["", *summary, "", f"all tables: {out}/table.txt", f"pictures: {pictures}"])
 
 
 def label_columns(index: Index, query_split: str, gallery_split: str = "train") -> tuple[str, ...]:
