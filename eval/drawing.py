@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Callable
@@ -58,6 +59,13 @@ def save(figure: Figure, path: Path, dpi: int = 150) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with writing(path) as file:
         figure.savefig(file, format=path.suffix[1:], dpi=dpi)
+
+
+def data_uri(figure: Figure) -> str:
+    """A figure as PNG for the `src` of an image."""
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=110, metadata={"Software": None})
+    return "data:image/png;base64," + base64.b64encode(image.getvalue()).decode()
 
 
 def svg(key: str, description: str, draw: Callable[[Axes], None], size: tuple[float, float] = (4.4, 2.9)) -> Markup:

@@ -8,41 +8,51 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gdt.eval.ablation.compare import by_preset, label, title_of
+from gdt.eval.ablation.compare import LINEAR, by_preset, label, title_of
 from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM, DISTANCE, DISTANCE_RANDOM
 from gdt.eval.factors.tables import EMBEDDING, TRUNK, by_model, factor_of, metrics_at, row_name, verdict_sign
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import metrics_of
 
-_COLUMNS = 3
-"""Panels side by side."""
+_COLUMNS = 4
+"""Maximum number of panels side by side."""
 _SIGNS = {"distinctive": "d", "invariant": "i", "not varied": "·", "not known": ""}
 
 
 def bars(records: Sequence[Record]) -> Figure:
-    """A panel for each column of labels: every run's first metric as a dot, their mean as a bar, chance as a line."""
-    names = list(dict.fromkeys(record.label for record in records))
+    """A panel for the first metric of each label column, and one for its linear probe if there is one.
+
+    Bars are means over runs, dots runs, lines 95 % intervals of rows with one run, and the dashed line is chance.
+    """
+    columns: dict[str, list[str]] = {}
+    for record in records:
+        columns.setdefault(record.label, []).extend(record.metrics)
+    panels = [
+        (name, metric) for name, metrics in columns.items()
+        for metric in dict.fromkeys((metrics[0], *({LINEAR} & set(metrics))))
+    ]  # fmt: skip
     groups = by_preset(records)
-    across = min(len(names), _COLUMNS)
-    down = -(-len(names) // across)
-    width = 1.5 + (1.2 if len(names) == 1 else 0.32) * len(groups)
-    figure = Figure(figsize=(across * width, 3.2 * down if len(names) == 1 else 2.4 * down), layout="constrained")
-    panels = figure.subplots(down, across, squeeze=False, sharex=True)
-    for axes, name in zip(panels.flat, names, strict=False):
-        column = next(iter(next(record for record in records if record.label == name).metrics))
+    across = len(panels) if len(panels) <= _COLUMNS else 2 if len(panels) == 2 * len(columns) else _COLUMNS
+    down, single = -(-len(panels) // across), len(panels) == 1
+    width = 1.5 + (1.2 if single else 0.32) * len(groups)
+    figure = Figure(figsize=(across * max(width, 2.4), 3.2 if single else 2.4 * down), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False, sharex=True)
+    for axes, (name, metric) in zip(grid.flat, panels, strict=False):
         for x, group in enumerate(groups.values()):
-            values = metrics_of([record for record in group if record.label == name], column)
-            if values:
-                axes.bar(x, np.mean([m.value for m in values]), 0.6, color="#8fb8de")
+            if values := metrics_of([record for record in group if record.label == name], metric):
+                mean = float(np.mean([m.value for m in values]))
+                axes.bar(x, mean, 0.6, color="#8fb8de")
                 axes.plot([x] * len(values), [m.value for m in values], "o", color="#1f4e79", markersize=4)
+                if len(values) == 1:
+                    axes.vlines(x, *values[0].interval, color="#1f4e79", linewidth=1)
                 axes.axhline(values[0].chance, color="grey", linestyle="--", linewidth=1)
         axes.set_ylim(0, 100)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(name if name or len(names) == 1 else "class", fontsize=9)
-        axes.set_ylabel(f"{'retrieval ' if column.startswith('R@') else ''}{column}, %", fontsize=8)
+        axes.set_title(name if name or len(columns) == 1 else "class", fontsize=9)
+        axes.set_ylabel(f"{'retrieval ' if metric.startswith('R@') else ''}{metric}, %", fontsize=8)
         axes.tick_params(labelsize=7)
-        axes.set_xticks(range(len(groups)), [_tick(preset, len(names) > 1) for preset in groups], fontsize=7)
-    for axes in list(panels.flat)[len(names) :]:
+        axes.set_xticks(range(len(groups)), [_tick(preset, not single) for preset in groups], fontsize=7)
+    for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     figure.suptitle(title_of(records), fontsize=8)
     return figure
@@ -50,7 +60,7 @@ def bars(records: Sequence[Record]) -> Figure:
 
 def _tick(preset: str, short: bool) -> str:
     if short:
-        return "rnd" if preset == RANDOM else preset if len(preset) < 12 else "own"
+        return "random" if preset == RANDOM else preset if len(preset) < 12 else "own"
     return label(preset).replace(": ", "\n").replace(", ", " ")
 
 

@@ -195,7 +195,7 @@ def _brackets(groups: Groups) -> str:
     seeds = {name.partition(": ")[0]: len({record.seed for record in records}) for name, records in groups.items()}
     single = [name for name, count in seeds.items() if count == 1]
     if len(single) == len(seeds):
-        return "95 % intervals over queries; another seed or processor may differ by more"
+        return "95 % intervals over queries; another seed or CPU may differ by more"
     others = f"; of {', '.join(single)} (one seed) 95 % intervals over queries" if single else ""
     return f"lowest and highest seed{others}"
 

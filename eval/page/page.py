@@ -20,10 +20,11 @@ from gdt.common.lock import locked_file
 from gdt.eval.ablation.compare import table_of
 from gdt.eval.deviation import TITLES, histogram, marks
 from gdt.eval.deviation import lines as deviation_lines
-from gdt.eval.drawing import Key, keys, svg
+from gdt.eval.drawing import Key, data_uri, keys, svg
 from gdt.eval.page.collect import Collected, Result, Run, Subject, attempt, choose, collect, subjects
 from gdt.eval.page.models import Plot, figures_of, short_commit
 from gdt.eval.page.settings import Report
+from gdt.eval.plots import bars
 from gdt.eval.record import RANDOM, Record, budget, conditions, format_details
 from gdt.eval.tables import Lines, Table, build_tables
 from gdt.pipeline.shards.layout import shard_folder
@@ -65,7 +66,7 @@ def _write(settings: Report) -> Path:
         smoothing=_SMOOTHING,
         runs=runs_table(collected.runs) if collected.runs else [],
         evaluations=[
-            (folder, attempt(str(folder), unread, partial(compare, folder, results)) or [])
+            (folder, *(attempt(str(folder), unread, partial(compare, folder, results)) or ([], "")))
             for folder, results in collected.evaluations.items()
         ],
         curves=[
@@ -100,8 +101,11 @@ class Comparison(NamedTuple):
     title: str
 
 
-def compare(folder: Path, results: Sequence[Result]) -> list[Comparison]:
-    """The tables of an evaluation; by preset, averaged over seeds, if its models are runs in this folder."""
+def compare(folder: Path, results: Sequence[Result]) -> tuple[list[Comparison], str]:
+    """The tables of an evaluation, and the picture of an ablation as a data URI, else empty.
+
+    If the models are runs in this folder, tables are by preset, averaged over seeds.
+    """
     records = [result.record for result in results]
     trained = [row for row in records if row.model != RANDOM]
     is_ablation = trained and all(
@@ -110,7 +114,10 @@ def compare(folder: Path, results: Sequence[Result]) -> list[Comparison]:
     tables: list[Table] = []
     for group in _comparable(records):
         tables += map(table_of, _by_budget(group)) if is_ablation else build_tables(group)
-    return [Comparison(table.lines, table.brief, table.details, *_conditions(table), table.title) for table in tables]
+    picture = data_uri(bars(records)) if is_ablation and len({row.equal for row in trained}) == 1 else ""
+    return [
+        Comparison(table.lines, table.brief, table.details, *_conditions(table), table.title) for table in tables
+    ], picture
 
 
 def _comparable(records: Sequence[Record]) -> list[list[Record]]:

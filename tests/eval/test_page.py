@@ -327,6 +327,8 @@ def test_ablations_are_averaged_over_seeds_and_published_results_are_shown(runs:
     write(folder / "demo" / "results.json", kept)
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     assert rows_of(page, folder / "demo")["row e: AV, TR ., TS .", "R@1"] == "37.5 (25.0-50.0)"
+    (bars,) = (image for tag, image in page.tags if tag == "img" and "as bars" in str(image["alt"]))
+    assert str(folder / "demo") in str(bars["alt"]) and str(bars["src"]).startswith("data:image/png;base64,")
     cells = rows_of(page, folder / "ucf")
     assert cells["paper: GDT, K-400 (split 1)", "R@1"] == "62.8"
     assert cells["paper: GDT, K-400 (split 1)", "1-shot"] == "26.7"
@@ -343,14 +345,15 @@ def test_other_budgets_have_their_own_table(tmp_path: Path) -> None:
     for row in rows:
         (tmp_path / row.model / "eval").mkdir(parents=True)
     random = replace(ROW, model=RANDOM, preset=RANDOM)
-    tables = compare(tmp_path, [Result(row, tmp_path) for row in (random, *rows)])
+    tables, _ = compare(tmp_path, [Result(row, tmp_path) for row in (random, *rows)])
     assert [len(table.lines) for table in tables] == [4, 4]  # headings, random weights, row e, chance
     assert not any(table.title for table in tables)
     equal = [
         replace(row, equal=text, tflop=2.0)
         for row, text in zip(rows, ("videos: x", "clips: y", "videos: x"), strict=True)
     ]
-    titled = compare(tmp_path, [Result(row, tmp_path) for row in (random, *equal)])
+    titled, bars = compare(tmp_path, [Result(row, tmp_path) for row in (random, *equal)])
+    assert not bars  # one picture would mix what the tables keep apart
     assert [(table.title, len(table.lines), table.lines[0][1:3]) for table in titled] == [
         ("equal videos: x", 4, ["clips", "TFLOP"]), ("equal clips: y", 4, ["clips", "TFLOP"])
     ]  # fmt: skip
