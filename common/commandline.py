@@ -27,9 +27,9 @@ ADVANCED = "advanced"
 class Options(Generic[T]):
     """The command-line options of a dataclass, for tyro.
 
-    The dataclass may have `headings`: titles of groups in --help and the fields in each, most used first. Fields that
-    are dataclasses are groups of their own, whose options have a prefix (--clip.size); without fields, such a heading
-    is their place. The group `advanced` comes last.
+    The dataclass may have `headings`: titles of groups in --help and the fields in each, most used first. A field that
+    is a dataclass is a group of its own, whose options have a prefix (--clip.size); a heading of its name, without
+    fields, sets its position. The group `advanced` comes last.
     """
 
     def __init__(self, kind: type[T]) -> None:
@@ -177,7 +177,7 @@ def _descriptions(kind: type) -> dict[str, str]:
 
 
 def gdt_command(*arguments: object) -> list[str]:
-    """The words of a gdt command as you type it here: with the path of gdt unless the shell finds it."""
+    """The words of a gdt command to type in this shell: `gdt`, or its path if it is not on PATH."""
     script = Path(sys.executable).with_name("gdt")
     program: str | Path = script
     if not script.is_file() or shutil.which("gdt") == str(script):

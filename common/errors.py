@@ -47,7 +47,7 @@ def with_list(said: str, names: Iterable[str]) -> str:
 
 
 MAKE_OPTIONS = "GDT_OPTIONS"
-"""Environment variable with the options of a command that make runs; its messages name them as make's variables."""
+"""Environment variable that make sets: the options of its command, which messages then name as make's variables."""
 _OPTION = re.compile(
     r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)(?: (help|first|skip|slurm|\d[\d.]*\b))?"""
 )

@@ -122,7 +122,7 @@ def kind(path: Path) -> str:
         return "missing"
     except OSError as error:
         if error.errno not in _NOT_THERE:
-            raise UserError(f"cannot access {path}: {error.strerror}") from error
+            raise UserError(f"cannot access {path}: {error.strerror}; check its disk and permissions") from error
         return "a broken link" if os.path.islink(path) else "missing"  # noqa: PTH114 - pathlib raises for long names
 
 
@@ -152,7 +152,8 @@ def open_regular(path: Path) -> BinaryIO:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from error
+        reason = getattr(error, "strerror", error)
+        raise UserError(f"cannot read {path}: {reason}; check the path and its permissions") from error
     if what := _kind(os.fstat(descriptor)):  # changed since the first check
         os.close(descriptor)
         raise _not_a_file(path, what)

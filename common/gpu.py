@@ -14,7 +14,10 @@ from gdt.common.errors import UserError
 
 OLDEST = 580
 """Major version of the oldest driver for CUDA 13, for which torch and DALI are built."""
-_PROCESSOR = "pretrain with --device cpu, or put CUDA_VISIBLE_DEVICES= before any command (both default to SIZE=tiny)"
+_USE_CPU = (
+    "use the CPU: pretrain with --device cpu, or put CUDA_VISIBLE_DEVICES= before any command; either makes SIZE=tiny "
+    "the default"
+)
 
 
 def driver() -> str:
@@ -36,7 +39,7 @@ def has_gpu() -> bool:
     if version and int(version.partition(".")[0]) < OLDEST:
         raise UserError(
             f"torch cannot use the GPU: its driver is {version}, and CUDA 13 needs {OLDEST} or newer; update the "
-            f"driver, or use the processor: {_PROCESSOR}"
+            f"driver, or {_USE_CPU}"
         )
     return bool(version)
 
@@ -45,8 +48,8 @@ def require_no_gpu() -> None:
     """Raise UserError if there is a GPU after all; for where torch finds none."""
     if has_gpu():
         raise UserError(
-            f"torch finds no GPU, but nvidia-smi does, with driver {driver()}; install a torch for CUDA 13, or use the "
-            f"processor: {_PROCESSOR}"
+            f"torch finds no GPU, but nvidia-smi does, with driver {driver()}; install a torch for CUDA 13, or "
+            f"{_USE_CPU}"
         )
 
 
@@ -56,8 +59,8 @@ def default_size(arguments: Sequence[str] = ()) -> str:
     return "paper" if not on_cpu and has_gpu() else "tiny"
 
 
-def lacks_for_compiling() -> str:
-    """What Triton, which compiles for GPUs, does not find here, and the commands that install it; empty if nothing."""
+def compiler_problem() -> str:
+    """What Triton, which compiles for GPUs, lacks here, and the commands that install it; empty if nothing."""
     headers = Path(sysconfig.get_path("include", "posix_prefix"))
     found = {
         "a C compiler": bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
@@ -72,8 +75,8 @@ def lacks_for_compiling() -> str:
 
 
 def problem() -> str:
-    """Why torch cannot use this machine's GPU or compile for it; empty if it can, and without a GPU."""
+    """Why torch cannot use this machine's GPU or compile for it; empty if it can, or if there is no GPU."""
     try:
-        return lacks_for_compiling() if has_gpu() else ""
+        return compiler_problem() if has_gpu() else ""
     except UserError as error:
         return str(error)

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Stream(StrEnum):
-    """What random numbers are for, and the numbers that tell the streams of one purpose apart."""
+    """The purpose of random numbers; each docstring lists the numbers that identify a stream of that purpose."""
 
     EPOCH = auto()
     """Order of the videos: seed, epoch."""
@@ -50,7 +50,7 @@ class Stream(StrEnum):
     DECODERS = auto()
     """Orders in which a GPU's decoders are checked."""
     MOMENTS = auto()
-    """Videos of synthetic-moments: seed, split, action, number; and 1 for what is not drawn as in synthetic."""
+    """Videos of synthetic-moments: seed, split, action, number; and a fifth, 1, for what `synthetic` lacks."""
     FIGURES = auto()
     """Videos of the paper's figures: seed."""
 

@@ -67,7 +67,7 @@ def supervise(main: Callable[[], None], advice: str) -> None:
 
 
 def _where(trace: str) -> str:
-    """The last Python frame of the thread that crashed, and the last one of this package, from faulthandler's text."""
+    """Where a thread crashed, from faulthandler's text: its last Python frame, and its last one of this package."""
     _, _, stack = trace.rpartition("Current thread ")
     frames = [f"{path}:{line} in {name}" for path, line, name in _FRAME.findall(stack.split("\n\n")[0])]
     if not frames:

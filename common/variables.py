@@ -1,8 +1,8 @@
 """make's variables as options: `make pretrain DATASET=x CLIP_SIZE=64` is `gdt pretrain --dataset x --clip.size 64`.
 
-The Makefile passes the names of the typed variables (GDT_TYPED), of those from the environment that count too
-(GDT_SET) and of the targets (GDT_GOALS), and the values as environment variables, so that no shell parses them. A
-variable replaces the same option of the recipe.
+The Makefile passes names: of variables on make's command line (GDT_TYPED), of variables that it takes from the
+environment (GDT_SET), and of the targets (GDT_GOALS). The values are environment variables, so that no shell parses
+them. A variable replaces the same option of the recipe.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Variables = Mapping[str, Option]
 _ALIASES = {"GPUS": "JOBS"}
 """Variable names that stand for an option with another name."""
 _OF_CHECKPOINT = ("--preset", "--factors", "--seed")
-"""Variables from which the Makefile takes the checkpoint, for any command."""
+"""Options whose variables choose the default checkpoint in the Makefile, for any command."""
 _COUNTS = ("GPUS", "NODES")
 _SIMILAR = 0.65
 """Accepts PRESETS for PRESET and DATA for DATASET, but not STEPS for SEEDS."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gdt.common.errors import UserError
-from gdt.common.gpu import lacks_for_compiling
+from gdt.common.gpu import compiler_problem
 from gdt.train.models.gdt import GDT
 from gdt.train.padding import Shapes, pad_widths
 
@@ -63,8 +63,8 @@ class Kernels:
             # convolutions also follow the layout of their input, and the loader's batches are channels last
             model.video_network.base.register_forward_pre_hook(_contiguous)
         if self.compiled and "video" in model.modalities:
-            if next(model.parameters()).device.type == "cuda" and (lacks := lacks_for_compiling()):
-                raise UserError(lacks)
+            if next(model.parameters()).device.type == "cuda" and (problem := compiler_problem()):
+                raise UserError(problem)
             model.video_network.base.compile(dynamic=False, backend=_with_budget(self.budget))
         return shapes
 

@@ -121,8 +121,8 @@ def capability(device: torch.device) -> Values:
 
 def compiler() -> Values:
     """Raises UserError if one is missing."""
-    if lacks := gpu.lacks_for_compiling():
-        raise UserError(lacks)
+    if problem := gpu.compiler_problem():
+        raise UserError(problem)
     return {"is": "found"}
 
 
