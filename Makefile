@@ -47,11 +47,11 @@ setup: $(STAMP) ## install everything into .venv, or into the active conda envir
 $(STAMP): pyproject.toml constraints.txt setup.sh
 	@bash setup.sh "$(PYTHON)" "$@"
 
-demo: $(STAMP) ## run everything on generated videos: about 4 minutes on 2 cores, no GPU
-	@$(PYTHON) -m gdt generate synthetic --destination data/videos/demo --train 40 --val 1 --test 20
-	@$(PYTHON) -m gdt preprocess --dataset synthetic --source data/videos/demo --destination data/shards/demo
-	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --equal clips --clips-per-step 32 --steps 340 \
-	  --clips 3 --seeds 0 --jobs 3 --test-factors none --out runs/demo
+demo: $(STAMP) ## run everything on generated videos: about 5 minutes on 2 cores, no GPU
+	@$(PYTHON) -m gdt generate synthetic-moments --identity 0.15 --destination data/videos/demo --train 40 --val 20 --test 20
+	@$(PYTHON) -m gdt preprocess --dataset synthetic-moments --source data/videos/demo --destination data/shards/demo
+	@CUDA_VISIBLE_DEVICES= $(PYTHON) -m gdt eval ablation --dataset demo --rows l a e --steps 400 --clips 3 --seeds 0 \
+	  --protocols retrieval linear --test-factors none --out runs/demo
 	@$(PYTHON) -m gdt eval report --runs runs/demo --out runs/demo/report.html
 
 generate: $(STAMP) ## generate a data set with settings of your own | [DATASET=synthetic-moments] [IDENTITY=0.3] [ACTIONS_PER_VIDEO=3] [SEED=0]
