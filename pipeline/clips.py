@@ -158,7 +158,7 @@ def augmented(
 ) -> Iterator[BatchPlan]:  # fmt: skip
     """Plans of `uniform_plans` with the draws of `sampling`.
 
-    Positions in time and space stay; or, for clips of the size `moved`, they become random, too.
+    Start frames and crop positions stay, unless `moved`, a clip size, is given: then both are random.
     """
     for plan in plans:
         leaves = plan.leaves

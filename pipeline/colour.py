@@ -128,7 +128,7 @@ def _on_cpu(pixels: Pixels, out: torch.Tensor) -> None:
 
 
 def _on_any_device(pixels: Pixels, out: torch.Tensor) -> None:
-    """Convert with torch; a block-diagonal matrix over several pixels uses the matrix units better."""
+    """Convert with torch; a block-diagonal matrix over several pixels uses tensor cores better."""
     n = len(pixels)
     x = pixels.crops.view(n, -1, 3)
     group = next(size for size in (8, 4, 2, 1) if x.shape[1] % size == 0)

@@ -16,8 +16,8 @@ def _compiled(function: Callable[..., None]) -> Any:
         return njit(nogil=True)(function)
 
 
-# Unsigned indices avoid a comparison with 0 each; loops over whole slices are vectorised. Sums and products are not
-# contracted, so that rounding is the same on every processor.
+# Unsigned indices avoid a comparison with 0 each; loops over whole slices are vectorised. Products and sums are not
+# fused, so that rounding is the same on every CPU.
 
 
 @_compiled
@@ -52,7 +52,7 @@ def resize(
 def affine_map(values: np.ndarray, matrix: np.ndarray, offset: np.ndarray, out: np.ndarray) -> None:
     """`matrix` [3, 3] times every pixel plus `offset` [3]: uint8 [3 * n] to `out`, float32 [3 * n].
 
-    Output k sums values k - 2 to k + 2 times factors that are 0 for other pixels, so vectors need no rearranging.
+    Output k sums values k - 2 to k + 2 times factors that are 0 for other pixels, so vectors need no shuffling.
     """
     tile = 192
     factors = np.zeros((5, tile), np.float32)

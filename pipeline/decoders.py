@@ -1,4 +1,4 @@
-"""Which decoder a process takes: its CPU cores where they are enough, else the GPU's where their pixels are right."""
+"""Choice of the JPEG decoder: the CPU if its cores are enough, else one of the GPU's if its pixels are right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
 from gdt.pipeline.compiled import resize
 from gdt.pipeline.device import Device, loader_device
-from gdt.pipeline.engines import CoresEngine, Engine, Run, dali_message, decode, engine, taps
+from gdt.pipeline.engines import CpuEngine, Engine, Run, dali_message, decode, engine, taps
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.reader import DamagedVideo, ShardReader
@@ -38,9 +38,9 @@ KNOWN = {"nvidia-nvimgcodec-cu13": "0.9", "nvidia-nvjpeg": "13.3"}
 13.2 on H100.
 """
 PREDICTED = 450.0
-"""The most clips/s of one modality that one H100 is predicted to train on with the paper's networks."""
+"""Predicted maximum of training with the paper's networks on one H100, clips/s of one modality."""
 _OVERHEAD = 1.2
-"""Processor time of a clip relative to that of decoding and cropping: reading, checksums, sound, Python."""
+"""CPU time of a clip relative to that of decoding and cropping: reading, checksums, sound, Python."""
 _FRAMES = 8
 """Frames of a video in a sample."""
 _TRAINING = 1
@@ -61,43 +61,43 @@ def choose(
     index: Index, clip: Clip, device: Device | torch.device, loading: Loading, clips_per_second: float = PREDICTED,
     leaves_per_decoded: float = 1,
 ) -> Choice:  # fmt: skip
-    """Resolve --loading.decoder and --loading.jpeg-hardware for leaves of which several may share a decoded clip.
+    """Resolve --loading.decoder and --loading.jpeg-hardware; `leaves_per_decoded` leaves share a decoded clip.
 
-    A GPU's decoder is taken only if `check` finds nothing wrong; if it does, a warning says what. Raises UserError if
+    A GPU's decoder is taken only if `check` finds nothing wrong; else a warning says what is wrong. Raises UserError if
     the JPEG engine is asked for with an unknown version of its libraries.
     """
     device = loader_device(device) if isinstance(device, torch.device) else device
     if not device.is_gpu:
         return Choice(loading, "")  # the engine refuses gpu
-    on_cores = replace(loading, decoder="cpu", jpeg_hardware=False)
+    on_cpu = replace(loading, decoder="cpu", jpeg_hardware=False)
     jpegs = [] if loading.decoder == "cpu" else sample(index, clip)
     if not jpegs:
-        return Choice(on_cores, "on the CPU cores")
+        return Choice(on_cpu, "on the CPU")
     reason = ""
     if loading.decoder == "auto":
         need = clips_per_second * seconds_per_clip(jpegs, clip, leaves_per_decoded)
         there = min(loading.threads, cores() - _TRAINING)
         reason = f": {clips_per_second:.0f} clips/s need {need:.1f} cores, and each GPU has {there} for loading"
         if need <= there:
-            return Choice(on_cores, f"on the CPU cores{reason}")
+            return Choice(on_cpu, f"on the CPU{reason}")
     if loading.jpeg_hardware:
         require_known_versions()
     for name in (JPEG_ENGINE, KERNELS)[not loading.jpeg_hardware :]:
         if not _fault(name, jpegs, str(index.folder), device):
             chosen = replace(loading, decoder="gpu", jpeg_hardware=name == JPEG_ENGINE)
-            return Choice(chosen, f"on {name}, whose pixels equal the processor's{reason}")
-    return Choice(on_cores, f"on the CPU cores, since the GPU's decoders fail{reason}")
+            return Choice(chosen, f"on {name}, whose pixels match the CPU's{reason}")
+    return Choice(on_cpu, f"on the CPU, since the GPU's decoders fail{reason}")
 
 
 def seconds_per_clip(jpegs: Sequence[np.ndarray], clip: Clip, leaves_per_decoded: float) -> float:
-    """Processor seconds of a leaf on the cores, by the median over some frames."""
+    """CPU seconds of a leaf, by the median over some frames."""
     decoding, cropping = [], []
     crop = np.empty((clip.size, 3 * clip.size), np.uint8)
     for jpeg in (jpegs[0], *jpegs[:: max(1, len(jpegs) // 32)]):
         height, width = simplejpeg.decode_jpeg_header(jpeg)[:2]
         frame = np.empty((height, width, 3), np.uint8)
         region = *taps(0, height, clip.size, height), *taps(0, width, clip.size, width, step=3)
-        times = [time.thread_time()]  # other work on the cores does not count
+        times = [time.thread_time()]  # other work on the CPU does not count
         decode(jpeg, frame)
         times.append(time.thread_time())
         resize(frame.reshape(height, -1), *region, crop)
@@ -117,8 +117,8 @@ def require_known_versions() -> None:
             version = "unknown"
         if not version.startswith(f"{known}."):
             raise UserError(
-                f"--loading.jpeg-hardware: {package} has version {version}, and only {known} is known; leave the "
-                "option out, or install the versions of constraints.txt"
+                f"--loading.jpeg-hardware: {package} has version {version}, and only {known} is known to work; leave "
+                "the option out, or install the versions of constraints.txt"
             )
 
 
@@ -157,10 +157,10 @@ def check(
     jpegs: Sequence[np.ndarray], device: Device | torch.device, rounds: int = 50,
     decoders: Mapping[str, Loading] = DECODERS, make: Callable[[Clip, Device, Loading], Engine] = engine,
 ) -> dict[str, str]:  # fmt: skip
-    """Decode frames behind queued work, in another order in every round, and compare them with the processor's.
+    """Decode frames while the GPU is busy, in another order in every round, and compare them with the CPU's pixels.
 
-    Returns by decoder what is wrong with it in words, or nothing. nvJPEG's hardware decoder has been seen to write
-    before work queued ahead of it had read (torchcodec#1634), which shows only if other pixels follow.
+    Returns what is wrong with each decoder, in words; empty if nothing. nvJPEG's hardware decoder has been seen to
+    overwrite pixels before earlier work had read them (torchcodec#1634), which shows only if the next pixels differ.
     """
     device = loader_device(device) if isinstance(device, torch.device) else device
     clip = Clip(frames=1)
@@ -194,7 +194,7 @@ def check(
             return int(torch.stack(wrong).sum())
 
     right = crops(torch.device("cpu"))
-    reference = CoresEngine(clip, Device(right.device), Loading(decode_batch_size=n))
+    reference = CpuEngine(clip, Device(right.device), Loading(decode_batch_size=n))
     with contextlib.closing(reference):
         next(reference.fill(runs([np.arange(n)], lambda: None), lambda leaves: right))
     expected = right.to(device.device)
@@ -202,7 +202,7 @@ def check(
     for name, loading in decoders.items():
         try:
             count = off(loading)
-            found[name] = f"pixels are wrong in {count} of {rounds} batches behind queued work" if count else ""
+            found[name] = f"wrong pixels in {count} of {rounds} batches while the GPU is busy" if count else ""
         except ImportError as error:
             found[name] = f"DALI cannot be imported ({error})"
         except RuntimeError as error:
@@ -211,9 +211,9 @@ def check(
 
 
 def _queued_work(device: torch.device) -> Callable[[], None]:
-    """Queues some 20 ms of an H100's work, half on the caller's stream and half on the then current one.
+    """A function that queues about 20 ms of work for an H100: half on the caller's stream, half on the current one.
 
-    Its blocks are long, and the kernels of other streams, DALI's too, wait until one ends, as they do behind training.
+    Its thread blocks are long, so kernels of other streams, DALI's too, wait until one ends, as during training.
     """
     if device.type != "cuda":
         return lambda: None

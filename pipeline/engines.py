@@ -1,4 +1,4 @@
-"""Engines turn JPEG frames into crops, on the CPU cores or with DALI, with the same result up to rounding."""
+"""Engines turn JPEG frames into crops, on the CPU or with DALI, with the same result up to rounding."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Engine(ABC):
         """Release threads and graphs."""
 
 
-class CoresEngine(Engine):
+class CpuEngine(Engine):
     """A thread per core decodes a frame and resizes its regions while the frame is in that core's cache."""
 
     def __init__(self, clip: Clip, device: Device, loading: Loading) -> None:
@@ -143,10 +143,10 @@ def decode(jpeg: np.ndarray, into: np.ndarray) -> None:
 
 
 def taps(begin: float, end: float, size: int, length: int, step: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The two neighbours among `length` pixels of each of `size` pixels that cover begin..end, for `resize`.
+    """Bilinear interpolation of begin..end of `length` input pixels to `size` output pixels, for `resize`.
 
-    Returns the indices of both times `step`, int64 [size], and the distance from the first as a share of the way to the
-    second, float32 [size]. Edge pixels extend outwards.
+    Returns, for each output pixel, the indices of its two input pixels, times `step`, int64 [size] each, and the weight
+    of the second, float32 [size]. Edge pixels extend outwards.
     """
     at = begin + (np.arange(size) + 0.5) * ((float(end) - begin) / size) - 0.5
     low = np.floor(at).astype(np.int64)
@@ -220,5 +220,5 @@ def engine(clip: Clip, device: Device, loading: Loading) -> Engine:
     Raises UserError for gpu without a GPU.
     """
     if loading.decoder == "gpu" and not device.is_gpu:
-        raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU cores")
-    return (DaliEngine if loading.decoder == "gpu" else CoresEngine)(clip, device, loading)
+        raise UserError("--loading.decoder gpu needs --device cuda; leave it out to decode on the CPU")
+    return (DaliEngine if loading.decoder == "gpu" else CpuEngine)(clip, device, loading)

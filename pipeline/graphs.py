@@ -58,7 +58,7 @@ def audio_graph(device: DaliDevice, mean: float, scale: float) -> Any:
 
 
 class Pipeline:
-    """A built DALI graph, fed by name, a few runs ahead of its outputs."""
+    """A built DALI graph. Its inputs are fed by name, a few runs ahead of its outputs."""
 
     AHEAD = 2
 

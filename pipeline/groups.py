@@ -52,11 +52,10 @@ def take_rank(plan: BatchPlan, rank: int, world: int, bn_group_size: int = 0) ->
     """The leaves of one rank, sorted by modality, then by group; `joined` has the columns of all ranks.
 
     Without groups, a rank takes an equal, contiguous share of whole videos. With groups (`bn_group_size` > 0), it
-    takes an equal, contiguous share of the groups. A group holds one leaf per video, so no video is in it twice. Which
-    leaf is drawn for each video, so that a group mixes the values of every factor: a group of reversed clips only would
-    subtract what reversed clips have in common, which evaluation does not. The videos are drawn anew for each modality
-    and each of the leaves of a video, so the statistics of one group do not reveal the videos of another. Raises
-    UserError if ranks cannot take equal shares.
+    takes an equal, contiguous share of the groups. A group has no video twice, and a random leaf of each of its videos,
+    so it mixes the values of every factor: batch norm over reversed clips alone would subtract what they have in
+    common, which evaluation does not. Videos are assigned to groups anew for each modality and each leaf of a video, so
+    the statistics of one group do not reveal the videos of another. Raises UserError if ranks cannot take equal shares.
     """
     modality = plan.leaves.modality
     videos = len(np.unique(plan.leaves.video))
@@ -77,7 +76,7 @@ def _order(plan: BatchPlan, modality: int, videos: int, bn_group_size: int) -> n
         return chosen
     leaves = chosen[np.argsort(plan.leaves.video[chosen], kind="stable")].reshape(videos, -1)  # [video, view]
     rng = generator(Stream.GROUPS, plan.seed, plan.epoch, plan.batch, modality)
-    leaves = rng.permuted(leaves, axis=1)  # else each view would be one value of a factor that takes all of its values
+    leaves = rng.permuted(leaves, axis=1)  # else each view would hold one value, such as reversed
     views = [view[rng.permutation(videos)].reshape(-1, bn_group_size) for view in leaves.T]
     return np.stack(views, 1).reshape(-1)
 

@@ -104,5 +104,6 @@ def modalities(name: str) -> Sequence[str]:
 def listing() -> str:
     """Every preset with its label, its source and its factors."""
     legend = "V video, A audio, T text; TR time reversal, TS time shift; d distinctive, i invariant, . not varied"
+    single = "TS . draws one random start per video; without time_shift, every clip starts at the first frame"
     rows = [f"{name:13}{p.label} ({p.source})\n  {p.factors}" for name, p in PRESETS.items()]
-    return "\n".join([legend, "", *rows])
+    return "\n".join([legend, single, "", *rows])

@@ -245,7 +245,7 @@ class Index(VideoTable):
         except OtherSchema as error:
             raise UserError(
                 f"{path} cannot be used: {error}; rebuild the shards in another folder with 'make preprocess', or use "
-                "the version that wrote it"
+                "the version of this program that wrote it"
             ) from error
         except (Damaged, OSError) as error:
             if isinstance(error, OSError):
@@ -306,7 +306,7 @@ class Index(VideoTable):
         columns = numeric | self.columns
         if column not in columns:
             others = ", ".join(name for name in numeric if name not in self.columns)
-            raise UserError(f"{unknown('column', column, ['label', *self.columns])}; also numeric: {others}")
+            raise UserError(f"{unknown('column', column, ['label', *self.columns])}; numeric columns: {others}")
         values = columns[column].tolist()
         classes = [str(value) for value in sorted(set(values)) if value != ""]
         return replace(self, label=np.asarray(list(map(str, values)), object), classes=classes)

@@ -1,9 +1,9 @@
 """The layout of shards, schema 2: the table of datasets from which they are written, indexed, read and verified.
 
 A shard is an HDF5 file of contiguous datasets (see SHARD), so any clip is one slice of the file. Checksums cover every
-byte: PIECES, which are read in part, have one per piece; the file's seal covers the rest. The same folder holds
-`index.h5` (one row per video of all shards, classes, statistics; sealed, too; the only file opened at start) and
-`rejected.jsonl` (every rejected video with the reason).
+byte: the datasets in PIECES have one per piece, since only parts of them are read; the seal of the file covers the
+rest. The same folder holds `index.h5` (one row per video of all shards, classes, statistics; sealed, too; the only file
+opened at start) and `rejected.jsonl` (every rejected video with the reason).
 
 To add a column of the video table, add a line to `VideoTable`, fill it in the VideoRecord (preprocess/worker.py) and
 raise SCHEMA (seal.py), since existing shards lack it.

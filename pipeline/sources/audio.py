@@ -48,7 +48,7 @@ class AudioSource(InputSource):
     def parts(self, batches: Iterator[Leaves], memory: Callable[[], Memory]) -> Iterator[Part]:
         works = ahead(self._works(batches), self.loading.read_ahead, lambda work: len(work.leaves))
         usable, damaged = [], []
-        for work, bank, intact, names in (self._with_dali if self.loading.decoder == "gpu" else self._on_cores)(works):
+        for work, bank, intact, names in (self._with_dali if self.loading.decoder == "gpu" else self._on_cpu)(works):
             out = memory().get(self.modality, (work.total, self.index.bands, self.clip.mel_frames))
             out[work.run].copy_(bank)
             usable.append(intact)
@@ -68,7 +68,7 @@ class AudioSource(InputSource):
                 reading = self.begin(batch.video[run], self._read, self._average, rows[run])
                 yield _Work(batch.take(run), reading, run, len(batch))
 
-    def _on_cores(self, works: Iterable[_Work]) -> _Made:
+    def _on_cpu(self, works: Iterable[_Work]) -> _Made:
         """The same bits as DALI's, without it."""
         statistics = self.index.statistics
         for work in works:
@@ -125,7 +125,7 @@ def normalise(rows: np.ndarray, draws: Mapping[str, np.ndarray], mean: float, sc
 
 
 def _gain(draws: Mapping[str, np.ndarray]) -> np.ndarray:
-    """A gain a on the waveform is 2 ln a on the log power, exactly: float32 [n]."""
+    """What a gain a on the waveform adds to the log power, 2 ln a: float32 [n]."""
     gain: np.ndarray = (2 * np.log(draws["volume"])).astype(np.float32)
     return gain
 

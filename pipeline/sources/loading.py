@@ -12,7 +12,7 @@ from gdt.common.errors import require_positive
 
 
 def cores(limits: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Cores per process of torchrun, within the limit of this machine's control group."""
+    """CPU cores for each process that torchrun started, within the limit of the cgroup."""
     here = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):  # without a limit its first word is max
         quota, period = map(int, limits.read_text().split())
@@ -27,15 +27,15 @@ class Loading:
     threads: int = field(default_factory=cores)
     """Decoding threads; by default the cores divided by the processes on this machine."""
     decoder: Literal["auto", "cpu", "gpu"] = "auto"
-    """Where frames are decoded; auto: on the CPU cores if enough, else GPU."""
+    """Where frames are decoded; auto: the CPU if its cores are enough, else the GPU."""
     jpeg_hardware: bool = False
-    """Decode on the GPU's JPEG engine where a check finds its pixels right."""
+    """Decode on the GPU's JPEG engine, if a check finds its pixels right."""
     readers: int = 16
     """Threads per modality that read shards; more hide the latency of slow or remote disks."""
     read_ahead: int = 128
     """Clips to read in advance, across batches."""
     decode_batch_size: int = 16
-    """Clips per DALI run or GPU upload; more suit a GPU, fewer a small cache."""
+    """Clips per DALI run or GPU upload; raise it for a GPU, lower it for a small CPU cache."""
     prefetch: int = 2
     """Batches to make ahead of the training step."""
     damaged: Literal["stop", "skip"] = "stop"

@@ -59,7 +59,7 @@ class Transformation(ABC):
     name: ClassVar[str]
     """Name in the factor table and on the command line."""
     selects_frames: ClassVar[bool] = False
-    """Whether different values select different frames, rather than reorder or change the same frames."""
+    """Whether different values select different frames; False if they reorder or change the same frames."""
 
     def __str__(self) -> str:
         """As on the command line: the name, with settings other than the default in brackets."""

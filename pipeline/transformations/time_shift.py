@@ -9,7 +9,7 @@ from gdt.pipeline.transformations.base import Branches, Source, Transformation, 
 
 
 class TimeShift(Transformation):
-    """Start frame of the clip, uniform over all at which the clip fits into the video."""
+    """Start frame of the clip, drawn uniformly; time_shift:i:1 draws one per video."""
 
     name = "time_shift"
     selects_frames = True

@@ -19,7 +19,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline import decoders
 from gdt.pipeline.decoders import JPEG_ENGINE, KERNELS, check, choose, sample
 from gdt.pipeline.device import Device
-from gdt.pipeline.engines import CoresEngine, Crops, Run
+from gdt.pipeline.engines import CpuEngine, Crops, Run
 from gdt.pipeline.graphs import Pipeline, video_graph
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
@@ -31,7 +31,7 @@ from tests.pipeline.test_loader import CLIP, CPU, tree
 from tests.train.test_fake_cuda import GPU, fake_cuda
 
 
-class Broken(CoresEngine):
+class Broken(CpuEngine):
     """Right, but for what `spoil` does to the crops of a batch, given those of the batch before."""
 
     spoil: Callable[[int, torch.Tensor, torch.Tensor], None]
@@ -73,7 +73,7 @@ def rounding(number: int, crops: torch.Tensor, before: torch.Tensor) -> None:
 def test_wrong_pixels_are_found_and_rounding_is_not(index: Index, spoil: Any, wrong: int) -> None:
     jpegs = sample(index, Clip(frames=2), 6)
     (found,) = check(jpegs, CPU, 11, {"x": Loading()}, **broken(spoil)).values()
-    assert found == (f"pixels are wrong in {wrong} of 11 batches behind queued work" if wrong else "")
+    assert found == (f"wrong pixels in {wrong} of 11 batches while the GPU is busy" if wrong else "")
 
 
 def test_dalis_decoders_are_right_and_failures_are_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,13 +147,13 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("settings", "clips", "decoder", "why"),
     [
-        ({}, 700, "cpu", "on the CPU cores: 700 clips/s need 7.0 cores, and each GPU has 8 for loading"),
+        ({}, 700, "cpu", "on the CPU: 700 clips/s need 7.0 cores, and each GPU has 8 for loading"),
         ({}, 900, KERNELS, "900 clips/s need 9.0 cores, and each GPU has 8 for loading"),
         ({"threads": 6}, 700, KERNELS, "700 clips/s need 7.0 cores, and each GPU has 6 for loading"),
         ({"jpeg_hardware": True}, 900, JPEG_ENGINE, "900 clips/s need 9.0 cores, and each GPU has 8 for loading"),
-        ({"jpeg_hardware": True}, 700, "cpu", "on the CPU cores: 700 clips/s need 7.0 cores"),
-        ({"decoder": "gpu"}, 1, KERNELS, "processor's"),
-        ({"decoder": "cpu", "jpeg_hardware": True}, 1e6, "cpu", "on the CPU cores"),
+        ({"jpeg_hardware": True}, 700, "cpu", "on the CPU: 700 clips/s need 7.0 cores"),
+        ({"decoder": "gpu"}, 1, KERNELS, "whose pixels match the CPU's"),
+        ({"decoder": "cpu", "jpeg_hardware": True}, 1e6, "cpu", "on the CPU"),
     ],
 )
 def test_the_cores_decode_where_they_are_enough(
@@ -162,7 +162,7 @@ def test_the_cores_decode_where_they_are_enough(
     choice = choose(index, CLIP, gpu()[0], Loading(**{"threads": 9} | settings), clips)
     expected = ("gpu", decoder == JPEG_ENGINE) if decoder != "cpu" else ("cpu", False)
     assert (choice.loading.decoder, choice.loading.jpeg_hardware) == expected
-    assert why in choice.why and (decoder == "cpu" or f"on {decoder}, whose pixels equal" in choice.why)
+    assert why in choice.why and (decoder == "cpu" or f"on {decoder}, whose pixels match" in choice.why)
     assert choose(index, CLIP, CPU, Loading(**settings), clips).loading == Loading(**settings)
 
 
@@ -175,7 +175,7 @@ def test_a_wrong_decoder_is_named_once_and_the_next_one_taken(
     index: Index, found: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = Loading(decoder="gpu", jpeg_hardware=True)
-    found[JPEG_ENGINE] = "pixels are wrong in 34 of 50 batches behind queued work"
+    found[JPEG_ENGINE] = "wrong pixels in 34 of 50 batches while the GPU is busy"
     for _ in range(2):
         chosen = choose(index, CLIP, gpu()[0], asked).loading
         assert (chosen.decoder, chosen.jpeg_hardware) == ("gpu", False)
@@ -184,7 +184,7 @@ def test_a_wrong_decoder_is_named_once_and_the_next_one_taken(
     decoders._FAULTS.clear()
     found[KERNELS] = "it fails (no driver)"
     choice = choose(index, CLIP, gpu()[0], asked)
-    assert choice.loading.decoder == "cpu" and choice.why == "on the CPU cores, since the GPU's decoders fail"
+    assert choice.loading.decoder == "cpu" and choice.why == "on the CPU, since the GPU's decoders fail"
     assert capsys.readouterr().err == warning + f"warning: {KERNELS} (cpu) is not used: {found[KERNELS]}\n"
 
 
@@ -196,7 +196,7 @@ def test_the_jpeg_engine_needs_known_versions(
     version = {"nvidia-nvimgcodec-cu13": "0.9.1.2", "nvidia-nvjpeg": "13.30.1"}
     monkeypatch.setattr(metadata, "version", version.__getitem__)
     asked = Loading(decoder="gpu", jpeg_hardware=True)
-    with pytest.raises(UserError, match="nvidia-nvjpeg has version 13.30.1, and only 13.3 is known; leave the option"):
+    with pytest.raises(UserError, match="nvidia-nvjpeg has version 13.30.1, and only 13.3 is known to work; leave"):
         choose(index, CLIP, gpu()[0], asked)
     version["nvidia-nvjpeg"] = "13.3.9"
     assert choose(index, CLIP, gpu()[0], asked).loading.jpeg_hardware

@@ -68,7 +68,7 @@ def test_cores_and_dali_make_the_same_crops_within_one_grey_level(
         assert difference.max() <= 1 and difference.mean() < (0.02 if name == "whole frames" else 1e-3)
 
 
-@pytest.mark.parametrize("engine", [engines.CoresEngine, DaliEngine])
+@pytest.mark.parametrize("engine", [engines.CpuEngine, DaliEngine])
 def test_jitter_after_normalisation_equals_its_steps_in_any_order(
     index: Index, monkeypatch: pytest.MonkeyPatch, engine: Any
 ) -> None:

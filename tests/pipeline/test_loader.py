@@ -28,7 +28,7 @@ from gdt.common.errors import UserError
 from gdt.pipeline import presets
 from gdt.pipeline.clips import uniform_clips
 from gdt.pipeline.colour import Pixels, affine, late_affine
-from gdt.pipeline.engines import CoresEngine, Crops, Run
+from gdt.pipeline.engines import CpuEngine, Crops, Run
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import AUDIO, VIDEO, Clip
 from gdt.pipeline.loader import Batch, Loader
@@ -374,14 +374,14 @@ def test_an_undecodable_frame_is_reported_with_its_video(copy: Path, index: Inde
 def test_other_decoding_errors_do_not_blame_the_frames(
     index: Index, monkeypatch: pytest.MonkeyPatch, cause: str, kind: type[Exception], message: str
 ) -> None:
-    def failing(self: CoresEngine, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
+    def failing(self: CpuEngine, runs: Iterable[Run], crops: Crops) -> Iterator[None]:
         next(iter(runs))
         raise RuntimeError(
             f"Critical error in pipeline:\nError in CPU operator `x`\n\nencountered:\n\n{cause}\nno longer valid"
         )
         yield
 
-    monkeypatch.setattr(CoresEngine, "fill", failing)
+    monkeypatch.setattr(CpuEngine, "fill", failing)
     with pytest.raises(kind, match=message):
         load(index, [uniform_clips(index, np.array([0]), 1, CLIP, AUGMENTATION)])
 

@@ -199,7 +199,7 @@ NAMES = ["colour", "a/b", ".", "..", "100%", "%2F", "/", "é ü", "label/x", " "
 def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: Path, index: Index) -> None:
     assert index.columns == {} and index.labelled("label") is index
     with pytest.raises(
-        UserError, match=r"unknown column 'colour'; available: label; also numeric: height, width, silence$"
+        UserError, match=r"unknown column 'colour'; available: label; numeric columns: height, width, silence$"
     ):
         index.labelled("colour")
     n, draw = len(index), random.Random(0)
@@ -223,7 +223,7 @@ def test_annotations_override_the_shards_and_any_column_can_be_the_labels(copy: 
     with pytest.raises(UserError, match=r"unknown column 'color'; did you mean 'colour'\? Available:"):
         found.labelled("color")
     with pytest.raises(
-        UserError, match="unknown column 'qqq'; available: label, (.|\n)*; also numeric: height, "
+        UserError, match="unknown column 'qqq'; available: label, (.|\n)*; numeric columns: height, "
     ) as error:
         found.labelled("qqq")
     assert all(name in str(error.value) for name in NAMES)

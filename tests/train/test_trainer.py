@@ -167,7 +167,7 @@ def test_out_of_memory_gives_one_message_with_what_to_change(
 def test_a_run_says_where_it_decodes_and_why(
     shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen, taken = Choice(Loading(threads=1, readers=3), "on the CPU cores: few are needed"), []
+    chosen, taken = Choice(Loading(threads=1, readers=3), "on the CPU: few are needed"), []
 
     def loader(*arguments: Any) -> Loader:
         taken.append(arguments[4])
@@ -177,7 +177,7 @@ def test_a_run_says_where_it_decodes_and_why(
     monkeypatch.setattr("gdt.train.trainer.Loader", loader)
     pretrain(replace(TINY, shards=shards, out=tmp_path / "run", batch_size=4, steps=1))
     assert taken == [chosen.loading]
-    assert "\nloader       decodes on the CPU cores: few are needed\nschedule " in capsys.readouterr().out
+    assert "\nloader       decodes on the CPU: few are needed\nschedule " in capsys.readouterr().out
 
 
 def test_the_choice_of_a_decoder_knows_the_rate_of_training(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
