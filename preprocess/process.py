@@ -120,9 +120,10 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     memory = _memory_limit(limits)
     with (
         log.open("wb") as stderr,
-        # in a new session, so that the worker handles Ctrl-C
+        # Ctrl-C is for the worker, so ffmpeg gets a process group of its own. Not a session: Linux's autogroups schedule
+        # each session as a task group, and a new one gets a small share of a busy core
         subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, process_group=0
         ) as process,
     ):
         try:
