@@ -120,7 +120,7 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     memory = _memory_limit(limits)
     with (
         log.open("wb") as stderr,
-        # Ctrl-C is for the worker, so ffmpeg gets a process group of its own. Not a session: Linux's autogroups schedule
+        # Ctrl-C is for the worker, so ffmpeg gets its own process group. Not a session: Linux's autogroups schedule
         # each session as a task group, and a new one gets a small share of a busy core
         subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, process_group=0
