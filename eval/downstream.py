@@ -31,7 +31,17 @@ from gdt.eval.processes import job_limit, run_command, run_parallel
 from gdt.eval.protocols import FORMAT, PROTOCOLS, Evaluator, comparable, decisive_names, only_decisive, short_digest
 from gdt.eval.record import Record
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Data, Fold, Model, describe, folds, held_out, models
+from gdt.eval.subjects import (
+    Data,
+    Fold,
+    Model,
+    complete_folds,
+    describe,
+    folds,
+    held_out,
+    models,
+    official_folds,
+)
 from gdt.eval.tables import report, to_csv
 from gdt.pipeline.word2vec import WordVectors
 from gdt.train.checkpoint import NAME, Trained, load_trained
@@ -112,6 +122,8 @@ def _plan(
             f"gallery and queries are both the split '{data.split}', so every video would find itself; change "
             "--query-split or --gallery-split"
         )
+    if not official_folds(data.index):
+        held_out(data.index, data.split)  # raises UserError if there are none
     device = any_device()
     protocols = _protocols(settings, data, compared)
     labelled = folds(settings, data.index, data.split) if any(PROTOCOLS[name].labels for name in protocols) else []
@@ -136,18 +148,21 @@ def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> l
     if settings.protocols:
         return [name for name in PROTOCOLS if name in settings.protocols]
     labelled = {*data.index.split[data.index.label != ""]}
-    unlabelled = {"--gallery-split": settings.gallery_split, "--query-split": data.split}
-    unlabelled = {option: split for option, split in unlabelled.items() if split not in labelled}
-    labels = settings.requires_labels or not unlabelled
-    advice = [
+    splits = {"--gallery-split": settings.gallery_split, "--query-split": data.split}
+    reasons = [
         f"{option} is '{split}', which has no labels; splits with labels: {', '.join(sorted(labelled))}"
-        for option, split in unlabelled.items()
-        if labelled
+        for option, split in splits.items()
+        if split not in labelled
     ]
-    if advice and not labels:
+    if official_folds(data.index):  # each has splits of its own
+        fits = complete_folds(data.index, [*splits.values()])
+        reasons = [] if fits else [f"no official fold has videos in both splits, {' and '.join(splits.values())}"]
+    held = bool((data.index.split == data.split).any())  # cross-modal takes the splits of fold 1
+    labels = settings.requires_labels or not reasons or not held
+    if labelled and not labels:
         names = [name for name, protocol in PROTOCOLS.items() if protocol.default and protocol.labels]
-        print(f"{' and '.join(names)} are skipped: {'; '.join(advice)}", flush=True)
-    pairs = any(_has_pairs(model, settings, data) for model in compared)
+        print(f"{' and '.join(names)} are skipped: {'; '.join(reasons)}", flush=True)
+    pairs = held and any(_has_pairs(model, settings, data) for model in compared)
     plain = settings.modalities == ("video",)  # others affect some protocols only
     chosen = [
         name

@@ -71,7 +71,8 @@ def linear_probe(
     classes, train_class = np.unique(train_label, return_inverse=True)
     if len(classes) < 2:
         raise UserError(
-            f"a linear probe needs at least two classes; there is only '{classes[0]}'; set --label to another column"
+            f"a linear probe needs at least two classes; there is only '{classes[0]}'; evaluate on videos of more "
+            "classes, or set --label to another column"
         )
     probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, train_class)
     scores = probe.decision_function(query)

@@ -83,13 +83,14 @@ class Data:
         """Open shards with the labels of a column.
 
         `dataset` and `shards` default to those that the first checkpoint, at `path`, was pretrained on, and `split` to
-        test, or val without a test split. Raises UserError if neither is known or the shards cannot be used.
+        test, or val without a test split or official folds. Raises UserError if neither is known or the shards cannot
+        be used.
         """
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
         name = dataset or first.settings.dataset
         index = open_index(name, shard_folder(name, shards or (None if dataset else first.settings.shards)))
-        split = split or ("test" if (index.split == "test").any() else "val")
+        split = split or ("test" if (index.split == "test").any() or official_folds(index) else "val")
         return cls(name, index.labelled(label), fingerprint(index), split)
 
 
@@ -155,9 +156,38 @@ def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
 
 def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
     """The folds of --folds, or all. Raises UserError if there is no such fold or it has no labelled videos."""
-    official = max((len(row.split(",")) if row else 0 for row in index.folds), default=0)
-    numbers = dict.fromkeys(settings.folds) or range(1, official + 1) or (0,)
+    numbers = dict.fromkeys(settings.folds) or official_folds(index) or (0,)
+    splits = settings.gallery_split, query_split
+    for number in numbers:
+        part = index.fold(number) if number else index
+        if lacking := [split for split in splits if not len(_labelled(part, split))]:
+            where = f"fold {number} of {index.folder}" if number else str(index.folder)
+            raise UserError(_no_labels(part, where, lacking[0], complete_folds(index, splits)))
     return [_fold(settings, index, query_split, number) for number in numbers]
+
+
+def official_folds(index: Index) -> range:
+    """Numbers of the official folds, from 1; empty if there are none."""
+    return range(1, max((len(row.split(",")) if row else 0 for row in index.folds), default=0) + 1)
+
+
+def complete_folds(index: Index, splits: Sequence[str]) -> list[int]:
+    """The official folds with labelled videos in all of these splits."""
+    folds = [(number, index.fold(number)) for number in official_folds(index)]
+    return [number for number, part in folds if all(len(_labelled(part, split)) for split in splits)]
+
+
+def _no_labels(index: Index, where: str, split: str, complete: Sequence[int]) -> str:
+    """The message about a split without labels; `complete` are the official folds that can be used."""
+    others = sorted({*index.split[index.label != ""]})
+    only = f", only in {', '.join(others)}" if others else ""
+    advice = "put videos into train/<class>/ and test/<class>/, or add a labels.csv"
+    if split not in ("train", "val", "test"):
+        advice = "choose another split"
+    elif official_folds(index):
+        usable = " ".join(map(str, complete))
+        advice = f"set --folds {usable}" if usable else "preprocess more of the videos on its official lists"
+    return f"{where} has no labelled videos in the split '{split}'{only}; {advice}"
 
 
 def _fold(settings: Downstream, index: Index, query_split: str, number: int) -> Fold:
@@ -176,23 +206,17 @@ def _fold(settings: Downstream, index: Index, query_split: str, number: int) -> 
 
 
 def _labelled(index: Index, split: str) -> np.ndarray:
-    videos = np.flatnonzero((index.split == split) & (index.label != ""))
-    if not len(videos):
-        raise UserError(
-            f"{index.folder} has no labelled videos in the split '{split}'; put videos into train/<class>/ and "
-            "test/<class>/, or add a labels.csv"
-        )
-    return videos
+    return np.flatnonzero((index.split == split) & (index.label != ""))
 
 
 def held_out(index: Index, split: str) -> Fold:
     """All videos of a split as queries, without labels or gallery. Raises UserError if there are none."""
     videos = np.flatnonzero(index.split == split)
     if not len(videos):
-        raise UserError(
-            f"{index.folder} has no held-out videos (split '{split}'); repeat 'make preprocess' with TEST=0.1 "
-            "(nothing is decoded again), then pretrain again"
-        )
+        advice = "repeat 'make preprocess' with TEST=0.1 (nothing is decoded again), then pretrain again"
+        if official_folds(index):
+            advice = "preprocess more of the videos on its official lists"
+        raise UserError(f"{index.folder} has no held-out videos (split '{split}'); {advice}")
     none = np.zeros(0, np.int64)
     return Fold(0, none, videos, none.astype(str), np.full(len(videos), ""))
 

@@ -260,14 +260,15 @@ def few_videos(records: Sequence[Record]) -> list[str]:
     """A warning if there are few queries, or if the gallery is so small that a metric is 100 % for any model."""
     queries = min(each.queries for each in records)
     parts = [f"only {queries} queries: the 95 % intervals are wide"] if queries < _FEW_QUERIES else []
-    full: dict[int, dict[str, None]] = {}
+    full: dict[str, dict[str, None]] = {}
     for each in records:
         names = {name.split()[-1]: None for name, metric in each.metrics.items() if metric.chance >= 100}
         if names:
-            full.setdefault(each.gallery or each.queries, {}).update(names)
-    for gallery, names in full.items():
-        parts.append(f"{', '.join(names)}: 100 % for any model, as the gallery has {gallery} videos")
-    return [f"warning: {'; '.join(parts)}; hold out more videos"] if parts else []
+            few = f"the gallery has {each.gallery or each.queries} videos"
+            full.setdefault("there is one class" if each.classes == 1 else few, {}).update(names)
+    for why, names in full.items():
+        parts.append(f"{', '.join(names)}: 100 % for any model, as {why}")
+    return [f"warning: {'; '.join(parts)}; evaluate on more videos"] if parts else []
 
 
 def _sorted(records: Iterable[Record]) -> list[Record]:

@@ -53,10 +53,10 @@ class Tree:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if len(self.source.videos) < self.composition.batch_size:
+        if (usable := len(self.source.videos)) < self.composition.batch_size:
             raise UserError(
-                f"a batch takes {self.composition.batch_size} videos but only {len(self.source.videos)} can be used; "
-                f"set --batch-size to {len(self.source.videos)} or less"
+                f"a batch takes {self.composition.batch_size} videos but only {usable} can be used; "
+                + (f"set --batch-size to {usable} or less" if usable > 1 else "preprocess more videos")
             )
 
     @property
@@ -132,8 +132,8 @@ def sampling_tree(
     starts = index.start_counts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if audio else 0)
     inside = index.split == split
     if not inside.any():
-        splits = ", ".join(sorted(set(index.split.tolist())))
-        raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to one of {splits}")
+        splits = " or ".join(sorted(set(index.split.tolist())))
+        raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to {splits}")
     needed = composition.starts_needed
     seconds = f"{frames / index.fps:.2f} s"
     too_short = f"shorter than a clip ({seconds})" if needed == 1 else f"too short for {needed} clips of {seconds}"

@@ -308,7 +308,7 @@ def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: di
         )
     decoded = sum(plan.count(shard) for shard in made)
     relabelled = before.count_changes(AnnotationKeys.read(destination))
-    return summarise(index, len(videos) + videos.missing, len(made), decoded, relabelled)
+    return summarise(index, len(videos) + videos.missing, len(made), decoded, relabelled, bool(videos.without_split))
 
 
 def _equal(one: Annotations, other: Annotations) -> bool:

@@ -62,6 +62,8 @@ class Summary:
     """Videos whose label, split, folds or further columns differ from the previous index."""
     without_file: Sequence[str] = ()
     """First names in labels.csv that are no video."""
+    drawn: bool = True
+    """Whether --val and --test decide the split of some videos."""
 
     @property
     def kept(self) -> int:
@@ -128,7 +130,7 @@ def _keys(texts: Iterable[bytes], count: int) -> np.ndarray:
     return np.fromiter(keys, np.uint64, count)
 
 
-def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int) -> Summary:
+def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int, drawn: bool) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
     reasons: Counter[str] = Counter()
     without_file: list[str] = []
@@ -138,8 +140,9 @@ def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: in
             without_file.append(row["id"])
     notes = Counter(_generalise(note) for note in index.note if note)
     summary = Summary(
-        index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, without_file
-    )
+        index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, without_file,
+        drawn,
+    )  # fmt: skip
     write_text(index.folder / SUMMARY, json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n")
     return summary
 
@@ -170,9 +173,9 @@ def describe(summary: Summary) -> str:
         lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
     split = "test" if "test" in numbers["splits"] else "val"
     if 0 < (held_out := numbers["splits"].get(split, 0)) < _FEW:
+        advice = f"raise --{split} or add videos (nothing is decoded again)" if summary.drawn else "add videos"
         lines.append(
-            f"warning: the {split} split has only {plural(held_out, 'video')}, too few for evaluation; raise "
-            f"--{split} or add videos (nothing is decoded again)"
+            f"warning: the {split} split has only {plural(held_out, 'video')}, too few for evaluation; {advice}"
         )
     if summary.rejected:
         more = ", …" if summary.reasons.get(NO_FILE, 0) > _NAMED else ""

@@ -36,7 +36,7 @@ from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import folds
+from gdt.eval.subjects import folds, held_out
 from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
@@ -150,6 +150,9 @@ def plan(settings: Ablation) -> Plan:
     shards = shard_folder(settings.dataset, settings.shards)
     index = Index.open(shards)
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}{'-clips' if settings.equal == 'clips' else ''}"
+    if not (index.split == "train").any():
+        raise UserError(f"no video of {shards} is in the split 'train', from which rows learn; preprocess some of them")
+    held_out(index, settings.query_split)  # raises UserError if there are none
     labels = _labels(settings, index)
     protocols: tuple[str, ...] = settings.protocols if labels else ("cross-modal",)
     _require_comparable(settings, index, shards, labels)

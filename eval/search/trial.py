@@ -17,7 +17,7 @@ from gdt.eval.progress import LogReader
 from gdt.eval.protocols import Evaluator
 from gdt.eval.search.space import Space
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Model, folds, held_out
+from gdt.eval.subjects import Model, folds, held_out, official_folds
 from gdt.pipeline.shards.index import fingerprint
 from gdt.train.checkpoint import NAME, Trained, load_model
 from gdt.train.models.gdt import NotFiniteError, any_device
@@ -34,10 +34,10 @@ class Measurement:
     def __init__(self, space: Space, split: str) -> None:
         settings, index = space.settings, space.index
         if not (index.split == split).any():
-            raise UserError(
-                f"{index.folder} has no videos of the split '{split}'; repeat 'make preprocess' with "
-                f"{split.upper()}=0.1 (nothing is decoded again)"
-            )
+            create = f"repeat 'make preprocess' with {split.upper()}=0.1 (nothing is decoded again)"
+            if official_folds(index):
+                create = "official folds have no other; search on other videos"
+            raise UserError(f"{index.folder} has no videos of the split '{split}'; {create}")
         modalities = {
             name for ways in space.options.values() for way in ways for name in way.transformation.modalities(way.k)
         }

@@ -291,6 +291,20 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
             ablation(settings(shards, tmp_path, **wrong))
 
 
+def test_a_split_without_videos_is_refused_before_training(
+    tmp_path: Path, shards: Path, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for split, folds, message in (
+        ("test", "", "no video of .* is in the split 'train', from which rows learn"),
+        ("train", "", r"has no held-out videos \(split 'test'\); repeat 'make preprocess' with TEST=0.1"),
+        ("train", "train,test", "has no held-out videos .* more of the videos on its official lists"),
+    ):
+        every = {"split": np.full(len(index), split, object), "folds": np.full(len(index), folds, object)}
+        monkeypatch.setattr(Index, "open", lambda _, every=every: replace(index, **every))
+        with pytest.raises(UserError, match=message):
+            plan(settings(shards, tmp_path, test_factors="none"))
+
+
 def metric(value: float) -> Metric:
     return Metric(value, 10.0, 200)
 

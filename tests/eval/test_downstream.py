@@ -511,6 +511,29 @@ def test_shards_without_held_out_videos_are_refused_with_the_command_that_adds_t
         downstream(Downstream((checkpoint,), "x", shards, ("cross-modal",), clips=2, out=tmp_path))
 
 
+def test_advice_on_few_videos_of_official_folds_can_be_followed(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    settings = Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path)
+    train, more = np.full(len(index), "train", object), "preprocess more of the videos on its official lists$"
+    change_index(split=train, folds=np.array([f"train,{split}" for split in index.split], object))
+    with pytest.raises(UserError, match=r"fold 1 of .* in the split 'test', only in train; set --folds 2$"):
+        downstream(settings)
+    downstream(replace(settings, folds=(2,)))
+    assert [(row.protocol, row.fold) for row in results(tmp_path)] == [("retrieval", 2), ("few-shot", 2)]
+    with pytest.raises(UserError, match=rf"has no held-out videos \(split 'test'\); {more}"):
+        downstream(replace(settings, protocols=("cross-modal",)))
+    change_index(split=train, folds=train + ",train")
+    with pytest.raises(UserError, match=rf"fold 1 of .* in the split 'test', only in train; {more}"):
+        downstream(settings)
+    test = np.full(len(index), "test", object)
+    change_index(split=test, folds=test + ",train")
+    assert "→" in downstream(settings)
+    said = "retrieval and few-shot are skipped: no official fold has videos in both splits, train and test\n"
+    assert said in capsys.readouterr().out
+
+
 def test_a_protocol_is_a_function_and_a_line_of_the_table(
     on_ucf: Downstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

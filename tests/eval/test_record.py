@@ -213,8 +213,8 @@ def test_random_weights_of_several_networks_are_named_by_their_runs() -> None:
     ("queries", "gallery", "chance", "expected"),
     [
         (50, 200, 10.0, []),
-        (49, 200, 10.0, ["warning: only 49 queries: the 95 % intervals are wide; hold out more videos"]),
-        (60, 4, 100.0, ["warning: R@5: 100 % for any model, as the gallery has 4 videos; hold out more videos"]),
+        (49, 200, 10.0, ["warning: only 49 queries: the 95 % intervals are wide; evaluate on more videos"]),
+        (60, 4, 100.0, ["warning: R@5: 100 % for any model, as the gallery has 4 videos; evaluate on more videos"]),
     ],
 )
 def test_few_queries_or_a_small_gallery_are_warned_of(
@@ -224,6 +224,8 @@ def test_few_queries_or_a_small_gallery_are_warned_of(
     row = replace(ROW, queries=queries, gallery=gallery, metrics=metrics)
     assert few_videos([row]) == expected
     assert build_tables([row])[0].brief[1:] == expected
+    alike = few_videos([replace(row, classes=1)])
+    assert not expected or alike == [expected[0].replace("the gallery has 4 videos", "there is one class")]
 
 
 def test_a_small_gallery_is_named_by_its_own_metric() -> None:

@@ -183,3 +183,6 @@ def test_draws_stay_in_their_ranges() -> None:
 def test_too_few_videos_for_a_batch() -> None:
     with pytest.raises(UserError, match="takes 14 videos but only 13 can be used; set --batch-size to 13 or less"):
         tree(k=14)
+    one = Source(np.arange(1), STARTS[:1], 30)
+    with pytest.raises(UserError, match="takes 2 videos but only 1 can be used; preprocess more videos"):
+        Tree(presets.composition("l", 2), one, Clip(), 40, 0)

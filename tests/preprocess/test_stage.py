@@ -78,7 +78,7 @@ def test_bytes_do_not_depend_on_workers_or_interruptions(synthetic: Path, shards
                "--destination", folder, "--videos-per-shard", "16", "--workers", "1"]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not list(folder.glob("shard-*.h5")) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)  # run, scheduler and worker
@@ -269,6 +269,8 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
     lines = describe(Summary(some, 42, {}, notes, 1, 2, 3)).splitlines()
     assert "classes are the names of subfolders, or of labels.csv; 1 video without" in lines
     assert "warning: the test split has only 4 videos, too few for evaluation; raise --test or add videos" in lines
+    said = describe(Summary(some, 42, {}, notes, 1, 2, 3, drawn=False))  # --test would be refused
+    assert "the test split has only 4 videos, too few for evaluation; add videos\n" in said
     assert "       2  some frames are damaged (ffmpeg: Invalid NAL unit size (N > N).)" in lines
     assert "       1  cut at N s (--max-hours)" in lines
     assert "       1  warning of the decoder (ffmpeg: Odd.)" in lines
