@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,12 @@ class _Callable(ModuleType):
         from gdt import api
 
         return api.preprocess(*arguments, **settings)
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # for help(gdt.preprocess)
+        from gdt import api
+
+        return f"gdt.preprocess{inspect.signature(api.preprocess)}\n\n{inspect.getdoc(api.preprocess)}"
 
 
 sys.modules[__name__].__class__ = _Callable

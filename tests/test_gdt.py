@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
+import pydoc
 import shutil
 import subprocess
 import sys
@@ -79,6 +81,12 @@ def test_a_script_preprocesses_trains_evaluates_and_searches(synthetic: Path, tm
     assert across.count(".mp4") == 3
     assert ", 1.0" in first or ", 0.999" in first
     assert {path.name for path in tmp_path.iterdir()} == {"mine", "shards", "runs", "script.py", *own}
+
+
+@pytest.mark.parametrize("name", ["preprocess", "pretrain", "evaluate", "load"])
+def test_help_shows_signature_and_docstring(name: str) -> None:
+    text, function = pydoc.plain(pydoc.render_doc(getattr(gdt, name))), getattr(gdt.api, name)
+    assert f"{name}{inspect.signature(function)}" in text and str(function.__doc__).splitlines()[0] in text
 
 
 @pytest.mark.slow  # mypy reads all of torch
