@@ -47,7 +47,8 @@ def with_list(said: str, names: Iterable[str]) -> str:
 
 
 MAKE_OPTIONS = "GDT_OPTIONS"
-"""Environment variable that make sets: the options of its command, which messages then name as make's variables."""
+"""Environment variable that make sets: the options of its command, which messages then name as make's variables, and
+=1 after flags."""
 _OPTION = re.compile(
     r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)(?: (help|first|skip|slurm|\d[\d.]*\b))?"""
 )
@@ -64,12 +65,13 @@ def as_typed(message: str, environment: Mapping[str, str] = os.environ) -> str:
 
     Commands in quotes are left as they are.
     """
-    options = environment.get(MAKE_OPTIONS, "").split()
+    options = dict(option.partition("=")[::2] for option in environment.get(MAKE_OPTIONS, "").split())
 
     def typed(match: re.Match[str]) -> str:
         if match[0][0] in "'`\"" or match[1] not in options:
             return match[0]
-        return match[1][2:].replace("-", "_").replace(".", "_").upper() + (f"={match[2]}" if match[2] else "")
+        value = match[2] or options[match[1]]
+        return match[1][2:].replace("-", "_").replace(".", "_").upper() + (f"={value}" if value else "")
 
     return _OPTION.sub(typed, message)
 

@@ -80,7 +80,8 @@ def with_variables(
         return list(arguments)
     goals, typed, inherited = (environment.pop(f"GDT_{name}", "").split() for name in ("GOALS", "TYPED", "SET"))
     known = options(arguments)
-    environment[MAKE_OPTIONS] = " ".join([*(option.name for option in known.values()), *_OF_CHECKPOINT])
+    names = [option.name + "=1" * (option.kind is bool) for option in known.values()]
+    environment[MAKE_OPTIONS] = " ".join([*names, *_OF_CHECKPOINT])
     given: dict[str, list[str]] = {}
     for name in [*inherited, *typed]:
         value = environment.get(name)

@@ -25,6 +25,8 @@ import torch
 from gdt.command import add_make_variables
 from gdt.common.errors import UserError, as_typed, exit_with_message, explain_out_of_memory
 from gdt.common.lock import locked, locked_file
+from gdt.common.variables import options_of, with_variables
+from gdt.eval.embed import Embed
 from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.shards.layout import DATASETS, preprocess_command
 from gdt.preprocess import datasets
@@ -470,6 +472,13 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
 def test_messages_name_options_as_they_are_typed(message: str, typed: str) -> None:
     assert as_typed(message, {"GDT_OPTIONS": "--preset --batch-size --clip.size"}) == typed
     assert as_typed(message, {}) == message
+
+
+def test_a_flag_is_named_with_its_value() -> None:
+    environment = {"GDT_GOALS": "embed", "GDT_TYPED": "OUT", "OUT": "x.h5"}
+    with_variables([], lambda _: options_of(Embed), environment)
+    message = "set --out to another file, or pass --overwrite to replace it"
+    assert as_typed(message, environment) == "set OUT to another file, or pass OVERWRITE=1 to replace it"
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")])
