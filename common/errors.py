@@ -67,13 +67,29 @@ def as_typed(message: str, environment: Mapping[str, str] = os.environ) -> str:
     """
     options = dict(option.partition("=")[::2] for option in environment.get(MAKE_OPTIONS, "").split())
 
-    def typed(match: re.Match[str]) -> str:
-        if match[0][0] in "'`\"" or match[1] not in options:
-            return match[0]
-        value = match[2] or options[match[1]]
-        return match[1][2:].replace("-", "_").replace(".", "_").upper() + (f"={value}" if value else "")
+    def typed(option: str, value: str) -> str:
+        value = value or options.get(option, "")
+        name = option[2:].replace("-", "_").replace(".", "_").upper()
+        return name + (f"={value}" if value else "") if option in options else ""
 
-    return _OPTION.sub(typed, message)
+    return _rename(message, typed)
+
+
+def as_keywords(message: str, renamed: Mapping[str, str]) -> str:
+    """A message with options as keyword arguments in Python: --batch-size as batch_size; `renamed` have other names."""
+
+    def keyword(option: str, value: str) -> str:
+        if value == "help":
+            return f"'gdt pretrain {option} help'"
+        name = option[2:].replace("-", "_")
+        return renamed.get(name, name) + (f"={value if value[0].isdecimal() else repr(value)}" if value else "")
+
+    return _rename(message, keyword)
+
+
+def _rename(message: str, name: Callable[[str, str], str]) -> str:
+    """Replace options outside quotes by `name(option, value)`, unless that is empty."""
+    return _OPTION.sub(lambda match: (name(match[1], match[2] or "") if match[1] else "") or match[0], message)
 
 
 INTERRUPTED = "interrupted; run the same command again to resume"

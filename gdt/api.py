@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from gdt.common import serialization
 from gdt.common.commandline import expand_home
-from gdt.common.errors import UserError, first_line, unknown
+from gdt.common.errors import UserError, as_keywords, first_line, unknown
 from gdt.common.serialization import require_checksum
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features
 from gdt.eval.embed import read as read_features
@@ -54,6 +55,16 @@ Size = Literal["paper", "tiny", "paper-ablation", "paper-howto100m", "paper-text
 T = TypeVar("T")
 
 
+@contextmanager
+def _keywords(**renamed: str) -> Iterator[None]:
+    """Name keyword arguments instead of options in errors; `renamed` maps options to arguments of other names."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (as_keywords(str(error), renamed),)
+        raise
+
+
 @dataclass(frozen=True)
 class Preprocessed:
     """The shards of a data set."""
@@ -67,6 +78,7 @@ class Preprocessed:
     """Number of other videos by reason; rejected.jsonl in the folder of the shards lists each."""
 
 
+@_keywords(destination="out")
 def preprocess(source: str | Path, out: str | Path, dataset: str = "folder", **settings: Any) -> Preprocessed:
     """Turn the videos below a folder into shards in `out`; call it again to resume.
 
@@ -93,6 +105,7 @@ class Pretrained:
     """Share of leaves whose most similar leaf is a positive, in the last step."""
 
 
+@_keywords()
 def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretrained:
     """Pretrain on shards, on the first GPU or on the CPU; call it again to resume.
 
@@ -126,6 +139,7 @@ class Evaluated:
     """Files of the tables by suffix: txt, tex and csv."""
 
 
+@_keywords(ckpt="checkpoints")
 def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: Any) -> Evaluated:
     """Evaluate models by the paper's protocols; call it again to resume.
 
@@ -171,6 +185,7 @@ def _with(base: T, given: Mapping[str, Any]) -> T:
         raise UserError(f"settings of {type(base).__name__}: {error}") from error
 
 
+@_keywords(ckpt="path")
 def load(path: str | Path) -> Model:
     """Load a checkpoint, an exported file, published GDT weights or torchvision's r2plus1d_18.
 
@@ -196,6 +211,7 @@ class Model:
         """The settings of its pretraining."""
         return self._trained.settings
 
+    @_keywords(source="videos")
     def embed(
         self, videos: Paths, *, modalities: Modality | Sequence[Modality] = (), kind: Kind = "embeddings",
         per: Per = "video", clips: int = 10, workers: int = 0,
@@ -221,6 +237,7 @@ class Model:
             return features(settings, self._trained)
 
 
+@_keywords()
 def nearest(
     features: Features,
     query: str | Path | Features,
@@ -242,6 +259,7 @@ def nearest(
     return list(zip(features.id[found].tolist(), cosines.tolist(), strict=True))
 
 
+@_keywords()
 def batches(
     shards: str | Path, preset: str = "l", *, factors: str = "", batch_size: int = 16, epochs: int = 1,
     size: Size = "paper", split: str = "train", seed: int = 0, word2vec: str | Path | None = None,
