@@ -162,7 +162,7 @@ def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
         part = index.fold(number) if number else index
         if lacking := [split for split in splits if not len(_labelled(part, split))]:
             where = f"fold {number} of {index.folder}" if number else str(index.folder)
-            raise UserError(_no_labels(part, where, lacking[0], complete_folds(index, splits)))
+            raise UserError(_no_labels(part, where, settings.label, lacking[0], complete_folds(index, splits)))
     return [_fold(settings, index, query_split, number) for number in numbers]
 
 
@@ -177,10 +177,15 @@ def complete_folds(index: Index, splits: Sequence[str]) -> list[int]:
     return [number for number, part in folds if all(len(_labelled(part, split)) for split in splits)]
 
 
-def _no_labels(index: Index, where: str, split: str, complete: Sequence[int]) -> str:
-    """The message about a split without labels; `complete` are the official folds that can be used."""
+def _no_labels(index: Index, where: str, column: str, split: str, complete: Sequence[int]) -> str:
+    """The message about a split without labels in a column; `complete` are the official folds that can be used."""
     others = sorted({*index.split[index.label != ""]})
     only = f", only in {', '.join(others)}" if others else ""
+    if column not in ("", "label"):
+        return (
+            f"the column {column} of {where} has no values in the split '{split}'{only}; add values for its videos to "
+            "labels.csv and repeat 'make preprocess' (nothing is decoded again), or choose another column"
+        )
     advice = "put videos into train/<class>/ and test/<class>/, or add a labels.csv"
     if split not in ("train", "val", "test"):
         advice = "choose another split"

@@ -455,6 +455,17 @@ def test_protocols_skipped_for_lack_of_labels_are_named(
     assert expected in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("only", "lacking"), [("train", "test"), ("test", "train")])
+def test_a_label_column_without_values_in_a_split_is_named_with_the_split(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path, only: str,
+    lacking: str,
+) -> None:  # fmt: skip
+    change_index(columns={"sky": np.where(index.split == only, index.label, "").astype(object)})
+    said = f"the column sky of .* has no values in the split '{lacking}', only in {only}; add values for its videos to"
+    with pytest.raises(UserError, match=said):
+        downstream(Downstream((checkpoint,), "x", shards, label="sky", out=tmp_path))
+
+
 def test_published_results_are_not_shown_next_to_other_videos(ucf: Path) -> None:
     for name in ("ucf101", "mine", "folder"):
         assert len(open_index(name, ucf)) == 36
