@@ -29,8 +29,8 @@ _GRACE = 60.0
 _ERROR = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
 """Beginning of an error line; no line that quotes the file begins so."""
 _CONTINUED = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame=|size=|video:)")
-"""Beginning of the rest of a line that another thread interrupted: the line before it lost its own beginning, which
-would show whether it is an error."""
+"""Beginning of a line that continues the line of another thread. The line before it has lost its level, so it may be an
+error."""
 _HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
 _FULL = re.compile(r": (No space left on device|Disk quota exceeded)$")
 _UNPRINTABLE = re.compile(rb"[\x00-\x07\x0e-\x1f]")
@@ -120,10 +120,9 @@ def _run_once(arguments: list[str], limits: Limits, last: bool, log: Path, *outp
     memory = _memory_limit(limits)
     with (
         log.open("wb") as stderr,
-        # Ctrl-C is for the worker, so ffmpeg gets its own process group. Not a session: Linux's autogroups schedule
-        # each session as a task group, and a new one gets a small share of a busy core
+        # in a new session, so that the worker handles Ctrl-C
         subprocess.Popen(
-            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, process_group=0
+            arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True
         ) as process,
     ):
         try:

@@ -760,13 +760,6 @@ print(len(taken.sizes))
 """
 
 
-def test_ffmpeg_has_a_process_group_of_its_own_in_our_session(ticking: Path, tmp_path: Path, fake: Fake) -> None:
-    fake(f'cut -d" " -f5,6 /proc/$$/stat > {tmp_path}/ids && exec $real "$@"')
-    extract(ticking, tmp_path)
-    group, session = map(int, (tmp_path / "ids").read_text().split())
-    assert group != os.getpgid(0) and session == os.getsid(0)
-
-
 @pytest.mark.parametrize(("limit", "used"), [(3 << 30, 3 << 20), (5 << 30, 4 << 20)])
 def test_memory_limit_of_the_shell_holds(ticking: Path, tmp_path: Path, fake: Fake, limit: int, used: int) -> None:
     fake(f'$real "$@" && ulimit -v > {tmp_path}/kilobytes')
