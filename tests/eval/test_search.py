@@ -384,7 +384,7 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
         (("--steps", 0), "--steps is 0; it must be 1 or more"),
         (("--query-split", "test"), "--query-split is test, which is kept for the end; set it to another"),
         (("--query-split", "dev"), "has no videos of the split 'dev'; repeat 'make preprocess' with DEV=0.1 (noth"),
-        (("--metric", "weather"), "unknown column 'weather'; available: label; also"),
+        (("--metric", "weather"), "unknown column 'weather'; available: label; numeric"),
         (("--factors", "time_shift", "warp"), "unknown factor 'warp'; available:\n  video, time_shift"),
         (("--factors", "time_shift:1"), "--factors: cannot read 'time_shift:1'; write a factor and the K to try"),
         (
