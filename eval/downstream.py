@@ -322,7 +322,7 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
     runs = _folder_of_report(evaluations[0].evaluator.settings, out)
     return (
         f"{text}\n\ntables with all notes: {out}/table.txt\n"
-        "also there: table.tex, results.csv, results.json; all.csv includes the results of other calls\n"
+        "also there: table.tex, results.csv, results.json; all.csv has the results of all calls\n"
         f"next: {shlex.join(gdt_command('eval', 'report', '--runs', runs))}"
     )
 

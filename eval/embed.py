@@ -147,7 +147,7 @@ def _write(settings: Embed) -> str:
     videos = len(np.unique(rows.id.astype(str)))
     lines = [
         f"{settings.out}: {settings.kind} of {plural(videos, 'video')}, one row per {settings.per}: {sizes}",
-        f"from {settings.clips} clips per video of {rows.metadata['clip']}",
+        f"from {settings.clips} clips per video, each of {rows.metadata['clip']}",
         *describe_missing(rows),
     ]
     lines += [f"{plural(len(rows.skipped), 'video')} skipped:"] if rows.skipped else []

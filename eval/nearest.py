@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 from tabulate import tabulate
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features, read
 
 
@@ -67,7 +67,7 @@ def nearest(settings: Nearest) -> str:
     table = tabulate(columns, "keys", tablefmt="simple", disable_numparse=True)
     names = ", ".join(dict.fromkeys(rows.id[excluded].tolist()))
     # cosines across modalities are low even for the best match
-    scale = f"median cosine of all {len(cosines)} candidates: {np.median(cosines):.3f}"
+    scale = f"median cosine of {plural(len(cosines), 'candidate')}: {np.median(cosines):.3f}"
     return "\n".join([table, "", *([f"left out: the query, {names}"] if names else []), scale])
 
 

@@ -258,8 +258,10 @@ def _tested(differences: Sequence[Difference]) -> str:
     single = len(differences) // 2 - tested
     not_tested = f"with one seed each {'is' if single == 1 else 'are'} not tested; add --seeds"
     untested = f"{plural(single, 'pair')} of rows {not_tested}" if single else ""
-    differ = f"of rows differ{'s' if tested == 1 else ''} significantly in {differences[0].metric}"
-    significant = f"{pairs} of {plural(tested, 'pair')} {differ}" if tested else ""
+    differ = f"differ{'s' if tested == 1 < len(differences) // 2 else ''} significantly in {differences[0].metric}"
+    significant = f"{pairs} of {plural(tested, 'pair')} of rows {differ}" if tested else ""
+    if tested and len(differences) == 2:
+        significant = f"the two rows {'' if pairs else 'do not '}{differ}"
     return "; ".join(filter(None, (significant, untested)))
 
 

@@ -374,7 +374,7 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
         save(matrix(mean_over_seeds(factors)), out / "factors.png")
         promises, broken, unclear = _broken_promises(factors)
         texts.append("\n".join(["Broken promises of the compositions (see factors.png):", *(broken or ["none"])]))
-        few = f"; {unclear} with too few videos to tell" if unclear else ""
+        few = f"; for {unclear}, there are too few videos to tell" if unclear else ""
         summary.append(f"{len(broken)} of {promises} promises of the compositions are broken{few}")
         files.append("factors.png")
     write_tables(out, "\n\n".join(texts), tables)
@@ -406,7 +406,7 @@ def _broken_promises(records: Sequence[Record]) -> tuple[int, list[str], int]:
         if is_promised(factor):
             promises.setdefault((each.preset, row_name(each), factor.promise), []).append(factor.kept)
     broken = [
-        f"{label(preset)}: {name} is {promise}, broken in {kept.count(False)} of {len(kept)} runs"
+        f"{label(preset)}: {name} is {promise}, broken in {kept.count(False)} of {plural(len(kept), 'run')}"
         for (preset, name, promise), kept in promises.items()
         if False in kept
     ]

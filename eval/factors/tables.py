@@ -41,7 +41,7 @@ def factor_of(record: Record) -> Factor:
 
 def row_name(record: Record) -> str:
     """The factor and the network."""
-    return f"{factor_of(record).name}, {_network(record)}"
+    return f"{factor_of(record).name} ({_network(record)})"
 
 
 def _network(record: Record) -> str:
@@ -128,7 +128,7 @@ def describe_model(records: Sequence[Record]) -> list[str]:
         lines += RULES
         for record in checked:
             factor = factor_of(record)
-            promise = f"{factor.name} ({_network(record)}) is {factor.promise}"
+            promise = f"{row_name(record)} is {factor.promise}"
             if factor.kept is False:
                 lines.append(f"broken: {promise}, but {factor.against}")
             elif factor.kept is None:
@@ -148,7 +148,7 @@ def verdict_sign(factor: Factor) -> str:
 
 
 def _too_few(videos: object, needed: int) -> str:
-    return f"too few videos to tell ({videos}; needs about {needed:,})"
+    return f"too few videos to tell ({videos}; about {needed:,} are needed)"
 
 
 def summarise_model(records: Sequence[Record]) -> str:
@@ -162,11 +162,11 @@ def summarise_model(records: Sequence[Record]) -> str:
         accuracy, random = metrics[ACCURACY], metrics[ACCURACY_RANDOM]
         _, low, high = difference([accuracy], [random])
         if low > 0 or high < 0:
-            numbers = f"{_short(record)} {accuracy.value:.1f} % (random {random.value:.1f} %)"
+            numbers = f"{row_name(record)} {accuracy.value:.1f} % (random {random.value:.1f} %)"
             (better if low > 0 else worse).append(numbers)
         if sign := verdict_sign(factor):
-            (broken if sign == "!" else unclear).append(f"{_short(record)} {factor.promise}")
-    lines = [("classified better than with random weights", better), ("worse", worse)]
+            (broken if sign == "!" else unclear).append(f"{row_name(record)} {factor.promise}")
+    lines = [("classified better than with random weights", better), ("classified worse", worse)]
     if any(is_promised(factor_of(record)) for record in records):
         lines.append(("broken promises", broken))
     if unclear:
@@ -177,14 +177,10 @@ def summarise_model(records: Sequence[Record]) -> str:
     return "\n".join(wrap(line, "    ") for line in text)
 
 
-def _short(record: Record) -> str:
-    return f"{factor_of(record).name} ({_network(record)})"
-
-
 def _heading(first: Record) -> str:
     return f"{first.model}: {first.preset}, {first.step} steps, {first.checkpoint}"
 
 
 def _videos(records: Sequence[Record]) -> str:
     n = format_range(record.queries for record in records)
-    return f"{n} videos of {records[0].dataset}, {records[0].query_split}"
+    return f"{n} {records[0].query_split} videos of {records[0].dataset}"

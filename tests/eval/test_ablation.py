@@ -364,6 +364,9 @@ def test_a_single_seed_has_the_variance_of_the_other_row() -> None:
     text = " ".join(comparison.text.split())  # its lines are wrapped
     assert "1 of 2 pairs of rows differ significantly in R@1; 1 pair of rows with one seed each is not tested" in text
     assert "in brackets lowest and highest seed; of row e, row l (one seed) 95 % intervals over queries" in text
+    for values, differ in (((41.0, 45.0), "do not differ"), ((90.0, 91.0), "differ")):
+        two = compare_rows([*row("a", 40.0, 44.0), *row("e", *values)], ("label",))
+        assert f"; the two rows {differ} significantly in R@1" in " ".join(two.text.split())
     alone = compare_rows([*row("a", 40.0), *row("e", 90.0)], ("label",))
     assert "*" not in alone.text and "in brackets 95 % intervals over queries" in " ".join(alone.text.split())
 

@@ -413,9 +413,15 @@ def evaluated(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tup
 def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -> None:
     text, found, out = evaluated
     names = [row_name(row) for row in found]
-    assert names[:5] == ["video, video", "video, audio", "time_shift, video", "time_shift, audio", "modality, both"]
-    assert {"time_reversal, audio", "rotation, video", "augmentation, audio", "order, video"} < {*names}
-    assert "rotation, audio" not in names and "rotation does not change audio" in text
+    assert names[:5] == [
+        "video (video)",
+        "video (audio)",
+        "time_shift (video)",
+        "time_shift (audio)",
+        "modality (both)",
+    ]
+    assert {"time_reversal (audio)", "rotation (video)", "augmentation (audio)", "order (video)"} < {*names}
+    assert "rotation (audio)" not in names and "rotation does not change audio" in text
     assert (found[0].how["composition"], found[0].preset, found[0].step, found[0].query_split) == (
         "video:d:4 time_shift:i:1 modality:i:2:differs time_reversal:i:1 augmentation:i:1", "e", 3, "test"
     )  # fmt: skip
@@ -429,12 +435,13 @@ def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -
         assert bool(metrics_at("trunk", row)) == (factor.name != "modality")
         assert embedding[ACCURACY].chance == pytest.approx(100 / (6 if factor.name == "video" else len(factor.values)))
         assert (DISTANCE in embedding) == (factor.name != "video")
-        network = row_name(row).removeprefix(f"{factor.name}, ")
-        promise = f"{factor.name} ({network}) is {factor.promise}"
+        promise = f"{row_name(row)} is {factor.promise}"
         if factor.kept is False:
             assert f"broken: {promise}, but {factor.against}" in text
         if factor.needed:
-            assert f"too few videos to tell (6; needs about {factor.needed:,}): {promise}; {factor.against}" in text
+            assert (
+                f"too few videos to tell (6; about {factor.needed:,} are needed): {promise}; {factor.against}" in text
+            )
     assert any(row.factor.needed for row in found)
     assert "modality: only embeddings are comparable between networks" in text
     assert (out / "table.tex").read_text().count(r"\toprule") == 2
@@ -497,7 +504,7 @@ def test_the_command_prints_a_summary_and_repeats_its_numbers(
     out = tmp_path / "runs" / "factors-synthetic"
     lines = done.stdout.splitlines()
     assert len(lines) <= 15 and max(map(len, lines)) <= 100
-    assert "broken promises: " in done.stdout and "  too few videos to tell (6; needs about " in done.stdout
+    assert "broken promises: " in done.stdout and "  too few videos to tell (6; about " in done.stdout
     assert "picture: runs/factors-synthetic/factors.png" in lines
     again = read(out / "factors.json")
     for one, other in zip(again, evaluated[1], strict=True):
