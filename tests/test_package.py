@@ -70,19 +70,31 @@ def test_no_file_is_two_modules() -> None:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with this package installed and the dependencies of the running one."""
     folder = tmp_path_factory.mktemp("installed")
-    source = folder / "source"
-    for name in ("gdt", *FOLDERS):
+    return install(folder / "source", folder / "env")
+
+
+def install(source: Path, environment: Path, *options: str) -> Path:
+    """Copy the package to `source` and install it from there; returns the folder of the environment's commands."""
+    for name in ("gdt", "src", *FOLDERS):
         shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    venv.create(folder / "env", with_pip=False)
-    python = folder / "env" / "bin" / "python"
-    there = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env"), "platbase": str(folder / "env")}))
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    there = Path(sysconfig.get_path("purelib", vars={"base": str(environment), "platbase": str(environment)}))
     # .pth files in this path, such as that of the checkout, are not read
     (there / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    install = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", str(source)]
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
+    pip = ["install", "--quiet", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", *options, source]
+    subprocess.run([sys.executable, "-m", "pip", "--python", python, *pip], check=True)
     return python.parent
+
+
+def test_a_clone_named_gdt_does_not_shadow_the_package_it_installs(tmp_path: Path) -> None:
+    """`import gdt` in the folder that holds the clone."""
+    python = install(tmp_path / "gdt", tmp_path / "env", "--editable") / "python"
+    script = "import gdt; print(gdt.load.__name__, gdt.common.__file__)"
+    done = subprocess.run([python, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(f"load {tmp_path / 'gdt'}/"), done.stderr
 
 
 def test_the_installed_package_ignores_scripts_of_the_same_names(installed: Path, tmp_path: Path) -> None:
