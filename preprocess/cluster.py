@@ -47,7 +47,7 @@ def one_per_core() -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """Settings of every command with workers."""
+    """Settings of the commands that start workers."""
 
     workers: int = field(default_factory=one_per_core)
     """Worker processes (or SLURM jobs); the default is the number of cores."""
@@ -136,7 +136,10 @@ def _slurm(workers: int) -> Any:
     except ImportError as error:
         raise UserError("--scheduler slurm needs dask-jobqueue: pip install dask-jobqueue") from error
     if shutil.which("sbatch") is None:
-        raise UserError("--scheduler slurm needs SLURM, and there is no sbatch on this machine")
+        raise UserError(
+            "--scheduler slurm needs sbatch, which this machine lacks; run this on a login node of the cluster, or "
+            "leave --scheduler out"
+        )
     given = dask.config.get("jobqueue.slurm", {})
     job: dict[str, Any] = {"cores": given.get("cores") or 1, "memory": given.get("memory") or "8GB"}
     if given.get("walltime") in (None, _SHORT_WALLTIME):

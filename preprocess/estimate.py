@@ -26,8 +26,8 @@ from gdt.preprocess.worker import make_shard
 
 _SAMPLES = 8
 """Samples of consecutive videos, each as many as one ffmpeg process decodes: one long video, or up to 16 short ones."""
-_MOST = 0.25
-"""Largest fraction of the videos in the samples, of at least one video each: a dry run is shorter than the run."""
+_MAX_FRACTION = 0.25
+"""Maximum fraction of the videos to decode, but at least one video per sample: a dry run is shorter than the run."""
 _SHOWN = 5
 """Unusable videos to name."""
 _SECONDS = 60.0
@@ -83,7 +83,7 @@ def estimate(settings: Preprocess) -> str:
             + (f"  and {len(rejected) - _SHOWN} more\n" if len(rejected) > _SHOWN else "")
             + f"about {_size(size)} of shards from {_size(videos.source_bytes)} of videos\n"
             f"about {_time(start + work / settings.workers)} with {plural(settings.workers, 'worker')} on cores like "
-            f"this machine's ({_time(work)} of work, {_time(start)} to start)"
+            f"this machine's ({_time(work)} for one worker, and {_time(start)} to start)"
         )
 
 
@@ -105,7 +105,7 @@ def _temporary_folder() -> Iterator[Path]:
 def _tasks(videos: VideoList, scratch: Path, settings: Preprocess) -> list[ShardTask]:
     """One task per sample, in random order: the first few are spread over the list."""
     tasks: list[ShardTask] = []
-    taken, most = 0, max(1, int(len(videos) * _MOST) // _SAMPLES)
+    taken, most = 0, max(1, int(len(videos) * _MAX_FRACTION) // _SAMPLES)
     for start in np.linspace(0, len(videos), _SAMPLES, endpoint=False).astype(int).tolist():
         rows = [videos.video(k) for k in range(max(start, taken), min(start + most, len(videos)))]
         group = next(groups([video for video, _ in rows]), [])

@@ -25,9 +25,9 @@ _GROUP = 16
 _GROUP_BYTES = 4 << 20
 _BLOCK = 1 << 22
 _QUIET = -50.0
-"""Peak of a mix, dB of full scale, below which the channels are looked at."""
+"""Peak of a mix, dBFS, below which the peaks of its channels are measured."""
 _CANCELLED = 30.0
-"""By how many dB a channel must be louder than the mix to replace it; no ordinary mix makes one that much softer."""
+"""A channel replaces the mix if it is louder by this many dB; no ordinary mix attenuates a channel as much."""
 _OUT_OF_ORDER = "non monotonically increasing dts"
 
 
@@ -131,7 +131,7 @@ def _why_not_a_file(path: Path) -> str:
 
 
 def _ignore_cut_segment(target: Target, settings: Extraction) -> Target:
-    """Drop the segment if the file is not longer than it: the segment was already cut out."""
+    """Drop the segment if the file is not longer than the segment, which was already cut out."""
     video = target.video
     if video.segment is None:
         return target
@@ -174,8 +174,8 @@ def _align(target: Target, settings: Extraction) -> float:
 
 
 def _use_loudest_channel(target: Target, settings: Extraction, peak: float) -> str:
-    """Replace a mix in which the channels cancel out, or which lacks the only one with sound, as ffmpeg's lacks that of
-    the subwoofer. Returns a note, or "" if the channels are as quiet as the mix.
+    """Replace the mix by its loudest channel if the channels cancel out in the mix, or if it leaves out the only one
+    with sound, as ffmpeg leaves out the subwoofer. Returns a note, or "" if the channels are as quiet as the mix.
     """
     least = max(peak + _CANCELLED, settings.silence_db)
     only = replace(target, pcm=target.pcm.with_name("channel.pcm"))

@@ -188,10 +188,10 @@ def _sound_filters(target: Target, settings: Extraction) -> str:
 
 
 def _sound_outputs(source: Any, target: Target, settings: Extraction, mix: str = "") -> list[Any]:
-    """All samples in a row, and the time stamps of their frames for `put_on_clock`.
+    """Two outputs: the samples without gaps, and the time stamps of their frames, for `put_on_clock`.
 
-    A muxer rewrites stamps that go back, so the samples are stamped by their count, and the true stamps are written as
-    presentation times of packets whose decoding times are their numbers, shifted to before any stamp.
+    Muxers rewrite stamps that decrease. So the first output stamps samples by their count. In the second, the true
+    stamps are presentation times; decoding times are packet numbers, shifted to before any stamp.
     """
     chain = f"{mix}{_sound_filters(target, settings)}"
     forward = "setts=ts='if(N,max(PREV_OUTPTS+1,PTS),0)'"  # filters restart their count where the format changes

@@ -148,8 +148,8 @@ def _split_folder(path: str, video_id: str) -> str:
 def with_planned_ids(items: Iterable[Video | Missing], source: Path, destination: Path) -> Iterator[Video | Missing]:
     """Yield the videos, keeping the ids of the plan in `destination` for files that it names differently.
 
-    An id that is a path below train/, val/ or test/ becomes the whole path once another of these folders has that path
-    too, and back again, which is no reason to decode the video again. Takes 16 bytes per video of the plan.
+    An id is a path below train/, val/ or test/, or the whole path if another of these folders has the same path. So it
+    changes with other files, but the video need not be decoded again. Takes 16 bytes per video of the plan.
     """
     ids, paths = array("Q"), array("Q")  # all, and the whole paths of ids without their split folder
     for row in _planned(destination)[0]:

@@ -49,14 +49,14 @@ class Preprocess(cluster.Workers):
     """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
-    """folder (any tree of videos) or a data set; a wrong name lists all."""
+    """folder (any tree of videos) or a data set; an unknown name lists all."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
     """Folder of the shards; default: data/shards/<dataset>."""
     extraction: Extraction = field(default_factory=Extraction)
     word2vec: Path | None = None
-    """word2vec file; captions are stored as its words."""
+    """word2vec file; stores captions as its words; default: no captions."""
     stop_words: Path | None = None
     """Words to skip, one per line; default: scikit-learn's list."""
     videos_per_shard: int = 128
@@ -64,7 +64,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of videos without a split that become val; reused later."""
+    """Fraction of videos without a split that become val; default: that of the last run, else 0."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
@@ -146,7 +146,10 @@ def find_videos(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack
     if captions is None:
         raise UserError(f"there are no captions in {source}; expected:\n{readers.EXPECTED}")
     if settings.extraction.fps % 10 and entry.needs_captions:
-        raise UserError("--fps must be a multiple of 10 for captioned stretches, which begin at tenths of a second")
+        raise UserError(
+            f"--fps is {settings.extraction.fps}; set it to a multiple of 10, since captioned stretches begin at "
+            "tenths of a second"
+        )
     stack.enter_context(captions)
     vocabulary = Vocabulary.load(settings.word2vec, settings.stop_words)
     language = {"vocabulary": vocabulary.digest, "stop_words": vocabulary.stop_digest}
@@ -200,12 +203,12 @@ def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any
         return
     option_of = {stored: name for name, stored in STORED_NAMES.items()}
     changed = [
-        f"{option_of.get(name, name).replace('_', '-')} {before.get(name)}, now {value}"
+        f"{option_of.get(name, name).replace('_', '-')} was {_shown(before.get(name))}, now {_shown(value)}"
         for name, value in details.items()
         if before.get(name) != value
     ]
     if changed:
-        raise UserError(f"{destination} holds shards made with {'; '.join(changed)}; {another}")
+        raise UserError(f"{destination} holds shards made with other settings: {'; '.join(changed)}; {another}")
     planned, absent = absent_videos(videos, destination)
     if sum(map(len, absent.values())) > planned / 2:
         raise UserError(
@@ -216,6 +219,10 @@ def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any
             f"the finished shards in {destination} hold {plural(len(gone), 'video')} no longer in {videos.source} "
             f"(first: '{gone[0]}'); restore them, or set --drop-missing to rebuild without them"
         )
+
+
+def _shown(value: object) -> str:
+    return "none" if value in ("", None) else str(value)
 
 
 def _make_shards(plan: Plan, pending: Sequence[int], details: dict[str, Any], settings: Preprocess) -> None:

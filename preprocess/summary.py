@@ -200,8 +200,8 @@ def _describe_classes(index: Index) -> str:
     without = int((index.label == "").sum())
     if without == len(index):
         return "no classes: no video is in a subfolder that would name its class"
-    rest = f"; {plural(without, 'video')} without" if without else ""
-    return f"classes are the names of subfolders, or of labels.csv{rest}"
+    rest = f"; {plural(without, 'video')} without a class" if without else ""
+    return f"classes come from subfolders or labels.csv{rest}"
 
 
 def _plain(reason: str) -> str:

@@ -40,7 +40,7 @@ def parse_rows(
             if not header and row[columns[0]].startswith("#"):
                 continue
             if None in row or None in row.values():  # how DictReader marks too many and too few values
-                raise ValueError(f"not {len(rows.fieldnames or ())} values")
+                raise ValueError(f"the row does not have {len(rows.fieldnames or ())} values")
             yield parse(row)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error.reason}; convert it, or download it again") from error

@@ -56,7 +56,10 @@ class Shares:
             )
 
     def split(self, video_id: str) -> str:
-        """The split of a video, from its id alone: other videos do not change it, nor does one share the other."""
+        """The split of a video, which depends on its id only, not on other videos.
+
+        A change of one share moves no video into or out of the split of the other.
+        """
         draw = key_of(video_id) / 2**64
         return "test" if draw < self.test else "val" if draw > 1 - self.val else "train"
 

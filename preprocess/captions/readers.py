@@ -280,7 +280,8 @@ def open_text(path: Path, content: str = "captions of one video") -> Iterator[_S
         with _Source(path, open_regular(path), content) as file:
             yield file
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        reason = error.strerror or error
+        raise UserError(f"cannot read {path}: {reason}; check its disk and permissions") from error
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text: {error.reason}; convert it, or download it again") from error
     except json.JSONDecodeError as error:
@@ -294,9 +295,9 @@ def open_text(path: Path, content: str = "captions of one video") -> Iterator[_S
 def _captions(columns: Any, where: str) -> list[Caption]:
     """The usable captions of one video by start time. Raises UserError, naming `where`, for any other LAYOUT."""
     named = columns if isinstance(columns, dict) else {}
-    lists = [values for name in COLUMNS if isinstance(values := named.get(name), list)]
-    if len(lists) < len(COLUMNS):
-        raise UserError(f"{where}: expected {LAYOUT}")
+    if lacking := [name for name in COLUMNS if not isinstance(named.get(name), list)]:
+        raise UserError(f"{where}: no list {', '.join(lacking)}; expected {LAYOUT}")
+    lists = [named[name] for name in COLUMNS]
     if len({len(values) for values in lists}) > 1:
         counts = ", ".join(f"{len(values)} of {name}" for name, values in zip(COLUMNS, lists, strict=True))
         raise UserError(f"{where}: the lists differ in length, {counts}")

@@ -29,8 +29,8 @@ class Vocabulary:
         """Read a word2vec file (binary if it ends in .bin or .bin.gz, else text) and a file of stop words.
 
         Stop words are one per line, with comments after '#'; by default scikit-learn's English ones. The vectors are
-        read as float16 and freed: Google News (3 million words) takes 1.8 GB meanwhile, and 0.4 GB after. Rows count as
-        in gensim: a word that comes again does not count. Raises UserError for a missing or unknown file.
+        read as float16 and freed: Google News (3 million words) takes 1.8 GB while it is read, and 0.4 GB after. Rows
+        are numbered as by gensim, without repeated words. Raises UserError for a missing or unknown file.
         """
         stop = _stop_words(stop_words)  # first, since it fails fast
         return Vocabulary(load(word2vec).key_to_index, stop)

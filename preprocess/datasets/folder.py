@@ -61,7 +61,7 @@ def tree(source: Path) -> Iterator[Video | Missing]:
 def _below_split(path: str) -> str:
     """A path without the folder of its split.
 
-    Unchanged in two nested folders of splits: without the outer one it could be the whole path of another video.
+    A path in two nested split folders, test/train/a.mp4, is unchanged: train/a.mp4 may be the path of another video.
     """
     first, _, rest = path.partition("/")
     inner, below, _ = rest.partition("/")

@@ -120,7 +120,7 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
     """
 
     def refuse(error: OSError) -> None:
-        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}")
+        raise UserError(f"cannot read the folder {error.filename}: {error.strerror}; check its disk and permissions")
 
     seen: set[str] = set()
     for folder, subfolders, names in os.walk(root, followlinks=True, onerror=refuse):

@@ -172,9 +172,9 @@ def test_times_may_be_numbers_of_any_kind() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([1], r"caption.json, video 'a': expected \{start: \[...\], end: \[...\], text: \[...\]\}"),
-        ({"start": [1], "end": [2]}, "video 'a': expected {start"),
-        ({"start": 1, "end": 2, "text": "x"}, "video 'a': expected {start"),
+        ([1], r"video 'a': no list start, end, text; expected \{start: \[...\], end: \[...\], text: \[...\]\}"),
+        ({"start": [1], "end": [2]}, "video 'a': no list text; expected {start"),
+        ({"start": 1, "end": 2, "text": "x"}, "video 'a': no list start, end, text; expected {start"),
         (
             {"start": [1, 2], "end": [2], "text": ["x"]},
             "video 'a': the lists differ in length, 2 of start, 1 of end, 1 of",
@@ -223,8 +223,8 @@ def test_a_damaged_json_is_refused(tmp_path: Path, content: bytes, message: str)
     [
         (b"start,text\n1,x\n", "a.csv has no column end; expected start,end,text"),
         (b"", "a.csv has no column start, end, text; expected start,end,text"),
-        (b"start,end,text\n1,2\n", "line 2 of .*a.csv: not 3 values; expected start,end,text"),
-        (b"start,end,text\n1,2,x,y\n", "line 2 of .*a.csv: not 3 values; expected start,end,text"),
+        (b"start,end,text\n1,2\n", "line 2 of .*a.csv: the row does not have 3 values; expected start,end,text"),
+        (b"start,end,text\n1,2,x,y\n", "line 2 of .*a.csv: the row does not have 3 values; expected start,end,text"),
         (b'start,end,text\n1,2,"x\n', "line 2 of .*a.csv: unexpected end of data; expected start,end"),
         (b"start,end,text\n1,2,\xe9\n", "a.csv is not UTF-8 text: .*; convert it"),
         (b"start,end,text\n1,2 s,x\n", "a.csv: the time '2 s' is not a number of seconds"),
@@ -244,7 +244,7 @@ def test_a_damaged_json_of_one_video_is_refused(tmp_path: Path) -> None:
     with find(tmp_path) as captions:
         with pytest.raises(UserError, match="a.json is not valid JSON: Expecting value.*; copy or download it again"):
             captions.get("a")
-        with pytest.raises(UserError, match=r"b.json: expected \{start"):
+        with pytest.raises(UserError, match=r"b.json: no list start, end, text; expected \{start"):
             captions.get("b")
 
 

@@ -214,8 +214,8 @@ def test_a_row_that_two_csv_files_list_is_one_segment(tmp_path: Path) -> None:
             KINETICS + "a,0wR5jVB-WPk,417,427,holdout\n",
             "line 2 of .*x.csv: unknown value 'holdout'; expected youtube_id",
         ),
-        (KINETICS + "a, with a comma,0wR5jVB-WPk,417,427,val\n", "line 2 of .*x.csv: not 5 values"),
-        (KINETICS + "a,0wR5jVB-WPk\n", "line 2 of .*x.csv: not 5 values"),
+        (KINETICS + "a, with a comma,0wR5jVB-WPk,417,427,val\n", "line 2 of .*x.csv: the row does not have 5 values"),
+        (KINETICS + "a,0wR5jVB-WPk\n", "line 2 of .*x.csv: the row does not have 5 values"),
         (KINETICS + '"a,0wR5jVB-WPk,417,427,val\n', "line 2 of .*x.csv: unexpected end of data"),
     ],
 )
@@ -452,7 +452,7 @@ def test_missing_vggsound_files_are_refused_with_the_expected_tree(tmp_path: Pat
     (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,marching,test\n")
     refused("vggsound", tmp_path, f"there are no videos in {tmp_path}; expected:\n{tree}")
     (tmp_path / "vggsound.csv").write_text("---g-f_I2yQ,1,people marching, loudly,test\n")
-    refused("vggsound", tmp_path, "line 1 of .*vggsound.csv: not 4 values; expected youtube_id,start_s")
+    refused("vggsound", tmp_path, "line 1 of .*vggsound.csv: the row does not have 4 values; expected youtube")
 
 
 # AudioSet
@@ -550,7 +550,7 @@ def test_howto100m_without_videos_is_refused(tmp_path: Path) -> None:
     [
         (b"", "HowTo100M_v1.csv has no column video_id, category_1; expected video_id,category_1"),
         (b"id,label\na,b\n", "has no column video_id, category_1"),
-        (b"video_id,category_1\na\n", "line 2 of .*: not 2 values"),
+        (b"video_id,category_1\na\n", "line 2 of .*: the row does not have 2 values"),
         (b'video_id,category_1\na,"b', "line 2 of .*: unexpected end of data; expected"),
         (b"video_id,category_1\na,\xe9\n", "HowTo100M_v1.csv is not UTF-8 text: .*; convert it"),
     ],

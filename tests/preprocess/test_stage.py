@@ -105,12 +105,12 @@ def test_other_settings_do_not_replace_finished_shards(alone: None, synthetic: P
     assert run(settings).shards_made == 2
     before = digests(tmp_path)
     small = replace(settings, extraction=Extraction(short_side=32))
-    with pytest.raises(UserError, match="made with short-side 160, now 32; set --destination"):
+    with pytest.raises(UserError, match="short-side was 160, now 32; set --destination"):
         run(small)
     assert run(replace(settings, videos_per_shard=4)).shards_made == 0  # affects new shards only
     assert digests(tmp_path) == before
     (tmp_path / "index.h5").unlink()  # as after an interrupted run
-    with pytest.raises(UserError, match="made with short-side 160, now 32; set --destination"):
+    with pytest.raises(UserError, match="short-side was 160, now 32; set --destination"):
         run(small)
     assert run(settings).shards_made == 0 and digests(tmp_path) == before
     # limits on time and memory do not change shards
@@ -267,7 +267,7 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
     some = replace(index, label=label, split=split, settings=index.settings | {"dataset": "folder"})
     notes = {"Invalid NAL unit size (N > N).": 2, "cut at N s (--max-hours)": 1, "Odd.": 1}
     lines = describe(Summary(some, 42, {}, notes, 1, 2, 3)).splitlines()
-    assert "classes are the names of subfolders, or of labels.csv; 1 video without" in lines
+    assert "classes come from subfolders or labels.csv; 1 video without a class" in lines
     assert "warning: the test split has only 4 videos, too few for evaluation; raise --test or add videos" in lines
     said = describe(Summary(some, 42, {}, notes, 1, 2, 3, drawn=False))  # --test would be refused
     assert "the test split has only 4 videos, too few for evaluation; add videos\n" in said
@@ -395,7 +395,7 @@ def test_captions_become_timed_tokens(alone: None, real: Path, word2vec: Path, t
     # "bin blue at" from 0.98 s, "s three again" from 1.47 s, without scikit-learn's stop words
     assert spoken == [0, 4, 16]
     assert index.settings["vocabulary"] and index.settings["stop_words"]
-    with pytest.raises(UserError, match="holds shards made with vocabulary"):
+    with pytest.raises(UserError, match="holds shards made with other settings: vocabulary was [0-9a-f]+, now none;"):
         run(replace(settings, word2vec=None))
 
 
@@ -701,7 +701,7 @@ def test_damaged_plan_is_rebuilt_from_the_shards(alone: None, four: Preprocess, 
         assert (summary.shards_made, summary.kept) == (0, 4)
         assert digests(four.shard_folder) == before
     path.write_bytes(b"")
-    with pytest.raises(UserError, match="made with short-side 160, now 32"):
+    with pytest.raises(UserError, match="short-side was 160, now 32"):
         run(replace(four, extraction=Extraction(short_side=32)))
 
 
