@@ -53,7 +53,7 @@ class Thing:
     """Colours of the stripes, 0 to 255, [2, 3]."""
     stripe: tuple[float, float]
     """Wave vector of the stripes in radians per radius."""
-    place: tuple[float, float]
+    position: tuple[float, float]
     drift: tuple[float, float]
     """Speed of a distractor per second; amplitude of the actor's slow wandering."""
     angle: float
@@ -64,9 +64,9 @@ def colour(hue: float, saturation: float, value: float) -> Array:
 
 
 def draw_thing(
-    rng: np.random.Generator, hue: float, radius: float | tuple[float, float], place: float, drift: float
+    rng: np.random.Generator, hue: float, radius: float | tuple[float, float], position: float, drift: float
 ) -> Thing:
-    """An object of random shape and stripes, within +-`place` and +-`drift`, of this radius or one in this range."""
+    """An object of random shape and stripes, within +-`position` and +-`drift`, of this radius or one in this range."""
     saturation, direction, fineness = rng.uniform((0.6, 0, 3), (1, 2 * np.pi, 6)).tolist()
     bright, dark = colour(hue, saturation, rng.uniform(0.8, 1)), colour(hue, saturation, rng.uniform(0.2, 0.5))
     return Thing(
@@ -74,7 +74,7 @@ def draw_thing(
         radius=radius if isinstance(radius, float) else rng.uniform(*radius),
         colours=np.stack([bright, dark]),
         stripe=(fineness * math.cos(direction), fineness * math.sin(direction)),
-        place=tuple(rng.uniform(-place, place, 2).tolist()),
+        position=tuple(rng.uniform(-position, position, 2).tolist()),
         drift=tuple(rng.uniform(-drift, drift, 2).tolist()),
         angle=rng.uniform(0, 2 * np.pi),
     )

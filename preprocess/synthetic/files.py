@@ -70,10 +70,11 @@ class GeneratedSet(ABC):
     def __post_init__(self) -> None:
         checks = {
             f"--size is {self.size}; it must be even and at least 16": self.size >= 16 and self.size % 2 == 0,
-            "--train, --val, --test and --seed must not be negative": min(self.train, self.val, self.test, self.seed)
-            >= 0,
-            "--seconds and --fps must be positive": self.seconds > 0 and self.fps > 0,
+            f"--seconds is {self.seconds}; it must be above 0": self.seconds > 0,
+            f"--fps is {self.fps}; it must be 1 or more": self.fps > 0,
         } | self.checks()
+        for name in ("train", "val", "test", "seed"):
+            checks[f"--{name} is {getattr(self, name)}; it must be 0 or more"] = getattr(self, name) >= 0
         if problems := [message for message, passed in checks.items() if not passed]:
             raise UserError(f"invalid settings of {self.name}: {'; '.join(problems)}")
 
@@ -149,7 +150,9 @@ def run_ffmpeg(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
     except FileNotFoundError:
-        raise UserError("ffmpeg is not on PATH; install it, with libx264") from None
+        raise UserError(
+            "ffmpeg is not installed; install it with 'apt-get install ffmpeg' or 'conda install -c conda-forge ffmpeg'"
+        ) from None
     if done.returncode != 0:
         last = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise UserError(f"ffmpeg failed to encode synthetic videos (exit status {done.returncode}):\n{last}")

@@ -203,7 +203,7 @@ class SyntheticHard(GeneratedSet):
         shares = {name: getattr(self, name) for name in SOUNDS[1:]}
         values = ", ".join(f"--{name} is {share}" for name, share in shares.items())
         return {
-            "--distractors must not be negative": self.distractors >= 0,
+            f"--distractors is {self.distractors}; it must be 0 or more": self.distractors >= 0,
             f"--noise is {self.noise}; it must be 0.002 to 1": 0.002 <= self.noise <= 1,
             f"{values}; these shares must be 0 or more, and at most 1 in total": min(shares.values()) >= 0
             and sum(shares.values()) <= 1,
@@ -306,16 +306,16 @@ class Scene:
         }
 
 
-def draw_coloured(rng: np.random.Generator, place: float) -> tuple[drawing.Thing, str]:
-    """An object and the name of its colour; actors and distractors differ only in their place."""
+def draw_coloured(rng: np.random.Generator, position: float) -> tuple[drawing.Thing, str]:
+    """An object and the name of its colour; actors and distractors differ only in their position."""
     number = int(rng.integers(len(COLOURS)))
     hue = number / len(COLOURS) + rng.uniform(-0.03, 0.03)
-    return drawing.draw_thing(rng, hue, (0.24, 0.34), place, drift=0.15), COLOURS[number]
+    return drawing.draw_thing(rng, hue, (0.24, 0.34), position, drift=0.15), COLOURS[number]
 
 
 def draw_idle(rng: np.random.Generator, seconds: float) -> Idle:
     return Idle(
-        thing=draw_coloured(rng, place=0.7)[0],
+        thing=draw_coloured(rng, position=0.7)[0],
         kind=str(rng.choice(IDLE)),
         rate=rng.uniform(0.2, 0.5) * (-1) ** int(rng.integers(2)),
         lead=rng.uniform(0, 2 * np.pi),
@@ -339,7 +339,7 @@ def draw_scene(settings: SyntheticHard, split: str, action: str, n: int) -> Scen
     draws, *noise = np.random.SeedSequence(key).spawn(3)
     rng = np.random.default_rng(draws)
     voice, pace, timbre = draw_voice(rng, action)
-    actor, actor_colour = draw_coloured(rng, place=0.15)
+    actor, actor_colour = draw_coloured(rng, position=0.15)
     others = int(rng.integers(1, settings.distractors + 1)) if settings.distractors else 0
     idle = tuple(draw_idle(rng, settings.seconds) for _ in range(others))
     shares = settings.late, settings.missing, settings.offscreen
@@ -381,13 +381,13 @@ def act(scene: Scene, times: drawing.Times) -> Motion:
     """The actor's motion at times [T] in seconds."""
     motion = ACTIONS[scene.action].move(scene.tempo.beat(times))
     sense = -1 if scene.mirrored else 1
-    x, y = sense * np.asarray(motion.x) + scene.actor.place[0], np.asarray(motion.y) + scene.actor.place[1]
+    x, y = sense * np.asarray(motion.x) + scene.actor.position[0], np.asarray(motion.y) + scene.actor.position[1]
     return motion._replace(x=x, y=y, angle=sense * np.asarray(motion.angle))
 
 
 def idle(thing: Idle, times: drawing.Times) -> Motion:
     """A distractor's motion; its time reversal is a motion of the same kind."""
-    (x, y), (drift_x, drift_y) = thing.thing.place, thing.thing.drift
+    (x, y), (drift_x, drift_y) = thing.thing.position, thing.thing.drift
     turned = 2 * np.pi * thing.rate * times + thing.lead
     if thing.kind == "drift":
         return Motion(x=x + drift_x * (times - times.mean()), y=y + drift_y * (times - times.mean()))

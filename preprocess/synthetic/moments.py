@@ -1,7 +1,7 @@
 """The data set `synthetic-moments`: actions that change within a video, and an identity that stays; see docs/claim.md.
 
-Frames and sound share the identity throughout: the background's hue and a drone's pitch, and the brightness of both.
-It is drawn independently of the actions.
+Frames and sound share the identity throughout a video: the hue of the background goes with the pitch of a drone, the
+brightness of the one with that of the other. It is drawn independently of the actions.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ BINS = 10
 
 @dataclass(frozen=True)
 class SyntheticMoments(GeneratedSet):
-    """Actions of `synthetic` that change within a training video, while an identity stays.
+    """Actions of `synthetic` that change within a training video, while background and drone stay.
 
-    Equal settings give equal files. Videos of the splits val (the gallery) and test (the queries) show one action each.
+    Background and drone are the identity. Videos of the splits val (the gallery) and test (the queries) show one action
+    each. Equal settings give equal files.
     """
 
     name: ClassVar[str] = "synthetic-moments"
@@ -47,10 +48,10 @@ class SyntheticMoments(GeneratedSet):
     seconds: float = 6.0
     """Duration of every video in seconds."""
     identity: float = 0.3
-    """Strength of what frames and sound share throughout a video, 0 to 1: the background's saturation is 0.1 + 0.8
-    times it, the drone's amplitude 0.15 times it."""
+    """Strength of the identity, 0 to 1: the saturation of the background is 0.1 + 0.8 times it, the amplitude of the
+    drone 0.15 times it."""
     actions_per_video: int = 3
-    """Equally long actions of a training video, 1 to 3; by default each lasts 2 s."""
+    """Number of actions of a training video, 1 to 3, equally long; by default 2 s each."""
 
     @property
     def actions(self) -> tuple[str, ...]:

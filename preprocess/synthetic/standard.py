@@ -115,8 +115,8 @@ class Synthetic(GeneratedSet):
     classes: int = 10
     """Number of classes, 1 to 10."""
     nuisance: float = 0.3
-    """Probability, for each separately, that pitch, timbre and ambience are determined by size, hue and background;
-    above 0.7 it hides the action."""
+    """Probability that the pitch follows the size, the timbre the hue, and the ambience the background, drawn for each
+    of the three; above 0.7 this hides the action."""
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -153,7 +153,7 @@ class Scene:
     """Coarse (0) to fine (1) texture."""
     background_colours: Array
     pitch: float
-    """0 to 1, low to high; 1 minus the size if it copies it."""
+    """0 to 1, low to high; 1 minus the size where it follows the size."""
     timbre: float
     """0 to 1, pure to bright."""
     ambience: float
@@ -198,7 +198,7 @@ def scene_of(seeds: np.random.SeedSequence, action: str, nuisance: float) -> Sce
     pitch, timbre, ambience = np.where(copied, (1 - size, hue, background), rng.uniform(size=3)).tolist()
     hues = rng.uniform(size=4).tolist()
     distractors = tuple(
-        drawing.draw_thing(rng, hues[i], _radius(rng.uniform(-1.2, -0.4)), place=0.9, drift=rng.choice((0, 0.15)))
+        drawing.draw_thing(rng, hues[i], _radius(rng.uniform(-1.2, -0.4)), position=0.9, drift=rng.choice((0, 0.15)))
         for i in range(rng.integers(1, 3))
     )
     # Panning, jitter, background contrast and noise are weak on purpose: if they outweigh motion and events,
@@ -207,7 +207,7 @@ def scene_of(seeds: np.random.SeedSequence, action: str, nuisance: float) -> Sce
     return Scene(
         action=action,
         tempo=tempo,
-        actor=drawing.draw_thing(rng, hue, _radius(size), place=0.15, drift=0.05),
+        actor=drawing.draw_thing(rng, hue, _radius(size), position=0.15, drift=0.05),
         distractors=distractors,
         hue=hue,
         reach=rng.uniform(0.85, 1.15) * (-1) ** int(rng.integers(2)),
@@ -229,16 +229,16 @@ def picture(scene: Scene, settings: GeneratedSet) -> drawing.Frames:
     camera = pan_x + shake_x, pan_y + shake_y
     frames = drawing.backdrop(scene.background, scene.background_colours, *camera, settings.size, rng)
     for thing in scene.distractors:
-        x, y = (place + times * speed for place, speed in zip(thing.place, thing.drift, strict=True))
+        x, y = (position + times * speed for position, speed in zip(thing.position, thing.drift, strict=True))
         drawing.paint(frames, thing, Motion(x=x - shake_x, y=y - shake_y))
     motions = [ACTIONS[action].motion(tempo.beat(times)) for action, tempo in scene.actions]
     now = scene.moments(times, settings.seconds)
     motion = Motion(*(np.choose(now, np.broadcast_arrays(*parts, now)[:-1]) for parts in zip(*motions, strict=True)))
     wander = np.sin(times * 1.5 + scene.tempo.lead), np.cos(times * 1.5 + scene.tempo.lead)
-    (place_x, place_y), (drift_x, drift_y) = scene.actor.place, scene.actor.drift
+    (position_x, position_y), (drift_x, drift_y) = scene.actor.position, scene.actor.drift
     motion = motion._replace(
-        x=scene.reach * motion.x + place_x + drift_x * wander[0] - shake_x,
-        y=abs(scene.reach) * motion.y + place_y + drift_y * wander[1] - shake_y,
+        x=scene.reach * motion.x + position_x + drift_x * wander[0] - shake_x,
+        y=abs(scene.reach) * motion.y + position_y + drift_y * wander[1] - shake_y,
         angle=math.copysign(1, scene.reach) * np.asarray(motion.angle),
     )
     drawing.paint(frames, scene.actor, motion)

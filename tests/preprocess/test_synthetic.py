@@ -136,7 +136,7 @@ def test_wrong_settings_are_refused() -> None:
 
 def test_missing_ffmpeg_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match="not on PATH; install it"):
+    with pytest.raises(UserError, match="ffmpeg is not installed; install it with"):
         generate(tmp_path / "set", replace(SMALL, train=1), workers=1, progress=False)
 
 

@@ -228,7 +228,7 @@ def test_invalid_settings_and_folders_are_refused(made: Path, tmp_path: Path) ->
     ) as raised:
         SyntheticHard(size=33, noise=2, late=0.6, missing=0.6)
     assert "\n" not in str(raised.value)
-    with pytest.raises(UserError, match="must not be negative"):
+    with pytest.raises(UserError, match="--distractors is -1; it must be 0 or more"):
         SyntheticHard(distractors=-1)
     with pytest.raises(UserError, match=r"no synthetic\.json, so it is not synthetic; "):
         generate(made, Synthetic(), progress=False)
