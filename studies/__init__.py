@@ -1,1 +1,1 @@
-"""Tests of the paper: its theorem, its pictures of features, our predictions, GRID."""
+"""Studies of the paper: its theorem, its figures of features, when compositions win, our predictions, GRID."""

@@ -1,7 +1,7 @@
 """`gdt study claim`: when does a composition beat plain cross-modal learning? Ablations over the strength
 of the identity, and one picture.
 
-Each data set is an ablation per `--equal`, in one folder, so that runs that two of them need are trained once.
+Each data set has one ablation per `--equal`. They share a folder, so that a run that both need is trained once.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Set(NamedTuple):
 
     name: str
     dial: str
-    """Its position on the x axis; empty for a data set of the user."""
+    """Strength of the identity, the x axis of the picture; empty for a data set of the user."""
     arguments: tuple[str, ...] = ()
-    """Of `gdt generate`; empty if it is preprocessed already."""
+    """Arguments of `gdt generate`; empty for a data set of the user."""
 
     @property
     def is_made(self) -> bool:
@@ -56,16 +56,16 @@ class Set(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """What was measured on the first set."""
+    """Durations measured on the first set, in seconds."""
 
     step: dict[str, float]
-    """Of a training step, by row, at equal videos."""
+    """A training step, by row, at equal videos."""
     run: float
-    """Of everything else in a run, with the others in parallel."""
+    """Everything else in a run, while other runs are in parallel."""
     factors: float
-    """Of `gdt eval factors`."""
+    """`gdt eval factors`."""
     making: float
-    """Of generating and preprocessing a set."""
+    """Generating and preprocessing a set."""
 
 
 def claim(settings: Claim) -> str:
@@ -119,7 +119,7 @@ def _make(one: Set, out: Path) -> float:
     """Generate and preprocess a set unless it is there; the seconds that it took."""
     began = time.monotonic()
     if one.arguments and not one.is_made:
-        print(f"making {one.name}; log: {out}/{one.name}.txt", flush=True)
+        print(f"generating and preprocessing {one.name}; log: {out}/{one.name}.txt", flush=True)
         videos = Path("data/videos") / one.name
         for command in (
             ["generate", MOMENTS, "--destination", str(videos), "--no-progress", *one.arguments],
@@ -170,7 +170,7 @@ def _measure(settings: Claim, one: Set, making: float, out: Path) -> Seconds:
 
 
 def _forecast(settings: Claim, sets: Sequence[Set], seconds: Seconds, out: Path) -> str:
-    """How long what is left will take."""
+    """The hours that the remaining runs will take, as a sentence."""
     work, runs, unmade = 0.0, 0, 0
     for one in sets:
         known = one if one.is_made else sets[0]  # all sets have the same number of videos
@@ -191,9 +191,10 @@ def _forecast(settings: Claim, sets: Sequence[Set], seconds: Seconds, out: Path)
 
 
 def picture(results: Mapping[str, Mapping[str, Sequence[Record]]]) -> Figure:
-    """A column of panels per `--equal` and a row per metric: every row of the ablation over the dial, or as dots.
+    """Panels with a column per `--equal` and a row per metric; in each, the ablation's rows over the dial.
 
-    Lines connect means over seeds, dots are seeds, dashed lines random weights, dotted lines chance.
+    Lines connect means over seeds, dots are seeds, dashed lines random weights, dotted lines chance. Of a single data
+    set, the x axis lists the rows.
     """
     first = next(iter(next(iter(results.values())).values()))
     panels = [

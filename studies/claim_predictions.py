@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, first_line
 from gdt.eval.ablation.compare import LINEAR
 from gdt.eval.factors.promises import DISTANCE
 from gdt.eval.factors.tables import EMBEDDING, factor_of
@@ -78,7 +78,9 @@ def read(paths: Sequence[Path]) -> list[Value]:
                     numbers = {name: float(line[name]) for name in ("value", "low", "high")}
                     found.append(Value(**line | numbers | {"seed": int(line["seed"])}))  # type: ignore[arg-type]
         except (OSError, KeyError, TypeError, ValueError) as error:
-            raise UserError(f"cannot read {path}: set --values to the values.csv of 'gdt study claim'") from error
+            raise UserError(
+                f"{path} is not a values.csv of 'gdt study claim' ({first_line(error)}); set --values to one"
+            ) from error
     return found
 
 

@@ -25,7 +25,10 @@ WORDS: Mapping[str, Mapping[str, str]] = {
 def parse_name(name: str) -> dict[str, str]:
     """The words of a clip with a name such as `bbaf2n`. Raises UserError for other names."""
     if len(name) != len(WORDS) or any(letter not in words for letter, words in zip(name, WORDS.values(), strict=True)):
-        raise UserError(f"{name} is not the name of a GRID clip (bbaf2n: a letter each for {', '.join(WORDS)})")
+        raise UserError(
+            f"{name} is not the name of a GRID clip, such as bbaf2n (a letter each for {', '.join(WORDS)}); set "
+            "--source to the clips of GRID"
+        )
     return {column: words[letter] for letter, (column, words) in zip(name, WORDS.items(), strict=True)}
 
 

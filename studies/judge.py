@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 from scipy import stats
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.eval.tables import layout
 
 Verdict = Literal["held", "failed", "undecided", "not measured"]
@@ -37,7 +37,10 @@ def contrast(weights: Mapping[str, float], values: Callable[[str], np.ndarray]) 
     for row, weight in weights.items():
         each = values(row)
         if len(each) < 2:
-            raise UserError("an interval over seeds needs two seeds or more of every row")
+            raise UserError(
+                f"row {row} has {plural(len(each), 'seed')}, and an interval over seeds needs 2 or more; repeat the "
+                "study with more --seeds"
+            )
         points += weight * float(each.mean())
         variances.append(weight**2 * each.var(ddof=1) / len(each))
         freedom.append(len(each) - 1)

@@ -79,7 +79,7 @@ def _below_65(runs: Runs) -> Judgement:
 
 
 def _loses_less(one: str, other: str, runs: Runs) -> Judgement:
-    """Less of the order than of the direction, seed by seed."""
+    """Whether row `one`, relative to row `other`, loses less R@1 of the order than of the direction, seed by seed."""
     found = contrast({other: 1, one: -1}, lambda row: runs.values("direction", row) - runs.values("order", row))
     return judge_positive(found), found
 

@@ -23,7 +23,7 @@ class Claim:
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds; one run per row and seed."""
     equal: tuple[Literal["videos", "compute"], ...] = ("videos", "compute")
-    """What all rows get, as in 'gdt eval ablation'; one table each."""
+    """What rows share, as in 'gdt eval ablation'; one table each."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks, clips and schedule."""
     batch_size: int = 0
@@ -37,13 +37,13 @@ class Claim:
     test_factors: Literal["first", "all", "none"] = "first"
     """Seeds to run 'gdt eval factors' on."""
     identity: tuple[float, ...] = (0.0, 0.04, 0.1, 0.3, 1.0)
-    """synthetic-moments: strengths of the identity."""
+    """synthetic-moments: strengths of the identity, the background and drone that a video keeps; a data set each."""
     actions_per_video: int = 3
     """synthetic-moments: actions per training video."""
     set_seed: int = 0
     """synthetic-moments: seed of generation."""
     videos: int = 0
-    """synthetic-moments: videos per class and split; 0: 100, 40 and 20."""
+    """synthetic-moments: videos per class and split; 0: 100 train, 40 val, 20 test."""
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     dry_run: bool = False

@@ -1,1 +1,1 @@
-"""The paper's pictures of features: deviation over the clips of a video, and clips on planes."""
+"""The paper's figures of features: deviation over the clips of a video, and maps of clips."""

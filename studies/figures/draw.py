@@ -78,8 +78,8 @@ def choose_videos(index: Index, split: str, clips: Sequence[Clip], settings: Fig
     long_enough = every[starts[every] >= settings.clips]
     if len(long_enough) < _MIN_VIDEOS:
         raise UserError(
-            f"{len(long_enough)} of the {len(every)} videos of the split '{split}' are long enough for "
-            f"{settings.clips} clips; {_MIN_VIDEOS} are needed: lower --clips, or set --split to another"
+            f"only {len(long_enough)} of the {len(every)} videos of the split '{split}' are long enough for "
+            f"{settings.clips} clips, and {_MIN_VIDEOS} are needed; lower --clips, or set --split to another"
         )
     order = generator(Stream.FIGURES, settings.seed).permutation(long_enough)
     spread = np.sort(order[: settings.videos])

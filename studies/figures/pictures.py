@@ -82,9 +82,9 @@ def report(records: Sequence[Record]) -> str:
     dims = format_range(int(record.how[NUMBERS]) for record in records)
     notes = [
         f"{first.dataset}, {first.query_split}: {first.queries} videos, {first.clips} clips each; {how[KIND]} of the "
-        f"video, {dims} numbers,",
-        "at length 1; brackets: 95 % intervals over videos",
-        f"deviation: standard deviation over the clips of a video, mean over the {dims} numbers, as in the paper;",
+        f"video, {dims}-d,",
+        "L2-normalised; brackets: 95 % intervals over videos",
+        f"deviation: standard deviation over the clips of a video, mean over {dims} dimensions, as in the paper;",
         "median over videos; small where all videos lie close together, so it does not compare between models",
         "ratio: distance between clips of a video / between clips of two videos, root mean square;",
         "compares between models",

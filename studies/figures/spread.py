@@ -14,7 +14,7 @@ _EQUAL = 1e-12
 
 
 def deviations(features: np.ndarray) -> np.ndarray:
-    """Standard deviation over the clips of a video of each number, averaged over the numbers: float64 [n].
+    """Standard deviation over the clips of a video in each dimension, averaged over dimensions: float64 [n].
 
     It divides by s, not s - 1. The paper (section "Qualitative analysis") says no more than "average standard
     deviation of the normalized features".
@@ -47,7 +47,10 @@ def distances(features: np.ndarray) -> Distances:
     length = (mean**2).sum(1)
     between = float((square.mean(0) - length).mean()) * n / (n - 1)
     if between < _EQUAL:
-        raise UserError("features of all videos are the same: the weights are damaged, or their training has collapsed")
+        raise UserError(
+            "features of all videos are the same: the weights are damaged, or training has collapsed; use another "
+            "checkpoint"
+        )
     others = (square.sum(0) - square) / (n - 1)
     lengths = (n**2 * length - 2 * n * np.einsum("nsd,sd->ns", x, mean) + square) / (n - 1) ** 2
     without = np.maximum((others - lengths).mean(1), 0) * (n - 1) / (n - 2)

@@ -32,7 +32,7 @@ class Contrasts:
     weighted: float
     """Of `nearly`, pairs with w = 1, which the loss uses."""
     required: float
-    """Pairs with w = 1 that also differ where w requires it, and agree in all others as in `nearly`."""
+    """Pairs with w = 1 that differ in the factor and in those with `:differs`, and agree in the rest as in `nearly`."""
 
 
 def mean_contrasts(preset: str, composition: Composition, seed: int) -> list[Contrasts]:

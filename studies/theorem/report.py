@@ -31,7 +31,7 @@ SAMPLINGS = {
 """Ways to sample, and their titles in the plot."""
 _COLOURS = {**dict(zip(LOSSES, ("#1f4e79", "#e08a3c"), strict=True)), OWN: "#7a7a7a"}
 _ERROR_RATE = 0.05
-"""Probability that any interval misses, if all formulas hold."""
+"""Probability that at least one interval misses its number, if all formulas hold."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Findings:
     command: str
     commit: str
     standard_errors: float
-    """From a simulated number to the ends of its interval."""
+    """Half the width of the intervals, in standard errors."""
     estimates: list[Estimate]
     contrasts: list[Contrasts]
 
@@ -226,7 +226,7 @@ def _contrast_lines(findings: Findings) -> list[str]:
         "differ: pairs that differ in the factor; only: pairs that differ in no other factor",
         "only*: as only, but ignoring factors in which all leaves differ, such as augmentation",
         "w = 1: pairs of only* that the loss uses",
-        "required: pairs with w = 1 that differ in it, where w requires it, and in no other (as only*)",
+        "required: pairs with w = 1 that differ in the factor and in those with :differs only (as only*)",
     ]  # fmt: skip
 
 

@@ -164,7 +164,7 @@ def test_shown_videos_share_a_class_and_all_are_long_enough(index: Index) -> Non
     )  # for all models
     short[test[:10]] = length
     with pytest.raises(
-        UserError, match="2 of the 12 videos of the split 'test' are long enough for 3 clips; 3 are needed: lower"
+        UserError, match="2 of the 12 videos of the split 'test' are long enough for 3 clips, and 3 are needed; lower"
     ):
         draw.choose_videos(shortened, "test", [CLIP], settings_with())
 

@@ -82,5 +82,5 @@ def test_intervals_are_those_of_welch() -> None:
     values = {"x": np.array([60.0, 62.0, 64.0]), "y": np.array([50.0, 50.0, 53.0])}
     found = contrast({"x": 1, "y": -1}, values.__getitem__)
     assert found.points == pytest.approx(11) and (found.high - found.low) / 2 == pytest.approx(4.275, abs=0.01)
-    with pytest.raises(UserError, match="two seeds"):
+    with pytest.raises(UserError, match="row x has 1 seed, and an interval over seeds needs 2 or more"):
         contrast({"x": 1}, lambda _: np.array([1.0]))
