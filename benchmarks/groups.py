@@ -1,4 +1,4 @@
-"""Batch-norm groups that hold one direction of time each, or both: losses, and what embeddings tell of direction."""
+"""Batch-norm groups of one direction of time, or of both: losses, and whether embeddings encode the direction."""
 
 from __future__ import annotations
 

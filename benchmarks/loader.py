@@ -1,4 +1,4 @@
-"""Loading at the paper's clip size against a peer: processor time per clip, and clips/s."""
+"""Loading at the paper's clip size against a peer: CPU time per clip, and clips/s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import Tree, sampling_tree
 from gdt.preprocess.stage import Preprocess, run
 
-PER_CLIP, RATE = "processor time per clip", "speed"
+PER_CLIP, RATE = "CPU time per clip", "speed"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Benchmark:
 
 
 def measure(name: str, clips: Iterator[int], wanted: int) -> dict[str, float]:
-    """Milliseconds of processor time per decoded clip, of this process and its children, and clips/s."""
+    """Milliseconds of CPU time per decoded clip, of this process and its children, and clips/s."""
 
     def take(least: int) -> int:
         count = 0
@@ -64,14 +64,14 @@ def measure(name: str, clips: Iterator[int], wanted: int) -> dict[str, float]:
         return count
 
     take(wanted // 10)
-    clock, busy = Clock(), processor_seconds()
+    clock, busy = Clock(), cpu_seconds()
     count = take(wanted)
-    busy = processor_seconds() - busy
+    busy = cpu_seconds() - busy
     return {f"{name}, {PER_CLIP}": 1000 * busy / count, f"{name}, {RATE}": count / clock.lap()}
 
 
-def processor_seconds() -> float:
-    """Processor time of this process and its children, all threads together."""
+def cpu_seconds() -> float:
+    """CPU time of this process and its children, all threads together."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return sum(time.user + time.system for time in times)

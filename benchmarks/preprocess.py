@@ -1,8 +1,8 @@
 """Preprocessing: videos/s of the whole stage against other ways to decode the same files.
 
 Bare ffmpeg has the same filters, encoders and number of processes, one video each, but no Python, log-mel or shards.
-The usual way pipes raw frames into Python, shrinks them and encodes JPEGs there, and takes the audio with a second
-process; with frames shrunk in ffmpeg it is at its best.
+The usual way pipes raw frames into Python, shrinks them and encodes JPEGs there, and extracts the audio with a second
+process; it is fastest if ffmpeg shrinks the frames.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import tyro
 from tabulate import tabulate
 
 from gdt.pipeline.presets import composition as composition_of
-from gdt.train.cost import WIDE, WIDER, Held, memory, parameters, training_flops
+from gdt.train.cost import ONE_STAGE, TWO_STAGES, Held, memory, parameters, training_flops
 from gdt.train.memory import Fit, fit
 from gdt.train.settings import SIZES
 
@@ -48,7 +48,7 @@ def main(
     """
     paper = replace(SIZES["paper"][1], batch_size=batch_size)
     of = (paper.network, paper.clip, _BANDS, _MODALITIES)
-    stages = (0, WIDE, WIDER)
+    stages = (0, ONE_STAGE, TWO_STAGES)
     flops = {recomputed: training_flops(*of, recomputed) for recomputed in stages}
 
     @cache
@@ -75,7 +75,7 @@ def main(
                 rows.append([
                     name, clips * batch_size, f"{count} x {kind}",
                     one.bn_group_size or "whole batch", one.micro_batch_size or "all",
-                    {0: "", WIDE: "1 stage", WIDER: "2 stages"}[one.recomputed] or "cheap" * one.budget,
+                    {0: "", ONE_STAGE: "1 stage", TWO_STAGES: "2 stages"}[one.recomputed] or "cheap" * one.budget,
                     f"{one.needed / _GIB:.0f}", f"{hours:.1f}",
                 ])  # fmt: skip
     heads = ["preset", "clips/step", "GPUs", "batch norm over", "leaves/pass", "recomputed", "GiB/GPU", "hours"]
@@ -85,7 +85,7 @@ def main(
     again = "\n".join(
         f"video with {what} recomputed: keeps {one.kept / 2**20:.0f} MiB, holds at most {one.peak / 2**20:.0f} MiB, "
         f"{flops[stages]['video'] / 1e9:.0f} GFLOPs"
-        for what, stages in (("cheap operations", 0), ("1 stage", WIDE), ("2 stages", WIDER))
+        for what, stages in (("cheap operations", 0), ("1 stage", ONE_STAGE), ("2 stages", TWO_STAGES))
         for one in [held(stages, True)["video"]]
     )
     print(f"per leaf, forward and backward: {each}\n{again}\n\n{tabulate(rows, heads, disable_numparse=True)}")

@@ -83,7 +83,7 @@ def _spread(values: Sequence[float], unit: str = "") -> str:
 
 
 def machine() -> str:
-    """Processor, and number of cores of this process."""
+    """CPU model, and number of cores of this process."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]

@@ -21,7 +21,7 @@ from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.tree import Tree, sampling_tree
 
 CHOICES = {
-    ", decoded on the cores": Loading(decoder="cpu"), ", on the GPU": Loading(decoder="gpu"),
+    ", decoded on the CPU": Loading(decoder="cpu"), ", on the GPU": Loading(decoder="gpu"),
     ", 64 clips at once": Loading(decoder="gpu", decode_batch_size=64),
     ", on its JPEG engine": Loading(decoder="gpu", jpeg_hardware=True),
 }  # fmt: skip
@@ -68,7 +68,7 @@ def differences(settings: Settings, device: torch.device, choice: Loading, row: 
 
 
 def rate(settings: Settings, device: torch.device, row: str, choice: Loading) -> Values:
-    """Clips/s as a training step counts them, decoded clips/s, and load of the cores."""
+    """Clips/s as a training step counts them, decoded clips/s, and load of the CPU."""
     index, clip = Index.open(settings.shards), settings.size.clip
     tree = _tree(index, settings, row, 64)
     composition = tree.composition

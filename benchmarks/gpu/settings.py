@@ -83,7 +83,7 @@ class Idea:
 
 IDEAS = {
     "float32": Idea({"bfloat16": False}, 0.45, "TF32 at half the rate, twice the bytes"),
-    "channels-first": Idea({"channels_last": False}, 0.55, "cuDNN transposes for matrix units"),
+    "channels-first": Idea({"channels_last": False}, 0.55, "cuDNN transposes for tensor cores"),
     "no-cudnn-benchmark": Idea({"cudnn_benchmark": False}, 0.85, "cuDNN's heuristics are weak for (1,3,3) and (3,1,1)"),
     "optimizer-not-fused": Idea({"fused": False}, 0.995, "under 1 ms of a step of 130 ms"),
     "recompute-2": Idea({"recomputed": 2}, 0.85, "stem and first stage twice: half a forward pass; frees memory"),
@@ -108,7 +108,7 @@ PREDICTED: dict[str, Any] = {
     "convolutions": "predicted 1.2 to 1.9 ms per clip",
     "frames/s": "9000-13500",
 }  # fmt: skip
-"""Of the best way, of its gain over the plain one, of `smoke`, and hours of 100 epochs of Kinetics-400 on 8 H100.
+"""Predictions: the best way, its gain over the plain one, `smoke`, and hours of 100 epochs of Kinetics-400 on 8 H100s.
 
 The hours are those of `python -m benchmarks.size --share`, 0.206 and 0.137, which counts the FLOPs of the plan (19 %
 more for row l, which recomputes the first stage), with 4 % more time for a memory budget, 1 % for the sum of gradients,

@@ -72,7 +72,7 @@ def checks(settings: Settings, rows: Rows, device: torch.device) -> dict[str, di
             "DALI normalises a sound": Check(partial(sound, device)),
         },
         "decoders": {
-            "pixels behind queued work": Check(partial(pixels, few, device), needs_gpu=True),
+            "pixels while the GPU is busy": Check(partial(pixels, few, device), needs_gpu=True),
         } | {
             f"row a{name}": Check(partial(decoding, few, device, choice), choice.decoder == "gpu")
             for name, choice in CHOICES.items()
@@ -142,7 +142,7 @@ def frame(device: torch.device) -> Values:
     kernels = {"": Loading(decoder="gpu", threads=1)}
     if wrong := decoders.check([jpeg], device, 1, kernels, DaliEngine)[""]:
         raise UserError(wrong)
-    return {"is": "as on the cores"}
+    return {"is": "as on the CPU"}
 
 
 def sound(device: torch.device) -> Values:
@@ -158,7 +158,7 @@ def sound(device: torch.device) -> Values:
     off = float(np.abs(bank.cpu().numpy() - normalise(rows.copy(), draws, *statistics)).max())
     if not off < 1e-4:
         raise UserError(f"its values are off by {off:.2g}")
-    return {"is": "as on the cores"}
+    return {"is": "as on the CPU"}
 
 
 # ------------------------------------------------------------------------------------------------------------- speeds

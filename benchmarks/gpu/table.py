@@ -16,7 +16,7 @@ from gdt.common.errors import UserError, first_line, is_out_of_memory
 
 Values = Mapping[str, float | str]
 STARTED = "started"
-"""`failed` of a row that is being measured, or whose process has died."""
+"""Value of `failed` while a row is measured, or after its process has died."""
 ROW_SECONDS = 600.0
 """Time limit of a row, unless it has its own."""
 _LONG = ("why", "is")
