@@ -98,7 +98,7 @@ def test_pixels_are_right_behind_queued_work(index: Index) -> None:
     assert decoders.check(jpegs, torch.device(DEVICE), decoders=chosen) == {"": ""}
 
 
-def test_floats_are_those_of_a_processor() -> None:
+def test_floats_are_those_of_the_cpu() -> None:
     generator = torch.Generator().manual_seed(0)
     crops = torch.randint(0, 256, (5, 3, 40, 40, 3), dtype=torch.uint8, generator=generator)
     pixels = Pixels(crops, torch.randn(5, 3, 3, generator=generator), torch.randn(5, 3, generator=generator))
@@ -125,7 +125,7 @@ def test_no_batch_is_overwritten_while_the_device_still_reads_it(index: Index, d
     assert levels(*got)[2] <= 1  # the same decoder, of which nobody promises the same bits
 
 
-def test_losses_are_those_of_a_processor(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_losses_are_those_of_the_cpu(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, from the same pixels, over a few steps with dropout."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     base = SIZES["tiny"][1]
