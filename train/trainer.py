@@ -23,6 +23,7 @@ from gdt.pipeline.groups import take_rank
 from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.reader import DamagedVideo
+from gdt.pipeline.tree import Tree
 from gdt.train import checkpoint
 from gdt.train.checkpoint import Data, Saver, load_model
 from gdt.train.cost import predicted_clips
@@ -98,7 +99,7 @@ class Trainer:
             settings = replace(settings, precision=begun.precision)
         # before the plan, which counts the memory that remains
         self.decoder = self.choose_decoder(settings)
-        # a CPU computes as it always did, unless asked to compile or round: oneDNN has wrong gradients in bfloat16, too
+        # on a CPU, only compiled code and bfloat16 need a trial: oneDNN has wrong gradients in bfloat16, too
         trial = device.type != "cpu" or settings.compile == "on" or settings.precision == "bfloat16"
         plan = plan_run(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
         self.settings, self.fit, self.kernels = plan.settings, plan.fit, plan.kernels
@@ -258,11 +259,17 @@ class Trainer:
         clips = composition.batch_size * composition.clips_per_video
         parameters = sum(weight.numel() for weight in self.learner.model.parameters())
         resumed = f"resume from step {self.first}" if self.first else self.weights
-        epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {schedule.batches_per_epoch}"
+        epochs = f"{self.steps / schedule.batches_per_epoch:.4g} epochs of {plural(schedule.batches_per_epoch, 'step')}"
         falling = f", falls to 0 over the last {100 * s.optimization.lr_decay:.0f} %" if s.optimization.lr_decay else ""
         rates = f"{s.optimization.optimizer}, lr {schedule.peak:.3g}{falling}"
         ranks = f"; {self.world} ranks" if self.world > 1 else ""
         self.describe("composition", f"{s.name}: {composition}")
+        if _starts_at_first_frame(self.tree):
+            self.describe(
+                "note",
+                "every clip starts at the first frame of its video, since the composition has no time_shift; "
+                "time_shift:i:1 draws one random start per video",
+            )
         self.describe("network", f"{s.network.backbone}, {parameters / 1e6:.1f} M parameters, {resumed}")
         self.describe("batch", f"{self.batch}; {clips} clips per modality; {self.fit.batch}")
         self.describe("memory", self.fit.memory)
@@ -290,6 +297,12 @@ class Trainer:
         """Print from rank 0."""
         if self.rank == 0:
             print(text)
+
+
+def _starts_at_first_frame(tree: Tree) -> bool:
+    """Whether every clip starts at the first frame of its video, however long the video is."""
+    longer = replace(tree.source, start_counts=tree.source.start_counts + 1_000_000)
+    return not replace(tree, source=longer).plan(0, 0).leaves.start.any()
 
 
 @contextmanager

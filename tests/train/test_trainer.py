@@ -180,6 +180,16 @@ def test_a_run_says_where_it_decodes_and_why(
     assert "\nloader       decodes on the CPU: few are needed\nschedule " in capsys.readouterr().out
 
 
+def test_a_run_without_time_shift_says_that_clips_are_the_first(
+    shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = replace(TINY, shards=shards, out=tmp_path, batch_size=4, steps=1)
+    for factors in ("video:d modality:i:2:differs augmentation:i:1", ""):
+        Trainer(replace(settings, factors=factors), 0, 1, CPU).describe_run()
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("note every clip starts at the first frame of its video, since the" in said) == bool(factors)
+
+
 def test_the_choice_of_a_decoder_knows_the_rate_of_training(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[Any]] = {}
     monkeypatch.setattr("gdt.train.trainer.choose", lambda *arguments: asked.update({row: [*arguments[3:]]}))
