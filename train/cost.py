@@ -24,19 +24,19 @@ from gdt.train.models.gdt import GDT
 from gdt.train.models.network import Network
 from gdt.train.settings import Pretrain
 
-WIDE, WIDER = 2, 3
-"""Parts of the video trunk that are recomputed to save memory: the stem and one stage, or two stages."""
-_MOST_ELEMENTS = 2**31 - 1
+ONE_STAGE, TWO_STAGES = 2, 3
+"""Numbers of parts of the video trunk to recompute: the stem and one stage, or the stem and two stages."""
+_MAX_ELEMENTS = 2**31 - 1
 """Elements of a tensor with 32-bit indices. Beyond, cuDNN has few convolutions, one of them wrong (pytorch#163539)."""
 _PEAKS = {
     "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
     "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
 }  # fmt: skip
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
-_SHARE = 0.21
+_MFU = 0.21
 """The highest predicted MFU: 450 clips/s of the paper's networks on an H100."""
-_MOST = 4000.0
-"""Clips/s that launches of kernels allow small networks; a guess."""
+_MAX_CLIPS = 4000.0
+"""Maximum clips/s of small networks, which kernel launches limit; a guess."""
 
 
 class Held(NamedTuple):
@@ -45,7 +45,7 @@ class Held(NamedTuple):
     kept: float
     """From the forward pass to the backward pass."""
     peak: float
-    """At most, with what the backward pass recomputes, and its gradients."""
+    """Maximum during the backward pass, with what it recomputes, and gradients."""
 
 
 def memory(
@@ -53,9 +53,9 @@ def memory(
     budget: bool = False,
 ) -> dict[str, Held]:  # fmt: skip
     """What a leaf of each modality holds; `recomputed` as in `Backbone`, `budget`: as with `kernels.BUDGET`."""
-    model = deepcopy(_counted(network, tuple(modalities))).to(dtype)
+    model = deepcopy(_meta_model(network, tuple(modalities))).to(dtype)
 
-    held = _more(model, clip, bands, dtype, lambda name, inputs: _held(model, name, inputs, recomputed, budget))
+    held = _per_leaf(model, clip, bands, dtype, lambda name, inputs: _held(model, name, inputs, recomputed, budget))
     return {name: Held(*values.tolist()) for name, values in held.items()}
 
 
@@ -65,7 +65,7 @@ def most_leaves(network: Network, clip: Clip) -> int:
 
     Channels count in multiples of 8, to which kernels may pad them.
     """
-    model = _counted(network, ("video",))
+    model = _meta_model(network, ("video",))
     elements: list[int] = []
 
     def note(module: nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
@@ -75,17 +75,17 @@ def most_leaves(network: Network, clip: Clip) -> int:
     model.video_network(_inputs(model, "video", clip, 0, torch.float32, 1))
     for hook in hooks:
         hook.remove()
-    return _MOST_ELEMENTS // max(elements)
+    return _MAX_ELEMENTS // max(elements)
 
 
 def training_flops(
     network: Network, clip: Clip, bands: int, modalities: Sequence[str], recomputed: int = 0
 ) -> dict[str, float]:
     """FLOPs of a leaf of each modality: forward, backward, and recomputation."""
-    model = deepcopy(_counted(network, tuple(modalities)))
+    model = deepcopy(_meta_model(network, tuple(modalities)))
     if "video" in modalities:
         model.video_network.base.recomputed = recomputed
-    flops = _more(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
+    flops = _per_leaf(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
     return {name: float(value) for name, value in flops.items()}
 
 
@@ -97,10 +97,10 @@ def step_flops(settings: Pretrain, bands: int) -> float:
 
 
 def predicted_clips(settings: Pretrain, bands: int, device: torch.device) -> float:
-    """Clips/s that a GPU is predicted to train on, at the share of its peak that is predicted for an H100."""
+    """Predicted clips/s of training on a GPU, at the MFU predicted for an H100."""
     modalities = settings.composition.modalities
-    per_second = _SHARE * (peak_flops(device) or 1e12 * _PEAKS["H100"])
-    return min(_MOST, per_second / _flops_of_all(settings.network, settings.clip, bands, modalities))
+    per_second = _MFU * (peak_flops(device) or 1e12 * _PEAKS["H100"])
+    return min(_MAX_CLIPS, per_second / _flops_of_all(settings.network, settings.clip, bands, modalities))
 
 
 @cache
@@ -111,11 +111,12 @@ def _flops_of_all(network: Network, clip: Clip, bands: int, modalities: tuple[st
 
 def parameters(network: Network, modalities: Sequence[str]) -> int:
     """Number of parameters."""
-    return sum(weight.numel() for weight in _counted(network, tuple(modalities)).parameters())
+    return sum(weight.numel() for weight in _meta_model(network, tuple(modalities)).parameters())
 
 
 @cache
-def _counted(network: Network, modalities: tuple[str, ...]) -> GDT:
+def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:
+    """The model on the meta device, with a stand-in for batch norm."""
     with torch.random.fork_rng(devices=()):  # leave the random state as it was
         model = GDT(network, modalities).to("meta")
     for module in model.modules():
@@ -132,13 +133,13 @@ class _Scale(_BatchNorm):
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Peak FLOP/s of a device in bfloat16 from its data sheet; None if unknown."""
+    """Peak bfloat16 FLOP/s of a device, from its data sheet; None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     longest_first = sorted(_PEAKS, key=len, reverse=True)  # "L4" is also part of "L40"
     return next((1e12 * _PEAKS[part] for part in longest_first if part in name), None)
 
 
-def _more(
+def _per_leaf(
     model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], int | Held]
 ) -> dict[str, np.ndarray]:
     """Cost of one more leaf, by modality: one number, or several in the order of `of`."""

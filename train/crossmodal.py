@@ -23,7 +23,7 @@ from gdt.train.models.gdt import GDT, autocast
 from gdt.train.settings import Pretrain
 
 KS = (1, 5, 10)
-_PROBED = 2
+_PROBE_CLIPS = 2
 """Clips per video of a probe."""
 
 
@@ -72,7 +72,10 @@ def embed(
                 means[name].append((clips_of * counts[:, None]).unflatten(0, (-1, clips)).sum(1).cpu())
     sums = {name: torch.cat(parts) for name, parts in means.items()}
     if not all(bool(value.isfinite().all()) for value in sums.values()):
-        raise UserError("embeddings contain NaN or infinity: the weights are damaged, or training has diverged")
+        raise UserError(
+            "embeddings contain NaN or infinity: the weights are damaged, or training has diverged; use another "
+            "checkpoint, or train with a lower learning rate"
+        )
     valid = torch.stack([value.norm(dim=1) > 0 for value in sums.values()]).all(0)
     return Embedded(
         videos[valid.numpy()], {name: functional.normalize(value[valid], dim=1) for name, value in sums.items()}
@@ -118,7 +121,7 @@ class Probe:
         """R@k in percent by query modality, gallery modality and k; and the number of videos."""
         settings = self._settings
         embedded = embed(
-            model, self._index, self._videos, settings.clip, settings.augmentation.scale[0], _PROBED, self._device,
+            model, self._index, self._videos, settings.clip, settings.augmentation.scale[0], _PROBE_CLIPS, self._device,
             self._modalities, self._words, settings.loading,
         )  # fmt: skip
         found = {

@@ -27,9 +27,10 @@ from tqdm import tqdm
 from gdt.common.errors import INTERRUPTED, UserError, first_line
 from gdt.train.launch import require_gpus, sees_one_gpu, silence_other_ranks
 
-_SECONDS = 60.0
-_WHY = "it was killed or crashed, or its machine is gone; run the same command to resume from the last checkpoint"
-_SILENCE = (
+_TIMEOUT = 60.0
+"""Seconds to wait for a connection to another rank."""
+_LOST = "it was killed or crashed, or its machine is gone; run the same command to resume from the last checkpoint"
+_KEEP_ALIVE = (
     (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
     # a machine is considered gone after 10 + 4 * 5 seconds
     (socket.IPPROTO_TCP, "TCP_KEEPIDLE", 10), (socket.IPPROTO_TCP, "TCP_KEEPINTVL", 5),
@@ -136,7 +137,7 @@ def watch_ranks(device: torch.device, clean_up: Callable[[], None]) -> Iterator[
     except BaseException as error:
         if isinstance(error, RuntimeError):
             # a collective also fails if another rank has died; then the watch ends this process
-            time.sleep(_SECONDS / 12)
+            time.sleep(_TIMEOUT / 12)
         watch.end(f"error: {first_line(error)}")
         raise
     else:
@@ -159,9 +160,9 @@ class _Watch:
         port, token = address
         if server:
             with server:
-                self._peers = _admitted(server, token, dist.get_world_size() - 1)
+                self._peers = _accept(server, token, dist.get_world_size() - 1)
         else:
-            self._peers = {0: _reached(port, token, self.rank)}
+            self._peers = {0: _connect(port, token, self.rank)}
         self._thread = threading.Thread(target=self._listen, name="watch", daemon=True)
         self._thread.start()
 
@@ -171,7 +172,7 @@ class _Watch:
             self._over = error is not None
         self._send(error, status)
         if error is None:
-            self._thread.join(_SECONDS / 4)
+            self._thread.join(_TIMEOUT / 4)
 
     def _send(self, error: str | None, status: int, but: int = -1) -> None:
         for rank, peer in self._peers.items():
@@ -187,12 +188,12 @@ class _Watch:
                 rank = left.pop(peer)  # type: ignore[call-overload]
                 try:
                     error, status = json.loads(peer.recv_bytes())  # type: ignore[union-attr]
-                    self._judge(rank, error, status)
+                    self._handle(rank, error, status)
                 except (EOFError, OSError):
-                    why = f"error: rank {rank} ended without a message, so all ranks end: {_WHY}"
-                    self._judge(rank, why, 2, silent=True)
+                    why = f"error: rank {rank} ended without a message, so all ranks end: {_LOST}"
+                    self._handle(rank, why, 2, silent=True)
 
-    def _judge(self, rank: int, error: str | None, status: int, silent: bool = False) -> None:
+    def _handle(self, rank: int, error: str | None, status: int, silent: bool = False) -> None:
         """End this process if a peer failed."""
         with self._lock:
             if error is None or self._over:
@@ -212,40 +213,41 @@ def _server() -> socket.socket:
     return socket.create_server(("", 0))
 
 
-def _admitted(server: socket.socket, token: bytes, count: int) -> dict[int, Connection]:
+def _accept(server: socket.socket, token: bytes, count: int) -> dict[int, Connection]:
     """Accept `count` connections, by rank; peers without the token are rejected."""
-    server.settimeout(_SECONDS)
+    server.settimeout(_TIMEOUT)
     found: dict[int, Connection] = {}
     while len(found) < count:
         peer, _ = server.accept()
-        peer.settimeout(_SECONDS)
+        peer.settimeout(_TIMEOUT)
         received = b""
         with contextlib.suppress(OSError):
             while len(received) < _TOKEN + 4 and (more := peer.recv(_TOKEN + 4 - len(received))):
                 received += more
         if received[:_TOKEN] == token:
-            found[int.from_bytes(received[_TOKEN:], "little")] = _kept(peer)
+            found[int.from_bytes(received[_TOKEN:], "little")] = _with_keep_alive(peer)
         else:
             peer.close()
     return found
 
 
-def _reached(port: int, token: bytes, rank: int) -> Connection:
+def _connect(port: int, token: bytes, rank: int) -> Connection:
     """Connect to rank 0."""
     host = os.environ.get("MASTER_ADDR", "localhost")
     try:
-        peer = socket.create_connection((host, port), _SECONDS)
+        peer = socket.create_connection((host, port), _TIMEOUT)
     except OSError as error:
         raise UserError(
-            f"rank {rank} cannot reach rank 0 at {host}:{port} ({error}); allow connections to all its ports"
+            f"rank {rank} cannot reach rank 0 at {host}:{port} ({error}); allow connections to all ports of that "
+            "machine"
         ) from error
     peer.sendall(token + rank.to_bytes(4, "little"))
-    return _kept(peer)
+    return _with_keep_alive(peer)
 
 
-def _kept(peer: socket.socket) -> Connection:
+def _with_keep_alive(peer: socket.socket) -> Connection:
     peer.settimeout(None)
-    for level, name, value in _SILENCE:
+    for level, name, value in _KEEP_ALIVE:
         if (option := getattr(socket, name, None)) is not None:
             peer.setsockopt(level, option, value)
     return Connection(peer.detach())

@@ -1,4 +1,4 @@
-"""Kernels: precision, memory layout, compilation and padding; ways to compute the same network."""
+"""How to compute a network: precision, memory layout, compilation and padding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gdt.train.padding import Shapes, pad_widths
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 BUDGET = 0.75
-"""Budget that keeps the outputs of convolutions, and recomputes what is between them; `cost.memory` counts it."""
+"""Budget that keeps the outputs of convolutions and recomputes the layers in between; `cost.memory` counts it."""
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 
 
@@ -28,7 +28,7 @@ def resolve_precision(asked: Precision, device: torch.device) -> Precision:
 
 @dataclass(frozen=True)
 class Kernels:
-    """A way to compute the same network."""
+    """How to compute a network; all ways give the same results up to rounding."""
 
     precision: torch.dtype
     channels_last: bool = True
@@ -69,7 +69,7 @@ class Kernels:
         return shapes
 
 
-@cache  # graphs of another function count as compiled again
+@cache  # with a new function, torch would compile again
 def _with_budget(budget: float) -> Callable[..., Any]:
     """torch.compile's default backend with a memory budget, which has to be set when a graph is split into passes."""
 

@@ -83,8 +83,8 @@ def _published(
     """Sum and number of the terms of the published loss; those whose leaf or key is unusable are left out."""
     own, other = published.positions(factors, rows), published.positions(factors, columns)
     same_video = own.video[:, None] == other.video
-    near_by = published.videos_per_gpu(factors)
-    same_gpu = own.video[:, None] // near_by == other.video // near_by
+    per_gpu = published.videos_per_gpu(factors)
+    same_gpu = own.video[:, None] // per_gpu == other.video // per_gpu
     total, terms = similarity.new_zeros(2)
     for branch, key, *counts in published.comparisons(factors):
         near, far = (sum(n * (other.branch == one) for one, n in times.items()) for times in counts)

@@ -23,7 +23,7 @@ from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.groups import check_groups
 from gdt.pipeline.loader import all_usable
-from gdt.train.cost import WIDE, WIDER, Held, memory, most_leaves, parameters
+from gdt.train.cost import ONE_STAGE, TWO_STAGES, Held, memory, most_leaves, parameters
 from gdt.train.kernels import BUDGET, PRECISIONS, Kernels, candidate_kernels
 from gdt.train.models.gdt import GDT
 from gdt.train.padding import pad_widths
@@ -35,9 +35,9 @@ _USED = 0.85
 """Share of the available memory to plan with; libraries need some for themselves."""
 _PER_PAIR = 24
 """Bytes of the loss per pair of leaves: similarities, logarithms, masks, gradient."""
-_SHORT = float("inf")
+_OUT_OF_MEMORY = float("inf")
 """Result of a trial that ran out of memory, in place of an index of kernels."""
-_LESS = 0.75
+_SHRINK = 0.75
 """Factor by which the planned memory shrinks after such a trial."""
 
 Memory = Callable[[int, bool], dict[str, Held]]
@@ -73,7 +73,7 @@ class Fit:
         norm = f"groups of {self.bn_group_size} leaves" if self.bn_group_size else "the whole batch"
         norm += f" (a pass of more than {self.most} has activations of 2**31 elements)" if self.most else ""
         chunks = f", micro-batches of {self.micro_batch_size} leaves, embedded twice" if self.micro_batch_size else ""
-        again = ["the first stages"] * bool(self.recomputed) + ["what is between convolutions"] * self.budget
+        again = ["the first stages"] * bool(self.recomputed) + ["the layers between convolutions"] * self.budget
         return f"batch norm over {norm}{chunks}{', recomputed: ' * bool(again)}{' and '.join(again)}"
 
     @property
@@ -117,7 +117,7 @@ def _from_best(
 ) -> Iterator[tuple[int, int, int, bool]]:
     """Allowed groups, micro-batches, recomputed parts and budget, the best first; a pass has at most `most` leaves."""
     asked, chunk = settings.bn_group_size, settings.micro_batch_size
-    ways = [(0, False), *((recomputed, compiled) for recomputed in (0, WIDE, WIDER)[not compiled :])]
+    ways = [(0, False), *((recomputed, compiled) for recomputed in (0, ONE_STAGE, TWO_STAGES)[not compiled :])]
     _require_passes(settings, batch, leaves, most)
     sizes = [asked] if asked else [n for n in _divisors(batch, leaves) if n <= most]
     if chunk and not (sizes := [n for n in sizes if chunk % n == 0]):
@@ -166,7 +166,7 @@ def _fixed(settings: Pretrain, composition: Composition, world: int, parameters:
 
 
 def available_memory(device: torch.device) -> float:
-    """Bytes available on a device, or on this machine within the limits of its control group."""
+    """Bytes available on a GPU, or on this machine within the limit of the cgroup."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
@@ -237,7 +237,7 @@ def plan_run(
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            return _SHORT
+            return _OUT_OF_MEMORY
         return candidates.index(found)
 
     free = available_memory(device) / (int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device.type == "cpu" else 1)
@@ -248,21 +248,21 @@ def plan_run(
         choice = tried(one, candidates)
         # every rank joins the reduction, even if its trial failed, or the others would hang; the safest choice wins
         agreed = -_least(-choice, device)
-        if agreed < _SHORT:
+        if agreed < _OUT_OF_MEMORY:
             candidates = candidates[int(agreed) :]
             if agreed > choice:
-                say(f"computing in {candidates[0]}, as another rank needs")
+                say(f"computing in {candidates[0]}, since another rank rejects faster kernels")
             if fitted(free) == one:
                 break
             say(f"planning again for {candidates[0]}, which needs more memory")
             continue
         empty_caches()
-        smaller = fitted(free * _LESS)
+        smaller = fitted(free * _SHRINK)
         if replace(smaller, room=one.room) == one:
             candidates = [each for each in candidates if not each.padded]
             break  # nothing needs less; if the run fails, its error says what to change
-        say(f"out of memory with {one.batch} ({one.memory}); trying less")
-        free *= _LESS
+        say(f"out of memory with {one.batch} ({one.memory}); planning with less memory")
+        free *= _SHRINK
     kernels = candidates[0]
     exact: Any = str(kernels.precision).removeprefix("torch.")
     settings = replace(

@@ -36,7 +36,7 @@ class Provenance:
     versions: dict[str, str]
     """Versions of Python and of the packages that results depend on."""
     device: str
-    """Name of the GPU or the processor."""
+    """Name of the GPU or the CPU."""
     started: str
     """UTC time in ISO 8601."""
 
@@ -106,7 +106,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
-    """Name of a GPU, or of this machine's processor."""
+    """Name of a GPU, or of this machine's CPU."""
     if device.type == "cuda":
         import torch
 

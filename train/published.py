@@ -1,4 +1,4 @@
-"""The loss of the published release: with which leaves it compares each one, where that is not equation 1.
+"""The loss of the published release, which compares each leaf with other leaves than equation 1.
 
 The release embeds each branch of the tree, a time shift in one direction, in a pass of its own. It compares a leaf with
 one key of its video in the other modality: of the same branch, or of the other one where a factor is invariant. The
@@ -22,9 +22,9 @@ _PAIRS = {"time_reversal": ((0, 2), (1, 3)), "time_shift": ((0, 1), (2, 3))}
 
 
 def videos_per_gpu(factors: Sequence[Factor]) -> int:
-    """Consecutive videos of a batch that count as on one GPU, on any number of GPUs: those of the release's scripts.
+    """How many consecutive videos of a batch count as on one GPU, on any number of GPUs.
 
-    8 in `pretrain_gdt_k400.sh`, 12 with text (`pretrain_gdt_ht100m.sh`).
+    As in the release's scripts: 8 in `pretrain_gdt_k400.sh`, 12 with text (`pretrain_gdt_ht100m.sh`).
     """
     return 12 if "text" in Composition(tuple(factors)).modalities else 8
 
@@ -51,7 +51,7 @@ class Position(NamedTuple):
 
 
 def comparisons(factors: Sequence[Factor]) -> list[Comparison]:
-    """The terms of the loss, which count the same. Raises UserError if the release has no loss for these factors."""
+    """The terms of the loss, all of equal weight. Raises UserError if the release has no loss for these factors."""
     contrasts = _contrasts(factors)
     if not contrasts:
         return [Comparison(0, 0, {0: 1}, {0: 1})]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, require_positive
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class Optimization:
     """Fraction of training, at its end, in which the learning rate falls linearly to 0."""
 
     def __post_init__(self) -> None:
-        if self.lr <= 0 or self.base_batch_size < 0 or self.warmup_epochs < 0 or not 0 <= self.lr_decay <= 1:
-            raise UserError(
-                "--optimization.lr must be above 0, --optimization.base-batch-size and --optimization.warmup-epochs 0 "
-                "or more, and --optimization.lr-decay between 0 and 1"
-            )
+        if self.lr <= 0:
+            raise UserError(f"--optimization.lr is {self.lr}; it must be above 0")
+        require_positive(self, "optimization", "base_batch_size", "warmup_epochs", least=0)
+        if not 0 <= self.lr_decay <= 1:
+            raise UserError(f"--optimization.lr-decay is {self.lr_decay}; it must lie between 0 and 1")
 
 
 @dataclass(frozen=True)

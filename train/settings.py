@@ -77,7 +77,8 @@ class Pretrain:
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
-    """Weights to start from; inputs are normalised as they expect."""
+    """Weights to start from. Inputs are normalised as for these weights; clips are as --clip says, whatever the weights
+    were trained on."""
     out: Path | None = None
     """Folder for checkpoints and logs; default: runs/<dataset>-<composition>[-seed<n>]."""
     batch_size: int | None = None
@@ -173,7 +174,7 @@ class Pretrain:
         _require(
             self.clip.size <= self.augmentation.scale[0],
             f"a crop of {self.clip.size} pixels (--clip.size) does not fit into a frame resized to "
-            f"{self.augmentation.scale[0]} (--augmentation.scale)",
+            f"{self.augmentation.scale[0]} (--augmentation.scale); lower the first or raise the second",
         )
 
     @property

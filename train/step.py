@@ -20,7 +20,7 @@ from gdt.common.errors import is_out_of_memory
 from gdt.pipeline import groups as grouping
 from gdt.pipeline.composition import Factor
 from gdt.pipeline.loader import Batch
-from gdt.train.cost import WIDER
+from gdt.train.cost import TWO_STAGES
 from gdt.train.loss import outcome
 from gdt.train.memory import empty_caches
 from gdt.train.metrics import Metrics
@@ -82,13 +82,13 @@ class Gradient:
         keys = leaf_keys(how.seed, step, batch.table["leaf"])
         groups = list(_grouped(batch, keys, how.bn_group_size, self._world > 1 and not how.bn_group_size))
         with self._statistics.step(shared=how.bn_group_size > 0):
-            embedded = [self._with_less(groups, lambda: self._embedded(groups))]
+            embedded = [self._retrying(groups, lambda: self._embedded(groups))]
             leaf = embedded[0].detach().requires_grad_()
             found = outcome(leaf, batch.table, how.factors, how.temperature, batch.joined, how.loss)
             found.loss.backward()
             assert leaf.grad is not None
             of_embeddings = leaf.grad
-            self._with_less(groups, lambda: self._backward(groups, embedded, of_embeddings))
+            self._retrying(groups, lambda: self._backward(groups, embedded, of_embeddings))
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self._world > 1:
             all_reduce_flat(gradients)
@@ -149,7 +149,7 @@ class Gradient:
         device = next(self.model.parameters()).device.type
         return torch.autocast(device, self.how.precision, enabled=self.how.precision == torch.bfloat16)
 
-    def _with_less(self, groups: Sequence[_Group], compute: Callable[[], T]) -> T:
+    def _retrying(self, groups: Sequence[_Group], compute: Callable[[], T]) -> T:
         """Result of `compute`, retried with smaller micro-batches when out of memory."""
         while True:
             try:
@@ -176,16 +176,16 @@ class Gradient:
 
     def _recompute_more(self) -> bool:
         """Recompute more of the video trunk; False if that is not possible."""
-        if "video" not in self.model.modalities or self.model.video_network.base.recomputed >= WIDER:
+        if "video" not in self.model.modalities or self.model.video_network.base.recomputed >= TWO_STAGES:
             return False
-        self.model.video_network.base.recomputed = WIDER
+        self.model.video_network.base.recomputed = TWO_STAGES
         return True
 
 
 def _grouped(batch: Batch, keys: Tensor, bn_group_size: int, shared: bool) -> Iterator[_Group]:
     """Groups of a rank; those `shared` by all ranks have a mask on every rank or on none.
 
-    Ranks with and without one would compile other graphs, whose collectives may be in another order.
+    A rank with a mask and one without would compile different graphs, whose collectives may differ in order.
     """
     done = 0
     for modality, inputs in batch.inputs.items():

@@ -36,7 +36,7 @@ _OFFSET = 2.0
 """Offset of batch norms in a trial: few values are near the kink of the ReLUs, at which rounding turns gradients on and
 off. With an offset of 0, gradients in bfloat16 differ from float32 by up to 1.2, which would tell nothing."""
 _DIFFERENT = 8
-"""Clips of a trial, which repeats them: float32 needs more memory than what a run computes. Batch norm over whole
+"""Different clips of a trial, which repeats them, since float32 needs more memory than a run. Batch norm over whole
 repetitions gives the same results."""
 
 
@@ -115,7 +115,7 @@ def choose_kernels(
                 if kernels.compiled:
                     torch.compiler.reset()  # or graphs of trials count against the limit that a run has
             if why:
-                say(f"warning: not computing in {kernels}: {why} (torch {torch.__version__}, cuDNN {_cudnn()})")
+                say(f"warning: {kernels} is not used: {why} (torch {torch.__version__}, cuDNN {_cudnn()})")
             else:
                 accepted.append((sum(one.seconds for one in found), kernels, how, left))
             if accepted and not (kernels.padded and right):
@@ -125,8 +125,8 @@ def choose_kernels(
     _, kernels, how, left = min(accepted, key=lambda one: one[0])
     say(f"computing in {kernels}; cuDNN {_cudnn()}, {how}")
     if left:
-        say(f"warning: torch.compile leaves parts of the video network uncompiled, and slow, at "
-            f"{plural(left.total(), 'place')}: {next(iter(left)).splitlines()[0]}")  # fmt: skip
+        parts, first = plural(left.total(), "part"), next(iter(left)).splitlines()[0]
+        say(f"warning: torch.compile leaves {parts} of the video network uncompiled, which makes it slow: {first}")
     return kernels
 
 
@@ -144,7 +144,7 @@ def _judged(kernels: Kernels, found: list[_Result], right: list[_Result]) -> tup
         why = f"the gradient of a convolution differs from float32 by {gradients:.2g} of its norm"
     elif kernels.precision == torch.bfloat16 and slower > 1:
         why = f"it takes {slower:.1f} times as long as float32"
-    return why, f"features within {features:.2g} of float32, gradients within {gradients:.2g}"
+    return why, f"relative difference from float32: features {features:.2g}, gradients {gradients:.2g}"
 
 
 def _reference(
@@ -158,7 +158,8 @@ def _reference(
                 return different, [_computed(kernels, few, different, masked, device, group) for masked in few.masks]
             except Exception as error:
                 if not is_out_of_memory(error):
-                    say(f"warning: nothing can be compared with {kernels}: {first_line(error)} (cuDNN {_cudnn()})")
+                    why = f"{first_line(error)} (cuDNN {_cudnn()})"
+                    say(f"warning: {kernels} fails, so nothing is compared with it: {why}")
                     break
                 if different == trial.different[-1]:
                     raise

@@ -21,7 +21,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.train import memory as fitting
-from gdt.train.cost import WIDE, WIDER, Held, memory, training_flops
+from gdt.train.cost import ONE_STAGE, TWO_STAGES, Held, memory, training_flops
 from gdt.train.kernels import BUDGET, Kernels
 from gdt.train.learner import Learner
 from gdt.train.memory import Fit, available_memory, fit, plan_run
@@ -43,8 +43,8 @@ SMALL = replace(
 
 def held(recomputed: int, budget: bool) -> dict[str, Held]:
     """Roughly the memory of a leaf of the paper's networks in bfloat16."""
-    plain = {0: (450, 450), WIDE: (146, 240), WIDER: (70, 240)}
-    kept, peak = ({0: (228, 297), WIDE: (82, 240), WIDER: (54, 240)} if budget else plain)[recomputed]
+    plain = {0: (450, 450), ONE_STAGE: (146, 240), TWO_STAGES: (70, 240)}
+    kept, peak = ({0: (228, 297), ONE_STAGE: (82, 240), TWO_STAGES: (54, 240)} if budget else plain)[recomputed]
     return {"video": Held(kept * 2**20, peak * 2**20), "audio": Held(0.7 * 2**20, 0.7 * 2**20)}
 
 
@@ -62,10 +62,10 @@ def test_the_whole_batch_if_it_fits_else_the_largest_groups() -> None:
     assert found == {
         ("e", 8, 78): (0, 0, 0),
         ("l", 8, 139): (128, 0, 0),
-        ("l", 8, 78): (128, 0, WIDE),
+        ("l", 8, 78): (128, 0, ONE_STAGE),
         ("l", 1, 78): (128, 128, 0),
-        ("e", 1, 22): (64, 64, WIDE),
-        ("e", 1, 78): (128, 0, WIDER),
+        ("e", 1, 22): (64, 64, ONE_STAGE),
+        ("e", 1, 78): (128, 0, TWO_STAGES),
     }
     for world in (1, 2, 4, 8, 64):
         for gib in (16, 24, 40, 80, 141):
@@ -86,11 +86,11 @@ def test_a_compiled_network_recomputes_what_is_between_convolutions_before_stage
         ("e", 8, 40): (0, 0, 0, False),
         ("e", 8, 24): (0, 0, 0, True),
         ("l", 8, 82): (128, 0, 0, True),
-        ("l", 8, 72): (128, 0, WIDE, True),
-        ("e", 1, 72): (128, 0, WIDER, True),
+        ("l", 8, 72): (128, 0, ONE_STAGE, True),
+        ("e", 1, 72): (128, 0, TWO_STAGES, True),
     }
     assert fitted(8, 24, compiled=True, preset="e").batch.endswith(
-        "whole batch, recomputed: what is between convolutions"
+        "whole batch, recomputed: the layers between convolutions"
     )
     assert not fitted(8, 24, preset="e").budget
 
@@ -193,7 +193,7 @@ def test_counted_memory_and_flops_equal_those_of_a_real_pass() -> None:
     """Against what autograd keeps for one more leaf, and the arithmetic of the convolutions."""
     network, clip = TINY.network, TINY.clip
     found = memory(network, clip, 40, ("video",), torch.float32)["video"].kept
-    again = memory(network, clip, 40, ("video",), torch.float32, WIDE)["video"]
+    again = memory(network, clip, 40, ("video",), torch.float32, ONE_STAGE)["video"]
     model = GDT(network, ("video",)).train()
 
     def really(leaves: int, recomputed: int) -> int:
@@ -201,7 +201,7 @@ def test_counted_memory_and_flops_equal_those_of_a_real_pass() -> None:
         return kept_by(model, clip, leaves)
 
     assert really(5, 0) - really(3, 0) == pytest.approx(2 * found, rel=0.02)
-    assert really(5, WIDE) - really(3, WIDE) == pytest.approx(2 * again.kept, rel=0.02)
+    assert really(5, ONE_STAGE) - really(3, ONE_STAGE) == pytest.approx(2 * again.kept, rel=0.02)
     assert again.kept < again.peak < 0.8 * found
     flops = training_flops(network, clip, 40, ("video", "audio"))
     stem = 2 * 3 * 49 * network.stem_middle * clip.frames * 16 * 16  # the first convolution, forward
@@ -420,7 +420,7 @@ def test_a_memory_budget_keeps_what_is_counted(monkeypatch: pytest.MonkeyPatch) 
     lookup = torch._dynamo.lookup_backend
     monkeypatch.setattr(torch._dynamo, "lookup_backend", lambda name: lookup("aot_eager_decomp_partition"))
     network, clip = replace(TINY.network, widths=(16, 32), depth=2), TINY.clip
-    for recomputed in (0, WIDE):
+    for recomputed in (0, ONE_STAGE):
         model = GDT(network, ("video",)).train()
         model.video_network.base.recomputed = recomputed
         Kernels(torch.float32, compiled=True, budget=BUDGET).apply(model)

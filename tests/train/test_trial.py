@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -64,16 +65,24 @@ def test_wrong_slow_and_missing_kernels_are_rejected(fake: dict[Any, Any]) -> No
     candidates = candidate_kernels(BF16, compiled=True)
     found, said = chosen(candidates)
     assert found == LAST
-    reasons = ("compiled: no compiler (torch", "from float32 by nan of", "9.0 times as long as", "computing in float32")
+    reasons = (
+        "compiled is not used: no compiler (torch",
+        "from float32 by nan of",
+        "9.0 times as long as",
+        "computing in float32",
+    )
     for line, part in zip(said, reasons, strict=True):
         assert part in line and "cuDNN" in line, said
     fake[Kernels(BF16)] = (1, -1, 0.5)
-    assert "channels last: the gradient of a convolution differs from float32 by 2 of" in chosen(candidates)[1][1]
+    assert (
+        "channels last is not used: the gradient of a convolution differs from float32 by 2 of"
+        in chosen(candidates)[1][1]
+    )
     fake[Kernels(BF16)] = (1.02, 0.9, 0.5)
     found, said = chosen(candidates)
     assert found == Kernels(BF16)
-    assert "bfloat16, channels last; cuDNN not available, features within 0.02" in said[-1]
-    assert said[-1].endswith("of float32, gradients within 0.1")
+    assert "bfloat16, channels last; cuDNN not available, relative difference from float32: features 0.02" in said[-1]
+    assert said[-1].endswith(", gradients 0.1")
     fake[Kernels(BF16, compiled=True)] = RuntimeError("CUDA out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
         chosen(candidates)
@@ -85,7 +94,7 @@ def test_a_trial_survives_a_float32_that_fails(fake: dict[Any, Any]) -> None:
     candidates = candidate_kernels(BF16, compiled=False)
     found, said = chosen(candidates)
     assert found == Kernels(BF16, channels_last=False) and len(said) == 3
-    assert said[0].startswith("warning: nothing can be compared with float32, channels last: CUDNN_STATUS_INTERNAL")
+    assert said[0].startswith("warning: float32, channels last fails, so nothing is compared with it: CUDNN_STATUS")
     fake[FIRST] = RuntimeError("CUDNN_STATUS_NOT_SUPPORTED")  # nothing to compare with: the safest that computes
     found, said = chosen(candidates)
     assert found == Kernels(BF16, channels_last=False) and said[-1].endswith("unchecked") and len(said) == 5
@@ -192,7 +201,7 @@ def test_parts_that_are_not_compiled_are_said(monkeypatch: pytest.MonkeyPatch) -
     assert found == kernels and len(said) == 1
     with torch._dynamo.config.patch(recompile_limit=1):  # a graph without a mask, and one with it
         said = chosen([kernels], replace(what, partial=True))[1]
-    assert len(said) == 2 and "uncompiled" in said[1] and "recompile limit" in said[1]
+    assert len(said) == 2 and "uncompiled" in said[1] and "recompile limit" in said[1], said
     forward = Block.forward
 
     def broken(block: Block, x: Tensor) -> Tensor:
@@ -201,8 +210,10 @@ def test_parts_that_are_not_compiled_are_said(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Block, "forward", broken)
     said = chosen([kernels], what)[1]
-    assert len(said) == 2 and said[1].startswith("warning: torch.compile leaves parts of the video network uncompiled")
-    assert "graph_break()" in said[1]
+    assert len(said) == 2 and re.match(
+        r"warning: torch.compile leaves \d+ parts? of the video network uncompiled", said[1]
+    )
+    assert "graph_break()" in said[1], said
 
 
 def test_a_trial_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ _LAYER = 1 << 24
 
 
 class Dropout(nn.Dropout):
-    """Dropout decided by keys of the leaves; torch's without keys."""
+    """Dropout whose mask depends only on keys of the leaves; without keys, torch's dropout."""
 
     def __init__(self, p: float, layer: int) -> None:
         """`layer` distinguishes the dropout layers of a network."""

@@ -27,8 +27,8 @@ class Network:
     depth: int = 2
     """Residual blocks per stage; 2 with four stages is R(2+1)D-18."""
     slim: bool = False
-    """Fewer inner channels: as many as outer ones, instead of the number that matches
-    a 3x3x3 convolution's parameters."""
+    """Fewer inner channels in factorised convolutions: as many as output channels, instead of
+    the number that gives as many parameters as a 3x3x3 convolution."""
     audio_stem: int = 64
     """Channels after the stem of the audio trunk."""
     audio_widths: tuple[int, ...] = (64, 128, 256, 512)
@@ -53,9 +53,10 @@ class Network:
         require_positive(
             self, "network", "stem", "stem_middle", "depth", "audio_stem", "text_width", "hidden", "embedding"
         )
-        if self.word_dimensions < 0 or not 0 <= self.dropout < 1:
-            raise UserError("--network.word-dimensions must be 0 or more, and --network.dropout 0 or more and below 1")
-        if min(*self.widths, *self.audio_widths, 1) < 1 or not self.widths or not self.audio_widths:
-            raise UserError(
-                "--network.widths and --network.audio-widths must be numbers of 1 or more, at least one of each"
-            )
+        require_positive(self, "network", "word_dimensions", least=0)
+        if not 0 <= self.dropout < 1:
+            raise UserError(f"--network.dropout is {self.dropout}; it must be 0 or more and below 1")
+        for option, widths in (("widths", self.widths), ("audio-widths", self.audio_widths)):
+            if min(widths, default=0) < 1:
+                given = " ".join(map(str, widths)) or "empty"
+                raise UserError(f"--network.{option} is {given}; it must be one or more numbers of 1 or more")
