@@ -48,7 +48,7 @@ class Chosen:
     spread: np.ndarray
     """Videos of the histogram [n]."""
     shown: np.ndarray
-    """Videos on the planes [m]."""
+    """Videos on the maps [m]."""
     of_class: str
     """Of all `shown`; empty where they are drawn from all videos."""
     too_short: int
@@ -131,7 +131,7 @@ def figures(settings: Figures) -> str:
 
 
 def measure(settings: Figures) -> tuple[list[Record], list[Planes]]:
-    """A record of each model, and its clips on planes."""
+    """A record of each model, and its clips on 2-D maps."""
     first = load_trained(settings.ckpt[0])
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.split, settings.label)
     index = data.index
@@ -230,7 +230,7 @@ def _outputs(
 
 
 def _measure(model: Model, values: np.ndarray, spread: np.ndarray, shown: np.ndarray, settings: Figures) -> Measured:
-    """Of features [n, s, d]: `spread` and `shown` are the rows of the histogram and of the planes."""
+    """Of features [n, s, d]: `spread` and `shown` are the rows of the histogram and of the maps."""
     n, s, d = values.shape
     try:
         features = unit(values.reshape(-1, d)).reshape(n, s, d)

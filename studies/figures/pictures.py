@@ -46,7 +46,7 @@ def deviation(records: Sequence[Record]) -> Figure:
 
 @rc_context(_PLAIN_TEXT)
 def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
-    """A row per model with its clips [videos * clips] on two planes; a colour and a marker per video."""
+    """A row per model with its clips [videos * clips] on two 2-D maps; a colour and a marker per video."""
     first = records[0]
     s = first.clips
     n = len(places[0].pca) // s
