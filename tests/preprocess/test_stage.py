@@ -302,7 +302,7 @@ def test_dry_run_estimates_and_writes_nothing(
     monkeypatch.setattr("gdt.preprocess.estimate._SAMPLES", 3)
     said = estimate(Preprocess("folder", grid_shards.with_name("videos"), tmp_path / "shards"))
     assert said.startswith("tried 12 of 48 videos: 0 unusable\n")  # 3 groups of 4 consecutive videos
-    assert re.search(r"about \d+ s with \d+ workers on cores like this machine's \(\d+ s of work", said)
+    assert re.search(r"about \d+ s with \d+ workers on cores like this machine's \(\d+ s for one worker", said)
     assert not (tmp_path / "shards").exists() and not list((tmp_path / "tmp").iterdir())
     made = sum(path.stat().st_size for path in grid_shards.glob("shard-*.h5")) / 1e6
     assert 0.8 < float(re.search(r"about ([0-9.]+) MB of shards", said)[1]) / made < 1.25
