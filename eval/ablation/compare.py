@@ -288,7 +288,7 @@ def with_earlier(records: list[Record], path: Path) -> tuple[list[Record], list[
         else:
             kept[_run(each)] = each
     for reason, count in reasons.items():
-        print(f"the table leaves out {count} earlier results (now in {path.with_name(OTHERS)}): {reason}")
+        print(f"the table leaves out {plural(count, 'earlier result')} (now in {path.with_name(OTHERS)}): {reason}")
     new = set(map(_run, records))
     return [each for run, each in kept.items() if run not in new] + records, others
 
@@ -311,7 +311,8 @@ def _difference(earlier: Record, peers: Sequence[tuple[str, dict[str, Any]]]) ->
     except UserError as error:
         return f"compositions that cannot be read again ({error})"
     reasons = []
-    for now in [own for preset, own in peers if preset == earlier.preset] or [own for _, own in peers]:
+    rows = [peer for peer in peers if peer[0] != RANDOM] or peers  # random weights have no budget
+    for now in [own for preset, own in peers if preset == earlier.preset] or [own for _, own in rows]:
         both = before.keys() & now.keys()
         if not (before["words"] and now["words"]):
             both -= {"words"}  # one of the rows is without text

@@ -89,7 +89,7 @@ def test_earlier_results_of_the_same_videos_are_kept(tmp_path: Path, capsys: pyt
     write(path, [kept, replaced, other])
     assert with_earlier([ROW], path) == ([kept, ROW], [other])
     assert (
-        f"the table leaves out 1 earlier results (now in {tmp_path}/results-others.json): different videos"
+        f"the table leaves out 1 earlier result (now in {tmp_path}/results-others.json): different videos"
         in capsys.readouterr().out
     )
 
@@ -117,7 +117,7 @@ def test_other_budgets_are_not_seeds_or_rows_of_one_table(
     write(path, [other, equal, random])
     assert with_earlier([row], path) == ([equal, random, row], [other])
     assert (
-        f"the table leaves out 1 earlier results (now in {tmp_path}/results-others.json): {reason}"
+        f"the table leaves out 1 earlier result (now in {tmp_path}/results-others.json): {reason}"
         in capsys.readouterr().out
     )
 
@@ -131,6 +131,8 @@ def test_rows_of_one_equal_share_a_table_and_others_do_not(tmp_path: Path, capsy
         other = replace(of_l, seed=5, equal=equal)
         write(path, [of_e, other, random])
         assert with_earlier([of_l], path) == ([of_e, random, of_l], [other])
+        write(path, [replace(other, preset="e"), of_e])
+        assert with_earlier([of_l, random], path) == ([of_e, of_l, random], [replace(other, preset="e")])
         said = f"--equal was {equal or 'not given'}, now {compute}"
         assert said in capsys.readouterr().out
 
