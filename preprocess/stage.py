@@ -133,7 +133,7 @@ def find_videos(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack
     source = settings.source_folder
     entry = datasets.find(settings.dataset, source)
     if entry.generate is not None:
-        entry.generate(source)
+        entry.generate(source, settings.source is not None)
     items = datasets.listing(settings.dataset, source)
     if settings.word2vec is None:
         if entry.needs_captions:

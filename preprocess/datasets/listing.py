@@ -78,8 +78,8 @@ class DataSet:
     """The expected files and folders, for messages."""
     needs_captions: bool = False
     """Whether videos and stretches without captions are skipped."""
-    generate: Callable[[Path], None] | None = None
-    """Generates the videos into a folder, unless they are there."""
+    generate: Callable[[Path, bool], None] | None = None
+    """Generates the videos into a folder, unless they are there; the second argument is whether the user chose it."""
 
 
 def incomplete(what: str, tree: str) -> UserError:

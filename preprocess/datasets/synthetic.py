@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from gdt.common.errors import UserError
 from gdt.preprocess.datasets import folder
 from gdt.preprocess.datasets.listing import DataSet, Missing, Video
 
@@ -19,13 +20,26 @@ def data(name: str) -> DataSet:
     return DataSet(_listing, folder.TREE, generate=partial(_generate, name))
 
 
-def _generate(name: str, source: Path) -> None:
-    """Generate the default set into `source`, unless a complete set is there."""
-    from gdt.preprocess.synthetic import generate, generated
+def _generate(name: str, source: Path, is_own: bool) -> None:
+    """Generate the default set into `source`, unless a complete set is there.
 
-    kind = generated(name)
-    if not (source / kind().marker).is_file():
-        generate(source, kind())
+    Raises UserError if `source` is the user's own choice (`is_own`) and not a generated set: it is a folder of other
+    videos, or misspelt.
+    """
+    from gdt.preprocess.synthetic import generate, generated
+    from gdt.preprocess.synthetic.files import UNFINISHED
+
+    settings = generated(name)()
+    marker = source / settings.marker
+    if marker.is_file():
+        return
+    if is_own and not marker.with_name(marker.name + UNFINISHED).is_file():
+        state = f"holds no {marker.name}, so it is not {name}" if source.exists() else "does not exist"
+        raise UserError(
+            f"{source} {state}; set --source to a folder of videos and --dataset to folder, or leave out --source to "
+            f"generate {name}"
+        )
+    generate(source, settings)
 
 
 def _listing(source: Path) -> Iterator[Video | Missing]:

@@ -734,6 +734,8 @@ def test_no_usable_video_is_an_error_with_the_reason(alone: None, tmp_path: Path
         (("--source", ".", "--word2vec", "x.bin"), "there are no captions in"),
         (("--source", ".", "--scheduler", "tcp://127.0.0.1:1"), "there are no videos"),
         (("--quality", "99"), "--quality is 99"),
+        (("--dataset", "synthetic", "--source", "nowhere"), "/nowhere does not exist; set --source to a folder"),
+        (("--dataset", "synthetic", "--source", "."), "holds no synthetic.json, so it is not synthetic; set --source"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(command, arguments: tuple[str, ...], message: str) -> None:
@@ -788,6 +790,7 @@ def test_synthetic_set_is_generated_with_captions(alone: None, tmp_path: Path, m
     write_word2vec(tmp_path / "vectors.txt", ["bounces swings quickly slowly"], 4)
     small = Synthetic(train=2, val=1, test=1, classes=2, seconds=2.0)
     monkeypatch.setattr("gdt.preprocess.synthetic.generate", lambda source, _: generate(source, small, workers=2))
-    run(Preprocess("synthetic", tmp_path / "videos", tmp_path / "shards", word2vec=tmp_path / "vectors.txt", workers=2))
+    monkeypatch.chdir(tmp_path)
+    run(Preprocess("synthetic", None, tmp_path / "shards", word2vec=tmp_path / "vectors.txt", workers=2))
     index = Index.open(tmp_path / "shards")
     assert len(index) == 8 and (index.text_count > 0).all()
