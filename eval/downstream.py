@@ -36,6 +36,7 @@ from gdt.eval.subjects import (
     Fold,
     Model,
     complete_folds,
+    default_gallery,
     describe,
     folds,
     held_out,
@@ -117,7 +118,8 @@ def _plan(
     settings: Downstream, first: Trained, compared: list[Model], extracted: dict[str, tuple[Path, np.ndarray]]
 ) -> Evaluation:
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.label)
-    if settings.gallery_split == data.split:
+    gallery = settings.gallery_split or default_gallery(data.index, data.split)
+    if gallery == data.split:
         raise UserError(
             f"gallery and queries are both the split '{data.split}', so every video would find itself; change "
             "--query-split or --gallery-split"
@@ -125,8 +127,10 @@ def _plan(
     if not official_folds(data.index):
         held_out(data.index, data.split)  # raises UserError if there are none
     device = any_device()
-    protocols = _protocols(settings, data, compared)
+    protocols = _protocols(settings, gallery, data, compared)
     labelled = folds(settings, data.index, data.split) if any(PROTOCOLS[name].labels for name in protocols) else []
+    if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):
+        settings = replace(settings, gallery_split=gallery)
     unlabelled = [] if all(PROTOCOLS[name].labels for name in protocols) else [held_out(data.index, data.split)]
     for model in compared:
         _require_unseen(model, data, labelled)
@@ -143,12 +147,12 @@ def _plan(
     return Evaluation(data, compared, files, evaluator, Provenance.of(device))
 
 
-def _protocols(settings: Downstream, data: Data, compared: Sequence[Model]) -> list[str]:
+def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequence[Model]) -> list[str]:
     """The protocols of --protocols, or the default ones that suit the models and the data."""
     if settings.protocols:
         return [name for name in PROTOCOLS if name in settings.protocols]
     labelled = {*data.index.split[data.index.label != ""]}
-    splits = {"--gallery-split": settings.gallery_split, "--query-split": data.split}
+    splits = {"--gallery-split": gallery, "--query-split": data.split}
     reasons = [
         f"{option} is '{split}', which has no labels; splits with labels: {', '.join(sorted(labelled))}"
         for option, split in splits.items()
@@ -187,11 +191,10 @@ def _report_unlabelled(evaluation: Evaluation) -> None:
     chosen = np.isin(index.split, (settings.gallery_split, evaluation.data.split))
     left_out = int((chosen & (index.label == "")).sum())
     if used and left_out:
-        source = (
-            f"column {settings.label}" if settings.label else "labels are the names of subfolders, or of labels.csv"
-        )
+        source = f"column {settings.label}" if settings.label else "labels come from subfolders or labels.csv"
         print(
-            f"{' and '.join(used)} leave out {left_out} of {chosen.sum()} videos without a label ({source})", flush=True
+            f"{' and '.join(used)} leave out {left_out} of {chosen.sum()} videos, which have no label ({source})",
+            flush=True,
         )
 
 

@@ -46,8 +46,8 @@ class Downstream:
     """word2vec file that the shards were made with; needed for text."""
     label: str = ""
     """Label columns, such as label,weather; default: the classes."""
-    gallery_split: str = "train"
-    """Split of the gallery, on which classifiers are trained."""
+    gallery_split: str = ""
+    """Split of the gallery; default: train, or val if train has no labels."""
     query_split: str = ""
     """Split of the queries; default: test, or val if there is no test split."""
     clips: int = 10
@@ -128,5 +128,5 @@ class Downstream:
     @property
     def requires_labels(self) -> bool:
         """Whether a setting is given that only protocols with labels use."""
-        others = (self.gallery_split, self.modalities) != ("train", ("video",))
-        return bool(self.label or self.folds or self.gallery_per_class or others)
+        audible = self.modalities != ("video",)
+        return bool(self.label or self.folds or self.gallery_per_class or self.gallery_split or audible)

@@ -154,16 +154,22 @@ def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
     ]
 
 
+def default_gallery(index: Index, query_split: str) -> str:
+    """The split of the gallery if none is given: train, or val if only that has labels."""
+    labelled = {split for split in ("train", "val") if (index.label[index.split == split] != "").any()}
+    return "val" if labelled == {"val"} and query_split != "val" else "train"
+
+
 def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
     """The folds of --folds, or all. Raises UserError if there is no such fold or it has no labelled videos."""
     numbers = dict.fromkeys(settings.folds) or official_folds(index) or (0,)
-    splits = settings.gallery_split, query_split
+    splits = settings.gallery_split or default_gallery(index, query_split), query_split
     for number in numbers:
         part = index.fold(number) if number else index
         if lacking := [split for split in splits if not len(_labelled(part, split))]:
             where = f"fold {number} of {index.folder}" if number else str(index.folder)
             raise UserError(_no_labels(part, where, settings.label, lacking[0], complete_folds(index, splits)))
-    return [_fold(settings, index, query_split, number) for number in numbers]
+    return [_fold(settings, index, splits, number) for number in numbers]
 
 
 def official_folds(index: Index) -> range:
@@ -195,9 +201,9 @@ def _no_labels(index: Index, where: str, column: str, split: str, complete: Sequ
     return f"{where} has no labelled videos in the split '{split}'{only}; {advice}"
 
 
-def _fold(settings: Downstream, index: Index, query_split: str, number: int) -> Fold:
+def _fold(settings: Downstream, index: Index, splits: tuple[str, str], number: int) -> Fold:
     index = index.fold(number) if number else index
-    gallery, queries = (_labelled(index, split) for split in (settings.gallery_split, query_split))
+    gallery, queries = (_labelled(index, split) for split in splits)
     if len(both := np.intersect1d(gallery, queries)):
         raise UserError(
             f"gallery and queries share {plural(len(both), 'video')} (first: '{index.id[both[0]]}'); check the splits "

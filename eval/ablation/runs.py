@@ -36,7 +36,7 @@ from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import folds, held_out
+from gdt.eval.subjects import default_gallery, folds, held_out
 from gdt.eval.tables import to_csv, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
@@ -178,8 +178,7 @@ def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
 
 def _gallery(settings: Ablation, index: Index) -> str:
     """The split of the gallery."""
-    labelled = {split for split in ("train", "val") if (index.label[index.split == split] != "").any()}
-    return settings.gallery_split or ("val" if labelled == {"val"} else "train")
+    return settings.gallery_split or default_gallery(index, settings.query_split)
 
 
 def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:
@@ -208,7 +207,7 @@ def _evaluation(settings: Ablation, index: Index, labels: Sequence[str]) -> Down
     return Downstream(
         (), label=",".join(labels), folds=(1,) if labels and any(index.folds) else (), clips=settings.clips,
         query_split=settings.query_split, gallery_per_class=settings.gallery_per_class if labels else 0,
-        gallery_split=_gallery(settings, index) if labels else "train",
+        gallery_split=_gallery(settings, index) if labels else "",
     )  # fmt: skip
 
 

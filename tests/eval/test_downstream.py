@@ -447,12 +447,22 @@ def test_protocols_skipped_for_lack_of_labels_are_named(
     change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str], split: str, message: str,
 ) -> None:  # fmt: skip
-    change_index(label=np.where(index.split == split, "", index.label).astype(object))
+    unlabelled = {"train", "val"} if split == "train" else {split}  # without labels in train, val is the gallery
+    change_index(label=np.where(np.isin(index.split, [*unlabelled]), "", index.label).astype(object))
     text = downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
     assert "R@20" not in text
-    others = ", ".join(sorted({"test", "train", "val"} - {split}))
+    others = ", ".join(sorted({"test", "train", "val"} - unlabelled))
     expected = f"retrieval and few-shot are skipped: {message}, which has no labels; splits with labels: {others}\n"
     assert expected in capsys.readouterr().out
+
+
+def test_without_labels_in_train_the_gallery_is_val(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
+) -> None:
+    change_index(label=np.where(index.split == "train", "", index.label).astype(object))
+    downstream(Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path))
+    (record,) = (each for each in results(tmp_path) if each.protocol == "retrieval")
+    assert record.settings["gallery_split"] == "val" and record.gallery == (index.split == "val").sum()
 
 
 @pytest.mark.parametrize(("only", "lacking"), [("train", "test"), ("test", "train")])
@@ -490,7 +500,9 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     assert text.count("first ") == 1 and text.count("1-shot") == 2 and "labels of the column parity" in text
     split = np.isin(index.split, ("train", "test"))
     left_out = int((split & (np.arange(len(index)) % 3 == 2)).sum())
-    expected = f"retrieval and few-shot leave out {left_out} of {split.sum()} videos without a label (column parity)\n"
+    expected = (
+        f"retrieval and few-shot leave out {left_out} of {split.sum()} videos, which have no label (column parity)\n"
+    )
     out = capsys.readouterr().out
     assert expected in out and out.count("leave out") == 1
     records = results(tmp_path / "o")
