@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,11 +42,10 @@ _PRINTED = 3
 _PRINTED_LABELS = 4
 """Number of label columns in the summary."""
 _SPENT_HEADS = ("clips", "TFLOP")
-_PAPER_HEADS = ("HMDB-51 R@1 (paper)", "HMDB-51 finetuned (paper)")
-_PAPER = {
-    **{row: (f"{recall:.1f}", f"{accuracy:.1f}") for row, (accuracy, recall) in TABLE_1.items()},
-    **{f"text-{row}": ("", f"{accuracy:.1f}") for row, accuracy in TABLE_2.items()},
-}
+_NOTATION = (
+    "rows: V video, A audio, T text; TR time reversal, TS time shift; features should distinguish (d) or ignore (i) "
+    "it; '.': not varied"
+)
 
 
 class Difference(NamedTuple):
@@ -128,15 +127,30 @@ def table_of(records: Sequence[Record]) -> Table:
         heads = (_SPENT_HEADS, *spent)
         lines = [[line[0], *own, *line[1:]] for line, own in zip(lines, heads, strict=True)]
         notes.append("clips, TFLOP: video clips and FLOPs of the networks in the whole of a row's pretraining")
-    if any(preset in _PAPER for preset in rows):
-        names = dict(zip(groups, rows, strict=True))
-        cells = [_PAPER.get(names.get(line[0], ""), ("", "")) for line in lines[1:]]
-        lines = [[*lines[0], *_PAPER_HEADS], *([*line, *own] for line, own in zip(lines[1:], cells, strict=True))]
-        notes.append(
-            "paper: tables 1 and 2, HMDB-51, fold 1, full networks pretrained on Kinetics-400 or HowTo100M; compare "
-            "only the order of rows"
-        )
-    return Table(groups, lines, [_caption(groups), *few_videos(records)], notes, title_of(records))
+    brief = [_caption(groups), *few_videos(records), *_compute(records)]
+    if any(preset in {**presets.TABLE_1, **presets.TABLE_2} for preset in rows):
+        brief.append(_NOTATION)
+        notes += _published(rows)
+    return Table(groups, lines, brief, notes, title_of(records))
+
+
+def _compute(records: Sequence[Record]) -> list[str]:
+    """By how much the rows of an ablation at equal videos differ in compute."""
+    spent = [record.tflop for record in records if record.equal.startswith("videos") and record.tflop]
+    ratio = max(spent, default=1.0) / min(spent, default=1.0)
+    return (
+        [f"rows differ in compute, up to {ratio:.1f} times; compare also with --equal compute"] if ratio > 1.1 else []
+    )
+
+
+def _published(rows: Iterable[str]) -> list[str]:
+    """The paper's results of these rows."""
+    cells = [f"{row} {TABLE_1[row][1]:.1f} / {TABLE_1[row][0]:.1f}" for row in rows if row in TABLE_1]
+    cells += [f"{row} - / {TABLE_2[name]:.1f}" for row in rows if (name := row.removeprefix("text-")) != row]
+    return [
+        "the paper's R@1 / finetuned accuracy on HMDB-51, fold 1, of full networks and much more data: "
+        f"{', '.join(cells)}; compare only the order of rows"
+    ]
 
 
 def _main_columns(lines: Lines) -> Lines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -21,7 +21,7 @@ from gdt.eval.ablation.compare import table_of
 from gdt.eval.deviation import TITLES, histogram, marks
 from gdt.eval.deviation import lines as deviation_lines
 from gdt.eval.drawing import Key, data_uri, keys, svg
-from gdt.eval.page.collect import Collected, Result, Run, Subject, attempt, choose, collect, subjects
+from gdt.eval.page.collect import Result, Run, Subject, attempt, choose, collect, subjects
 from gdt.eval.page.models import Plot, figures_of, short_commit
 from gdt.eval.page.settings import Report
 from gdt.eval.plots import bars
@@ -80,7 +80,7 @@ def _write(settings: Report) -> Path:
             if (plots := attempt(str(folder), unread, partial(deviations, records, f"v{k}"))) is not None
         ],
         unread=unread,
-        missing=_missing(settings, collected, models, shown),
+        missing=_missing(settings, models, shown),
         missing_most=_MISSING_MOST,
         commit=git_commit(),
     )
@@ -98,7 +98,7 @@ class Comparison(NamedTuple):
     """Names and values of conditions that all records share."""
     conditions: Lines
     """The other conditions, a line per record."""
-    title: str
+    caption: str
 
 
 def compare(folder: Path, results: Sequence[Result]) -> tuple[list[Comparison], str]:
@@ -113,11 +113,39 @@ def compare(folder: Path, results: Sequence[Result]) -> tuple[list[Comparison], 
     )
     tables: list[Table] = []
     for group in _comparable(records):
-        tables += map(table_of, _by_budget(group)) if is_ablation else build_tables(group)
+        tables += build_tables(group) if not is_ablation else ()
+    if is_ablation:
+        tables += map(table_of, _of_one_label([each for group in _comparable(records) for each in _by_budget(group)]))
     picture = data_uri(bars(records)) if is_ablation and len({row.equal for row in trained}) == 1 else ""
     return [
-        Comparison(table.lines, table.brief, table.details, *_conditions(table), table.title) for table in tables
+        Comparison(table.lines, table.brief, table.details, *_conditions(table), _caption(folder, table))
+        for table in tables
     ], picture
+
+
+def _caption(folder: Path, table: Table) -> str:
+    """The data set, the label column, the folder and, of an ablation, what its rows share."""
+    first = next(iter(table.groups.values()))[0]
+    column = f", label {first.label}" if first.label not in ("", "label") else ""
+    return "; ".join(filter(None, [f"Percent on {first.dataset}{column}", str(folder), table.title]))
+
+
+def _of_one_label(groups: Iterable[list[Record]]) -> list[list[Record]]:
+    """Groups of an ablation, in which all protocols of a label column and a budget are together."""
+    merged: list[list[Record]] = []
+    for group in groups:
+        of, protocols = _table(group[-1]), {row.protocol for row in group}
+        home = next(
+            (own for own in merged if _table(own[-1]) == of and not protocols & {r.protocol for r in own}), None
+        )
+        if home is None:
+            merged.append(home := [])
+        home += group
+    return merged
+
+
+def _table(row: Record) -> tuple[Any, ...]:
+    return row.label, row.protocol == "cross-modal", row.data, row.query_split, row.words, row.clips, budget(row)
 
 
 def _comparable(records: Sequence[Record]) -> list[list[Record]]:
@@ -282,9 +310,7 @@ def deviations(records: Sequence[Record], key: str) -> tuple[Lines, list[Plot]]:
     return deviation_lines(records), plots
 
 
-def _missing(
-    settings: Report, collected: Collected, models: Sequence[Subject], shown: Sequence[Subject]
-) -> list[tuple[str, str]]:
+def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subject]) -> list[tuple[str, str]]:
     """What the page lacks, each with the command that adds it."""
     missing: list[tuple[str, str]] = []
 
@@ -302,13 +328,5 @@ def _missing(
             shards = {"ARGS": f"--shards {shlex.quote(str(model.shards))}"} if custom else {}
             add(f"{model.name} is not evaluated", "make eval", DATASET=model.dataset, CKPT=model.checkpoint, **shards)
         if model not in shown:
-            arguments = f"--figures-of {shlex.quote(model.name)}"
-            add(f"{model.name} is not shown", "make report", RUNS=settings.runs, ARGS=arguments)
-    if without := [run.name for run in collected.runs if not run.probes and _is_cross_modal(run)]:
-        what = f"no recall probes in the training of {', '.join(without)}"
-        add(what, "make pretrain", ARGS="--probe-every 500")
+            add(f"{model.name} is not shown", "make report", RUNS=settings.runs, FIGURES_OF=model.name)
     return missing
-
-
-def _is_cross_modal(run: Run) -> bool:
-    return run.settings is not None and not run.settings.factors_from and len(run.settings.composition.modalities) > 1

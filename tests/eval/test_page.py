@@ -131,7 +131,7 @@ def rows_of(page: Page, folder: Path) -> dict[tuple[str, str], str]:
     """The cells of the tables of an evaluation, by row and column."""
     cells = {}
     for table, title in zip(page.tables, page.captions, strict=True):
-        if title == f"Percent, in {folder}":
+        if title.startswith("Percent on ") and f"; {folder}" in title:
             for name, *values in table[1:]:
                 cells |= {(name, column): value for column, value in zip(table[0][1:], values, strict=True)}
     return cells
@@ -304,7 +304,7 @@ def test_a_result_that_an_ablation_repeats_is_shown_once_with_its_neighbours(run
     rows = read(folder / "eval" / "results.json")
     write(folder / "results.json", [replace(row, equal="videos: 6 per step, 5 steps", tflop=1.0) for row in rows])
     page = Page(report(Report(folder, queries=3, figures_of=("e <b>$1$",))).read_text(encoding="utf-8"))
-    assert not [title for title in page.captions if title.startswith(f"Percent, in {folder / 'eval'}")]
+    assert not [title for title in page.captions if f"; {folder / 'eval'}" in title]
     assert "holds no features" not in page.text and "✓ correct" in page.text
 
 
@@ -347,16 +347,24 @@ def test_other_budgets_have_their_own_table(tmp_path: Path) -> None:
     random = replace(ROW, model=RANDOM, preset=RANDOM)
     tables, _ = compare(tmp_path, [Result(row, tmp_path) for row in (random, *rows)])
     assert [len(table.lines) for table in tables] == [4, 4]  # headings, random weights, row e, chance
-    assert not any(table.title for table in tables)
+    assert {table.caption for table in tables} == {f"Percent on {ROW.dataset}; {tmp_path}"}
     equal = [
         replace(row, equal=text, tflop=2.0)
         for row, text in zip(rows, ("videos: x", "clips: y", "videos: x"), strict=True)
     ]
     titled, bars = compare(tmp_path, [Result(row, tmp_path) for row in (random, *equal)])
     assert not bars  # one picture would mix what the tables keep apart
-    assert [(table.title, len(table.lines), table.lines[0][1:3]) for table in titled] == [
-        ("equal videos: x", 4, ["clips", "TFLOP"]), ("equal clips: y", 4, ["clips", "TFLOP"])
+    start = f"Percent on {ROW.dataset}; {tmp_path}; equal "
+    assert [(table.caption, len(table.lines), table.lines[0][1:3]) for table in titled] == [
+        (f"{start}videos: x", 4, ["clips", "TFLOP"]), (f"{start}clips: y", 4, ["clips", "TFLOP"])
     ]  # fmt: skip
+    linear = [replace(row, protocol="linear", metrics={"linear top-1": Metric(9.0, 5.0, 20)}) for row in rows[1:]]
+    sky = [replace(row, label="sky") for row in rows[1:]]
+    both, _ = compare(tmp_path, [Result(row, tmp_path) for row in (*rows[1:], *linear, *sky)])
+    assert [(table.caption, table.lines[0][1:]) for table in both] == [
+        (f"Percent on {ROW.dataset}; {tmp_path}", [*ROW.metrics, "linear top-1"]),
+        (f"Percent on {ROW.dataset}, label sky; {tmp_path}", [*ROW.metrics]),
+    ]
     assert sorted(table.brief[0].split("seeds ")[1][:4] for table in tables) == [
         "0, 2",
         "1, 2",
