@@ -50,9 +50,10 @@ MAKE_OPTIONS = "GDT_OPTIONS"
 """Environment variable that make sets: the options of its command, which messages then name as make's variables, and
 =1 after flags."""
 _OPTION = re.compile(
-    r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)(?: (help|first|skip|slurm|\d[\d.]*\b))?"""
+    r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)"""
+    r"""(?: (help|first|skip|slurm|cpu|cuda|\d[\d.]*\b|[\w.~-]*/[\w./~-]*\w))?"""
 )
-"""Text in quotes, or an option and a value that cannot be an English word."""
+"""Text in quotes, or an option and a value that cannot be an English word: a path, or one of a few words."""
 
 
 def is_make() -> bool:

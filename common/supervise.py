@@ -63,6 +63,8 @@ def supervise(main: Callable[[], None], advice: str) -> None:
     elif -code == signal.SIGKILL:
         cause = ", and the kernel killed processes because memory ran out" if _oom_kills() > kills else ""
         print(f"\nerror: killed ({name}){cause}; {advice}", file=sys.stderr)
+    elif -code == signal.SIGTERM:
+        print(f"\nterminated; {advice}", file=sys.stderr)
     sys.exit(128 - code)
 
 

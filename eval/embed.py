@@ -100,7 +100,10 @@ class Embed:
         if self.out.suffix not in _WRITERS:
             raise UserError(f"--out is {self.out}; its name must end in {', '.join(_WRITERS)}")
         if self.out.suffix == ".parquet" and find_spec("pyarrow") is None:
-            raise UserError("--out: writing .parquet needs pyarrow; 'pip install pyarrow', or set it to .h5 or .npz")
+            raise UserError(
+                f"--out is {self.out}, and .parquet needs pyarrow; run 'pip install pyarrow', or set --out to .h5 or "
+                ".npz"
+            )
         require_new_file(self.out, self.overwrite)
 
 
@@ -252,8 +255,9 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
         if not rejected:
             raise
         path, reason = user_path(rejected[0]["path"]), rejected[0]["reason"]
-        more = f", and {len(rejected) - 1} more" if len(rejected) > 1 else ""
-        raise UserError(f"no usable video: {path}: {reason}{more}") from error
+        if len(rejected) == 1:
+            raise UserError(f"{path} cannot be used: {reason}") from error
+        raise UserError(f"none of the {len(rejected)} videos can be used; the first, {path}: {reason}") from error
     paths = {item.id: user_path(str(item.path)) for item in folder.listing(root) if not isinstance(item, Missing)}
     skipped = [(user_path(row["path"]), row["reason"]) for row in read_rejected(shards)]
     if single:
@@ -304,7 +308,10 @@ def features_of(
                         found.setdefault(name, np.full((len(index), *kept.shape[1:]), np.nan, np.float32))[part] = kept
                     bar.update(len(part))
     if not found:
-        raise UserError(f"the {' and '.join(modalities)} of every video is missing or shorter than a clip")
+        raise UserError(
+            f"the {' and '.join(modalities)} of every video is missing or shorter than a clip; use longer videos, or "
+            "set --modalities"
+        )
     metadata = {
         "format": FORMAT, "kind": kind, "per": per, "clips": str(clips), "clip": str(clip),
         "weights": weights, "provenance": serialization.to_json(Provenance.of(device)),

@@ -37,7 +37,7 @@ class Export:
     format: Literal["safetensors", "published", "torchvision"] = "safetensors"
     """File type; all but safetensors need the paper's network sizes."""
     inputs: Literal["stated", "kinetics", "howto100m"] = "stated"
-    """Inputs to record: those stated with the weights, or of the release."""
+    """Inputs to record: as stated with the weights, or in the release."""
     overwrite: bool = False
     """Replace an existing file."""
 

@@ -84,7 +84,8 @@ def _unknown_query(settings: Nearest, ids: Sequence[str]) -> str:
         return (
             f"{settings.features} has no video '{settings.query}'; did you mean {' or '.join(map(repr, similar[:2]))}?"
         )
-    return f"'{settings.query}' is neither an id in {settings.features} (such as {ids[0]}) nor a video file"
+    wrong = f"'{settings.query}' is neither an id in {settings.features} nor a video file"
+    return f"{wrong}; set --query to one, such as {ids[0]}"
 
 
 def _named_like(rows: Features, path: str) -> np.ndarray:
@@ -129,7 +130,10 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
     """Raise UserError if these features are missing or cannot be compared by cosine."""
     for name, each in ((by, query), (among, rows)):
         if name not in each.features:
-            raise UserError(f"there are no {name} features; available: {', '.join(each.features)}")
+            raise UserError(
+                f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those, or "
+                f"embed again with --modalities {name}"
+            )
     one, other = query.metadata["kind"], rows.metadata["kind"]
     if one != other:
         raise UserError(f"{one} cannot be compared with {other}; embed both as the same kind")

@@ -31,7 +31,9 @@ def planes(values: np.ndarray, perplexity: float, seed: int) -> Planes:
     values = values.astype(np.float64)
     if not np.isfinite(values).all() or np.ptp(values, 0).max() == 0:
         reason = "are the same, or contain NaN or infinity"
-        raise UserError(f"the features of all {n} points {reason}: training has collapsed or diverged")
+        raise UserError(
+            f"the features of all {n} points {reason}: training has collapsed or diverged; use another checkpoint"
+        )
     pca = PCA(2, svd_solver="full").fit(values)
     perplexity = min(perplexity, (n - 1) / 3)
     with threadpool_limits(1):  # several threads are up to 100 times slower on busy cores

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.common.supervise import PARENT_PID
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ def job_limit(jobs: int) -> int:
     """Number of parallel jobs; 0 gives one per GPU, or one per core. Raises UserError if there are fewer GPUs."""
     gpus = len(visible_gpus())
     if gpus and jobs > gpus:
-        raise UserError(f"--jobs is {jobs}, but only {gpus} GPUs are visible; set it to {gpus} or less")
+        raise UserError(f"--jobs is {jobs}, more than the {plural(gpus, 'visible GPU')}; set it to {gpus} or less")
     return jobs or gpus or len(os.sched_getaffinity(0))
 
 

@@ -10,7 +10,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval.metrics import Metric, share
 
@@ -51,7 +51,10 @@ def few_shot(
     members = {label: np.flatnonzero(train_label == label) for label in np.unique(train_label)}
     smallest = min(members, key=lambda label: len(members[label]))
     if len(members[smallest]) < shots:
-        raise UserError(f"class '{smallest}' has {len(members[smallest])} training videos, fewer than {shots} shots")
+        raise UserError(
+            f"class '{smallest}' has {plural(len(members[smallest]), 'training video')}, fewer than {shots} shots; add "
+            "training videos, or set --protocols without few-shot"
+        )
     accuracies = []
     for _ in range(draws):
         chosen = np.concatenate([rng.choice(rows, shots, replace=False) for rows in members.values()])
@@ -120,5 +123,8 @@ def unit(features: np.ndarray) -> np.ndarray:
 def finite(features: np.ndarray) -> np.ndarray:
     """The features. Raises UserError if some are NaN or infinite."""
     if not np.isfinite(features).all():
-        raise UserError("the features contain NaN or infinity: the weights are damaged, or training diverged")
+        raise UserError(
+            "the features contain NaN or infinity: the weights are damaged, or training diverged; use another "
+            "checkpoint"
+        )
     return features

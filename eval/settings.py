@@ -61,7 +61,7 @@ class Downstream:
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clip size of finetune and retrieval-published; tiny: the checkpoint's."""
+    """Clip size of finetune and retrieval-published; tiny: as the checkpoint."""
     epochs: int = 0
     """Epochs of finetuning; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0
@@ -87,10 +87,10 @@ class Downstream:
         require_positive(self, "", "clips")
         counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "jobs")
         require_positive(self, "", *counts, least=0)
-        if self.lr < 0 or not self.linear_c > 0:
-            raise UserError(
-                f"--lr is {self.lr:g} and --linear-c is {self.linear_c:g}; --lr must be 0 or more, --linear-c above 0"
-            )
+        if self.lr < 0:
+            raise UserError(f"--lr is {self.lr:g}; it must be 0 or more")
+        if not self.linear_c > 0:
+            raise UserError(f"--linear-c is {self.linear_c:g}; it must be above 0")
         if min(self.folds, default=1) < 1:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
         if len(set(self.modalities)) != max(1, len(self.modalities)):

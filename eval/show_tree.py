@@ -108,8 +108,12 @@ def toy(composition: Composition) -> Tree:
     return Tree(composition, source, Clip(), bands=1)
 
 
+_ONE_VALUE = {"time_shift": "one random start per video", "augmentation": "drawn for every leaf"}
+"""What one value of a factor means, if not that the factor is not varied."""
+
+
 def _describe(factor: Factor) -> str:
-    kind = factor.contrast.value if factor.k > 1 else "not varied"
+    kind = factor.contrast.value if factor.k > 1 else _ONE_VALUE.get(factor.name, "not varied")
     only = ", only pairs that differ in it count" if factor.weight.value == "differs" else ""
     return f"  {factor.name:14}  K = {factor.k:<4}  {kind}{only}"
 

@@ -237,7 +237,9 @@ def subsample(fold: Fold, samples: int, seed: int) -> Fold:
     if not samples:
         return fold
     if samples > len(fold.gallery):
-        raise UserError(f"--train-samples is {samples}, but there are only {len(fold.gallery)} training videos")
+        raise UserError(
+            f"--train-samples is {samples}, but there are only {len(fold.gallery)} training videos; lower it"
+        )
     rng = generator(Stream.FINETUNING_VIDEOS, seed, fold.number)
     chosen = np.sort(rng.choice(len(fold.gallery), samples, replace=False))
     return replace(fold, gallery=fold.gallery[chosen], gallery_label=fold.gallery_label[chosen])

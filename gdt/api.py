@@ -78,15 +78,17 @@ class Preprocessed:
     """Number of other videos by reason; rejected.jsonl in the folder of the shards lists each."""
 
 
-@_keywords(destination="out")
-def preprocess(source: str | Path, out: str | Path, dataset: str = "folder", **settings: Any) -> Preprocessed:
-    """Turn the videos below a folder into shards in `out`; call it again to resume.
+@_keywords()
+def preprocess(
+    source: str | Path, destination: str | Path | None = None, dataset: str = "folder", **settings: Any
+) -> Preprocessed:
+    """Turn the videos below a folder into shards; call it again to resume.
 
-    `settings` are fields of `gdt.preprocess.stage.Preprocess`.
+    `destination` defaults to data/shards/<dataset>. `settings` are fields of `gdt.preprocess.stage.Preprocess`.
     """
     from gdt.preprocess.stage import Preprocess, run
 
-    full = _with(Preprocess(dataset, Path(source), Path(out)), settings)
+    full = _with(Preprocess(dataset, Path(source), None if destination is None else Path(destination)), settings)
     if full.dry_run:
         raise UserError("dry_run is for the command only; use 'gdt preprocess --dry-run' to estimate time and size")
     summary = run(full)

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import NamedTuple
 
-from gdt.common.errors import exit_with_message, unknown
+from gdt.common.errors import UserError, exit_with_message, unknown
 from gdt.common.supervise import supervise
 
 
@@ -68,6 +68,9 @@ def _main() -> None:
         print(f"gdt {importlib.metadata.version('gdt')}")
         return
     if name not in COMMANDS:
+        for group in ("eval", "study"):
+            if name in importlib.import_module(COMMANDS[group].module).COMMANDS:
+                raise UserError(f"unknown command '{name}'; did you mean 'gdt {group} {name}'?")
         raise unknown("command", name, COMMANDS)
     if advice := COMMANDS[name].after_crash:
         supervise(lambda: _run(name, arguments), advice)

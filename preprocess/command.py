@@ -12,6 +12,9 @@ from gdt.pipeline.shards.layout import shard_folder
 from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import Summary, describe
 
+_TARGETS = {"ucf101": "eval-ucf", "hmdb51": "eval-hmdb"}
+"""Targets of make that evaluate on a data set."""
+
 
 def main(arguments: Sequence[str]) -> None:
     settings = settings_of(arguments)
@@ -23,6 +26,8 @@ def main(arguments: Sequence[str]) -> None:
         summary = run(settings)
         print(as_typed(describe(summary)))
         print(f"next: {_next_command(settings, summary)}")
+        if any(summary.index.folds):
+            print("or, to evaluate pretrained models by the official folds: " + _evaluation(settings))
 
 
 def options(_: Sequence[str]) -> Variables:
@@ -40,6 +45,14 @@ def _next_command(settings: Preprocess, summary: Summary) -> str:
     if is_make():
         return " ".join(["make pretrain", *(f"{name.upper()}={shlex.quote(v)}" for name, v in options.items())])
     return shlex.join(gdt_command("pretrain", *(w for name, v in options.items() for w in (f"--{name}", v))))
+
+
+def _evaluation(settings: Preprocess) -> str:
+    if is_make() and settings.dataset in _TARGETS:
+        return f"make {_TARGETS[settings.dataset]} CKPT=<checkpoint>"
+    shards = ("--shards", settings.destination) if settings.destination else ()
+    command = gdt_command("eval", "downstream", "--dataset", settings.dataset, *shards)
+    return f"{shlex.join(command)} --ckpt <checkpoint>"
 
 
 def settings_of(arguments: Sequence[str]) -> Preprocess:

@@ -187,7 +187,8 @@ def describe(summary: Summary) -> str:
         lines += _counts({note if _OUR_NOTE.match(note) else _NOTE + note: n for note, n in summary.notes.items()})
     if summary.without_sound:
         lines.append(f"{summary.without_sound} without sound: usable only with presets without audio")
-    lines.append(f"{numbers['silent_seconds']:.0f} s of silence")
+    if numbers["silent_seconds"] >= 0.5:
+        lines.append(f"{numbers['silent_seconds']:.0f} s of silence in videos with sound")
     if index.settings.get("vocabulary"):
         videos = int((index.text_count > 0).sum())
         lines.append(f"{numbers['words']} words in {plural(videos, 'video')}, without stop words and unknown words")

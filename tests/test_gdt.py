@@ -177,7 +177,10 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
             lambda r: gdt.nearest(r["mute"], r["first"], by="audio"),
             "audio of the query is missing or shorter",
         ),
-        (lambda r: gdt.nearest(r["pictures"], r["first"], by="audio"), "available: video"),
+        (
+            lambda r: gdt.nearest(r["pictures"], r["first"], by="audio"),
+            "only video; set by and among to those, or embed again with modalities audio",
+        ),
         (lambda r: r["model"].embed(r["shards"], kind="embedding"), "^kind is 'embedding'; it must be embeddings or"),
         (lambda r: r["model"].embed(r["shards"], per="clips"), "^per is 'clips'; it must be video or clip"),
         (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),

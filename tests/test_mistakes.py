@@ -201,6 +201,7 @@ def print_command(module: str, arguments: list[str]) -> None:
         ("eval GPUS=x", "GPUS is 'x'; it must be 1 or more"),
         ("verify FULL=maybe", "FULL is 'maybe'; it must be 1 or 0"),
         ("eval SIZE=tiny PRESET=lx", r"unknown preset 'lx'; did you mean 'l'\? PRESET=help lists them$"),
+        ("eval SIZE=tiny FACTORS=video:d:2", "error: there is no invariant factor"),
         ("""pretrain ARGS=--out=it's""", "ARGS is .*, which a shell cannot parse .No closing quotation.$"),
     ],
 )
@@ -467,10 +468,11 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
         ("'x' is no row; --preset help lists them", "'x' is no row; PRESET=help lists them"),
         ("run `gdt verify --preset l` or 'x --preset a'", "run `gdt verify --preset l` or 'x --preset a'"),
         ("--node-rank 1 of --preset l", "--node-rank 1 of PRESET l"),
+        ("use --device cpu, or --init runs/x-l/a.pt; --out is x", "use DEVICE=cpu, or INIT=runs/x-l/a.pt; OUT is x"),
     ],
 )
 def test_messages_name_options_as_they_are_typed(message: str, typed: str) -> None:
-    assert as_typed(message, {"GDT_OPTIONS": "--preset --batch-size --clip.size"}) == typed
+    assert as_typed(message, {"GDT_OPTIONS": "--preset --batch-size --clip.size --device --init --out"}) == typed
     assert as_typed(message, {}) == message
 
 

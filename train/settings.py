@@ -274,6 +274,9 @@ def checkpoint_of(dataset: str, variables: Mapping[str, str]) -> Path:
     preset, factors, seed = (variables.get(name, "") for name in ("PRESET", "FACTORS", "SEED"))
     _require(not seed or seed.isdecimal(), f"SEED is '{seed}'; it must be 0 or more")
     run = Pretrain(dataset=dataset, preset=preset or "l", factors=factors, seed=int(seed or 0))
+    names = {re.split(r"[:(]", word)[0] for word in factors.split()}
+    if factors and names <= notation.TRANSFORMATIONS.keys():  # the file of custom transformations is not known here
+        notation.parse(factors, 2)  # raises UserError
     return run.run_folder / CHECKPOINT
 
 

@@ -37,7 +37,7 @@ from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import default_gallery, folds, held_out
-from gdt.eval.tables import to_csv, write_tables
+from gdt.eval.tables import to_csv, wrap, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train import provenance
@@ -374,7 +374,12 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
         promises, broken, unclear = _broken_promises(factors)
         texts.append("\n".join(["Broken promises of the compositions (see factors.png):", *(broken or ["none"])]))
         few = f"; for {unclear}, there are too few videos to tell" if unclear else ""
-        summary.append(f"{len(broken)} of {promises} promises of the compositions are broken{few}")
+        summary.append(
+            wrap(
+                f"{len(broken)} of {promises} promises of the compositions (features encode distinctive factors and "
+                f"ignore invariant ones) are broken{few}; --test-factors none skips this test"
+            )
+        )
         files.append("factors.png")
     write_tables(out, "\n\n".join(texts), tables)
     pictures = ", ".join(f"{out}/{name}" for name in files)

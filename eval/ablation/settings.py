@@ -40,11 +40,11 @@ class Ablation:
     equal: Literal["videos", "clips", "compute"] = "videos"
     """What rows share: videos, clips, or compute (more steps of cheaper rows)."""
     batch_size: int = 0
-    """Videos per step (--equal videos, compute); 0: of --size, or all."""
+    """Videos per step (--equal videos, compute); 0: as --size, or fewer."""
     clips_per_step: int = 0
-    """Video clips per step (--equal clips); 0: 64, or of all videos."""
+    """Video clips per step (--equal clips); 0: 64, or fewer for few videos."""
     bn_group_size: int | None = None
-    """Leaves that share batch-norm statistics; 0: all; default: as pretrain."""
+    """Leaves that share batch-norm statistics; 0: all; default: all that fit."""
     steps: int = 0
     """Training steps (--equal compute: of row l); 0: those of --size."""
     label: str = ""
@@ -64,7 +64,7 @@ class Ablation:
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
-    """Results; default: runs/ablation-<dataset> (--equal clips: …-clips)."""
+    """Results; default: runs/ablation-<dataset>, with --equal clips …-clips."""
 
     @property
     def labels(self) -> tuple[str, ...]:

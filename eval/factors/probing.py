@@ -42,7 +42,10 @@ def distances(features: np.ndarray) -> Distances:
         between += np.sqrt(2 - 2 * cosine).reshape(n, s, n, s).mean((1, 3)) / k
     np.fill_diagonal(between, 0)
     if between.max() < _SAME:
-        raise UserError("features of all videos are the same: the weights are damaged, or training has collapsed")
+        raise UserError(
+            "features of all videos are the same: the weights are damaged, or training has collapsed; use another "
+            "checkpoint"
+        )
     return Distances(np.mean(pairs, axis=0), between)
 
 

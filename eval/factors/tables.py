@@ -148,7 +148,7 @@ def verdict_sign(factor: Factor) -> str:
 
 
 def _too_few(videos: object, needed: int) -> str:
-    return f"too few videos to tell ({videos}; about {needed:,} are needed)"
+    return f"too few videos to tell ({videos}; about {needed:,} are needed: raise --videos)"
 
 
 def summarise_model(records: Sequence[Record]) -> str:

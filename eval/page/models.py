@@ -21,7 +21,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from PIL import Image
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
 from gdt.eval import extract
 from gdt.eval.drawing import MOST, Key, keys, svg
@@ -202,12 +202,12 @@ def search_features(result: Result, index: Index, settings: Report, key: str) ->
     """Figures of the features that an evaluation stored. Raises UserError if they are missing or outdated."""
     row = result.record
     if fingerprint(index) != row.data:
-        raise UserError(f"the shards in {index.folder} have changed since {row.model} was evaluated")
+        raise UserError(f"the shards in {index.folder} have changed since the evaluation; run 'make eval' again")
     labelled = index.labelled(row.label)
     parts = folds(row.settings_as(Downstream), labelled, row.query_split)
     fold = next((part for part in parts if part.number == row.fold), None)
     if fold is None or fold.digest != row.labels:
-        raise UserError(f"labels or splits of {index.folder} have changed since {row.model} was evaluated")
+        raise UserError(f"labels or splits of {index.folder} have changed since the evaluation; run 'make eval' again")
     videos = videos_of(parts)
     device = "cpu" if row.how.get("precision") == "float32" else "cuda"
     path = result.features / features_name(row.data, videos, row.clips, device)
@@ -298,7 +298,8 @@ def search_by_audio(trained: Trained, index: Index, split: str, settings: Report
     videos = np.sort(drawn)
     if len(videos) < 2:
         raise UserError(
-            f"{len(videos)} held-out videos (split '{split}') have video and audio as long as a clip; two are needed"
+            f"{plural(len(videos), 'held-out video')} (split '{split}') with frames and sound as long as a clip; 2 are "
+            "needed: hold out more videos"
         )
     device, scale = any_device(), trained.settings.augmentation.scale[0]
     model = trained.model.to(device)

@@ -138,6 +138,12 @@ def test_mistakes_of_a_command_line_are_one_short_message(
     assert message in f"{error.value}{''.join(capsys.readouterr())}"
 
 
+def test_a_command_of_a_group_is_named_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gdt", "show-tree"])
+    with pytest.raises(UserError, match="unknown command 'show-tree'; did you mean 'gdt eval show-tree'"):
+        gdt_command_line._main()
+
+
 @pytest.mark.parametrize(("n", "text"), [(0, "0 classes"), (1, "1 class"), (2, "2 classes")])
 def test_nouns_agree_with_their_number(n: int, text: str) -> None:
     assert plural(n, "class", "classes") == text and plural(n, "video").endswith("s") == (n != 1)

@@ -61,7 +61,7 @@ def start(body: str, folder: Path) -> subprocess.Popen[str]:
             137,
             r"\nerror: killed \(SIGKILL\), and the kernel killed processes because memory ran out; ",
         ),
-        ("os.kill(os.getpid(), signal.SIGTERM)", 143, ""),
+        ("os.kill(os.getpid(), signal.SIGTERM)", 143, r"\nterminated; "),
     ],
 )
 def test_the_end_of_the_child_is_reported(tmp_path: Path, body: str, code: int, message: str) -> None:

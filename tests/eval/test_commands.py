@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from gdt.common.commandline import _descriptions
-from gdt.common.errors import UserError
+from gdt.common.errors import INTERRUPTED, UserError
 from gdt.common.lock import is_locked
 from gdt.eval.command import COMMANDS
 from gdt.eval.downstream import downstream
@@ -101,11 +101,18 @@ def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, t
     assert "e-0/checkpoint.pt cannot be read as a checkpoint" in done.stderr and "log.txt" in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["ablation", pytest.param("downstream", marks=pytest.mark.slow)])
-def test_an_interrupt_of_the_parent_alone_stops_its_runs(
-    command: Run, kind: str, shards: Path, checkpoint: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [
+        ("ablation", signal.SIGTERM),
+        pytest.param("ablation", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("downstream", signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_to_the_parent_alone_stops_its_runs(
+    command: Run, kind: str, number: int, shards: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    """As kill -INT does; Ctrl-C reaches the runs as well. Meanwhile, a second command in the folder is refused."""
+    """As kill does; Ctrl-C reaches the runs as well. Meanwhile, a second command in the folder is refused."""
     more = {
         "ablation": ("--rows", "e", "--seeds", 0, "--steps", 10_000, "--batch-size", 8),
         "downstream": ("--ckpt", checkpoint, "--protocols", "finetune", "--size", "tiny", "--epochs", 10_000),
@@ -116,11 +123,12 @@ def test_an_interrupt_of_the_parent_alone_stops_its_runs(
     wait_until(lambda: any(log.stat().st_size for log in logs()) or process.poll() is not None)
     second = command(*arguments)
     assert second.returncode == 2 and f"another run is writing to {tmp_path / 'out'} (process " in second.stderr
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
-    assert process.returncode == 130 and errors.endswith("interrupted; run the same command again to resume\n")
+    said = "terminated; run the same command again" if number == signal.SIGTERM else INTERRUPTED
+    assert process.returncode == 128 + number and errors.endswith(f"{said}\n")
     assert "waiting for the other runs" not in errors and not is_locked(tmp_path / "out")
-    if kind == "ablation":
+    if kind == "ablation" and number == signal.SIGINT:
         assert "stopped after step" in (tmp_path / "out" / "e-0" / "log.txt").read_text()
 
 

@@ -104,7 +104,7 @@ def test_embed_a_folder_and_find_neighbours(
         refused = command("eval", "nearest", "--query", query)
         assert refused.stderr == f"error: features.h5 has no video '{query}'; did you mean '{known}'?\n"
     refused = command("eval", "nearest", "--query", videos / "broken.mp4")
-    assert f"no usable video: {videos / 'broken.mp4'}: " in refused.stderr and "/.embed-" not in refused.stderr
+    assert f"{videos / 'broken.mp4'} cannot be used: " in refused.stderr and "/.embed-" not in refused.stderr
     across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")
     assert across.returncode == 0 and len(across.stdout.splitlines()) == 2 + 4 + 3
 
@@ -346,5 +346,5 @@ def test_parquet_without_pyarrow_is_refused_before_anything_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gdt.eval.embed.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="--out: writing .parquet needs pyarrow; 'pip install pyarrow', or set it to"):
+    with pytest.raises(UserError, match="needs pyarrow; run 'pip install pyarrow', or set --out to .h5 or .npz"):
         Embed(tmp_path / "x.pt", (tmp_path,), out=tmp_path / "x.parquet")

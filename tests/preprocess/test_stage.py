@@ -354,7 +354,9 @@ def test_full_disk_stops_the_run_without_partial_shards(synthetic: Path, small_d
     assert digests(small_disk / "shards") == digests(tmp_path / "undisturbed")
 
 
-def test_all_folds_are_in_the_index(alone: None, synthetic: Path, tmp_path: Path) -> None:
+def test_all_folds_are_in_the_index(
+    alone: None, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     videos = sorted((synthetic / "train").rglob("*.mp4"))[:4]
     lists = tmp_path / "ucfTrainTestlist"
     lists.mkdir()
@@ -371,6 +373,10 @@ def test_all_folds_are_in_the_index(alone: None, synthetic: Path, tmp_path: Path
     for fold in (1, 2, 3):
         assert index.fold(fold).split.tolist() == ["test" if k == fold else "train" for k in range(4)]
     assert index.split.tolist() == index.fold(1).split.tolist()
+    capsys.readouterr()
+    main(["--dataset", "ucf101", "--source", str(tmp_path), "--destination", str(tmp_path / "shards"), "--workers=1"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("or, to evaluate ") and last.endswith(f" --shards {tmp_path}/shards --ckpt <checkpoint>")
 
 
 @pytest.fixture(scope="module")
