@@ -170,7 +170,11 @@ def ask(
         "environment": {"PYTHONPATH": str(ROOT)} | alone | environment,
     }  # fmt: skip
     print(json.dumps(request), file=server.stdin, flush=True)
-    return int(server.stdout.readline())
+    try:
+        return int(server.stdout.readline())
+    except BaseException:  # a timeout: the next test must not read the answer to this command
+        server.kill()
+        raise
 
 
 def commands_in(folder: Path, server: subprocess.Popen[str]) -> Run:
