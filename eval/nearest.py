@@ -136,7 +136,7 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
             )
     one, other = query.metadata["kind"], rows.metadata["kind"]
     if one != other:
-        raise UserError(f"{one} cannot be compared with {other}; embed both as the same kind")
+        raise UserError(f"{one} cannot be compared with {other}; embed both with the same --kind")
     if among != by and one != "embeddings":
         raise UserError(
             "features of trunks cannot be compared across modalities; write the file again with 'gdt eval embed --kind "

@@ -224,7 +224,7 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
     if len(videos) < 2:
         raise UserError(
             f"cross-modal retrieval needs two videos with {' and '.join(modalities)} as long as a clip; the split "
-            f"'{split}' has {len(videos)} of {len(fold.queries)}"
+            f"'{split}' has {len(videos)} among its {len(fold.queries)} videos; evaluate on more or longer videos"
         )
     found = crossmodal.embed(
         trained.model.to(evaluator.device), index, videos, clip, trained.settings.augmentation.scale[0],
@@ -234,7 +234,7 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
     if n < 2:
         raise UserError(
             f"cross-modal retrieval needs two videos with captions of known words, but the split '{split}' has {n}; "
-            "see --word2vec"
+            "evaluate on more videos, or preprocess with a word2vec file that has their words"
         )
     metrics = {
         f"{query} to {gallery} R@{k}": share(correct, 100 * min(k, n) / n)

@@ -53,7 +53,7 @@ def few_shot(
     if len(members[smallest]) < shots:
         raise UserError(
             f"class '{smallest}' has {plural(len(members[smallest]), 'training video')}, fewer than {shots} shots; add "
-            "training videos, or set --protocols without few-shot"
+            "training videos, or leave few-shot out of --protocols"
         )
     accuracies = []
     for _ in range(draws):

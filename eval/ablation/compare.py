@@ -44,7 +44,7 @@ _PRINTED_LABELS = 4
 _SPENT_HEADS = ("clips", "TFLOP")
 _NOTATION = (
     "rows: V video, A audio, T text; TR time reversal, TS time shift; features should distinguish (d) or ignore (i) "
-    "it; '.': not varied"
+    "them; '.': not varied"
 )
 
 
@@ -139,7 +139,9 @@ def _compute(records: Sequence[Record]) -> list[str]:
     spent = [record.tflop for record in records if record.equal.startswith("videos") and record.tflop]
     ratio = max(spent, default=1.0) / min(spent, default=1.0)
     return (
-        [f"rows differ in compute, up to {ratio:.1f} times; compare also with --equal compute"] if ratio > 1.1 else []
+        [f"rows differ in compute by a factor of up to {ratio:.1f}; compare them with --equal compute, too"]
+        if ratio > 1.1
+        else []
     )
 
 
@@ -270,7 +272,7 @@ def _tested(differences: Sequence[Difference]) -> str:
         sum(flags) // 2 for flags in zip(*((each.is_significant, each.is_tested) for each in differences), strict=True)
     )
     single = len(differences) // 2 - tested
-    not_tested = f"with one seed each {'is' if single == 1 else 'are'} not tested; add --seeds"
+    not_tested = f"with one seed each {'is' if single == 1 else 'are'} not tested; add seeds (--seeds)"
     untested = f"{plural(single, 'pair')} of rows {not_tested}" if single else ""
     differ = f"differ{'s' if tested == 1 < len(differences) // 2 else ''} significantly in {differences[0].metric}"
     significant = f"{pairs} of {plural(tested, 'pair')} of rows {differ}" if tested else ""

@@ -151,7 +151,7 @@ def plan(settings: Ablation) -> Plan:
     index = Index.open(shards)
     out = settings.out or Path("runs") / f"ablation-{settings.dataset}{'-clips' if settings.equal == 'clips' else ''}"
     if not (index.split == "train").any():
-        raise UserError(f"no video of {shards} is in the split 'train', from which rows learn; preprocess some of them")
+        raise UserError(f"{shards} has no videos in the split 'train', which rows train on; preprocess training videos")
     held_out(index, settings.query_split)  # raises UserError if there are none
     labels = _labels(settings, index)
     protocols: tuple[str, ...] = settings.protocols if labels else ("cross-modal",)

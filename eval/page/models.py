@@ -298,8 +298,8 @@ def search_by_audio(trained: Trained, index: Index, split: str, settings: Report
     videos = np.sort(drawn)
     if len(videos) < 2:
         raise UserError(
-            f"{plural(len(videos), 'held-out video')} (split '{split}') with frames and sound as long as a clip; 2 are "
-            "needed: hold out more videos"
+            f"the split '{split}' has {plural(len(videos), 'video')} with frames and sound as long as a clip, but 2 "
+            "are needed; hold out more videos"
         )
     device, scale = any_device(), trained.settings.augmentation.scale[0]
     model = trained.model.to(device)

@@ -48,7 +48,7 @@ class Search:
     k: Literal[1, 5] = 1
     """R@1 or R@5."""
     query_split: str = "val"
-    """Split of the queries; must not be test."""
+    """Split of the queries; neither test nor train."""
     clips: int = 3
     """Clips per evaluated video."""
     looks: int = 4

@@ -40,7 +40,7 @@ from gdt.eval.protocols import short_digest
 from gdt.eval.record import RANDOM
 from gdt.eval.search.settings import Search
 from gdt.eval.search.space import RUNS, Space
-from gdt.eval.search.trial import DivergedError, Trainer
+from gdt.eval.search.trial import LOG, DivergedError, Trainer
 from gdt.eval.subjects import open_index
 from gdt.eval.tables import layout
 from gdt.pipeline.notation import read_factors
@@ -206,7 +206,10 @@ class Study:
         base = next(trial for trial in trials if _composition(trial) == self._baseline)
         if base.state != TrialState.COMPLETE:
             folder = self._space.folder(self._baseline)
-            raise UserError(f"the training of the baseline {settings.baseline} diverged; see {folder}")
+            raise UserError(
+                f"the training of the baseline {settings.baseline} diverged (see {folder / LOG}); start a search with "
+                "another --baseline or --seed, and another --out"
+            )
         ranked = sorted(trials, key=lambda trial: (-(trial.last_step or 0), -_metric(trial).value, trial.number))
         lines = [["composition", f"R@{settings.k}, %", ""], *map(_row, ranked)]
         lines[1 + ranked.index(base)][0] += f" [{settings.baseline}]"

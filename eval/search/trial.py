@@ -36,7 +36,7 @@ class Measurement:
         if not (index.split == split).any():
             create = f"repeat 'make preprocess' with {split.upper()}=0.1 (nothing is decoded again)"
             if official_folds(index):
-                create = "official folds have no other; search on other videos"
+                create = "data sets with official folds have only train and test; search on other videos"
             raise UserError(f"{index.folder} has no videos of the split '{split}'; {create}")
         modalities = {
             name for ways in space.options.values() for way in ways for name in way.transformation.modalities(way.k)

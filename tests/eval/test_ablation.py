@@ -295,7 +295,7 @@ def test_a_split_without_videos_is_refused_before_training(
     tmp_path: Path, shards: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for split, folds, message in (
-        ("test", "", "no video of .* is in the split 'train', from which rows learn"),
+        ("test", "", "has no videos in the split 'train', which rows train on"),
         ("train", "", r"has no held-out videos \(split 'test'\); repeat 'make preprocess' with TEST=0.1"),
         ("train", "train,test", "has no held-out videos .* more of the videos on its official lists"),
     ):
