@@ -11,34 +11,30 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from gdt.common.files import write_text
 from gdt.eval import record
-from gdt.eval.ablation.compare import LINEAR, by_preset, compare_rows, title_of
+from gdt.eval.ablation.compare import compare_rows
 from gdt.eval.ablation.runs import ablation, plan
 from gdt.eval.ablation.settings import Ablation
-from gdt.eval.drawing import keys, save
+from gdt.eval.drawing import save
 from gdt.eval.processes import job_limit, run_command
 from gdt.eval.progress import steps_of
 from gdt.eval.record import RANDOM, Record
-from gdt.eval.tables import csv_text, metrics_of, to_csv, wrap
+from gdt.eval.tables import csv_text, to_csv, wrap
 from gdt.pipeline.shards.layout import INDEX, shard_folder
-from gdt.studies.claim_predictions import Value, values_of
+from gdt.studies.claim_values import Value, picture, values_of
 from gdt.studies.settings import MOMENTS, Claim
 from gdt.train.settings import METRICS
 
 _MEASURED = 12
 """Steps of each row that are timed; the first third is left out."""
-_PANELS = (("", "R@1"), ("", LINEAR), ("identity", LINEAR))
-"""Label columns and metrics of the picture; "" is the class."""
 
 
 class Set(NamedTuple):
@@ -77,7 +73,7 @@ def claim(settings: Claim) -> str:
     print(wrap(_forecast(settings, sets, _measure(settings, sets[0], making, out), out)), flush=True)
     if settings.dry_run:
         return "nothing was trained (--dry-run)"
-    results: dict[str, dict[str, list[Record]]] = {}
+    results: list[Record] = []
     texts = [f"command: {shlex.join(sys.orig_argv)}"]
     values: list[Value] = []
     for one in sets:
@@ -89,16 +85,15 @@ def claim(settings: Claim) -> str:
             planned = plan(each)
             kept = {run.row for run in planned.runs}
             records = [row for row in record.read(planned.out / "results.json") if row.preset in {RANDOM, *kept}]
-            results.setdefault(equal, {})[one.dial] = records
+            results += records
             measured = planned.out / "factors.json"
             factors = record.read(measured) if measured.is_file() else []
             values += values_of(one.name, equal, records, (row for row in factors if row.preset in kept))
             texts.append(f"{one.name}\n{compare_rows(records, planned.labels).text}")
     write_text(out / "table.txt", "\n\n\n".join(texts) + "\n")
-    every = [row for dial in results.values() for records in dial.values() for row in records]
-    write_text(out / "results.csv", to_csv(every))
+    write_text(out / "results.csv", to_csv(results))
     write_text(out / "values.csv", csv_text([Value._fields, *values]))
-    save(picture(results), out / "claim.png")
+    save(picture(values, {one.name: one.dial for one in sets}), out / "claim.png")
     return f"tables: {out}/table.txt\npicture: {out}/claim.png"
 
 
@@ -188,51 +183,3 @@ def _forecast(settings: Claim, sets: Sequence[Set], seconds: Seconds, out: Path)
         f"{runs} runs left, {jobs} in parallel: about {hours:.1f} hours ({work / 3600:.1f} job-hours in total; "
         f"measured per step: {steps})"
     )
-
-
-def picture(results: Mapping[str, Mapping[str, Sequence[Record]]]) -> Figure:
-    """Panels with a column per `--equal` and a row per metric; in each, the ablation's rows over the dial.
-
-    Lines connect means over seeds, dots are seeds, dashed lines random weights, dotted lines chance. Of a single data
-    set, the x axis lists the rows.
-    """
-    first = next(iter(next(iter(results.values())).values()))
-    panels = [
-        (label, metric) for label, metric in _PANELS
-        if any(each.label == label and metric in each.metrics for each in first)
-    ] or [("", next(iter(first[0].metrics)))]  # fmt: skip
-    figure = Figure(figsize=(5.2 * len(results), 2.7 * len(panels) + 0.6), layout="constrained")
-    axes = figure.subplots(len(panels), len(results), squeeze=False, sharey="row")
-    for column, (equal, dial) in zip(axes.T, results.items(), strict=True):
-        for panel, (label, metric) in zip(column, panels, strict=True):
-            of_panel = {
-                where: [each for each in records if each.label == label and metric in each.metrics]
-                for where, records in dial.items()
-            }
-            _draw(panel, of_panel, metric)
-            panel.set_ylabel(f"{metric} of the {label or 'class'}, %", fontsize=8)
-        column[0].set_title(title_of(next(iter(dial.values()))) or equal, fontsize=8)
-        column[-1].set_xlabel("strength of the identity" if len(dial) > 1 else "", fontsize=8)
-    axes[0, -1].legend(fontsize=7)
-    return figure
-
-
-def _draw(axes: Axes, dial: Mapping[str, Sequence[Record]], metric: str) -> None:
-    presets = list(dict.fromkeys(preset for records in dial.values() for preset in by_preset(records)))
-    marks = dict(zip(presets, keys(presets), strict=True))
-    for k, (preset, mark) in enumerate(marks.items()):
-        where, means = [], []
-        for x, records in enumerate(dial.values()):
-            if values := [m.value for m in metrics_of(by_preset(records).get(preset, ()), metric)]:
-                where.append(x if len(dial) > 1 else k)
-                means.append(float(np.mean(values)))
-                axes.plot([where[-1]] * len(values), values, mark.marker, color=mark.colour, markersize=3, alpha=0.5)
-        style = "--" if preset == RANDOM else "-"
-        axes.plot(where, means, style, marker="_", markersize=12, color=mark.colour, label=preset, linewidth=1.4)
-    chance = next(m.chance for records in dial.values() for m in metrics_of(records, metric))
-    axes.axhline(chance, color="grey", linestyle=":", linewidth=1)
-    ticks = list(dial) if len(dial) > 1 else presets
-    axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
-    axes.set_ylim(0, 100)
-    axes.tick_params(labelsize=7)
-    axes.spines[["top", "right"]].set_visible(False)

@@ -70,6 +70,8 @@ class ClaimPredictions:
 
     values: tuple[Path, ...] = (Path("docs/claim.csv"),)
     """Files values.csv of the study; default: the published ones."""
+    picture: Path | None = None
+    """PNG to draw of part A: every row over the strength of the identity."""
 
 
 @dataclass(frozen=True)

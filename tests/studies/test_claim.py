@@ -14,15 +14,14 @@ from gdt.common.errors import UserError
 from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
 from gdt.eval.downstream import downstream
-from gdt.eval.metrics import Metric
 from gdt.eval.record import RANDOM
 from gdt.pipeline.shards.layout import INDEX, shard_folder
 from gdt.studies import claim as study
-from gdt.studies.claim import claim, picture
+from gdt.studies.claim import claim
+from gdt.studies.claim_values import Value, picture
 from gdt.studies.settings import MOMENTS, Claim
 from gdt.train import command as training
 from gdt.train.pretrain import pretrain
-from tests.eval.test_record import ROW
 
 ONCE = {"seeds": (0,), "batch_size": 2, "steps": 2, "clips": 1, "test_factors": "none", "jobs": 1}
 
@@ -103,15 +102,15 @@ def test_sets_of_the_dial_are_made_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_picture_has_a_line_per_row_over_the_dial() -> None:
-    def records(value: float, equal: str) -> list:
-        return [
-            replace(ROW, preset=preset, seed=seed, label=label, equal=equal,
-                    metrics={"R@1": Metric(value + more, 10.0, 200), "linear top-1": Metric(value, 10.0, 200)})
-            for label in ("", "identity") for preset, more in ((RANDOM, 0), ("e", 5), ("l", 9)) for seed in (0, 1)
-        ]  # fmt: skip
-
-    figure = picture({equal: {"0": records(80, equal), "0.3": records(20, equal)} for equal in ("videos", "compute")})
+    values = [
+        Value(name, equal, row, seed, label, metric, value + more * (metric == "R@1") + seed, 0.0, 100.0)
+        for equal in ("videos", "compute") for name, value in (("other", 1), ("a", 80), ("b", 20))
+        for row, more in (("l", 9), (RANDOM, 0), ("e", 5)) for label in ("", "identity")
+        for metric in ("R@1", "linear top-1") for seed in (-1, 1)
+        if (name, row) != ("b", "e")
+    ]  # fmt: skip
+    figure = picture(values, {"a": "0", "b": "0.3"})
     assert len(figure.axes) == 6  # R@1 and probe of the class, and probe of the identity
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
-    assert list(lines["l"]) == [89.0, 29.0] and list(lines["e"]) == [85.0, 25.0]
+    assert list(lines["l"]) == [89.0, 29.0] and list(lines["e"]) == [85.0]
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["0", "0.3"]

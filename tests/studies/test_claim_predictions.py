@@ -12,7 +12,8 @@ from gdt.eval.ablation.compare import LINEAR
 from gdt.eval.factors.promises import DISTANCE
 from gdt.eval.record import RANDOM
 from gdt.eval.tables import csv_text
-from gdt.studies.claim_predictions import PREDICTIONS, Value, Values, claim_predictions, read, values_of
+from gdt.studies.claim_predictions import PREDICTIONS, claim_predictions
+from gdt.studies.claim_values import Value, Values, read, values_of
 from gdt.studies.settings import ClaimPredictions
 from tests.conftest import ROOT
 from tests.eval.test_record import ROW
