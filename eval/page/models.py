@@ -213,7 +213,7 @@ def search_features(result: Result, index: Index, settings: Report, key: str) ->
     path = result.features / features_name(row.data, videos, row.clips, device)
     features = extract.read(path, videos)
     if features is None:
-        raise UserError(f"{result.features} holds no features of this evaluation")
+        raise UserError(f"{result.features} has lost the features; remove it and run 'make eval' again")
     queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
     neighbours = nearest(queries, gallery, _NEIGHBOURS)
     thumbnails = Thumbnails(labelled)
