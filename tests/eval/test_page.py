@@ -305,7 +305,7 @@ def test_a_result_that_an_ablation_repeats_is_shown_once_with_its_neighbours(run
     write(folder / "results.json", [replace(row, equal="videos: 6 per step, 5 steps", tflop=1.0) for row in rows])
     page = Page(report(Report(folder, queries=3, figures_of=("e <b>$1$",))).read_text(encoding="utf-8"))
     assert not [title for title in page.captions if f"; {folder / 'eval'}" in title]
-    assert "holds no features" not in page.text and "✓ correct" in page.text
+    assert "has lost the features" not in page.text and "✓ correct" in page.text
 
 
 def altered(runs: Path, folder: Path, **values: Any) -> None:
@@ -381,7 +381,7 @@ def test_a_model_without_stored_features_is_searched_by_audio(runs: Path, tmp_pa
         labelled = ("few-shot", "linear", "retrieval")
         write(path, [replace(row, protocol="retrieval-published") if row.protocol in labelled else row for row in rows])
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
-    assert "holds no features of this evaluation" not in page.text and "audio-to-video R@1" in page.text
+    assert "has lost the features" not in page.text and "audio-to-video R@1" in page.text
 
 
 def test_evaluations_of_other_weights_than_the_checkpoint_are_noted(runs: Path, tmp_path: Path) -> None:
