@@ -45,7 +45,6 @@ PARSED = {
     r"DATASET=(kinetics|howto100m|ucf101|hmdb51)|^make eval-(ucf|hmdb)": "needs the data set; tests of its area",
     r"^make ablation |^gdt eval ablation ": "trains many times; tests/eval/test_ablation.py",
     r"^gdt eval search": "trains 30 times; tests/eval/test_search.py",
-    r"^gdt study figures": "names models of Kinetics; tests/studies/test_figures.py",
     r"DATASET=mine CKPT=\.\.\.": "names no file",
 }
 """What is parsed instead of run, and why."""
