@@ -39,7 +39,11 @@ checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
 generated = $(call quote,$(or $(DATASET),synthetic-moments))
 official = $(call gdt,PRESET FACTORS) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
-.PHONY: help setup demo test lint generate preprocess verify pretrain ablation study search eval eval-ucf eval-hmdb eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
+targets := help setup demo test lint generate preprocess verify pretrain ablation study search eval eval-ucf eval-hmdb \
+  eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
+$(foreach goal,$(filter-out $(targets) $(STAMP),$(goals)),$(error there is no target '$(goal)'; 'make help' lists them. \
+  Quote values with spaces: SOURCE='/my videos'))
+.PHONY: $(targets)
 .SUFFIXES:
 
 setup: $(STAMP) ## install everything into .venv, or into the active conda environment

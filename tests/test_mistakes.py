@@ -212,6 +212,12 @@ def test_variables_without_effect_are_refused(tmp_path: Path, typed: str, messag
     assert said.startswith("error: ") and re.search(message, said), said
 
 
+def test_a_goal_that_is_no_target_is_refused(tmp_path: Path) -> None:
+    done = make("preprocess", "SOURCE=/my", "videos", stamp=tmp_path / "stamp")
+    assert done.returncode == 2 and "there is no target 'videos'; 'make help' lists them" in done.stderr
+    assert "Quote values with spaces: SOURCE='/my videos'" in done.stderr and not done.stdout
+
+
 def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
     for target, variables in (
         ("demo", "no variables"),
@@ -445,6 +451,8 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     (tmp_path / "videos" / "a.mp4").touch()
     said = sentence(command("verify", "--shards", "videos"))
     assert "videos (no index.h5), but other files; name a folder of shards that 'make preprocess' wrote" in said
+    said = sentence(command("pretrain", "tiny", "--dataset", "data/shards/mine"))
+    assert said.startswith("--dataset is data/shards/mine, a folder of shards; set --shards to it, or --dataset to")
     said = sentence(command("pretrain", "tiny", "--dataset", "mine", "--preset", "L", "--out", "videos/a.mp4"))
     assert said == "unknown preset 'L'; did you mean 'l'? --preset help lists them"
     said = sentence(command("pretrain", "tiny", "--dataset", "mine", "--batch-size", "4", "--out", "videos/a.mp4"))

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
+from gdt.common.errors import UserError
 from gdt.common.files import require_readable
 from gdt.pipeline.shards.seal import Damaged, check_seal, open_sealed
 
@@ -92,7 +93,12 @@ ROWS = 100
 
 
 def shard_folder(dataset: str, named: Path | None = None) -> Path:
-    """Folder of a data set's shards: `named` if given, else the default."""
+    """Folder of a data set's shards: `named` if given, else the default.
+
+    Raises UserError if `dataset` is the path of shards instead of a name.
+    """
+    if named is None and "/" in dataset and (Path(dataset) / INDEX).is_file():
+        raise UserError(f"--dataset is {dataset}, a folder of shards; set --shards to it, or --dataset to a name")
     return named or Path("data/shards") / dataset
 
 
