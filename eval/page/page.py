@@ -111,11 +111,11 @@ def compare(folder: Path, results: Sequence[Result]) -> tuple[list[Comparison], 
     is_ablation = trained and all(
         (folder / row.model / "eval").is_dir() and row.pretraining.factors_from is None for row in trained
     )
-    tables: list[Table] = []
-    for group in _comparable(records):
-        tables += build_tables(group) if not is_ablation else ()
+    groups = _comparable(records)
     if is_ablation:
-        tables += map(table_of, _of_one_label([each for group in _comparable(records) for each in _by_budget(group)]))
+        tables = [*map(table_of, _of_one_label(part for group in groups for part in _by_budget(group)))]
+    else:
+        tables = [table for group in groups for table in build_tables(group)]
     picture = data_uri(bars(records)) if is_ablation and len({row.equal for row in trained}) == 1 else ""
     return [
         Comparison(table.lines, table.brief, table.details, *_conditions(table), _caption(folder, table))
