@@ -87,7 +87,7 @@ def claim(settings: Claim) -> str:
             records = [row for row in record.read(planned.out / "results.json") if row.preset in {RANDOM, *kept}]
             results += records
             measured = planned.out / "factors.json"
-            factors = record.read(measured) if measured.is_file() else []
+            factors = record.read(measured) if any(run.factors for run in planned.runs) else []  # else of earlier runs
             values += values_of(one.name, equal, records, (row for row in factors if row.preset in kept))
             texts.append(f"{one.name}\n{compare_rows(records, planned.labels).text}")
     write_text(out / "table.txt", "\n\n\n".join(texts) + "\n")

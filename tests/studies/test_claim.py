@@ -59,6 +59,7 @@ def test_a_study_says_its_hours_runs_and_resumes(
     assert Image.open("runs/claim-mine/claim.png").width > 1000
     commands.clear()
     capsys.readouterr()
+    Path("runs/claim-mine/mine/factors.json").write_text("of an earlier run, with --test-factors")
     claim(given)
     assert not commands and "0 runs left" in capsys.readouterr().out
 
