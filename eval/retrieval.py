@@ -9,6 +9,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import NearestNeighbors
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError, plural
 from gdt.common.streams import Stream, generator
@@ -77,7 +78,8 @@ def linear_probe(
             f"a linear probe needs at least two classes; there is only '{classes[0]}'; evaluate on videos of more "
             "classes, or set --label to another column"
         )
-    probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, train_class)
+    with threadpool_limits(1):  # on busy cores, threads wait for each other after each of many small products
+        probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=2000)).fit(train, train_class)
     scores = probe.decision_function(query)
     if len(classes) == 2:
         scores = np.stack([-scores, scores], 1)

@@ -11,6 +11,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 from gdt.common.errors import UserError
 from gdt.common.streams import Stream, generator
@@ -84,7 +85,8 @@ def probe_accuracy(features: np.ndarray, folds: int, c: float, seed: int) -> Met
     for number in range(folds):
         test = fold == number
         probe = make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=300, tol=1e-3))
-        probe.fit(features[~test].reshape(-1, d), values[~test].reshape(-1))
+        with threadpool_limits(1):  # as in `linear_probe`
+            probe.fit(features[~test].reshape(-1, d), values[~test].reshape(-1))
         right[test] = probe.predict(features[test].reshape(-1, d)).reshape(-1, s, k) == values[test]
     return clustered(right.reshape(n, -1), 100 / k, cross_validated=True)
 
