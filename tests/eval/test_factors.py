@@ -440,7 +440,8 @@ def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -
             assert f"broken: {promise}, but {factor.against}" in text
         if factor.needed:
             assert (
-                f"too few videos to tell (6; about {factor.needed:,} are needed): {promise}; {factor.against}" in text
+                f"too few videos to tell (6; about {factor.needed:,} are needed: raise --videos): {promise}; "
+                f"{factor.against}" in text
             )
     assert any(row.factor.needed for row in found)
     assert "modality: only embeddings are comparable between networks" in text
