@@ -104,8 +104,9 @@ def relations(factors: Sequence[Factor], rows: Table, columns: Table) -> np.ndar
 def toy(composition: Composition) -> Tree:
     """The tree over one batch of imaginary videos."""
     n = composition.batch_size
-    source = Source(np.arange(n), np.full(n, max(_SECONDS * _FPS, composition.starts_needed)), _FPS)
-    return Tree(composition, source, Clip(), bands=1)
+    clip = Clip()
+    starts = max(_SECONDS * _FPS - (clip.frames - 1) * clip.stride, composition.starts_needed)
+    return Tree(composition, Source(np.arange(n), np.full(n, starts), _FPS), clip, bands=1)
 
 
 _ONE_VALUE = {"time_shift": "one random start per video", "augmentation": "drawn for every leaf"}

@@ -63,7 +63,8 @@ def parse(
 def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Transformations) -> Factor:
     match = _FACTOR.fullmatch(text)
     if match is None:
-        raise UserError(f"cannot parse factor '{text}'; {_SYNTAX}")
+        spaces = "; separate factors by spaces, without commas" if text.endswith(",") else ""
+        raise UserError(f"cannot parse factor '{text}'{spaces}; {_SYNTAX}")
     name, settings, contrast, k, weight = match.group("name", "settings", "contrast", "k", "weight")
     if name not in known:
         raise unknown("factor", name, known)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from gdt.common.errors import unknown
+from gdt.common.errors import UserError, unknown
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -87,6 +87,8 @@ PRESETS = {
 def preset(name: str, listed_by: str = "--preset help") -> Preset:
     """A preset by name. Raises UserError for an unknown one, with what lists them."""
     if name not in PRESETS:
+        if set(name.replace(",", " ").split()) <= PRESETS.keys():
+            raise UserError(f"unknown preset '{name}'; separate presets by spaces")
         raise unknown("preset", name, PRESETS, f"{listed_by} lists them")
     return PRESETS[name]
 

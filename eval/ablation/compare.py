@@ -178,7 +178,7 @@ def _spent(records: Sequence[Record]) -> tuple[str, str]:
     compositions = ((each.step, each.pretraining.composition) for each in trained)
     clips = format_range(step * own.batch_size * own.clips_per_video for step, own in compositions)
     tflop = trained[0].tflop
-    return clips, f"{tflop:,.1f}" if tflop >= 10 else f"{tflop:.2g}"
+    return clips, f"{tflop:,.1f}" if tflop >= 1 else f"{tflop:.2g}"
 
 
 def _queries(records: Sequence[Record]) -> str:

@@ -377,7 +377,7 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
         summary.append(
             wrap(
                 f"{len(broken)} of {promises} promises of the compositions (features encode distinctive factors and "
-                f"ignore invariant ones) are broken{few}; --test-factors none skips this test"
+                f"ignore invariant ones) are broken{few}; table.txt lists them, --test-factors none skips this test"
             )
         )
         files.append("factors.png")

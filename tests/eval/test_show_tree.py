@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, ShowTree, TreeDrawing, partners, show_tree
+from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, ShowTree, TreeDrawing, partners, show_tree, toy
 from gdt.pipeline import presets
 from gdt.pipeline.composition import counts
 from gdt.pipeline.notation import parse
 from tests.conftest import Run
 from tests.pipeline.test_notation import FREEZE
+
+
+def test_clips_of_the_example_end_within_its_videos() -> None:
+    drawn = toy(presets.composition("l", 512)).plan(0, 0).columns["time_shift"]
+    assert drawn.min() >= 0 and 250 < drawn.max() <= 270  # 30 frames of 300
 
 
 def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:

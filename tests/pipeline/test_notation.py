@@ -72,6 +72,7 @@ def test_parsing_and_printing_are_inverse(text: str) -> None:
             "video:d augmentation:x:2",
             r"unknown contrast 'x' of factor 'augmentation:x:2'; available: d \(distinctive\), i \(inv",
         ),
+        ("video:d, augmentation:i:1", "cannot parse factor 'video:d,'; separate factors by spaces, without commas; a"),
         ("video:d augmentation", "cannot parse factor 'augmentation'; a factor is name:contrast:K"),
         ("video:d augmentation:i", "'augmentation:i' has no K"),
         ("video:d augmentation:i:two", "K of factor 'augmentation:i:two' is 'two'; K must be a whole number"),
