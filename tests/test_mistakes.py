@@ -409,7 +409,8 @@ def test_a_run_with_a_decayed_rate_cannot_be_extended(command: Run, shards: Path
     said = sentence(command(*tiny(shards, run, *falling, "--steps", 6)))
     assert said == (
         f"{run} holds a run of 4 steps; with 6, the learning rate would differ from step 3 on, so it cannot be "
-        f"extended. Start a run from its weights: --init {run}/checkpoint.pt and another --out"
+        f"extended. Start one from its weights: --init {run}/checkpoint.pt and another --out; or "
+        f"start over: delete {run}"
     )
     both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
     assert "holds a run with different settings (steps was 4, now 8; temperature was 0.07, now 0.1)" in both

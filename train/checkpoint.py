@@ -271,6 +271,6 @@ def require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: 
     if other is not None:
         raise UserError(
             f"{path.parent} holds a run of {then.steps} steps; with {now.steps}, the learning rate would differ from "
-            f"step {other} on, so it cannot be extended. Start a run from its weights: --init {path} and another --out; "
+            f"step {other} on, so it cannot be extended. Start one from its weights: --init {path} and another --out; "
             f"or start over: delete {path.parent}"
         )

@@ -29,7 +29,7 @@ from gdt.eval.factors.promises import (
     round_up,
 )
 from gdt.eval.factors.settings import Factors
-from gdt.eval.factors.tables import EMBEDDING, factor_of, metrics_at, row_name
+from gdt.eval.factors.tables import EMBEDDING, factor_of, metrics_at, row_name, summarise_model
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric, clustered, difference
 from gdt.eval.plots import matrix
@@ -444,6 +444,9 @@ def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -
                 f"{factor.against}" in text
             )
     assert any(row.factor.needed for row in found)
+    shift = metrics_at(EMBEDDING, found[2])
+    said = f"stays): video {shift[DISTANCE].value:.2f} (random {shift[DISTANCE_RANDOM].value:.2f}), audio "
+    assert said in summarise_model(found).replace("\n    ", " ")
     assert "modality: only embeddings are comparable between networks" in text
     assert (out / "table.tex").read_text().count(r"\toprule") == 2
     assert Image.open(out / "factors.png").width > 600
