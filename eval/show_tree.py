@@ -12,7 +12,9 @@ import numpy as np
 from gdt.common.errors import UserError
 from gdt.pipeline.composition import Composition, Factor, Table, contrast, weight
 from gdt.pipeline.leaves import Clip
+from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Source
+from gdt.pipeline.transformations.time_shift import TimeShift
 from gdt.pipeline.tree import Tree
 from gdt.train.settings import Pretrain
 
@@ -109,12 +111,12 @@ def toy(composition: Composition) -> Tree:
     return Tree(composition, Source(np.arange(n), np.full(n, starts), _FPS), clip, bands=1)
 
 
-_ONE_VALUE = {"time_shift": "one random start per video", "augmentation": "drawn for every leaf"}
+_ONE_VALUE = {TimeShift: "one random start per video", Augment: "drawn for every leaf"}
 """What one value of a factor means, if not that the factor is not varied."""
 
 
 def _describe(factor: Factor) -> str:
-    kind = factor.contrast.value if factor.k > 1 else _ONE_VALUE.get(factor.name, "not varied")
+    kind = factor.contrast.value if factor.k > 1 else _ONE_VALUE.get(type(factor.transformation), "not varied")
     only = ", only pairs that differ in it count" if factor.weight.value == "differs" else ""
     return f"  {factor.name:14}  K = {factor.k:<4}  {kind}{only}"
 

@@ -384,7 +384,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
         ("--label colour", "unknown column 'colour'"),
         ("--dataset hmdb51", "were made from the data set 'ucf101', not 'hmdb51'"),
         ("--shards /nowhere", "there are no shards in /nowhere .* 'make preprocess DATASET=folder SOURCE="),
-        ("--lr -1", "--lr is -1 and --linear-c is 1; --lr must be 0 or more"),
+        ("--lr -1", "--lr is -1; it must be 0 or more"),
         ("--clips 0", "--clips is 0; it must be 1 or more"),
     ],
 )
