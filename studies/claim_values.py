@@ -52,11 +52,15 @@ class Where(NamedTuple):
 
 
 def values_of(dataset: str, equal: str, records: Iterable[Record], factors: Iterable[Record]) -> list[Value]:
-    """R@1 and linear top-1 of every label, and how far the time shift moves embeddings of the video network."""
+    """R@1 and linear top-1 of every label, and how far the time shift moves embeddings of the video network.
+
+    Without labels, the first metric of recall between modalities takes their place.
+    """
     found = [
-        (each, each.label, name, metric)
-        for each in records for name, metric in each.metrics.items() if name in (RECALL, LINEAR)
-    ]  # fmt: skip
+        (each, each.label, name, each.metrics[name])
+        for each in records
+        for name in [name for name in each.metrics if name in (RECALL, LINEAR)] or [next(iter(each.metrics))]
+    ]
     found += [
         (each, SHIFT, DISTANCE, each.metrics[f"{EMBEDDING} {DISTANCE}"])
         for each in factors

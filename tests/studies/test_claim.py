@@ -14,14 +14,16 @@ from gdt.common.errors import UserError
 from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
 from gdt.eval.downstream import downstream
+from gdt.eval.metrics import Metric
 from gdt.eval.record import RANDOM
 from gdt.pipeline.shards.layout import INDEX, shard_folder
 from gdt.studies import claim as study
 from gdt.studies.claim import claim
-from gdt.studies.claim_values import Value, picture
+from gdt.studies.claim_values import Value, picture, values_of
 from gdt.studies.settings import MOMENTS, Claim
 from gdt.train import command as training
 from gdt.train.pretrain import pretrain
+from tests.eval.test_record import ROW
 
 ONCE = {"seeds": (0,), "batch_size": 2, "steps": 2, "clips": 1, "test_factors": "none", "jobs": 1}
 
@@ -116,3 +118,13 @@ def test_the_picture_has_a_line_per_row_over_the_dial() -> None:
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     assert list(lines["l"]) == [89.0, 29.0] and list(lines["e"]) == [85.0]
     assert [tick.get_text() for tick in figure.axes[0].get_xticklabels()] == ["0", "0.3"]
+
+
+def test_a_set_without_labels_has_values_and_a_picture() -> None:
+    recall = replace(
+        ROW, metrics={"video to audio R@1": Metric(9.0, 2.0, 50), "audio to video R@1": Metric(8.0, 2.0, 50)}
+    )
+    values = values_of("mine", "videos", [recall], [])
+    assert [(each.metric, each.value) for each in values] == [("video to audio R@1", 9.0)]
+    (axes,) = picture(values, {"mine": ""}).axes
+    assert axes.get_ylabel().startswith("video to audio R@1") and axes.lines[0].get_ydata() == [9.0]
