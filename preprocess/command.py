@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gdt.common.commandline import Options, gdt_command
 from gdt.common.errors import as_typed, is_make
@@ -42,17 +42,23 @@ def _next_command(settings: Preprocess, summary: Summary) -> str:
         options["shards"] = str(folder)
     if summary.without_sound == summary.kept:
         options["preset"] = "d"
-    if is_make():
-        return " ".join(["make pretrain", *(f"{name.upper()}={shlex.quote(v)}" for name, v in options.items())])
-    return shlex.join(gdt_command("pretrain", *(w for name, v in options.items() for w in (f"--{name}", v))))
+    return _typed("pretrain", ("pretrain",), options)
 
 
 def _evaluation(settings: Preprocess) -> str:
-    if is_make() and settings.dataset in _TARGETS:
-        return f"make {_TARGETS[settings.dataset]} CKPT=<checkpoint>"
-    shards = ("--shards", settings.destination) if settings.destination else ()
-    command = gdt_command("eval", "downstream", "--dataset", settings.dataset, *shards)
-    return f"{shlex.join(command)} --ckpt <checkpoint>"
+    """The command that evaluates on the data set, without its checkpoint."""
+    target = _TARGETS.get(settings.dataset, "eval")
+    options = {} if is_make() and target != "eval" else {"dataset": settings.dataset}
+    if (folder := settings.shard_folder) != shard_folder(settings.dataset):
+        options["shards"] = str(folder)
+    return _typed(target, ("eval", "downstream"), options) + (" CKPT=" if is_make() else " --ckpt ") + "<checkpoint>"
+
+
+def _typed(target: str, command: Sequence[str], options: Mapping[str, str]) -> str:
+    """A target of make with variables, or a gdt command with options, as it is typed here."""
+    if is_make():
+        return " ".join([f"make {target}", *(f"{name.upper()}={shlex.quote(v)}" for name, v in options.items())])
+    return shlex.join(gdt_command(*command, *(w for name, v in options.items() for w in (f"--{name}", v))))
 
 
 def settings_of(arguments: Sequence[str]) -> Preprocess:

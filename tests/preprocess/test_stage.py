@@ -29,7 +29,7 @@ import numpy as np
 import pytest
 
 from gdt.common.commandline import _descriptions
-from gdt.common.errors import UserError
+from gdt.common.errors import MAKE_OPTIONS, UserError
 from gdt.common.files import open_regular
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
@@ -355,7 +355,7 @@ def test_full_disk_stops_the_run_without_partial_shards(synthetic: Path, small_d
 
 
 def test_all_folds_are_in_the_index(
-    alone: None, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    alone: None, synthetic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     videos = sorted((synthetic / "train").rglob("*.mp4"))[:4]
     lists = tmp_path / "ucfTrainTestlist"
@@ -377,6 +377,10 @@ def test_all_folds_are_in_the_index(
     main(["--dataset", "ucf101", "--source", str(tmp_path), "--destination", str(tmp_path / "shards"), "--workers=1"])
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("or, to evaluate ") and last.endswith(f" --shards {tmp_path}/shards --ckpt <checkpoint>")
+    monkeypatch.setenv(MAKE_OPTIONS, "")
+    main(["--dataset", "ucf101", "--source", str(tmp_path), "--destination", str(tmp_path / "shards"), "--workers=1"])
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(f": make eval-ucf SHARDS={tmp_path}/shards CKPT=<checkpoint>")
 
 
 @pytest.fixture(scope="module")
