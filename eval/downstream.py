@@ -36,9 +36,9 @@ from gdt.eval.subjects import (
     Fold,
     Model,
     complete_folds,
-    default_gallery,
     describe,
     folds,
+    gallery_split,
     held_out,
     models,
     official_folds,
@@ -118,7 +118,7 @@ def _plan(
     settings: Downstream, first: Trained, compared: list[Model], extracted: dict[str, tuple[Path, np.ndarray]]
 ) -> Evaluation:
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.label)
-    gallery = settings.gallery_split or default_gallery(data.index, data.split)
+    gallery = gallery_split(settings.gallery_split, data.index, data.split)
     if gallery == data.split:
         raise UserError(
             f"gallery and queries are both the split '{data.split}', so every video would find itself; change "
@@ -129,7 +129,7 @@ def _plan(
     device = any_device()
     protocols = _protocols(settings, gallery, data, compared)
     labelled = folds(settings, data.index, data.split) if any(PROTOCOLS[name].labels for name in protocols) else []
-    if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):
+    if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # else it would be refused
         settings = replace(settings, gallery_split=gallery)
     unlabelled = [] if all(PROTOCOLS[name].labels for name in protocols) else [held_out(data.index, data.split)]
     for model in compared:

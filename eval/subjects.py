@@ -154,8 +154,10 @@ def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
     ]
 
 
-def default_gallery(index: Index, query_split: str) -> str:
-    """The split of the gallery if none is given: train, or val if only that has labels."""
+def gallery_split(given: str, index: Index, query_split: str) -> str:
+    """The split of the gallery: the given one, or by default train, or val if only that has labels."""
+    if given:
+        return given
     labelled = {split for split in ("train", "val") if (index.label[index.split == split] != "").any()}
     return "val" if labelled == {"val"} and query_split != "val" else "train"
 
@@ -163,7 +165,7 @@ def default_gallery(index: Index, query_split: str) -> str:
 def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
     """The folds of --folds, or all. Raises UserError if there is no such fold or it has no labelled videos."""
     numbers = dict.fromkeys(settings.folds) or official_folds(index) or (0,)
-    splits = settings.gallery_split or default_gallery(index, query_split), query_split
+    splits = gallery_split(settings.gallery_split, index, query_split), query_split
     for number in numbers:
         part = index.fold(number) if number else index
         if lacking := [split for split in splits if not len(_labelled(part, split))]:

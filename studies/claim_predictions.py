@@ -11,7 +11,7 @@ from gdt.eval.factors.promises import DISTANCE
 from gdt.eval.record import RANDOM
 from gdt.studies.claim_values import ACTION, RECALL, SHIFT, Values, Where, picture, read
 from gdt.studies.judge import Judgement, all_of, contrast, judge_equal, judge_positive, table
-from gdt.studies.settings import ClaimPredictions
+from gdt.studies.settings import Claim, ClaimPredictions
 
 _A, _B, _C = "moments-{}-actions3-seed1", "moments-{}-actions1-seed1", "hard-seed1"
 """Data sets of the parts of the study; {} is the strength of the identity."""
@@ -98,10 +98,11 @@ def claim_predictions(settings: ClaimPredictions) -> str:
     """Judge all predictions; return the table. Draws part A if there is a `picture`."""
     found = read(settings.values)
     if settings.picture:
-        names = {_A.format(strength): strength for strength in ("0", "0.04", "0.1", "0.3", "1")}
         measured = {each.dataset for each in found}
-        save(picture(found, {name: at for name, at in names.items() if name in measured}), settings.picture)
-    return table([(text, _judged(judge, Values(found))) for text, judge in PREDICTIONS.items()])
+        dial = {_A.format(at): at for at in (f"{identity:g}" for identity in Claim.identity)}
+        save(picture(found, {name: at for name, at in dial.items() if name in measured}), settings.picture)
+    values = Values(found)
+    return table([(text, _judged(judge, values)) for text, judge in PREDICTIONS.items()])
 
 
 def _judged(judge: Callable[[Values], Judgement], values: Values) -> Judgement:

@@ -36,7 +36,7 @@ from gdt.eval.protocols import FORMAT, short_digest
 from gdt.eval.record import RANDOM, Record
 from gdt.eval.search.settings import RECALL
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import default_gallery, folds, held_out
+from gdt.eval.subjects import folds, gallery_split, held_out
 from gdt.eval.tables import to_csv, wrap, write_tables
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
@@ -178,7 +178,7 @@ def _labels(settings: Ablation, index: Index) -> tuple[str, ...]:
 
 def _gallery(settings: Ablation, index: Index) -> str:
     """The split of the gallery."""
-    return settings.gallery_split or default_gallery(index, settings.query_split)
+    return gallery_split(settings.gallery_split, index, settings.query_split)
 
 
 def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:

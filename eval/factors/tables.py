@@ -162,17 +162,19 @@ def summarise_model(records: Sequence[Record]) -> str:
         factor, metrics = factor_of(record), metrics_at(EMBEDDING, record) or metrics_at(TRUNK, record)
         accuracy, random = metrics[ACCURACY], metrics[ACCURACY_RANDOM]
         if factor.name == "time_shift":
-            distances = metrics[DISTANCE].value, metrics[DISTANCE_RANDOM].value
-            shift.append("{} {:.2f} (random {:.2f})".format(_network(record), *distances))
+            distance, untrained = metrics[DISTANCE].value, metrics[DISTANCE_RANDOM].value
+            shift.append(f"{_network(record)} {distance:.2f} (random {untrained:.2f})")
         _, low, high = difference([accuracy], [random])
         if low > 0 or high < 0:
             numbers = f"{row_name(record)} {accuracy.value:.1f} % (random {random.value:.1f} %)"
             (better if low > 0 else worse).append(numbers)
         if sign := verdict_sign(factor):
             (broken if sign == "!" else unclear).append(f"{row_name(record)} {factor.promise}")
-    moved = "distance of the time shift (1: as far as another video; low: features encode what stays)"
-    lines = [("classified better than with random weights", better), ("classified worse (the aim if invariant)", worse)]
-    lines.append((moved, shift))
+    lines = [
+        ("classified better than with random weights", better),
+        ("classified worse (the aim if invariant)", worse),
+        ("distance of the time shift (1: as far as another video; low: features encode what stays)", shift),
+    ]
     if any(is_promised(factor_of(record)) for record in records):
         lines.append(("broken promises", broken))
     if unclear:

@@ -82,7 +82,7 @@ def _write(settings: Report) -> Path:
         unread=unread,
         missing=_missing(settings, models, shown),
         missing_most=_MISSING_MOST,
-        commit=short_commit(git_commit()) if git_commit() else "",
+        commit=short_commit(commit) if (commit := git_commit()) else "",
     )
     write_text(settings.path, text)
     return settings.path

@@ -104,8 +104,8 @@ def test_a_failed_run_of_an_ablation_names_its_log(command: Run, shards: Path, t
 @pytest.mark.parametrize(
     ("kind", "number"),
     [
-        ("ablation", signal.SIGTERM),
-        pytest.param("ablation", signal.SIGINT, marks=pytest.mark.slow),
+        ("ablation", signal.SIGINT),
+        pytest.param("ablation", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("downstream", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )

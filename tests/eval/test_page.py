@@ -131,7 +131,7 @@ def rows_of(page: Page, folder: Path) -> dict[tuple[str, str], str]:
     """The cells of the tables of an evaluation, by row and column."""
     cells = {}
     for table, title in zip(page.tables, page.captions, strict=True):
-        if title.startswith("Percent on ") and f"; {folder}" in title:
+        if title.startswith("Percent on ") and title.split("; ")[1] == str(folder):
             for name, *values in table[1:]:
                 cells |= {(name, column): value for column, value in zip(table[0][1:], values, strict=True)}
     return cells
