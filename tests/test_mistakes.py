@@ -463,11 +463,15 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     for name in ("runs/mien-l/checkpoint.pt", "mine-l", "mine-1.pt"):
         said = sentence(command("eval", "downstream", "--ckpt", name))
         assert said.startswith(f"there is no checkpoint {name}; did you mean runs/mine-l/checkpoint.pt? Or m")
-    for run in "pqrs":
-        (tmp_path / "runs" / run).mkdir()
+    for run in ("demo/l-0", *"pqr"):
+        (tmp_path / "runs" / run).mkdir(parents=True)
         (tmp_path / "runs" / run / "checkpoint.pt").touch()
     said = sentence(command("eval", "downstream", "--ckpt", "runs/nowhere/checkpoint.pt"))
     assert "available: runs/mine-l/checkpoint.pt, runs/p/checkpoint.pt, runs/q/checkpoint.pt and 2 more; " in said
+    for run in ("mine-l", *"pqr"):
+        (tmp_path / "runs" / run / "checkpoint.pt").unlink()
+    said = sentence(command("eval", "downstream", "--ckpt", "runs/synthetic-l/checkpoint.pt"))
+    assert "; available: runs/demo/l-0/checkpoint.pt; make it with " in said
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,9 @@ def _no_checkpoint(path: Path) -> str:
     previous = path.with_name(PREVIOUS)
     if previous.is_file() and path.name == CHECKPOINT:
         return f"there is no checkpoint {path}; use the previous one, {previous}"
-    there = {run.parent.name: run for run in sorted(Path("runs").glob(f"*/{CHECKPOINT}"))}
+    runs = Path("runs")
+    found = sorted(runs.glob(f"*/{CHECKPOINT}")) + sorted(runs.glob(f"*/*/{CHECKPOINT}"))  # also those of studies
+    there = {str(each.parent.relative_to(runs)): each for each in found}
     run = path.parent.name if path.name == CHECKPOINT else path.stem
     if similar := difflib.get_close_matches(run, there, 1):
         return f"there is no checkpoint {path}; did you mean {there[similar[0]]}? Or {_how_to_make(path)}"
