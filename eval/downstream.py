@@ -323,8 +323,12 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
     records = [row for path in sorted(out.glob("*/*.json")) for row in read(path)]
     write_text(out / "all.csv", to_csv(records))
     runs = _folder_of_report(evaluations[0].evaluator.settings, out)
+    asked = {model.name for model in evaluations[0].models}
+    earlier = dict.fromkeys(row.model for row in first if row.model not in asked)
     return (
-        f"{text}\n\ntables with all notes: {out}/table.txt\n"
+        f"{text}\n\n"
+        + (f"evaluated by earlier calls with the same settings: {', '.join(earlier)}\n" if earlier else "")
+        + f"tables with all notes: {out}/table.txt\n"
         "also there: table.tex, results.csv, results.json; all.csv has the results of all calls\n"
         f"next: {shlex.join(gdt_command('eval', 'report', '--runs', runs))}"
     )

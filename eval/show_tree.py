@@ -72,7 +72,7 @@ def show_tree(settings: ShowTree) -> tuple[str, Path]:
         raise UserError(f"the picture would have {drawing.n} leaves, more than {_MAX_LEAVES}; lower --videos")
     title = "your factors" if settings.factors else f"preset {settings.preset}"
     path = settings.out or Path("runs") / f"tree-{train.name}.png"
-    save(drawing.picture(title), path, dpi=130)
+    save(drawing.picture(f"{title}: {settings.videos} of {batch.batch_size} videos of a batch"), path, dpi=130)
     positives, negatives = partners(batch)
     text = "\n".join(
         [
@@ -199,7 +199,8 @@ class TreeDrawing:
                     axes.plot([level - 0.45, level - 0.3, level - 0.3, level - 0.2], [parent, parent, y, y],
                               color="#999999", linewidth=0.8)  # fmt: skip
                 axes.text(level - 0.18, y, self.labels[level][first], fontsize=8, va="center")
-            head = f"{factor.name}\n{factor.contrast.value}, K = {factor.k}"
+            count = f", K = {factor.k}" if level else ""  # videos are drawn in part
+            head = f"{factor.name}\n{factor.contrast.value}{count}"
             axes.text(level - 0.18, -1.4, head, fontsize=8, va="bottom", color="#444444", style="italic")
         axes.set_xlim(-0.25, levels - 0.2)
         axes.set_ylim(self.n - 0.4, -1.6)

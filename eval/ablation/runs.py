@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError, as_typed, plural
 from gdt.common.files import write_text
 from gdt.common.lock import locked
 from gdt.common.serialization import add_checksum, require_checksum
@@ -383,7 +383,7 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
         files.append("factors.png")
     write_tables(out, "\n\n".join(texts), tables)
     pictures = ", ".join(f"{out}/{name}" for name in files)
-    return "\n".join(["", *summary, "", f"all tables: {out}/table.txt", f"pictures: {pictures}"])
+    return as_typed("\n".join(["", *summary, "", f"all tables: {out}/table.txt", f"pictures: {pictures}"]))
 
 
 def label_columns(index: Index, query_split: str, gallery_split: str = "train") -> tuple[str, ...]:

@@ -96,7 +96,9 @@ def evaluate(settings: Factors, first: Trained, data: Data) -> list[Record]:
     device = any_device()
     provenance = Provenance.of(device)
     records = []
-    for model in checkpoints(first, settings.ckpt):
+    for number, model in enumerate(checkpoints(first, settings.ckpt), start=1):
+        if len(settings.ckpt) > 1:
+            print(f"{model.name} ({number} of {len(settings.ckpt)})", flush=True)
         promises = promises_of(model.trained)
         rows, notes = _rows(model.trained, data.index, order, promises, settings, device)
         how = {"composition": promises.composition} if promises.composition else {}

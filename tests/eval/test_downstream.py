@@ -232,11 +232,13 @@ def test_tables_include_models_of_earlier_calls_with_the_same_settings(on_ucf: D
     other = tmp_path / "mine.pt"
     other.write_bytes(on_ucf.ckpt[0].read_bytes())
     run = replace(on_ucf, random_weights="include", out=tmp_path / "out")
-    downstream(run)
+    assert "earlier calls" not in downstream(run)
     downstream(replace(run, clips=3))  # in another table
     text = downstream(replace(run, ckpt=(other,), random_weights="exclude"))
     rows = [line.split("  ")[0] for line in text.splitlines()]
     assert {"random weights", "mine", "chance"} <= set(rows) and rows.count("mine") == 1
+    (earlier,) = re.findall("evaluated by earlier calls with the same settings: (.+)", text)
+    assert sorted(earlier.split(", ")) == ["random weights", "synthetic-e"]
 
 
 def test_published_retrieval_has_its_own_table_next_to_the_papers_numbers(on_ucf: Downstream, tmp_path: Path) -> None:
