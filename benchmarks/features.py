@@ -27,7 +27,7 @@ EVALUATIONS: dict[str, Callable[[Features], object]] = {
 
 
 def measure(name: str, gallery: int, queries: int, dimensions: int, classes: int) -> dict[str, float]:
-    """Seconds, and memory on top of the features."""
+    """Seconds of an evaluation, and its memory on top of the features."""
     rng = np.random.default_rng(0)
     stored, wanted = (rng.standard_normal((count, dimensions), np.float32) for count in (gallery, queries))
     labels, wanted_labels = (np.arange(len(part)) % classes for part in (stored, wanted))

@@ -46,11 +46,8 @@ def settings(row: str, way: str, seed: int, steps: int) -> Pretrain:
     )  # fmt: skip
 
 
-def one_direction(plan: BatchPlan) -> BatchPlan:
-    """The leaves sorted so that a group of `VIDEOS` leaves is all forward or all reversed, as before views were mixed.
-
-    The groups were the same except for the order of the videos, which does not matter if a group has all of them.
-    """
+def sort_by_direction(plan: BatchPlan) -> BatchPlan:
+    """The plan sorted so that every group of `VIDEOS` leaves is all forward or all reversed."""
     return plan.take(np.lexsort((plan.columns["video"], plan.columns["time_reversal"], plan.leaves.modality)))
 
 
@@ -79,8 +76,8 @@ def batch_of(plan: BatchPlan, run: Pretrain, noise: np.random.Generator) -> Batc
 def train(row: str, way: str, seed: int, steps: int) -> dict[str, float]:
     """Train a row in one way; measure the last ten losses, and new batches in evaluation.
 
-    "right": how often an embedding is closer to the one of its video in the other modality with its own direction than
-    to the reversed one. "moved": distance between embeddings of a clip and of its reverse, small if row f succeeds.
+    "right": how often an embedding lies closer to that of the other modality in its own direction than to the reversed
+    one. "moved": distance between embeddings of a clip and of its reverse; small if row f succeeds.
     """
     torch.set_num_threads(1)
     run = settings(row, way, seed, steps)
@@ -89,11 +86,11 @@ def train(row: str, way: str, seed: int, steps: int) -> dict[str, float]:
     losses, tested, right, moved = [], [], [], []
     for step in range(steps):
         plan = tree.plan(step, 0)
-        plan = one_direction(plan) if way == WAYS[1] else take_rank(plan, 0, 1, run.bn_group_size or 0)
+        plan = sort_by_direction(plan) if way == WAYS[1] else take_rank(plan, 0, 1, run.bn_group_size or 0)
         losses.append(float(learner.step(step, batch_of(plan, run, noise)).loss))
     model = learner.model.eval()
     for step in range(steps, steps + _TESTED):
-        batch = batch_of(one_direction(tree.plan(step, 0)), run, noise)
+        batch = batch_of(sort_by_direction(tree.plan(step, 0)), run, noise)
         with torch.no_grad():
             z = model(batch.inputs)
         tested.append(float(gdt_loss(z, batch.table, run.composition.factors, run.temperature)))

@@ -95,13 +95,13 @@ def loader(index: Index, plans: Tree, settings: Benchmark) -> Iterator[int]:
 
 
 def peers(index: Index, plans: Tree) -> Iterator[int]:
-    """Decoded clips of the same batches from the peer."""
+    """Decoded clips of every batch, from the peer."""
     for _ in peer.batches(index, lambda step: plans.plan(*divmod(step, plans.batches_per_epoch)), Clip()):
         yield plans.composition.batch_size * plans.composition.decoded_per_video
 
 
-def checking(index: Index, repeats: int = 200) -> dict[str, float]:
-    """Milliseconds for the checksums of one clip's frames and audio, on one core."""
+def measure_checksums(index: Index, repeats: int = 200) -> dict[str, float]:
+    """Milliseconds to verify the checksums of one clip's frames and audio, on one core."""
     clip, reader = Clip(), ShardReader(index)
     video = int(np.flatnonzero(index.start_counts(clip.frames, clip.stride) >= 2)[0])
     pieces = [frame.tobytes() for frame in reader.frames(video, np.arange(clip.frames) * clip.stride)]
@@ -124,7 +124,7 @@ def measure_row(index: Index, row: str, settings: Benchmark) -> None:
         settings.rounds,
         lambda: measure("loader", loader(index, plans, settings), settings.decoded),
         lambda: measure("peer", peers(index, plans), settings.decoded),
-        lambda: checking(index),
+        lambda: measure_checksums(index),
     )
     print(f"\nrow {row}")
     for what, unit in ((PER_CLIP, "ms"), (RATE, "clips/s")):

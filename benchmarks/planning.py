@@ -33,7 +33,7 @@ def entries(count: int, source: Path) -> Iterator[Video]:
 
 
 def skip_work(task: ShardTask) -> int:
-    """A worker's task without its work."""
+    """A worker's task that only counts its videos."""
     return len(task.videos)
 
 

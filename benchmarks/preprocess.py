@@ -105,9 +105,9 @@ def main(
     Args:
         source: Folder of videos; by default some are generated.
         made: Number of generated videos.
-        copies: Times that each video is used, so that the idle workers at the end of a run weigh little.
+        copies: How often each video is used; more copies give less weight to workers that idle at the end.
         rounds: Rounds of all measurements.
-        workers: Processes of each way.
+        workers: Parallel processes.
 
     """
     with scratch() as name:

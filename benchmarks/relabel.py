@@ -24,7 +24,7 @@ from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.videos import VideoList
 
 NAME = "benchmark"
-"""Of the generated data set."""
+"""Name of the generated data set."""
 
 
 def relabelled(count: int, source: Path) -> Iterator[Video]:

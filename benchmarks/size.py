@@ -43,7 +43,7 @@ def main(
         batch_size: Videos per batch, over all GPUs.
         videos: Videos of the data set; default about Kinetics-400.
         epochs: Passes over them.
-        share: Share of the stated peak that is reached; 0.14 to 0.21 are predicted of an H100.
+        share: Share of the stated peak that training reaches; predicted for an H100: 0.14 to 0.21.
 
     """
     paper = replace(SIZES["paper"][1], batch_size=batch_size)
@@ -92,7 +92,7 @@ def main(
 
 
 def _flops(one: Fit, flops: Mapping[int, Mapping[str, float]], modality: str) -> float:
-    """Of a leaf, forward and backward; gradient caching adds another forward pass, a third."""
+    """FLOPs of a leaf, forward and backward; gradient caching adds a forward pass, which is a third more."""
     again = flops[0][modality] / 3 if one.micro_batch_size else 0.0
     return flops[one.recomputed][modality] + again
 

@@ -85,10 +85,10 @@ def usable(index: Index, clip: Clip, audio: bool) -> np.ndarray:
     Official splits count shorter videos, too.
     """
     fits = index.start_counts(clip.frames, clip.stride, clip.mel_frames if audio else 0) > 0
-    # the last row's window of 20 ms ends one row later
+    # the window of the last row, 20 ms long, ends one row later
     needed = max(((clip.frames - 1) * clip.stride + 1) / index.fps, (clip.mel_frames + 1) / 100 if audio else 0)
-    held = (index.folds != "") & (index.frame_count / index.fps < needed)
-    return fits | (held & (index.mel_count > 0) if audio else held)
+    too_short = (index.folds != "") & (index.frame_count / index.fps < needed)
+    return fits | (too_short & (index.mel_count > 0) if audio else too_short)
 
 
 def random_clips(
@@ -116,8 +116,8 @@ def uniform_clips(
 ) -> BatchPlan:  # fmt: skip
     """`clips` clips spread uniformly over each video [n], each in `crops` crops along the longer side.
 
-    Clips start from the first to the last possible start, or, unless `to_the_end`, at 0, 1/clips, 2/clips, ... of them;
-    a video with fewer starts repeats some. Leaves are sorted by video, modality, clip and crop.
+    Clips start from the first to the last possible start; without `to_the_end`, at 0, 1/clips, 2/clips, ... of them. A
+    video with fewer starts repeats some. Leaves are sorted by video, modality, clip and crop.
     """
     steps = max(clips - 1, 1) if to_the_end else clips
     position = np.arange(clips) / steps if clips > 1 else np.array([0.5])
@@ -158,7 +158,7 @@ def augmented(
 ) -> Iterator[BatchPlan]:  # fmt: skip
     """Plans of `uniform_plans` with the draws of `sampling`.
 
-    Start frames and crop positions stay, unless `moved`, a clip size, is given: then both are random.
+    Start frames and crop positions stay; with `moved`, the size of the clips, both are random.
     """
     for plan in plans:
         leaves = plan.leaves

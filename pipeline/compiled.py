@@ -16,7 +16,7 @@ def _compiled(function: Callable[..., None]) -> Any:
         return njit(nogil=True)(function)
 
 
-# Unsigned indices avoid a comparison with 0 each; loops over whole slices are vectorised. Products and sums are not
+# Unsigned indices need no check for negative values; loops over whole slices are vectorised. Products and sums are not
 # fused, so that rounding is the same on every CPU.
 
 
@@ -27,8 +27,8 @@ def resize(
 ) -> None:  # fmt: skip
     """Bilinear interpolation, rounded: uint8 [height, 3 * width] to `out`, uint8 [rows, 3 * columns].
 
-    Row r lies between the frame's rows `top` [r] and `bottom` [r], at the share `down` [r] of the way; column c between
-    the pixels that begin at the bytes `left` [c] and `right` [c], at the share `across` [c].
+    Row r mixes the frame's rows `top` [r] and `bottom` [r]; `down` [r] is the weight of the second. Column c mixes the
+    pixels that begin at the bytes `left` [c] and `right` [c]; `across` [c] is the weight of the second.
     """
     begin, end = min(left.min(), right.min()), max(left.max(), right.max()) + 3
     line, mixed = np.empty(end - begin, np.float32), np.empty(out.shape[1], np.float32)
@@ -52,7 +52,7 @@ def resize(
 def affine_map(values: np.ndarray, matrix: np.ndarray, offset: np.ndarray, out: np.ndarray) -> None:
     """`matrix` [3, 3] times every pixel plus `offset` [3]: uint8 [3 * n] to `out`, float32 [3 * n].
 
-    Output k sums values k - 2 to k + 2 times factors that are 0 for other pixels, so vectors need no shuffling.
+    Output k sums values k - 2 to k + 2 times factors, 0 for values of other pixels, so SIMD code needs no shuffling.
     """
     tile = 192
     factors = np.zeros((5, tile), np.float32)

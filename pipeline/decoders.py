@@ -38,7 +38,7 @@ KNOWN = {"nvidia-nvimgcodec-cu13": "0.9", "nvidia-nvjpeg": "13.3"}
 13.2 on H100.
 """
 PREDICTED = 450.0
-"""Predicted maximum of training with the paper's networks on one H100, clips/s of one modality."""
+"""Predicted maximum speed of training the paper's networks on one H100, clips/s of one modality."""
 _OVERHEAD = 1.2
 """CPU time of a clip relative to that of decoding and cropping: reading, checksums, sound, Python."""
 _FRAMES = 8
@@ -52,9 +52,9 @@ class Choice:
     """The decoder of a process."""
 
     loading: Loading
-    """With cpu or gpu as decoder, and jpeg_hardware only if its pixels are right."""
+    """The settings with decoder cpu or gpu, and with jpeg_hardware only if its pixels are right."""
     why: str
-    """In words; empty without a GPU, where there is no choice."""
+    """Reason for the choice; empty without a GPU, where there is none."""
 
 
 def choose(
@@ -76,9 +76,9 @@ def choose(
     reason = ""
     if loading.decoder == "auto":
         need = clips_per_second * seconds_per_clip(jpegs, clip, leaves_per_decoded)
-        there = min(loading.threads, cores() - _TRAINING)
-        reason = f": {clips_per_second:.0f} clips/s need {need:.1f} cores, and each GPU has {there} for loading"
-        if need <= there:
+        available = min(loading.threads, cores() - _TRAINING)
+        reason = f": {clips_per_second:.0f} clips/s need {need:.1f} cores, and each GPU has {available} for loading"
+        if need <= available:
             return Choice(on_cpu, f"on the CPU{reason}")
     if loading.jpeg_hardware:
         require_known_versions()
@@ -123,7 +123,7 @@ def require_known_versions() -> None:
 
 
 _FAULTS: dict[tuple[str, str, str], str] = {}
-"""What was found in this process, by decoder, shards and device."""
+"""Results of `check` in this process, by decoder, shards and device."""
 
 
 def _fault(name: str, jpegs: Sequence[np.ndarray], shards: str, device: Device) -> str:
@@ -160,7 +160,7 @@ def check(
     """Decode frames while the GPU is busy, in another order in every round, and compare them with the CPU's pixels.
 
     Returns what is wrong with each decoder, in words; empty if nothing. nvJPEG's hardware decoder has been seen to
-    overwrite pixels before earlier work had read them (torchcodec#1634), which shows only if the next pixels differ.
+    overwrite pixels before earlier work had read them (torchcodec#1634), visible only if the next pixels differ.
     """
     device = loader_device(device) if isinstance(device, torch.device) else device
     clip = Clip(frames=1)
@@ -178,18 +178,18 @@ def check(
     def crops(where: torch.device) -> torch.Tensor:
         return torch.empty(n, 1, clip.size, clip.size, 3, dtype=torch.uint8, device=where)
 
-    def off(loading: Loading) -> int:
-        """Rounds with wrong pixels."""
+    def count_wrong(loading: Loading) -> int:
+        """Count the rounds with wrong pixels."""
         decoder = make(clip, device, replace(loading, decode_batch_size=n))
         out, queue = crops(device.device), _queued_work(device.device)
 
-        def late(leaves: int) -> torch.Tensor:
+        def crops_behind_work(leaves: int) -> torch.Tensor:
             queue()
             return out
 
         with contextlib.closing(decoder), device.loader_stream():
             shuffled = torch.from_numpy(np.stack(orders)).to(device.device)
-            filled = decoder.fill(runs(orders, queue), late)
+            filled = decoder.fill(runs(orders, queue), crops_behind_work)
             wrong = [_differ(out, expected[order]).any() for order, _ in zip(shuffled, filled, strict=True)]
             return int(torch.stack(wrong).sum())
 
@@ -201,7 +201,7 @@ def check(
     found = {}
     for name, loading in decoders.items():
         try:
-            count = off(loading)
+            count = count_wrong(loading)
             found[name] = f"wrong pixels in {count} of {rounds} batches while the GPU is busy" if count else ""
         except ImportError as error:
             found[name] = f"DALI cannot be imported ({error})"

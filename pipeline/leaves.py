@@ -42,7 +42,7 @@ class Clip:
 
 
 INPUT_FIELDS = {"video": ("start", "frames", "turns", "crop_scale"), "audio": ("start", "mel_frames")}
-"""Fields of `Leaves`, besides the draws, that change the input of each network; `gdt eval factors` compares them."""
+"""Fields of `Leaves`, besides `draws`, that determine the input of each network; `gdt eval factors` compares them."""
 
 
 @dataclass

@@ -143,7 +143,7 @@ def compile_factors(path: Path, code: bytes) -> Transformations:
 
 
 def _located(path: Path, error: BaseException) -> UserError:
-    """An error of a user's file with its line."""
+    """A UserError that names the line of the user's file that raised `error`."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     return UserError(f"{path}, line {line}: {type(error).__name__}: {first_line(error)}")

@@ -33,7 +33,7 @@ def _row(table: str, role: tuple[Role, Role, str]) -> Preset:
     names = ",".join(_MODALITIES[letter] for letter in modalities)
     name = "modality" if modalities in ("V", "VA") else f"modality({names})"
     modality, views = (f"{name}:i:{len(modalities)}:differs", 1) if len(modalities) > 1 else (f"{name}:i:1", 2)
-    ts, tr = ("i:1" if role == "." else f"{role}:2" for role in (shift, reversal))
+    ts, tr = ("i:1" if contrast == "." else f"{contrast}:2" for contrast in (shift, reversal))
     factors = f"video:d time_shift:{ts} {modality} time_reversal:{tr} augmentation:i:{views}"
     return Preset(f"{'AV' if modalities == 'VA' else modalities}, TR {reversal}, TS {shift}", table, factors)
 

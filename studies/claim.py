@@ -37,12 +37,12 @@ _MEASURED = 12
 """Steps of each row that are timed; the first third is left out."""
 
 
-class Set(NamedTuple):
+class DataSet(NamedTuple):
     """A data set of the study."""
 
     name: str
-    dial: str
-    """Strength of the identity, the x axis of the picture; empty for a data set of the user."""
+    identity: str
+    """Strength of the identity, on the x axis of the picture; empty for a data set of the user."""
     arguments: tuple[str, ...] = ()
     """Arguments of `gdt generate`; empty for a data set of the user."""
 
@@ -52,16 +52,16 @@ class Set(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """Durations measured on the first set, in seconds."""
+    """Durations measured on the first data set, in seconds."""
 
     step: dict[str, float]
-    """A training step, by row, at equal videos."""
+    """A training step at equal videos, by row."""
     run: float
     """Everything else in a run, while other runs are in parallel."""
     factors: float
     """`gdt eval factors`."""
     making: float
-    """Generating and preprocessing a set."""
+    """Generating and preprocessing a data set."""
 
 
 def claim(settings: Claim) -> str:
@@ -87,31 +87,32 @@ def claim(settings: Claim) -> str:
             records = [row for row in record.read(planned.out / "results.json") if row.preset in {RANDOM, *kept}]
             results += records
             measured = planned.out / "factors.json"
-            factors = record.read(measured) if any(run.factors for run in planned.runs) else []  # else of earlier runs
+            has_factors = any(run.factors for run in planned.runs)  # else a file there is of earlier runs
+            factors = record.read(measured) if has_factors else []
             values += values_of(one.name, equal, records, (row for row in factors if row.preset in kept))
             texts.append(f"{one.name}\n{compare_rows(records, planned.labels).text}")
     write_text(out / "table.txt", "\n\n\n".join(texts) + "\n")
     write_text(out / "results.csv", to_csv(results))
     write_text(out / "values.csv", csv_text([Value._fields, *values]))
-    save(picture(values, {one.name: one.dial for one in sets}), out / "claim.png")
+    save(picture(values, {one.name: one.identity for one in sets}), out / "claim.png")
     return f"tables: {out}/table.txt\npicture: {out}/claim.png"
 
 
-def _sets(settings: Claim) -> list[Set]:
+def _sets(settings: Claim) -> list[DataSet]:
     if not settings.makes_shards:
-        return [Set(settings.dataset, "")]
+        return [DataSet(settings.dataset, "")]
     sets = []
     for identity in settings.identity:
         own = {"identity": identity, "actions-per-video": settings.actions_per_video, "seed": settings.set_seed}
         own |= dict.fromkeys(("train", "val", "test"), settings.videos) if settings.videos else {}
         name = f"moments-{identity:g}-actions{settings.actions_per_video}-seed{settings.set_seed}"
         name += f"-{settings.videos}videos" if settings.videos else ""
-        sets.append(Set(name, f"{identity:g}", tuple(f"--{key}={value}" for key, value in own.items())))
+        sets.append(DataSet(name, f"{identity:g}", tuple(f"--{key}={value}" for key, value in own.items())))
     return sets
 
 
-def _make(one: Set, out: Path) -> float:
-    """Generate and preprocess a set unless it is there; the seconds that it took."""
+def _make(one: DataSet, out: Path) -> float:
+    """Generate and preprocess a data set unless it exists; return the seconds that it took."""
     began = time.monotonic()
     if one.arguments and not one.is_made:
         print(f"generating and preprocessing {one.name}; log: {out}/{one.name}.txt", flush=True)
@@ -125,7 +126,7 @@ def _make(one: Set, out: Path) -> float:
     return time.monotonic() - began
 
 
-def _ablation(settings: Claim, one: Set, equal: Literal["videos", "compute"], out: Path) -> Ablation:
+def _ablation(settings: Claim, one: DataSet, equal: Literal["videos", "compute"], out: Path) -> Ablation:
     return Ablation(
         dataset=one.name, rows=settings.rows, seeds=settings.seeds, equal=equal, size=settings.size,
         batch_size=settings.batch_size, steps=settings.steps, label=settings.label, clips=settings.clips,
@@ -133,7 +134,7 @@ def _ablation(settings: Claim, one: Set, equal: Literal["videos", "compute"], ou
     )  # fmt: skip
 
 
-def _measure(settings: Claim, one: Set, making: float, out: Path) -> Seconds:
+def _measure(settings: Claim, one: DataSet, making: float, out: Path) -> Seconds:
     """Time a few steps of each row and one evaluation, once."""
     path = out / "seconds.json"
     if path.is_file():
@@ -150,7 +151,7 @@ def _measure(settings: Claim, one: Set, making: float, out: Path) -> Seconds:
     evaluated = time.monotonic()
     runs = plan(short).runs
     if settings.test_factors != "none":
-        batch = runs[0].pretraining.composition.batch_size  # alone, the row may allow larger ones
+        batch = runs[0].pretraining.composition.batch_size  # a single row may allow larger batches
         ablation(replace(short, rows=short.rows[:1], test_factors="first", batch_size=batch))
     step = {}
     for run in runs:
@@ -164,8 +165,8 @@ def _measure(settings: Claim, one: Set, making: float, out: Path) -> Seconds:
     return seconds
 
 
-def _forecast(settings: Claim, sets: Sequence[Set], seconds: Seconds, out: Path) -> str:
-    """The hours that the remaining runs will take, as a sentence."""
+def _forecast(settings: Claim, sets: Sequence[DataSet], seconds: Seconds, out: Path) -> str:
+    """A sentence with the hours that the remaining runs will take."""
     work, runs, unmade = 0.0, 0, 0
     for one in sets:
         known = one if one.is_made else sets[0]  # all sets have the same number of videos

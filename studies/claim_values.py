@@ -34,16 +34,16 @@ class Value(NamedTuple):
     """Preset, or RANDOM."""
     seed: int
     label: str
-    """Label column, empty for the class; of a distance, the factor that changes."""
+    """Label column, empty for the class; for a distance, the factor that changes."""
     metric: str
     value: float
-    """Percent; of a distance, a share of the distance between videos."""
+    """Percent; for a distance, a share of the distance between videos."""
     low: float
     high: float
 
 
-class Where(NamedTuple):
-    """What a prediction is about."""
+class Selection(NamedTuple):
+    """The values of one metric that a prediction compares."""
 
     dataset: str
     equal: str
@@ -89,60 +89,60 @@ def read(paths: Sequence[Path]) -> list[Value]:
 
 
 class Values:
-    """The values of the study, by what a prediction is about."""
+    """The values of the study, by selection and row."""
 
     def __init__(self, values: Sequence[Value]) -> None:
-        self._values: dict[tuple[Where, str], dict[int, Value]] = {}
+        self._values: dict[tuple[Selection, str], dict[int, Value]] = {}
         for each in values:
-            where = Where(each.dataset, each.equal, each.label, each.metric)
-            self._values.setdefault((where, each.row), {})[each.seed] = each
+            selection = Selection(each.dataset, each.equal, each.label, each.metric)
+            self._values.setdefault((selection, each.row), {})[each.seed] = each
 
-    def seeds(self, where: Where, row: str) -> np.ndarray:
-        """float64 [seeds], in the order of the seeds."""
-        if (where, row) not in self._values:
-            raise KeyError(f"row {row} of {where}")
-        return np.array([each.value for _, each in sorted(self._values[where, row].items())])
+    def seeds(self, selection: Selection, row: str) -> np.ndarray:
+        """The values of all seeds, in their order: float64 [seeds]."""
+        if (selection, row) not in self._values:
+            raise KeyError(f"row {row} of {selection}")
+        return np.array([each.value for _, each in sorted(self._values[selection, row].items())])
 
-    def first(self, where: Where, row: str) -> Value:
-        """Of the first seed."""
-        if (where, row) not in self._values:
-            raise KeyError(f"row {row} of {where}")
-        return min(self._values[where, row].values(), key=lambda each: each.seed)
+    def first(self, selection: Selection, row: str) -> Value:
+        """The value of the first seed."""
+        if (selection, row) not in self._values:
+            raise KeyError(f"row {row} of {selection}")
+        return min(self._values[selection, row].values(), key=lambda each: each.seed)
 
 
-def picture(values: Sequence[Value], dial: Mapping[str, str]) -> Figure:
-    """Panels with a column per `--equal` and a row per metric; in each, the rows over the data sets of `dial`.
+def picture(values: Sequence[Value], strengths: Mapping[str, str]) -> Figure:
+    """Panels with a column per `--equal` and a row per metric; in each, the rows over the data sets of `strengths`.
 
-    `dial` has the strength of the identity by data set, in order. Lines connect means over seeds, dots are seeds,
-    dashed lines random weights. Of a single data set, the x axis lists the rows.
+    `strengths` has the strength of the identity by data set, in order. Lines connect means over seeds, dots are seeds,
+    dashed lines random weights. For a single data set, the x axis lists the rows.
     """
-    values = [each for each in values if each.dataset in dial and each.metric != DISTANCE]
+    values = [each for each in values if each.dataset in strengths and each.metric != DISTANCE]
     equals, measured = list(dict.fromkeys(v.equal for v in values)), [(v.label, v.metric) for v in values]
     panels = [each for each in _PANELS if each in measured] or measured[:1]
     figure = Figure(figsize=(5.2 * len(equals), 2.7 * len(panels) + 0.6), layout="constrained")
     axes = figure.subplots(len(panels), len(equals), squeeze=False, sharey="row")
     for column, equal in zip(axes.T, equals, strict=True):
         for panel, (label, metric) in zip(column, panels, strict=True):
-            _draw(panel, [v for v in values if (v.equal, v.label, v.metric) == (equal, label, metric)], dial)
+            _draw(panel, [v for v in values if (v.equal, v.label, v.metric) == (equal, label, metric)], strengths)
             panel.set_ylabel(f"{metric} of the {label or 'class'}, %", fontsize=8)
         column[0].set_title(f"equal {equal}", fontsize=8)
-        column[-1].set_xlabel("strength of the identity" if len(dial) > 1 else "", fontsize=8)
+        column[-1].set_xlabel("strength of the identity" if len(strengths) > 1 else "", fontsize=8)
     axes[0, -1].legend(fontsize=7)
     return figure
 
 
-def _draw(axes: Axes, values: Sequence[Value], dial: Mapping[str, str]) -> None:
+def _draw(axes: Axes, values: Sequence[Value], strengths: Mapping[str, str]) -> None:
     rows = sorted({each.row for each in values}, key=lambda row: (row != RANDOM, row))
     for k, (row, mark) in enumerate(zip(rows, keys(rows), strict=True)):
         where, means = [], []
-        for x, dataset in enumerate(dial):
+        for x, dataset in enumerate(strengths):
             if own := [each.value for each in values if (each.row, each.dataset) == (row, dataset)]:
-                where.append(x if len(dial) > 1 else k)
+                where.append(x if len(strengths) > 1 else k)
                 means.append(float(np.mean(own)))
                 axes.plot([where[-1]] * len(own), own, mark.marker, color=mark.colour, markersize=3, alpha=0.5)
         style = "--" if row == RANDOM else "-"
         axes.plot(where, means, style, marker="_", markersize=12, color=mark.colour, label=row, linewidth=1.4)
-    ticks = list(dial.values()) if len(dial) > 1 else rows
+    ticks = list(strengths.values()) if len(strengths) > 1 else rows
     axes.set_xticks(range(len(ticks)), ticks, fontsize=7)
     axes.set_ylim(0, 100)
     axes.tick_params(labelsize=7)

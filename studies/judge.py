@@ -53,12 +53,12 @@ def contrast(weights: Mapping[str, float], values: Callable[[str], np.ndarray]) 
 
 
 def judge_positive(found: Interval) -> Verdict:
-    """Of a difference predicted to be positive."""
+    """Verdict on a difference predicted to be positive."""
     return "held" if found.low > 0 else "failed" if found.high < 0 else "undecided"
 
 
 def judge_equal(found: Interval, two_sided: bool) -> Verdict:
-    """Of a difference predicted to be zero, or, unless `two_sided`, zero or negative."""
+    """Verdict on a difference predicted to be zero; without `two_sided`, zero or negative."""
     size = abs(found.points) if two_sided else found.points
     if size < NO_DIFFERENCE:
         return "held"
@@ -66,7 +66,7 @@ def judge_equal(found: Interval, two_sided: bool) -> Verdict:
 
 
 def all_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a prediction about several rows."""
+    """Verdict on a prediction about several rows: all must hold."""
     return "failed" if "failed" in verdicts else "undecided" if "undecided" in verdicts else "held"
 
 

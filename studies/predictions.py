@@ -28,7 +28,7 @@ from gdt.studies.judge import (
 from gdt.studies.settings import Predictions
 
 WITHIN, ACROSS = "abcd", "efghijklm"
-_FIRST = (
+_REMEDY = (
     """run 'make ablation DATASET=synthetic-hard ROWS="a b c d e f g h i j k l m" EQUAL=clips CLIPS=3 """
     "TEST_FACTORS=all' first"
 )
@@ -43,16 +43,16 @@ class Runs:
     example: Mapping[str, Metric]
     """One metric per label, for its chance and number of queries."""
     probes: Mapping[str, Mapping[str, Sequence[tuple[Metric, Metric]]]]
-    """By factor and row, per seed: accuracy of a probe on the video embedding, and on that of random weights."""
+    """Accuracy of a probe on the video embedding, and on that of random weights: per seed, by factor and row."""
 
     def values(self, label: str, row: str) -> np.ndarray:
         if row not in self.recall.get(label, {}):
-            raise UserError(f"row {row} has no R@1 of {label}; {_FIRST}")
+            raise UserError(f"row {row} has no R@1 of {label}; {_REMEDY}")
         return self.recall[label][row]
 
     def probed(self, factor: str, row: str) -> Sequence[tuple[Metric, Metric]]:
         if row not in self.probes.get(factor, {}):
-            raise UserError(f"row {row} was not probed for {factor}; {_FIRST}")
+            raise UserError(f"row {row} was not probed for {factor}; {_REMEDY}")
         return self.probes[factor][row]
 
 
@@ -166,7 +166,7 @@ def read(folder: Path) -> Runs:
     paths = [folder / "results.json", folder / "factors.json"]
     for path in paths:
         if not path.is_file():
-            raise UserError(f"there is no {path}; {_FIRST}")
+            raise UserError(f"there is no {path}; {_REMEDY}")
     recall: dict[str, dict[str, list[tuple[int, float]]]] = {}
     example: dict[str, Metric] = {}
     for result in record.read(paths[0]):

@@ -199,7 +199,7 @@ def test_smoke_goes_on_in_another_process(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
-def test_a_wrong_convolution_is_said() -> None:
+def test_a_wrong_convolution_is_reported() -> None:
     class Flawed(torch.nn.Conv3d):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 1.1 * super().forward(x)

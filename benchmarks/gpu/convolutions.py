@@ -107,7 +107,7 @@ def measure(ways: Ways, times: int, size: Size, device: torch.device) -> Values:
     off: dict[str, float] = {}
     for way, (other, _) in ways.items():
         outputs, inputs = other.weight.shape[:2]
-        given = _grown(x, 1, inputs), _grown(_grown(w, 0, outputs), 1, inputs), _grown(g, 1, outputs)
+        given = _pad(x, 1, inputs), _pad(_pad(w, 0, outputs), 1, inputs), _pad(g, 1, outputs)
         taken = []
         with cudnn_settings(benchmark=True):
             for name, run in _passes(other, *given).items():
@@ -132,7 +132,7 @@ def _passes(conv: nn.Conv3d, x: Tensor, w: Tensor, g: Tensor) -> dict[str, Calla
 
 
 def difference(found: Tensor, right: Tensor) -> float:
-    """Relative to the norm of `right`."""
+    """Norm of the difference, relative to that of `right`."""
     return float((found.float() - right.float()).norm() / right.float().norm())
 
 
@@ -142,8 +142,8 @@ def random_leaves(device: torch.device, n: int, channels: int, *rest: int) -> Te
     return torch.randn(n, *rest, channels, device=device, dtype=dtype).movedim(-1, 1)
 
 
-def _grown(x: Tensor, dim: int, length: int) -> Tensor:
-    """With zeros at the end of a dimension."""
+def _pad(x: Tensor, dim: int, length: int) -> Tensor:
+    """Pad a dimension to a length, with zeros at its end."""
     if x.shape[dim] == length:
         return x
     larger = x.new_zeros(*x.shape[:dim], length, *x.shape[dim + 1 :]).contiguous(memory_format=torch.channels_last_3d)
@@ -151,7 +151,7 @@ def _grown(x: Tensor, dim: int, length: int) -> Tensor:
     return larger
 
 
-def together(rows: Sequence[Row], leaves: int) -> Values:
+def total(rows: Sequence[Row], leaves: int) -> Values:
     """Sums over the convolutions of the trunk that were measured."""
     measured = [row.values for row in rows if "plain ms" in row.values]
     if not measured:

@@ -23,7 +23,7 @@ SECTIONS = {
     "machine": "device", "smoke": "smoke", "shards": "shards", "kernels": "step", "step": "step",
     "training": "training", "loading": "loading", "ranks": "ranks", "ideas": "step",
 }  # fmt: skip
-"""Sections by module, each the function of its name; most important first, since time may run out."""
+"""Section -> module, in which it is a function; most important first, since time may run out."""
 MINUTES = {"smoke": 9.5}
 """Time limits of sections."""
 
@@ -43,7 +43,7 @@ class Way:
     side_stream: bool = False
     """Whether the audio network runs on its own stream."""
     one_forward: bool = True
-    """Whether all leaves of a modality are one forward pass, or each branch, a batch-norm group, is its own."""
+    """Whether one forward pass takes all leaves of a modality; otherwise one branch, a batch-norm group."""
     cached: bool = False
     """Whether gradient caching embeds leaves twice, the second time group by group."""
     padded: bool = False
@@ -55,7 +55,7 @@ class Way:
     graph: bool = False
     """Whether forward, loss and backward are replayed as one CUDA graph."""
     bytes: bool = True
-    """Whether clips are bytes, converted in the step, or contiguous floats."""
+    """Whether clips are bytes, which the step converts; otherwise contiguous floats."""
     waits: bool = False
     """Whether the host waits for the loss of every step."""
 
@@ -110,9 +110,9 @@ PREDICTED: dict[str, Any] = {
 }  # fmt: skip
 """Predictions: the best way, its gain over the plain one, `smoke`, and hours of 100 epochs of Kinetics-400 on 8 H100s.
 
-The hours are those of `python -m benchmarks.size --share`, 0.206 and 0.137, which counts the FLOPs of the plan (19 %
-more for row l, which recomputes the first stage), with 4 % more time for a memory budget, 1 % for the sum of gradients,
-and 5 % for batch norm over all ranks (rows e and a: 80 collectives in a step of 150 to 400 ms, and waiting).
+The hours are those of `python -m benchmarks.size` with --share 0.206 and 0.137, which counts recomputation (19 % more
+FLOPs for row l, which recomputes the first stage). Added are 4 % for a memory budget, 1 % for summing gradients, and
+5 % for batch norm over all ranks (rows e and a: 80 collectives in a step of 150 to 400 ms, and waiting).
 """
 
 

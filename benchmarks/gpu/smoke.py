@@ -87,7 +87,7 @@ def checks(settings: Settings, rows: Rows, device: torch.device) -> dict[str, di
         "convolutions": {
             what: Check(partial(convolutions.measure, same[0], len(same), size, device))
             for what, same in convolutions.trunk_convolutions(size).items()
-        } | {"all": Check(lambda: convolutions.together(_recorded(rows, "convolutions"), leaves))},
+        } | {"all": Check(lambda: convolutions.total(_recorded(rows, "convolutions"), leaves))},
         "summary": {"what is wrong": Check(lambda: {"is": "; ".join(_wrong(_recorded(rows))) or "nothing"})},
     }  # fmt: skip
 
@@ -108,7 +108,7 @@ def _wrong(rows: list[Row]) -> list[str]:
 
 
 def driver() -> Values:
-    """Raises UserError if it is too old, or missing."""
+    """Raises UserError if the driver is missing or too old."""
     if not gpu.has_gpu():
         raise UserError("nvidia-smi lists no GPU")
     return {"is": gpu.driver()}
@@ -120,7 +120,7 @@ def capability(device: torch.device) -> Values:
 
 
 def compiler() -> Values:
-    """Raises UserError if one is missing."""
+    """Raises UserError if the compiler or Python.h is missing."""
     if problem := gpu.compiler_problem():
         raise UserError(problem)
     return {"is": "found"}
@@ -172,7 +172,7 @@ def step(settings: Settings, device: torch.device, what: str, way: Way) -> Value
 
 
 def pixels(settings: Settings, device: torch.device) -> Values:
-    """Raises UserError if those of any of the GPU's decoders are wrong."""
+    """Raises UserError if any of the GPU's decoders makes wrong pixels."""
     draw(settings)
     found = decoders.check(decoders.sample(Index.open(settings.shards), settings.size.clip), device)
     if any(found.values()):
@@ -181,7 +181,7 @@ def pixels(settings: Settings, device: torch.device) -> Values:
 
 
 def decoding(settings: Settings, device: torch.device, choice: Loading) -> Values:
-    """Frames/s of a decoder, beside those that training on row e is predicted to need."""
+    """Frames/s of a decoder, and the frames/s that row e is predicted to need in training."""
     draw(settings)
     return {**rate(settings, device, "a", choice), "needed frames/s": PREDICTED["frames/s"]}
 

@@ -119,8 +119,8 @@ class Step:
                 self._compute = as_graph(self._compute, self._device)
         return float(losses[0])
 
-    def apart(self) -> tuple[float, float]:
-        """Milliseconds of the video trunk: its forward pass, and from its backward pass to the end of a gradient."""
+    def trunk_times(self) -> tuple[float, float]:
+        """Milliseconds of the video trunk's forward pass, and from the start of its backward pass to the end of all."""
         marks: list[Any] = []
 
         def note(*given: Any) -> None:
@@ -143,7 +143,7 @@ class Step:
 
 
 def _raise(text: str) -> None:
-    """Instead of halving chunks, which would measure another way."""
+    """Fail; training would halve its chunks, which would measure another way."""
     raise MemoryError(text)
 
 
@@ -182,12 +182,12 @@ def measure(settings: Settings, device: torch.device, way: Way, leaves: int) -> 
     of_leaf = memory(*what, torch.bfloat16 if way.bfloat16 else torch.float32, way.recomputed, way.budget < 1)
     values |= {"GiB": peak_memory(device), "GiB counted": leaves * sum(one.peak for one in of_leaf.values()) / 2**30}
     if way.one_forward and not way.graph:
-        values["forward ms"], values["backward ms"] = step.apart()
+        values["forward ms"], values["backward ms"] = step.trunk_times()
     return values | {"warm-up s": warm, "loss": loss, "last loss": float(last[0].loss)}
 
 
 def longest_kernels(settings: Settings, device: torch.device, way: Way) -> Values:
-    """Those of one step, as lines of milliseconds, share of the step, calls and name."""
+    """The 20 longest kernels of one step, a line each: milliseconds, share of the step, calls, name."""
     step = Step(way, run_settings(settings, "l", settings.size.leaves_of_ideas), device)
     step.warm_up(settings.size.warm)
     activity = torch.profiler.ProfilerActivity.CUDA if on_gpu(device) else torch.profiler.ProfilerActivity.CPU
@@ -225,7 +225,7 @@ def kernels(settings: Settings, rows: Rows, device: torch.device) -> None:
     rows("the first that are right", choose)
 
 
-def best(settings: Settings, rows: Rows) -> Way:
+def best_way(settings: Settings, rows: Rows) -> Way:
     """The way that training computes: the kernels of the section `kernels`, or the default."""
     for row in read(rows.path):
         if row.section == "kernels" and row.values:
@@ -236,7 +236,7 @@ def best(settings: Settings, rows: Rows) -> Way:
 
 def step(settings: Settings, rows: Rows, device: torch.device) -> None:
     """The best way over batch sizes, and the plain way."""
-    way, size, found = best(settings, rows), settings.size, dict[int, float]()
+    way, size, found = best_way(settings, rows), settings.size, dict[int, float]()
     for leaves in size.leaves:
         if values := rows(f"best way, {leaves} clips", partial(measure, settings, device, way, leaves)):
             found[leaves] = float(values["clips/s"])
@@ -255,9 +255,9 @@ def step(settings: Settings, rows: Rows, device: torch.device) -> None:
 
 def ideas(settings: Settings, rows: Rows, device: torch.device) -> None:
     """Each idea alone, as a change of the best way."""
-    base, leaves = best(settings, rows), settings.size.leaves_of_ideas
-    best_way = partial(measure, settings, device, base, leaves)
-    first = rows(f"best way, {leaves} clips", best_way)
+    base, leaves = best_way(settings, rows), settings.size.leaves_of_ideas
+    measure_base = partial(measure, settings, device, base, leaves)
+    first = rows(f"best way, {leaves} clips", measure_base)
 
     def measure_idea(name: str) -> Values:
         idea, way = IDEAS[name], IDEAS[name].of(base)
@@ -274,4 +274,4 @@ def ideas(settings: Settings, rows: Rows, device: torch.device) -> None:
 
     for name in settings.ideas:
         rows(name, partial(measure_idea, name))
-    rows("best way, once more", best_way)  # shows the noise
+    rows("best way, once more", measure_base)  # shows the noise

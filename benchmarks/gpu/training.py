@@ -19,7 +19,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.settings import METRICS
 
 EPOCHS, VIDEOS, GPUS = 100, 240_000, 8
-"""Of the predicted training on Kinetics-400."""
+"""Settings of the training on Kinetics-400 whose hours are predicted."""
 
 
 def training(settings: Settings, rows: Rows, device: torch.device) -> None:

@@ -318,7 +318,7 @@ class Index(VideoTable):
         """
         count = self.frame_count - ((frames - 1) * stride + 1) + 1
         if mel_frames:
-            # the last start f with mel_position(f) + mel_frames <= mel_count, from f = fps * row / 100 and a step about
+            # the last start f with mel_position(f) + mel_frames <= mel_count: begin above it, then step down
             last = (self.mel_count - mel_frames) * self.fps // 100 + 1
             for _ in range(3):
                 last -= self.mel_position(last) + mel_frames > self.mel_count
@@ -368,8 +368,8 @@ def _no_index(folder: Path) -> str:
 def _index(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping[str, Any]) -> Index:
     decoded = lru_cache(1 << 12)(bytes.decode)  # millions of videos share few label strings
 
-    def below(group: str) -> dict[str, np.ndarray]:
-        return {name.removeprefix(group): column(name) for name in datasets if name.startswith(group)}
+    def group(prefix: str) -> dict[str, np.ndarray]:
+        return {name.removeprefix(prefix): column(name) for name in datasets if name.startswith(prefix)}
 
     def column(name: str) -> np.ndarray:
         values = datasets[name]
@@ -380,7 +380,7 @@ def _index(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping
     settings, sums = json.loads(attributes["settings"]), json.loads(attributes["sums"])
     return Index(
         folder=folder,
-        **below("video/"),
+        **group("video/"),
         **{f"shard_{name}": column(f"shard/{name}") for name in ("bytes", "seal", "totals")},
         shard_names=list(column("shard/name")),
         classes=list(column("classes")),
@@ -388,5 +388,5 @@ def _index(folder: Path, datasets: Mapping[str, np.ndarray], attributes: Mapping
         bands=settings["bands"],
         statistics=Statistics.from_sums(sums["pixels"], sums["mels"]),
         settings=settings,
-        columns={unquote(name): values for name, values in below(_COLUMN).items()},
+        columns={unquote(name): values for name, values in group(_COLUMN).items()},
     )

@@ -82,12 +82,12 @@ SHARD: dict[str, Stored] = {
     "rejected": Stored(str, "[n_rejected]: JSON of id, path and reason of each rejected video"),
 }
 PARTS = {"frame": "frames/crc32", "mel": "audio/logmel", "text": "text/token"}
-"""Parts in which every video has a contiguous range of rows, and a dataset with these rows; video/<part> holds the
-bounds."""
+"""Part -> dataset with a row per frame, log-mel row or word. A video has a contiguous range of rows; video/<part> holds
+its bounds."""
 WORDS = ("token", "start", "end")
 """Columns of text/, in the order of their checksum."""
 PIECES = tuple(name for name in SHARD if name.startswith(("frames/", "audio/", "text/")))
-"""Datasets that training reads in pieces; a wrong offset or checksum appears as a damaged piece."""
+"""Datasets that training reads in pieces; a wrong offset or checksum looks like a damaged piece."""
 ROWS = 100
 """Rows of audio/logmel per checksum."""
 

@@ -131,7 +131,7 @@ class _OpenShard:
     def read(self, name: str, first: int, count: int) -> np.ndarray:
         """Values first..first+count-1 of a dataset: [count]."""
         begin, size = self._spans[name]
-        item = _item(name)
+        item = _item_size(name)
         if first < 0 or count < 0 or (first + count) * item > size:
             raise UserError(
                 f"shard {self.path} has no values {first} to {first + count - 1} of {name}, unlike the index; run the "
@@ -163,9 +163,9 @@ def _fits(seal: Seal, totals: list[int], bands: int) -> bool:
         "frames/offset": frames + 1, "frames/crc32": frames, "audio/logmel": bands * rows,
         "audio/crc32": -(-rows // ROWS), **{f"text/{name}": words for name in WORDS},
     }  # fmt: skip
-    return all(seal.spans[name][1] == _item(name) * length for name, length in lengths.items())
+    return all(seal.spans[name][1] == _item_size(name) * length for name, length in lengths.items())
 
 
-def _item(name: str) -> int:
+def _item_size(name: str) -> int:
     """Size of one value of a dataset, bytes."""
     return np.dtype(SHARD[name].dtype).itemsize

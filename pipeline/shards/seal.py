@@ -28,7 +28,7 @@ SEAL_BYTES = 4096
 """Length of the user block."""
 _BLOCK = 1 << 22
 _METADATA = 1 << 16
-"""Maximum bytes of what HDF5 may read back while it writes; larger writes are datasets."""
+"""Maximum bytes of a write that HDF5 may read back while it writes; larger writes are datasets."""
 
 
 class Damaged(Exception):
@@ -71,7 +71,7 @@ def writing_sealed(
 
 
 class _Unfailing(io.FileIO):
-    """A file that keeps the first error of writing in `error` and goes on as if there were none.
+    """A file whose writes never raise: it keeps the first error in `error` and pretends to have written.
 
     HDF5 does not report a full disk that it finds while it closes a file, and then crashes as the process ends.
     """
@@ -128,7 +128,7 @@ def seal(path: Path, spans: Sequence[str] = (), **notes: Any) -> None:
         positions = {name: _position(file[name]) for name in spans}
     size = path.stat().st_size
     with path.open("r+b") as file:
-        values = {"schema": SCHEMA, "bytes": size, "crc32": _structure(file, size, positions), "spans": positions}
+        values = {"schema": SCHEMA, "bytes": size, "crc32": _structure_crc32(file, size, positions), "spans": positions}
         line = _line(json.dumps(values | {"notes": notes}).encode())
         if len(line) > SEAL_BYTES:
             raise ValueError(f"the seal of {path} takes {len(line)} bytes of {SEAL_BYTES}")
@@ -154,7 +154,7 @@ def check_seal(path: Path) -> Seal:
     """Verify the checksum of a file and return its seal. Raises Damaged, OtherSchema or OSError."""
     with _open(path) as file:
         seal = _parse(file)
-        if _structure(file, seal.bytes, seal.spans) != seal.crc32:
+        if _structure_crc32(file, seal.bytes, seal.spans) != seal.crc32:
             raise Damaged("checksum mismatch")
     return seal
 
@@ -188,8 +188,8 @@ def _parse(file: BinaryIO) -> Seal:
     return Seal(values["bytes"], values["crc32"], spans, values["notes"], own=zlib.crc32(text))
 
 
-def _structure(file: BinaryIO, size: int, spans: Mapping[str, tuple[int, int]]) -> int:
-    """CRC-32 of a file of that size without user block and spans."""
+def _structure_crc32(file: BinaryIO, size: int, spans: Mapping[str, tuple[int, int]]) -> int:
+    """CRC-32 of the first `size` bytes of a file, without user block and spans."""
     value, position = 0, SEAL_BYTES
     for begin, length in [*sorted(span for span in spans.values() if span[1]), (size, 0)]:
         file.seek(position)

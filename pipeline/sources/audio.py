@@ -69,7 +69,7 @@ class AudioSource(InputSource):
                 yield _Work(batch.take(run), reading, run, len(batch))
 
     def _on_cpu(self, works: Iterable[_Work]) -> _Made:
-        """The same bits as DALI's, without it."""
+        """Normalise without DALI, equal to it bit for bit."""
         statistics = self.index.statistics
         for work in works:
             read, intact, damaged = work.reading.result()
@@ -109,7 +109,7 @@ class AudioSource(InputSource):
 
 
 def dali_inputs(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What `audio_graph` takes besides the rows."""
+    """Inputs of `audio_graph` besides the rows."""
     masks = {name: draw[:, None] for name, draw in draws.items() if name.startswith(("frequency_", "time_"))}
     return {"gain": _gain(draws), **masks}
 
@@ -125,7 +125,7 @@ def normalise(rows: np.ndarray, draws: Mapping[str, np.ndarray], mean: float, sc
 
 
 def _gain(draws: Mapping[str, np.ndarray]) -> np.ndarray:
-    """What a gain a on the waveform adds to the log power, 2 ln a: float32 [n]."""
+    """Increase of the log power, 2 ln a, by the gain a of the waveform: float32 [n]."""
     gain: np.ndarray = (2 * np.log(draws["volume"])).astype(np.float32)
     return gain
 

@@ -31,7 +31,7 @@ class _Work:
 
     leaves: Leaves
     shared: np.ndarray
-    """Leaves by decoded clip, which they share: int64 [clips, branches]."""
+    """Leaves of each decoded clip: int64 [clips, branches]."""
     begin: np.ndarray
     """Corner (y, x) of each leaf's crop in the stored frame, pixels: float32 [leaves, 2]."""
     end: np.ndarray
@@ -83,9 +83,9 @@ class VideoSource(InputSource):
             )
             colours = {
                 name: memory().store(name, values)
-                for name, values in zip(("matrix", "offset", "of_mean"), maps, strict=False)
+                for name, values in zip(("matrix", "offset", "mean_matrix"), maps, strict=False)
             }
-            yield Part(Pixels(pixels, kept=self._floats, **colours), work.intact, work.damaged)
+            yield Part(Pixels(pixels, buffers=self._floats, **colours), work.intact, work.damaged)
 
     def close(self) -> None:
         super().close()
@@ -184,7 +184,7 @@ def _frames_of(leaves: Leaves) -> np.ndarray:
 
 
 def share_decoding(leaves: Leaves) -> np.ndarray:
-    """Leaves by decoded clip, a video and a set of its frames: int64 [clips, branches]."""
+    """Leaves of each decoded clip, which is a video and a set of its frames: int64 [clips, branches]."""
     frames = np.sort(leaves.frames, 1)
     pattern = np.ascontiguousarray(frames - frames[:, :1])
     pattern = pattern.view(np.dtype((np.void, pattern.itemsize * pattern.shape[1]))).reshape(-1)  # one item per leaf
@@ -192,7 +192,7 @@ def share_decoding(leaves: Leaves) -> np.ndarray:
     key = np.stack([leaves.video, leaves.start + frames[:, 0], which], 1)
     _, clip, count = np.unique(key, axis=0, return_inverse=True, return_counts=True)
     branches = int(count.min())
-    # sort leaves by clip; split clips with more leaves than others, or share nothing if that is uneven
+    # sort leaves by clip; split clips that have more leaves than others, or share nothing if they do not divide evenly
     rows = np.argsort(clip.reshape(-1), kind="stable")
     if (count % branches).any():
         return rows[:, None]

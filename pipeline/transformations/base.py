@@ -62,7 +62,7 @@ class Transformation(ABC):
     """Whether different values select different frames; False if they reorder or change the same frames."""
 
     def __str__(self) -> str:
-        """As on the command line: the name, with settings other than the default in brackets."""
+        """The name as typed, with settings in brackets unless all have their defaults."""
         if not is_dataclass(self) or self == type(self)():
             return self.name
         settings = [getattr(self, field.name) for field in fields(self)]

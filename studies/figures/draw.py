@@ -50,7 +50,7 @@ class Chosen:
     shown: np.ndarray
     """Videos on the maps [m]."""
     of_class: str
-    """Of all `shown`; empty where they are drawn from all videos."""
+    """Class of all videos in `shown`; empty if they are drawn from all videos."""
     too_short: int
     """Skipped videos of the split."""
     apart: float
@@ -193,7 +193,7 @@ def _require_video_network(model: Model, settings: Figures) -> None:
 def _measure_models(
     models: Sequence[Model], index: Index, videos: Chosen, settings: Figures, device: torch.device
 ) -> list[Measured]:
-    """Of each model; those with the same inputs share one pass over the clips."""
+    """Measure every model; models with the same inputs share one pass over the clips."""
     measured: dict[int, Measured] = {}
     spread, shown = (np.searchsorted(videos.videos, rows) for rows in (videos.spread, videos.shown))
     groups: dict[str, list[int]] = {}
@@ -230,7 +230,7 @@ def _outputs(
 
 
 def _measure(model: Model, values: np.ndarray, spread: np.ndarray, shown: np.ndarray, settings: Figures) -> Measured:
-    """Of features [n, s, d]: `spread` and `shown` are the rows of the histogram and of the maps."""
+    """Measure features [n, s, d]; `spread` and `shown` are the rows of the histogram and of the maps."""
     n, s, d = values.shape
     try:
         features = unit(values.reshape(-1, d)).reshape(n, s, d)

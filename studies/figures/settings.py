@@ -22,7 +22,7 @@ class Figures:
         "maps": ("shown", "label", "of_class", "perplexity"),
         "run": ("seed", "out"),
     }
-    """Of `--help`, and the settings below them."""
+    """Headings of `--help`, each with its settings."""
 
     ckpt: tuple[Path, ...]
     """Checkpoints or external weights; a histogram and a row of maps each."""

@@ -27,9 +27,9 @@ class Distances(NamedTuple):
     """Half the mean squared distances between two clips."""
 
     within: np.ndarray
-    """Of each video: float64 [n]."""
+    """Between clips of each video: float64 [n]."""
     between: float
-    """Of two videos, at the same position in both."""
+    """Between clips at the same position in two videos."""
     without: np.ndarray
     """`between` with each of the videos left out: float64 [n]."""
 
@@ -71,7 +71,7 @@ def ratio(own: Distances, other: Distances | None = None) -> Metric:
 
 
 def _ratio(own: Distances) -> tuple[float, np.ndarray]:
-    """Of all videos, and with each of them left out [n]."""
+    """The ratio of all videos, and without each of them [n]."""
     within = own.within
     others = (within.sum() - within) / (len(within) - 1)
     return float(np.sqrt(within.mean() / own.between)), np.sqrt(others / np.maximum(own.without, _EQUAL))

@@ -26,17 +26,17 @@ class Contrasts:
     differ: float
     """Pairs that differ in the factor."""
     only: float
-    """Of these, pairs that agree in every other factor."""
+    """Pairs that differ in the factor and agree in every other one."""
     nearly: float
-    """The same, ignoring factors in which all leaves differ, such as augmentation."""
+    """Like `only`, but ignoring factors in which all leaves differ, such as augmentation."""
     weighted: float
-    """Of `nearly`, pairs with w = 1, which the loss uses."""
+    """Pairs of `nearly` with w = 1, which the loss uses."""
     required: float
     """Pairs with w = 1 that differ in the factor and in those with `:differs`, and agree in the rest as in `nearly`."""
 
 
 def mean_contrasts(preset: str, composition: Composition, seed: int) -> list[Contrasts]:
-    """Of every factor with K > 1, over ten batches of 10 s videos, since two branches may agree by chance."""
+    """Contrasts of every factor with K > 1: means over ten batches of 10 s videos, as branches may agree by chance."""
     source = toy(composition).source
     draws = [Draw(seed, epoch, 0) for epoch in range(_BATCHES)]
     batches = [

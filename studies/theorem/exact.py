@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Strata(NamedTuple):
-    """Of every pair of strata, over the pairs of samples T != T' in it."""
+    """Mean and variance of every pair of strata, over its pairs of samples T != T'."""
 
     mean: np.ndarray
     """L_jj': float64 [V, V]."""
@@ -67,7 +67,7 @@ def shared(loss: np.ndarray, k_v: int, k_i: int) -> float:
     of_strata = (within[:, None] + within) / (2 * k_v) + (1 - 1 / k_v) * means
     one, two, three = (inclusion(k_v, strata, m) for m in (1, 2, 3))
 
-    main, rest = _decompose(symmetric, means)
+    main, rest = _decompose_strata(symmetric, means)
     own = np.einsum("jja->ja", main)  # g_jj
     others = main.sum(1) - own  # of all strata but j
     squares = _variance(main).sum(1) - _variance(own)  # [V]
@@ -86,7 +86,7 @@ def u_statistic(kernel: np.ndarray, k: int) -> float:
     n = len(kernel)
     if k == n:
         return 0.0
-    main, rest = _pairs(kernel)
+    main, rest = _decompose_kernel(kernel)
     return float(4 * (1 - k / n) / k * _variance(main) + _remainder(k, n) * rest)
 
 
@@ -95,8 +95,8 @@ def inclusion(k: int, n: int, m: int) -> float:
     return float(np.prod([max(k - i, 0) / (n - i) for i in range(m)])) if n >= m else 0.0
 
 
-def _pairs(kernel: np.ndarray) -> tuple[np.ndarray, float]:
-    """Of kernel(a, b) = mean + g(a) + g(b) + r(a, b), a != b, where sums over b are 0: g [n] and the sum of r^2."""
+def _decompose_kernel(kernel: np.ndarray) -> tuple[np.ndarray, float]:
+    """Parts of kernel(a, b) = mean + g(a) + g(b) + r(a, b), a != b, whose sums over b are 0: g [n], the sum of r^2."""
     n = len(kernel)
     off = kernel - np.diag(np.diag(kernel))
     mean = off.sum() / (n * (n - 1))
@@ -111,19 +111,19 @@ def _remainder(k: int, n: int) -> float:
     return 2 * (two - 2 * three + four) / (k * (k - 1)) ** 2
 
 
-def _decompose(symmetric: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of every pair of strata: g_jk(a) [V, V, N] and the sum of r_jk(a, b)^2 [V, V]."""
+def _decompose_strata(symmetric: np.ndarray, means: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """g_jk(a) [V, V, N] and the sum of r_jk(a, b)^2 [V, V] of every pair of strata j, k."""
     values = np.moveaxis(symmetric, 2, 1)
     main = values.mean(3) - means[:, :, None]
     rest = values - means[:, :, None, None] - main[:, :, :, None] - main.transpose(1, 0, 2)[:, :, None, :]
     squares = (rest**2).sum((2, 3))
     for j in range(len(symmetric)):
-        main[j, j], squares[j, j] = _pairs(values[j, j])
+        main[j, j], squares[j, j] = _decompose_kernel(values[j, j])
     return main, squares
 
 
 def _variance(values: np.ndarray) -> np.ndarray:
-    """Over the last axis, whose mean is 0."""
+    """Variance over the last axis, whose mean is 0."""
     return _covariance(values, values)
 
 

@@ -75,7 +75,7 @@ class Estimate:
 
     @property
     def equal_samples(self) -> float:
-        """The same with as many samples embedded, of which direct sampling needs two per pair."""
+        """The same with as many embedded samples; direct sampling embeds two per pair."""
         return self.equal_pairs / (2 * self.k_v * self.k_i)
 
 
@@ -122,7 +122,7 @@ def simulate(settings: Theorem) -> Findings:
 
 
 def _estimates(population: Population, k_v: int, k_i: int, settings: Theorem, z: float) -> Iterator[Estimate]:
-    """Of one size: every loss sampled in every way, and equation 1 itself."""
+    """Estimates of one size: every loss sampled in every way, and equation 1 itself."""
     n = settings.batches
 
     def generator(number: int) -> np.random.Generator:

@@ -11,7 +11,7 @@ from gdt.common.errors import UserError, require_positive
 from gdt.pipeline import presets
 
 _MAX_SAMPLES = 4096
-"""In the population: the losses of all pairs are held in float64."""
+"""Maximum size of the population: the losses of all pairs are in memory, in float64."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Theorem:
         "counts": ("presets", "batch_size"),
         "run": ("seed", "out"),
     }
-    """Of `--help`, and the settings below them."""
+    """Headings of `--help`, each with its settings."""
 
     k_v: tuple[int, ...] = (2, 4, 8)
     """Numbers of distinctive values per batch, K_V; each is simulated with each of --k-i."""

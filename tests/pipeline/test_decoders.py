@@ -32,7 +32,7 @@ from tests.train.test_fake_cuda import GPU, fake_cuda
 
 
 class Broken(CpuEngine):
-    """Right, but for what `spoil` does to the crops of a batch, given those of the batch before."""
+    """An engine whose crops `spoil` changes, given those of the previous batch."""
 
     spoil: Callable[[int, torch.Tensor, torch.Tensor], None]
 
@@ -213,7 +213,7 @@ def test_a_loader_takes_the_decoder_that_is_chosen(index: Index, found: dict[str
 
 
 def test_no_graph_decodes_regions_of_an_image() -> None:
-    """In which nvImageCodec 0.9 fails on GPUs (its issue 55)."""
+    """nvImageCodec 0.9 fails to decode them on GPUs (its issue 55)."""
     graph = Pipeline(Device(CPU), 1, video_graph, 2, 8, 2, "cpu", 0.0)._graph
     assert set(re.findall(rb"decoders__\w+", graph.serialize())) == {b"decoders__Image"}
 

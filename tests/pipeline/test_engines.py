@@ -121,10 +121,10 @@ def test_invalid_frames_raise_decode_errors(index: Index) -> None:
 def test_floats_are_the_same_on_any_device(dtype: torch.dtype, late: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     crops = torch.randint(0, 256, (5, 3, 9, 9, 3), dtype=torch.uint8, generator=generator)
-    matrix, offset, of_mean = (torch.randn(5, *shape, generator=generator) for shape in ((3, 3), (3,), (3, 3)))
-    pixels = Pixels(crops, matrix, offset, of_mean=of_mean if late else None)
+    matrix, offset, mean_matrix = (torch.randn(5, *shape, generator=generator) for shape in ((3, 3), (3,), (3, 3)))
+    pixels = Pixels(crops, matrix, offset, mean_matrix=mean_matrix if late else None)
     out = torch.empty(crops.shape, dtype=dtype)
-    _on_any_device(pixels._by_frame(of_mean) if late else pixels, out)
+    _on_any_device(pixels._by_frame(mean_matrix) if late else pixels, out)
     assert torch.allclose(out.permute(0, 4, 1, 2, 3), pixels.floats(dtype), atol=1e-3, rtol=1e-2)
 
 

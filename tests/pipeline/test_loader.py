@@ -276,7 +276,7 @@ def test_the_affine_colour_map_equals_dalis_colour_jitter() -> None:
 
 
 def test_jitter_after_normalisation_moves_the_mean_of_a_clip_less() -> None:
-    """By brightness alone, which scales the mean; before normalisation, it scales the distance from black."""
+    """Only brightness moves it: it scales the mean; before normalisation, the distance from black."""
     rng, n = np.random.default_rng(0), 5000
     draws = {name: rng.uniform(0.6, 1.4, n).astype(np.float32) for name in ("brightness", "contrast", "saturation")}
     draws["hue"] = np.zeros(n, np.float32)
@@ -284,9 +284,9 @@ def test_jitter_after_normalisation_moves_the_mean_of_a_clip_less() -> None:
     level = 0.5  # a clip half a standard deviation brighter than the data set
     colour = torch.from_numpy(mean + level * std).float()
     matrix, offset = affine(draws, mean, std)
-    late_matrix, late_offset, of_mean = late_affine(draws, mean, std)
+    late_matrix, late_offset, mean_matrix = late_affine(draws, mean, std)
     before = (matrix @ colour + offset).mean(1).numpy() - level
-    after = ((late_matrix + of_mean) @ colour + late_offset).mean(1).numpy() - level
+    after = ((late_matrix + mean_matrix) @ colour + late_offset).mean(1).numpy() - level
     share = 0.4 / np.sqrt(3)  # sd of a factor of 0.6 to 1.4
     assert after.std() == pytest.approx(share * level, rel=0.05) and after.std() == pytest.approx(0.12, abs=0.01)
     assert before.std() == pytest.approx(share * (level + 2), rel=0.1)  # 2: from black to the mean

@@ -77,11 +77,11 @@ def test_a_study_of_few_videos_measures_with_one_batch_size(tmp_path: Path, monk
     batches: list[tuple[int, int]] = []
     monkeypatch.setattr(study, "plan", lambda settings: planned)
     monkeypatch.setattr(study, "ablation", lambda each: batches.append((len(each.rows), each.batch_size)))
-    seconds = study._measure(Claim("mine", rows=("e", "l")), study.Set("mine", ""), 0.0, tmp_path)
+    seconds = study._measure(Claim("mine", rows=("e", "l")), study.DataSet("mine", ""), 0.0, tmp_path)
     assert batches == [(2, 0), (1, 3)] and seconds.step == {"e": 1.0}
 
 
-def test_sets_of_the_dial_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generated_data_sets_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[list[str]] = []
 
     def make(command: list[str], *_: object) -> None:
@@ -99,13 +99,13 @@ def test_sets_of_the_dial_are_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     evaluation._require_inputs(Claim())  # the study makes them
     with pytest.raises(UserError, match="there are no shards in data/shards/mine"):
         evaluation._require_inputs(Claim("mine"))
-    assert [one.dial for one in sets] == ["0", "0.04"] and len({shard_folder(one.name) for one in sets}) == 2
+    assert [one.identity for one in sets] == ["0", "0.04"] and len({shard_folder(one.name) for one in sets}) == 2
     assert [each[0] for each in made] == ["generate", "preprocess"] * 2
     assert {"--identity=0.04", "--actions-per-video=3", "--seed=3", "--train=2", "--test=2"} < set(made[2])
     assert made[3][made[3].index("--dataset") + 1] == MOMENTS
 
 
-def test_the_picture_has_a_line_per_row_over_the_dial() -> None:
+def test_the_picture_has_a_line_per_row_over_the_identity() -> None:
     values = [
         Value(name, equal, row, seed, label, metric, value + more * (metric == "R@1") + seed, 0.0, 100.0)
         for equal in ("videos", "compute") for name, value in (("other", 1), ("a", 80), ("b", 20))

@@ -126,7 +126,7 @@ def test_equation_1_equals_the_training_loss() -> None:
     leaves = simulation.leaf_numbers(4, 5, k_v, k_i, 1, np.random.default_rng(8))[0]
     gram = population.similarity.reshape(20, 20)[np.ix_(leaves, leaves)]
     values, vectors = np.linalg.eigh(gram)
-    embeddings = torch.from_numpy(vectors * np.sqrt(values.clip(0)))  # whose Gram matrix this is
+    embeddings = torch.from_numpy(vectors * np.sqrt(values.clip(0)))  # embeddings with this Gram matrix
     composition = parse(f"video:d time_shift:i:{k_i} augmentation:i:1", k_v)
     table = {name: np.arange(9) for name in ("leaf", "augmentation")}
     table |= {"video": leaves // 5, "time_shift": leaves % 5}
