@@ -85,8 +85,8 @@ def _loses_less(one: str, other: str, runs: Runs) -> Judgement:
 
 
 def _timbre_at_chance(runs: Runs) -> Judgement:
-    metric = runs.example["timbre"]
-    return _at_chance({row: (metric, values) for row, values in runs.recall["timbre"].items()})
+    values = {row: runs.values("timbre", row) for row in WITHIN + ACROSS}
+    return _at_chance({row: (runs.example["timbre"], own) for row, own in values.items()})
 
 
 def _third_at_chance(runs: Runs) -> Judgement:

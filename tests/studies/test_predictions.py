@@ -78,6 +78,12 @@ def test_probes_change_the_verdicts(flat: Runs) -> None:
     assert [found[number] for number in (33, 34, 35, 36)] == ["held", "held", "held", "failed"]
 
 
+def test_a_missing_label_is_named(flat: Runs) -> None:
+    del flat.recall["timbre"], flat.example["timbre"]
+    with pytest.raises(UserError, match="row a has no R@1 of timbre; run 'make ablation"):
+        verdicts(flat)
+
+
 def test_intervals_are_those_of_welch() -> None:
     values = {"x": np.array([60.0, 62.0, 64.0]), "y": np.array([50.0, 50.0, 53.0])}
     found = contrast({"x": 1, "y": -1}, values.__getitem__)
