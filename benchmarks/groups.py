@@ -10,15 +10,13 @@ import torch
 import tyro
 from torch import Tensor
 
-from benchmarks.gpu.step import BANDS, tree_of
+from benchmarks.gpu.step import BANDS, DATA, tree_of
 from benchmarks.timing import Measurements, in_turns, machine
 from gdt.common.errors import exit_with_message
 from gdt.pipeline.groups import take_rank
 from gdt.pipeline.leaves import Clip, Leaves
 from gdt.pipeline.loader import Batch
-from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.tree import BatchPlan
-from gdt.train.checkpoint import Data
 from gdt.train.kernels import Kernels
 from gdt.train.learner import Learner
 from gdt.train.loss import gdt_loss
@@ -26,7 +24,6 @@ from gdt.train.settings import SIZES, Optimization, Pretrain
 
 VIDEOS = 16
 WAYS = ("whole batch", "groups of one direction", "groups")
-_DATA = Data("made up", Statistics.from_numbers([110.0] * 3 + [60.0] * 3 + [0.0, 1.0], "benchmark"))
 _TESTED = 8
 """Batches of the evaluation."""
 
@@ -82,7 +79,7 @@ def train(row: str, way: str, seed: int, steps: int) -> dict[str, float]:
     torch.set_num_threads(1)
     run = settings(row, way, seed, steps)
     tree, noise = tree_of(run), np.random.default_rng([1, seed])
-    learner = Learner(run, tree, _DATA, torch.device("cpu"), 1, Kernels(torch.float32))
+    learner = Learner(run, tree, DATA, torch.device("cpu"), 1, Kernels(torch.float32))
     losses, tested, right, moved = [], [], [], []
     for step in range(steps):
         plan = tree.plan(step, 0)

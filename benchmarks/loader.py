@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -79,15 +79,17 @@ def cpu_seconds() -> float:
 
 def tree(index: Index, row: str, clips: int) -> Tree:
     """The paper's tree over the usable videos, with this many decoded clips per batch."""
-    per_video = presets.composition(row, 2).decoded_per_video
-    usable = sampling_tree(index, presets.composition(row, 2), Clip(), "train", 0).source.videos
-    return sampling_tree(index, presets.composition(row, min(clips // per_video, len(usable))), Clip(), "train", 0)
+
+    def of(videos: int) -> Tree:
+        return sampling_tree(index, presets.composition(row, videos), Clip(), "train", 0)
+
+    one = of(2)
+    return of(min(clips // one.composition.decoded_per_video, len(one.source.videos)))
 
 
 def loader(index: Index, plans: Tree, settings: Benchmark) -> Iterator[int]:
     """Decoded clips of every batch."""
-    endless = (plans.plan(*divmod(step, plans.batches_per_epoch)) for step in itertools.count())
-    with Loader(index, endless, Clip(), torch.device(settings.device), settings.loading) as batches:
+    with Loader(index, plans.plans(0, sys.maxsize), Clip(), torch.device(settings.device), settings.loading) as batches:
         for batch in batches:
             if batch.inputs["video"].floats().is_cuda:  # the conversion to floats is part of the work
                 torch.cuda.synchronize()

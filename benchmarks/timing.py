@@ -70,8 +70,7 @@ def _in_fork(measure: Callable[[], Mapping[str, float]]) -> dict[str, float]:
         pickled = pipe.read()
     if os.waitpid(child, 0)[1]:
         sys.exit(1)
-    values: dict[str, float] = pickle.loads(pickled)
-    return values
+    return pickle.loads(pickled)
 
 
 def _spread(values: Sequence[float], unit: str = "") -> str:

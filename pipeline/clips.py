@@ -72,7 +72,9 @@ class ClipSampling:
         plain = rng.random(len(videos)) >= self.jittered
         for name, neutral in (("brightness", 1), ("contrast", 1), ("saturation", 1), ("hue", 0)):
             draws[name][plain] = neutral
-        return draws | ({"late_jitter": np.ones(len(videos), np.float32)} if self.late_jitter else {})
+        if self.late_jitter:
+            draws["late_jitter"] = np.ones(len(videos), np.float32)
+        return draws
 
     def batches(self, videos: int) -> int:
         """Batches per epoch of that many videos."""

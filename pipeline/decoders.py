@@ -66,7 +66,7 @@ def choose(
     A GPU's decoder is taken only if `check` finds nothing wrong; else a warning says what is wrong. Raises UserError if
     the JPEG engine is asked for with an unknown version of its libraries.
     """
-    device = loader_device(device) if isinstance(device, torch.device) else device
+    device = loader_device(device)
     if not device.is_gpu:
         return Choice(loading, "")  # the engine refuses gpu
     on_cpu = replace(loading, decoder="cpu", jpeg_hardware=False)
@@ -82,7 +82,7 @@ def choose(
             return Choice(on_cpu, f"on the CPU{reason}")
     if loading.jpeg_hardware:
         require_known_versions()
-    for name in (JPEG_ENGINE, KERNELS)[not loading.jpeg_hardware :]:
+    for name in (JPEG_ENGINE, KERNELS) if loading.jpeg_hardware else (KERNELS,):
         if not _fault(name, jpegs, str(index.folder), device):
             chosen = replace(loading, decoder="gpu", jpeg_hardware=name == JPEG_ENGINE)
             return Choice(chosen, f"on {name}, whose pixels match the CPU's{reason}")
@@ -162,7 +162,7 @@ def check(
     Returns what is wrong with each decoder, in words; empty if nothing. nvJPEG's hardware decoder has been seen to
     overwrite pixels before earlier work had read them (torchcodec#1634), visible only if the next pixels differ.
     """
-    device = loader_device(device) if isinstance(device, torch.device) else device
+    device = loader_device(device)
     clip = Clip(frames=1)
     sizes = np.array([simplejpeg.decode_jpeg_header(jpeg)[:2] for jpeg in jpegs])
     rng, n = generator(Stream.DECODERS), len(jpegs)

@@ -59,8 +59,7 @@ class Device:
 
     def outputs(self, graph: Any) -> Sequence[Any]:
         """Outputs of a DALI graph for the current stream, valid until released."""
-        shared: Sequence[Any] = graph.share_outputs()
-        return shared
+        return graph.share_outputs()
 
     def canvas(self, crops: torch.Tensor, rows: np.ndarray) -> Canvas:
         """Memory to draw the `rows` of `crops` into."""
@@ -83,8 +82,7 @@ class Gpu(Device):
         self._turn = itertools.cycle(range(self.CANVASES))
 
     def loader_stream(self) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self._cuda.stream(self._stream)
-        return context
+        return self._cuda.stream(self._stream)
 
     def record(self) -> Any:
         return self._cuda.current_stream(self.device).record_event()
@@ -94,8 +92,7 @@ class Gpu(Device):
             self._cuda.current_stream(self.device).wait_event(event)
 
     def outputs(self, graph: Any) -> Sequence[Any]:
-        shared: Sequence[Any] = graph.share_outputs(cuda_stream=self._cuda.current_stream(self.device))
-        return shared
+        return graph.share_outputs(cuda_stream=self._cuda.current_stream(self.device))
 
     def canvas(self, crops: torch.Tensor, rows: np.ndarray) -> Canvas:
         turn = next(self._turn)
@@ -113,6 +110,8 @@ class Gpu(Device):
         return Canvas(memory.numpy(), np.arange(rows.size).reshape(rows.shape), upload)
 
 
-def loader_device(device: torch.device) -> Device:
-    """The loader's view of a torch device."""
+def loader_device(device: torch.device | Device) -> Device:
+    """The loader's view of a torch device, unless it is one already."""
+    if isinstance(device, Device):
+        return device
     return Gpu(device) if device.type == "cuda" else Device(device)

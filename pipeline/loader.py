@@ -66,7 +66,7 @@ class Loader:
         self, index: Index, plans: Iterable[BatchPlan], clip: Clip, device: torch.device | Device,
         loading: Loading = Loading(), words: WordVectors | None = None,
     ) -> None:  # fmt: skip
-        self._device = loader_device(device) if isinstance(device, torch.device) else device
+        self._device = loader_device(device)
         stream = iter(plans)
         first = list(itertools.islice(stream, 1))
         modalities = first[0].leaves.modalities if first else ()

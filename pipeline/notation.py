@@ -41,6 +41,11 @@ TRANSFORMATIONS: Transformations = {
 }
 _CONTRASTS = {contrast.value[0]: contrast for contrast in Contrast}
 _FACTOR = re.compile(r"(?P<name>\w+)(\((?P<settings>[^()]*)\))?:(?P<contrast>\w+)(:(?P<k>\d+))?(:(?P<weight>\w+))?")
+_WRONG_IMPORT = re.compile(rb"^[ \t]*(from|import)[ \t]+pipeline\b", re.MULTILINE)
+_CUSTOM = "_factors_of_"
+"""Prefix of the modules of --factors-from."""
+_COLUMNS = {"leaf", "usable"}
+"""Columns of the factor table that are not factors."""
 _SYNTAX = "a factor is name:contrast:K, as in time_reversal:i:2, or name:contrast:K:differs"
 
 
@@ -161,13 +166,6 @@ def report_custom_errors(transformation: Transformation) -> Iterator[None]:
         if module is None or not module.__name__.startswith(_CUSTOM):
             raise
         raise _located(Path(str(module.__file__)), error) from error
-
-
-_WRONG_IMPORT = re.compile(rb"^[ \t]*(from|import)[ \t]+pipeline\b", re.MULTILINE)
-_CUSTOM = "_factors_of_"
-"""Prefix of the modules of --factors-from."""
-_COLUMNS = {"leaf", "usable"}
-"""Columns of the factor table that are not factors."""
 
 
 def _checked_name(kind: type[Transformation], path: Path) -> str:

@@ -89,7 +89,7 @@ def read(paths: Sequence[Path]) -> list[Value]:
 
 
 class Values:
-    """The values of the study, by selection and row."""
+    """The values of the study, by selection and row. Raises KeyError for those that are not measured."""
 
     def __init__(self, values: Sequence[Value]) -> None:
         self._values: dict[tuple[Selection, str], dict[int, Value]] = {}
@@ -99,14 +99,10 @@ class Values:
 
     def seeds(self, selection: Selection, row: str) -> np.ndarray:
         """The values of all seeds, in their order: float64 [seeds]."""
-        if (selection, row) not in self._values:
-            raise KeyError(f"row {row} of {selection}")
         return np.array([each.value for _, each in sorted(self._values[selection, row].items())])
 
     def first(self, selection: Selection, row: str) -> Value:
         """The value of the first seed."""
-        if (selection, row) not in self._values:
-            raise KeyError(f"row {row} of {selection}")
         return min(self._values[selection, row].values(), key=lambda each: each.seed)
 
 

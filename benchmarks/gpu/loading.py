@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+import sys
 import time
 from functools import partial
 
@@ -72,8 +72,7 @@ def rate(settings: Settings, device: torch.device, row: str, choice: Loading) ->
     index, clip = Index.open(settings.shards), settings.size.clip
     tree = _tree(index, settings, row, 64)
     composition = tree.composition
-    endless = (tree.plan(*divmod(step, tree.batches_per_epoch)) for step in itertools.count())
-    with Loader(index, endless, clip, device, choice) as loader:
+    with Loader(index, tree.plans(0, sys.maxsize), clip, device, choice) as loader:
         batches = iter(loader)
         for _ in range(2):
             next(batches)

@@ -18,12 +18,10 @@ from torch._dynamo.utils import counters
 from benchmarks.gpu.convolutions import WRONG
 from benchmarks.gpu.device import cudnn_settings, on_gpu, reset, seconds
 from benchmarks.gpu.settings import PREDICTED, Settings
-from benchmarks.gpu.step import batch_of, run_settings, tree_of
+from benchmarks.gpu.step import DATA, batch_of, run_settings, tree_of
 from benchmarks.gpu.table import Rows, Values
 from gdt.common.errors import UserError, first_line
 from gdt.pipeline.groups import take_rank
-from gdt.pipeline.shards.index import Statistics
-from gdt.train.checkpoint import Data
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.kernels import PRECISIONS, Kernels
 from gdt.train.learner import Learner
@@ -32,7 +30,6 @@ from gdt.train.norm import synchronise
 TOLERANCE = 1e-3
 """Relative difference of losses; float32 without TF32, sums in another order."""
 STEPS = 4
-_DATA = Data("drawn", Statistics.from_numbers([110.0] * 3 + [60.0] * 3 + [0.0, 1.0], "benchmark"))
 
 
 def ranks(settings: Settings, rows: Rows, device: torch.device) -> None:
@@ -61,8 +58,7 @@ def compare(settings: Settings, device: torch.device) -> Values:
 
 def synchronised(settings: Settings, device: torch.device) -> Values:
     """Steps with batch norm over the whole batch of two ranks, or of one where there is one GPU, and graph breaks."""
-    values: Values = on_ranks(_steps, settings, min(2, torch.cuda.device_count()) if on_gpu(device) else 2)
-    return values
+    return on_ranks(_steps, settings, min(2, torch.cuda.device_count()) if on_gpu(device) else 2)
 
 
 def _steps(settings: Settings, rank: int, world: int, device: torch.device) -> Values:
@@ -72,7 +68,7 @@ def _steps(settings: Settings, rank: int, world: int, device: torch.device) -> V
         run_settings(settings, "l", leaves * world), bn_group_size=0, precision="bfloat16" if gpu else "float32"
     )
     tree = tree_of(run)
-    learner = Learner(run, tree, _DATA, device, world, Kernels(PRECISIONS[run.precision], compiled=gpu))
+    learner = Learner(run, tree, DATA, device, world, Kernels(PRECISIONS[run.precision], compiled=gpu))
     if world == 1:
         synchronise(learner.model)
     if not gpu:
@@ -131,7 +127,7 @@ def _losses(settings: Settings, rank: int, world: int, device: torch.device) -> 
         )  # fmt: skip
         tree = tree_of(run)
         with cudnn_settings(benchmark=False, exact=True):
-            trainer = Learner(run, tree, _DATA, device, world, Kernels(torch.float32))
+            trainer = Learner(run, tree, DATA, device, world, Kernels(torch.float32))
             # a new epoch per step
             plans = [take_rank(tree.plan(step, 0), rank, world, bn_group_size) for step in range(STEPS)]
             batches = (batch_of(plan, run, device) for plan in plans)

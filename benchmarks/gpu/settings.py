@@ -184,23 +184,12 @@ def parse_arguments(arguments: Sequence[str]) -> Settings:
         formatter_class=partial(argparse.HelpFormatter, width=100),
     )  # fmt: skip
     add = parser.add_argument
-    add(
-        "--minutes",
-        type=float,
-        default=Settings.minutes,
-        help="time limit; default: 40",
-    )
+    add("--minutes", type=float, default=Settings.minutes, help="time limit; default: 40")
     add("--out", type=Path, default=Settings.out, help="folder of results; default: runs/bench-gpu")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="speeds on a CPU mean nothing; use with --size tiny")
     add("--size", choices=tuple(SIZES), default="paper", help="the paper's, or a tiny one that only shows that it runs")
-    add(
-        "--sections",
-        nargs="+",
-        choices=tuple(SECTIONS),
-        default=SECTIONS,
-        metavar="SECTION",
-        help=f"sections to run, with those they need: {', '.join(SECTIONS)}",
-    )
+    add("--sections", nargs="+", choices=tuple(SECTIONS), default=SECTIONS, metavar="SECTION",
+        help=f"sections to run, with those they need: {', '.join(SECTIONS)}")  # fmt: skip
     add("--ideas", nargs="*", choices=tuple(IDEAS), default=IDEAS, metavar="IDEA",
         help=f"ideas to measure, one at a time: {', '.join(IDEAS)}")  # fmt: skip
     values = vars(parser.parse_args(arguments))

@@ -18,9 +18,12 @@ from benchmarks.gpu.settings import IDEAS, PLAIN, PREDICTED, Settings, Way
 from benchmarks.gpu.table import Rows, Values, read
 from gdt.pipeline.colour import Pixels, affine
 from gdt.pipeline.groups import take_rank
+from gdt.pipeline.leaves import MODALITIES
 from gdt.pipeline.loader import Batch
+from gdt.pipeline.shards.index import Statistics
 from gdt.pipeline.transformations.base import Source
 from gdt.pipeline.tree import BatchPlan, Tree
+from gdt.train.checkpoint import Data
 from gdt.train.cost import memory, peak_flops, training_flops
 from gdt.train.kernels import Kernels, candidate_kernels
 from gdt.train.metrics import mark
@@ -31,7 +34,8 @@ from gdt.train.step import Gradient, Metrics, StepConfig
 from gdt.train.trial import Trial, choose_kernels
 
 BANDS = 40
-_MEAN, _STD = np.full(3, 110.0), np.full(3, 60.0)
+DATA = Data("drawn", Statistics.from_numbers([110.0] * 3 + [60.0] * 3 + [0.0, 1.0], "benchmark"))
+"""A data set that is never read."""
 _TOLERANCE = 0.05
 """Relative difference of the loss after a few steps between ways that compute the same, with bfloat16."""
 
@@ -58,14 +62,14 @@ def batch_of(plan: BatchPlan, run: Pretrain, device: torch.device) -> Batch:
     clip, inputs = run.clip, dict[str, Any]()
     for modality in plan.leaves.modalities:
         own = plan.leaves.of(modality)
-        leaves = plan.columns["leaf"][plan.leaves.modality == (0 if modality == "video" else 1)]
+        leaves = plan.columns["leaf"][plan.leaves.modality == MODALITIES.index(modality)]
         rngs = [np.random.Generator(np.random.Philox([leaf, run.seed])) for leaf in leaves.tolist()]
         if modality == "video":
             shape = (clip.frames, clip.size, clip.size, 3)
             crops = np.stack([one.integers(0, 256, shape, np.uint8) for one in rngs])
             # a colour per clip tells clips apart, as the mean over random pixels does not
             crops = crops // 4 + np.stack([one.integers(0, 192, (1, 1, 1, 3), np.uint8) for one in rngs])
-            matrix, offset = affine(own.draws, _MEAN, _STD)
+            matrix, offset = affine(own.draws, DATA.statistics.pixel_mean, DATA.statistics.pixel_std)
             inputs[modality] = Pixels(torch.from_numpy(crops).to(device), matrix.to(device), offset.to(device))
         else:
             bank = np.stack([one.standard_normal((1, BANDS, clip.mel_frames), np.float32) for one in rngs])

@@ -126,12 +126,10 @@ def normalise(rows: np.ndarray, draws: Mapping[str, np.ndarray], mean: float, sc
 
 def _gain(draws: Mapping[str, np.ndarray]) -> np.ndarray:
     """Increase of the log power, 2 ln a, by the gain a of the waveform: float32 [n]."""
-    gain: np.ndarray = (2 * np.log(draws["volume"])).astype(np.float32)
-    return gain
+    return (2 * np.log(draws["volume"])).astype(np.float32)
 
 
 def _masked(draws: Mapping[str, np.ndarray], name: str, length: int) -> np.ndarray:
     """Bands or frames under a mask: bool [n, length]."""
     start, at = draws[f"{name}_start"][:, None], np.arange(length)
-    masked: np.ndarray = (start <= at) & (at < start + draws[f"{name}_width"][:, None])
-    return masked
+    return (start <= at) & (at < start + draws[f"{name}_width"][:, None])

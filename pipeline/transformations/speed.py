@@ -24,7 +24,8 @@ class Speed(Choice):
     """The first is the rate if speed is not varied."""
 
     def __post_init__(self) -> None:
-        if not all(0 < rate < np.inf for rate in self.rates) or len(set(self.rates)) != (len(self.rates) or 1):
+        different = 0 < len(self.rates) == len(set(self.rates))
+        if not different or not all(0 < rate < np.inf for rate in self.rates):
             raise UserError(f"the rates of speed are {self.rates}; they must be different numbers above 0")
 
     @property

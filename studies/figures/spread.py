@@ -19,8 +19,7 @@ def deviations(features: np.ndarray) -> np.ndarray:
     It divides by s, not s - 1. The paper (section "Qualitative analysis") says no more than "average standard
     deviation of the normalized features".
     """
-    each: np.ndarray = features.std(1, dtype=np.float64).mean(1)
-    return each
+    return features.std(1, dtype=np.float64).mean(1)
 
 
 class Distances(NamedTuple):

@@ -128,4 +128,4 @@ def _variance(values: np.ndarray) -> np.ndarray:
 
 
 def _covariance(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    return np.asarray((one * other).sum(-1) / (one.shape[-1] - 1))
+    return (one * other).sum(-1) / (one.shape[-1] - 1)

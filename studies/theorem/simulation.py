@@ -190,7 +190,7 @@ def _independent(
     def draw(n: int) -> np.ndarray:
         stratum = strata_of(n)
         column = (rng.random(stratum.shape) * counts[stratum]).astype(np.int64)
-        return np.asarray(values[stratum, column].mean(1))
+        return values[stratum, column].mean(1)
 
     return _in_chunks(draw, batches, pairs)
 
