@@ -124,15 +124,15 @@ def main(
             return folder / name
 
         n = len(found) * copies
-        all_of_them = linked("all", n)
-        paths = sorted(all_of_them.iterdir())
-        of_file = {path.resolve(): has_audio(path) for path in found}
-        audio = [of_file[path.resolve()] for path in paths]
+        everything = linked("all", n)
+        paths = sorted(everything.iterdir())
+        file_has_audio = {path.resolve(): has_audio(path) for path in found}
+        audio = [file_has_audio[path.resolve()] for path in paths]
         kinds: dict[str, Callable[[Path], None]] = {
             BARE: partial(bare, paths, audio, workers),
-            STAGE: partial(stage, all_of_them, workers, 8),
+            STAGE: partial(stage, everything, workers, 8),
             START: partial(stage, linked("first", workers), workers, 1),  # one video per worker, so that all start
-            ONE: partial(stage, all_of_them, 1, 8),
+            ONE: partial(stage, everything, 1, 8),
             START_OF_ONE: partial(stage, linked("first of one", 1), 1, 8),
             USUAL: partial(usual, paths, audio, workers, False),
             SMALL: partial(usual, paths, audio, workers, True),

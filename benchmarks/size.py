@@ -47,13 +47,13 @@ def main(
 
     """
     paper = replace(SIZES["paper"][1], batch_size=batch_size)
-    of = (paper.network, paper.clip, _BANDS, _MODALITIES)
+    model = (paper.network, paper.clip, _BANDS, _MODALITIES)
     stages = (0, ONE_STAGE, TWO_STAGES)
-    flops = {recomputed: training_flops(*of, recomputed) for recomputed in stages}
+    flops = {recomputed: training_flops(*model, recomputed) for recomputed in stages}
 
     @cache
     def held(recomputed: int, budget: bool) -> dict[str, Held]:
-        return memory(*of, torch.bfloat16, recomputed, budget)
+        return memory(*model, torch.bfloat16, recomputed, budget)
 
     rows = []
     for name in presets:

@@ -221,7 +221,7 @@ def test_batch_norm_of_two_ranks_is_that_of_the_joined_batch(tmp_path: Path) -> 
 def test_another_way_to_compute_a_step_has_the_same_losses(name: str) -> None:
     """In float32, over a few updates, each of which multiplies the differences by rounding."""
     run = run_settings(Settings(device=DEVICE, size=BENCH_SIZES["tiny"]), "l", 16)
-    other = IDEAS[name].of(Way(bfloat16=False, compiled=False))
+    other = IDEAS[name].apply(Way(bfloat16=False, compiled=False))
     plain = Way(bfloat16=False, compiled=False, one_forward=other.one_forward)
     losses = []
     with cudnn_settings(benchmark=False, exact=True):

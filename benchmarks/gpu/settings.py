@@ -77,7 +77,7 @@ class Idea:
     same: bool = True
     """Whether the change computes the same function."""
 
-    def of(self, best: Way) -> Way:
+    def apply(self, best: Way) -> Way:
         return replace(best, **self.change)
 
 

@@ -264,7 +264,7 @@ def ideas(settings: Settings, rows: Rows, device: torch.device) -> None:
     first = rows(f"best way, {leaves} clips", measure_base)
 
     def measure_idea(name: str) -> Values:
-        idea, way = IDEAS[name], IDEAS[name].of(base)
+        idea, way = IDEAS[name], IDEAS[name].apply(base)
         if way == base:
             return {"is": "the best way does this already"}
         gain: dict[str, float | str] = {"gain predicted": idea.predicted}

@@ -25,13 +25,13 @@ _PLAIN_TEXT: Any = {"text.parse_math": False}
 @rc_context(_PLAIN_TEXT)
 def deviation(records: Sequence[Record]) -> Figure:
     """The paper's histogram of deviations, and one of relative distances, which compares between models."""
-    first, of = records[0], marks(records)
+    first, styles = records[0], marks(records)
     figure = Figure(figsize=(10, 4.1 + 0.16 * len(records)), layout="constrained")
     for axes, (name, title) in zip(figure.subplots(1, 2), TITLES.items(), strict=True):
-        histogram(axes, [record.per_video[name] for record in records], of)
+        histogram(axes, [record.per_video[name] for record in records], styles)
         axes.set_xlabel(title)
         axes.spines[["top", "right"]].set_visible(False)
-    handles = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in of]
+    handles = [Line2D([], [], color=mark.colour, marker=mark.marker, markersize=5) for mark in styles]
     names = [
         f"{record.model}: median {record.metrics[DEVIATION].value:.4f}, ratio {record.metrics[RATIO].text('{:.2f}')}"
         for record in records

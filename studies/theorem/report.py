@@ -131,7 +131,7 @@ def _estimates(population: Population, k_v: int, k_i: int, settings: Theorem, z:
     def intervals(estimates: np.ndarray) -> tuple[Interval, Interval]:
         return simulation.mean(estimates, z), simulation.variance(estimates, z)
 
-    def of_drawn_strata(name: str, loss: np.ndarray, estimates: np.ndarray) -> Estimate:
+    def estimate_drawn(name: str, loss: np.ndarray, estimates: np.ndarray) -> Estimate:
         strata = exact.strata_of(loss)
         mean, paper = exact.expectation(strata, k_v), exact.stratified(strata, k_v, k_i)
         return Estimate(
@@ -151,9 +151,9 @@ def _estimates(population: Population, k_v: int, k_i: int, settings: Theorem, z:
         found = intervals(simulation.shared(loss, k_v, k_i, n, generator(10 * number + 2)))
         yield Estimate(name, SHARED, *size, *found, of_batch, gdt, direct)
         loss = loss_of(population, k_v, k_i)
-        yield of_drawn_strata(name, loss, simulation.shared(loss, k_v, k_i, n, generator(10 * number + 3)))
+        yield estimate_drawn(name, loss, simulation.shared(loss, k_v, k_i, n, generator(10 * number + 3)))
     own = simulation.equation_1(population, k_v, k_i, n, generator(99))
-    yield of_drawn_strata(OWN, first_order(population, k_v, k_i), own)
+    yield estimate_drawn(OWN, first_order(population, k_v, k_i), own)
 
 
 def _estimate_lines(findings: Findings) -> list[str]:
@@ -232,7 +232,7 @@ def _contrast_lines(findings: Findings) -> list[str]:
 
 def plot(estimates: Sequence[Estimate]) -> Figure:
     """Variances as multiples of the theorem's for GDT, and biases; a column of panels per way to sample."""
-    of_gdt = {(one.loss, one.size): one.paper for one in estimates if one.sampling == STRATIFIED}
+    gdt_variance = {(one.loss, one.size): one.paper for one in estimates if one.sampling == STRATIFIED}
     figure = Figure(figsize=(13, 6.2), layout="constrained")
     panels = figure.subplots(2, len(SAMPLINGS), sharex="col")
     for above, below in panels.T[2:]:
@@ -247,15 +247,15 @@ def plot(estimates: Sequence[Estimate]) -> Figure:
         below.set_xticks(range(len(sizes)), sizes, fontsize=7)
         below.set_xlabel("K_V × K_I", fontsize=8)
         for k, (loss, colour) in enumerate(_COLOURS.items()):
-            if of := [one for one in shown if one.loss == loss]:
-                x = np.arange(len(of)) + 0.2 * (k - 1)
-                unit = [of_gdt[loss, one.size] if sampling == DIRECT else one.paper for one in of]
-                times = [one.times(variance) for one, variance in zip(of, unit, strict=True)]
-                for axes, values in ((above, times), (below, [one.bias for one in of])):
+            if own := [one for one in shown if one.loss == loss]:
+                x = np.arange(len(own)) + 0.2 * (k - 1)
+                unit = [gdt_variance[loss, one.size] if sampling == DIRECT else one.paper for one in own]
+                times = [one.times(variance) for one, variance in zip(own, unit, strict=True)]
+                for axes, values in ((above, times), (below, [one.bias for one in own])):
                     middle, low, high = np.array(values).T
                     errors = (middle - low, high - middle)
                     axes.errorbar(x, middle, errors, fmt="o", markersize=3.5, color=colour, label=loss)
-                derived = [one.derived / variance for one, variance in zip(of, unit, strict=True)]
+                derived = [one.derived / variance for one, variance in zip(own, unit, strict=True)]
                 above.plot(x, derived, "_", color="black", markersize=9, zorder=3)
     panels[0, 0].set(ylim=(0, None), ylabel="variance / the theorem's for GDT")
     panels[0, 1].set_ylim(bottom=0)
