@@ -49,7 +49,7 @@ def scheduling(count: int, videos_per_shard: int) -> dict[str, float]:
         measured["planned"] = clock.lap()
         with cluster.connect("", len(os.sched_getaffinity(0))) as client:
             tasks = (plan.task(shard, Extraction(), language) for shard in pending)
-            total = sum(cluster.unordered(client, skip_work, tasks, 1))
+            total = sum(cluster.map_unordered(client, skip_work, tasks, 1))
         measured["scheduled"] = clock.lap()
     if total != count:
         raise RuntimeError(f"{total} of {count} videos came back")

@@ -46,9 +46,7 @@ class Options(Generic[T]):
         return self.type(**groups, **{f.name: values[f.name] for f in fields(self.type) if f.name not in groups})
 
     def settings(self, parsed: Any) -> T:
-        """The settings of a parsed instance of `type`, with ~ expanded in paths. Raises the errors of the dataclass's
-        validation.
-        """
+        """The settings of a parsed instance of `type`, with ~ expanded in paths. Raises what the dataclass raises."""
         flat = dict(vars(parsed))
         for title in self._groups:
             flat |= vars(flat.pop(title))
@@ -112,7 +110,7 @@ _KINDS = {
     "FLOAT FLOAT": "two numbers",
 }  # fmt: skip
 _VALUE = re.compile(r"\[(.*?)\]|: ('.*')$")
-"""The values that an error of tyro quotes."""
+"""The value quoted in tyro's error message."""
 
 
 def _grouped(kind: Any, groups: Mapping[str, Sequence[str]]) -> Any:
@@ -157,7 +155,7 @@ def _metavar(hint: Any) -> str | None:
 
 
 def _shown_default(value: str) -> str:
-    """The default as --help shows it; none for options that are unset, whose description says what that means."""
+    """The default shown in --help; empty if unset, which the description explains."""
     return "" if value in ("None", "''", "", "False") else f"(default: {value})"
 
 
@@ -177,7 +175,7 @@ def _descriptions(kind: type) -> dict[str, str]:
 
 
 def gdt_command(*arguments: object) -> list[str]:
-    """The words of a gdt command to type in this shell: `gdt`, or its path if it is not on PATH."""
+    """The words of a gdt command for this shell; the first is `gdt`, or its path if it is not on PATH."""
     script = Path(sys.executable).with_name("gdt")
     program: str | Path = script
     if not script.is_file() or shutil.which("gdt") == str(script):

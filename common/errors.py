@@ -19,7 +19,7 @@ _LIST: dict[str, Any] = {"initial_indent": "\n  ", "subsequent_indent": "  ", "b
 
 
 class UserError(Exception):
-    """An error outside the code; the message says what is wrong, why, and what to do."""
+    """An error that the user can fix; the message says what is wrong, why, and what to do."""
 
 
 def plural(count: int, noun: str, plural_noun: str = "") -> str:
@@ -28,7 +28,7 @@ def plural(count: int, noun: str, plural_noun: str = "") -> str:
 
 
 def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "") -> UserError:
-    """The error about an unknown name: the most similar available one, then all of them or how to list them."""
+    """A UserError about an unknown name that suggests the most similar one and lists all, or says how to list them."""
     # without dashes, which would make any two options similar
     names = {each.lstrip("-").casefold(): each for each in available}
     similar = difflib.get_close_matches(name.lstrip("-").casefold(), names, 1)
@@ -39,7 +39,7 @@ def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "
 
 
 def with_list(said: str, names: Iterable[str]) -> str:
-    """A message and names, below it if they do not fit into the line."""
+    """A message followed by names, on the next lines if they do not fit."""
     listed = ", ".join(names)
     if len(f"error: {said} {listed}") <= COLUMNS:
         return f"{said} {listed}"
@@ -47,24 +47,23 @@ def with_list(said: str, names: Iterable[str]) -> str:
 
 
 MAKE_OPTIONS = "GDT_OPTIONS"
-"""Environment variable that make sets: the options of its command, which messages then name as make's variables, and
-=1 after flags."""
+"""Environment variable, set under make only: options, with =1 after flags, that messages show as make's variables."""
 _OPTION = re.compile(
     r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)"""
     r"""(?: (help|first|skip|slurm|cpu|cuda|\d[\d.]*\b|[\w.~-]*/[\w./~-]*\w))?"""
 )
-"""Text in quotes, or an option and a value that cannot be an English word: a path, or one of a few words."""
+"""Quoted text, or an option with an optional value: a path, a number or one of a few words."""
 
 
 def is_make() -> bool:
-    """Whether make runs the command."""
+    """Whether make started the command."""
     return MAKE_OPTIONS in os.environ
 
 
 def as_typed(message: str, environment: Mapping[str, str] = os.environ) -> str:
-    """A message with options as they are typed: --batch-size as BATCH_SIZE if make runs the command.
+    """A message with options as the user types them: --batch-size becomes BATCH_SIZE under make.
 
-    Commands in quotes are left as they are.
+    Quoted commands are unchanged.
     """
     options = dict(option.partition("=")[::2] for option in environment.get(MAKE_OPTIONS, "").split())
 
@@ -77,7 +76,7 @@ def as_typed(message: str, environment: Mapping[str, str] = os.environ) -> str:
 
 
 def as_keywords(message: str, renamed: Mapping[str, str]) -> str:
-    """A message with options as keyword arguments in Python: --batch-size as batch_size; `renamed` have other names."""
+    """A message with options as Python keyword arguments: --batch-size becomes batch_size, or its name in `renamed`."""
 
     def keyword(option: str, value: str) -> str:
         if value == "help":
@@ -135,7 +134,7 @@ def first_line(error: BaseException) -> str:
 def exit_with_message(main: Callable[[], None]) -> None:
     """Run `main`; a UserError or an operating system error becomes one message on stderr and exit status 2."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, for names that are not UTF-8
+        sys.stdout.reconfigure(errors="backslashreplace")  # like stderr; file names may not be UTF-8
     try:
         main()
         _flush()
@@ -155,8 +154,8 @@ def exit_with_message(main: Callable[[], None]) -> None:
         _exit(130, f"{newline}{INTERRUPTED}")
 
 
-def _fitted(message: str) -> str:
-    """A message in lines that fit the terminal, of at most 100 columns; words and paths are kept whole."""
+def _wrap(message: str) -> str:
+    """Wrap a message to the terminal, at most 100 columns, without breaking words or paths."""
     fill = textwrap.TextWrapper(min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns), subsequent_indent="  ",
                                 break_long_words=False, break_on_hyphens=False).fill  # fmt: skip
     return "\n".join(fill(line) for line in message.split("\n"))
@@ -168,7 +167,7 @@ def _flush() -> None:
 
 
 def _exit(status: int, message: str) -> NoReturn:
-    print(_fitted(message) if sys.stderr.isatty() else message, file=sys.stderr)
+    print(_wrap(message) if sys.stderr.isatty() else message, file=sys.stderr)
     try:
         _flush()
     except OSError:  # otherwise Python reports it again at exit

@@ -36,7 +36,7 @@ def is_disk_full(error: Exception) -> bool:
 
 
 def require_readable(what: object, error: OSError) -> None:
-    """Raise UserError if `error` is a failure of the disk or of permissions, not of the content of `what`."""
+    """Raise UserError if `error` comes from the disk or permissions, not from the content of `what`."""
     if error.errno in _UNREADABLE:
         message = f"cannot read {what} ({error.strerror}); check its disk and permissions, then run the command again"
         raise UserError(message) from error
@@ -74,7 +74,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file atomically, from lines with their line breaks; what is not UTF-8 in names is escaped."""
+    """Write lines, which include their line breaks, atomically; bytes of names that are not UTF-8 are escaped."""
     with writing(path) as file:
         file.writelines(line.encode(errors="backslashreplace") for line in lines)
 
@@ -166,7 +166,7 @@ def _not_a_file(path: Path, what: str) -> UserError:
 
 
 def require_new_file(out: Path, overwrite: bool) -> None:
-    """Raise UserError unless a file can be written to `out`, an existing one only with --overwrite."""
+    """Raise UserError unless `out` can be written; replacing an existing file needs `overwrite`."""
     if (what := kind(out)) not in ("", "missing"):
         raise UserError(f"{out} is {what}, not a file; set --out to a file")
     if out.exists() and not overwrite:

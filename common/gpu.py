@@ -1,4 +1,4 @@
-"""This machine's GPU, its driver, and what compiling for it needs, found without importing torch."""
+"""Check GPU, driver and compiler without importing torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 from gdt.common.errors import UserError
 
-OLDEST = 580
-"""Major version of the oldest driver for CUDA 13, for which torch and DALI are built."""
+_OLDEST_DRIVER = 580
+"""Major version of the oldest driver that supports CUDA 13, for which torch and DALI are built."""
 _USE_CPU = (
     "use the CPU: pretrain with --device cpu, or put CUDA_VISIBLE_DEVICES= before any command; either makes SIZE=tiny "
     "the default"
@@ -36,16 +36,16 @@ def driver() -> str:
 def has_gpu() -> bool:
     """Whether there is a GPU. Raises UserError if its driver is too old for torch."""
     version = driver()
-    if version and int(version.partition(".")[0]) < OLDEST:
+    if version and int(version.partition(".")[0]) < _OLDEST_DRIVER:
         raise UserError(
-            f"torch cannot use the GPU: its driver is {version}, and CUDA 13 needs {OLDEST} or newer; update the "
-            f"driver, or {_USE_CPU}"
+            f"torch cannot use the GPU: its driver is {version}, and CUDA 13 needs {_OLDEST_DRIVER} or newer; update "
+            f"the driver, or {_USE_CPU}"
         )
     return bool(version)
 
 
 def require_no_gpu() -> None:
-    """Raise UserError if there is a GPU after all; for where torch finds none."""
+    """Raise UserError if there is a GPU; call it where torch finds none."""
     if has_gpu():
         raise UserError(
             f"torch finds no GPU, but nvidia-smi does, with driver {driver()}; install a torch for CUDA 13, or "
@@ -54,13 +54,16 @@ def require_no_gpu() -> None:
 
 
 def default_size(arguments: Sequence[str] = ()) -> str:
-    """The size of networks, clips and schedule where the arguments give none. Raises UserError as `has_gpu` does."""
+    """The default preset size: `paper` with a GPU, unless the arguments ask for the CPU, else `tiny`.
+
+    Raises UserError like `has_gpu`.
+    """
     on_cpu = "--device=cpu" in arguments or ("--device", "cpu") in pairwise(arguments)
     return "paper" if not on_cpu and has_gpu() else "tiny"
 
 
 def compiler_problem() -> str:
-    """What Triton, which compiles for GPUs, lacks here, and the commands that install it; empty if nothing."""
+    """What Triton lacks to compile for GPUs, and how to install it; empty if nothing."""
     headers = Path(sysconfig.get_path("include", "posix_prefix"))
     found = {
         "a C compiler": bool(os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")),
@@ -75,7 +78,7 @@ def compiler_problem() -> str:
 
 
 def problem() -> str:
-    """Why torch cannot use this machine's GPU or compile for it; empty if it can, or if there is no GPU."""
+    """Why torch cannot use the GPU or compile for it; empty if it can, or without a GPU."""
     try:
         return compiler_problem() if has_gpu() else ""
     except UserError as error:

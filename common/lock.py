@@ -21,10 +21,9 @@ _HOLDER = re.compile(r"(process \d+ on \S+)?")
 
 @contextlib.contextmanager
 def locked(destination: Path, alternative: str = "set --destination to another folder") -> Iterator[None]:
-    """Create and lock a folder that a run writes to.
+    """Create and lock a folder that a run writes to; created folders that stay empty are removed again.
 
-    If nothing was written, the folders created for it are removed again. Raises UserError, which ends in `alternative`,
-    if the folder is locked by another run, which it names, or cannot be written to.
+    Raises UserError, ending in `alternative`, if another run holds the lock or the folder is not writable.
     """
     with _held(destination / _NAME, destination, alternative):
         yield
@@ -32,7 +31,7 @@ def locked(destination: Path, alternative: str = "set --destination to another f
 
 @contextlib.contextmanager
 def locked_file(path: Path) -> Iterator[None]:
-    """Lock a file that a run writes, by a file next to it that is removed at the end; raises UserError as `locked`."""
+    """Lock an output file by a temporary lock file next to it. Raises UserError like `locked`."""
     lock = path.with_name(f".{path.name}{_NAME}")
     with _held(lock, path, "set --out to another file"):
         try:
@@ -44,7 +43,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(path: Path, what: Path, alternative: str) -> Iterator[None]:
-    """Hold the lock of `what`, with this process named in the lock file; removes created folders that remain empty."""
+    """Hold the lock of `what`, naming this process in the lock file; remove created folders that stay empty."""
     created = list(itertools.takewhile(lambda folder: not folder.exists(), path.parents))
     file = _take(path, what, alternative)
     try:
@@ -76,7 +75,7 @@ def _take(path: Path, what: Path, alternative: str) -> int:
             pass  # a file system without locks
         if _is_at(file, path):
             return file
-        os.close(file)  # the run that held it has just removed it
+        os.close(file)  # its holder has just removed it
     raise UserError(f"other runs keep removing the lock {path}; run the same command again, or {alternative}")
 
 
@@ -90,7 +89,7 @@ def _read(file: int) -> str | None:
 
 
 def _write(file: int, holder: str) -> None:
-    """Name a process in a lock file; does nothing if that fails, or if the file is something else, such as a link."""
+    """Name a process in a lock file. Ignores errors, and leaves anything else, such as the target of a link, alone."""
     if _read(file) is not None:
         with contextlib.suppress(OSError):
             os.ftruncate(file, 0)
@@ -105,7 +104,7 @@ def _is_at(file: int, path: Path) -> bool:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Remove nested folders, the innermost first, if they hold nothing but the lock of a folder."""
+    """Remove nested folders, given innermost first, if they hold nothing but a lock file."""
     with contextlib.suppress(OSError):
         if folders and [path.name for path in folders[0].iterdir()] == [_NAME]:
             (folders[0] / _NAME).unlink()

@@ -1,6 +1,6 @@
 """Dataclasses to JSON and back, with nested ones, paths, literals, tuples, named tuples and dicts with int keys.
 
-JSON objects that decide a printed number hold a checksum of their other values.
+JSON objects from which results are computed carry a checksum of their other values.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class Stream(StrEnum):
     GROUPS = auto()
     """Batch-norm groups: seed, epoch, batch, modality."""
     DROPOUT = auto()
-    """Keys of the leaves: seed, step."""
+    """Dropout masks: seed, step."""
     PROBE = auto()
     """Held-out videos that are probed while training."""
     FINETUNING = auto()
@@ -32,7 +32,7 @@ class Stream(StrEnum):
     GALLERY = auto()
     """Videos per class: seed."""
     GALLERY_CLIPS = auto()
-    """Their clips in the published retrieval: seed, fold."""
+    """Clips of gallery videos in the published retrieval: seed, fold."""
     SHOTS = auto()
     """Few-shot galleries: seed."""
     FACTOR_VIDEOS = auto()
@@ -50,7 +50,7 @@ class Stream(StrEnum):
     DECODERS = auto()
     """Orders in which a GPU's decoders are checked."""
     MOMENTS = auto()
-    """Videos of synthetic-moments: seed, split, action, number; and a fifth, 1, for what `synthetic` lacks."""
+    """Videos of synthetic-moments: seed, split, action, number; a fifth number, 1, for identity and later actions."""
     FIGURES = auto()
     """Videos of the paper's figures: seed."""
 
@@ -58,8 +58,8 @@ class Stream(StrEnum):
 def seed_sequence(stream: Stream, *numbers: int) -> np.random.SeedSequence:
     """The seeds of a stream.
 
-    numpy pads its seeds with zeros and splits large ones: SeedSequence([s, e]) equals [s, e, 0], and [2**32] equals
-    [0, 1]. A digest of the text tells them apart.
+    numpy pads seeds with zeros and splits large ones: SeedSequence([s, e]) equals [s, e, 0], and [2**32] equals
+    [0, 1]. Hashing the text keeps them distinct.
     """
     text = " ".join([stream, *(str(int(number)) for number in numbers)])
     return np.random.SeedSequence(int.from_bytes(hashlib.sha256(text.encode()).digest(), "big"))

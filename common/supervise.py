@@ -1,6 +1,4 @@
-"""Run a command in a child process, so that a crash of compiled code still ends in a message.
-
-Decoders and drivers can end a process without an error message; the parent only waits for the child and reports how it
+"""Run a command in a child process: decoders and drivers may crash it without a message, so its parent reports how it
 ended.
 """
 
@@ -22,7 +20,7 @@ _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 _SI_KERNEL = 0x80
 _PR_SET_PDEATHSIG = 1
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.M)
-"""A line of faulthandler."""
+"""A stack frame printed by faulthandler."""
 _VMSTAT = Path("/proc/vmstat")
 PARENT_PID = "GDT_PARENT_PID"
 """Environment variable: ID of the parent process; the command ends when that process ends."""
@@ -31,8 +29,8 @@ PARENT_PID = "GDT_PARENT_PID"
 def supervise(main: Callable[[], None], advice: str) -> None:
     """Run `main` in a child process, which gets all signals and dies with its parent; returns in the child only.
 
-    Exits with the child's status, or 128 + n if signal n ended it; the message after a crash ends in `advice`. Call it
-    before any thread is started.
+    The parent exits with the child's status, or 128 + n after signal n; the message after a crash ends in `advice`.
+    Call it before starting any thread.
     """
     if starter := os.environ.pop(PARENT_PID, ""):
         _die_with(int(starter))
@@ -69,7 +67,7 @@ def supervise(main: Callable[[], None], advice: str) -> None:
 
 
 def _where(trace: str) -> str:
-    """Where a thread crashed, from faulthandler's text: its last Python frame, and its last one of this package."""
+    """Where a thread crashed, from faulthandler's text: its innermost frame, and its innermost of this package."""
     _, _, stack = trace.rpartition("Current thread ")
     frames = [f"{path}:{line} in {name}" for path, line, name in _FRAME.findall(stack.split("\n\n")[0])]
     if not frames:
@@ -79,7 +77,7 @@ def _where(trace: str) -> str:
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has killed because memory ran out; 0 if it does not say."""
+    """How many processes the kernel has killed because memory ran out; 0 if unknown."""
     try:
         counts = dict(line.split() for line in _VMSTAT.read_text().splitlines())
     except OSError:
@@ -93,7 +91,7 @@ def is_ctrl_c(info: signal.struct_siginfo) -> bool:
 
 
 def _die_with(parent: int) -> None:
-    """Be killed when the parent ends (on Linux)."""
+    """Have the kernel kill this process when its parent ends (on Linux)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -37,7 +37,7 @@ Variables = Mapping[str, Option]
 _ALIASES = {"GPUS": "JOBS"}
 """Variable names that stand for an option with another name."""
 _OF_CHECKPOINT = ("--preset", "--factors", "--seed")
-"""Options whose variables choose the default checkpoint in the Makefile, for any command."""
+"""Options whose variables choose the default checkpoint in the Makefile, whatever the command."""
 _COUNTS = ("GPUS", "NODES")
 _SIMILAR = 0.65
 """Accepts PRESETS for PRESET and DATA for DATASET, but not STEPS for SEEDS."""
@@ -73,8 +73,8 @@ def with_variables(
 ) -> list[str]:
     """Add make's variables to the arguments of a recipe, as options; outside make, return the arguments unchanged.
 
-    With several targets, a variable may be any command's (`all_variables`). Raises UserError for a variable without
-    effect and for a value that cannot be parsed.
+    With several targets, a variable of any command (`all_variables`) is accepted. Raises UserError for a variable
+    without effect and for a value that cannot be parsed.
     """
     if "GDT_GOALS" not in environment:
         return list(arguments)
@@ -129,7 +129,7 @@ def split(variable: str, value: str) -> list[str]:
 
 
 def _hide(quoted: re.Match[str]) -> str:
-    """Quoted text with placeholders for what the shell takes literally there; "$x" is expanded."""
+    """Quoted text with placeholders for characters that are literal there; $ is special within double quotes."""
     return quoted[0].translate(_HIDDEN | {ord("$"): "$"} if quoted[0][0] == '"' else _HIDDEN)
 
 

@@ -1,10 +1,9 @@
 """Align sound to the presentation clock: insert silence where time stamps leave a gap, and cut samples where they
 overlap.
 
-ffmpeg's own `aresample=async=1` takes one time stamp after the other and cannot tell a gap from a late stamp: it
-ignores gaps below its threshold of 0.1 s, and with a lower one it fills and drops several times a second where stamps
-jitter, as those of screen recorders and web cameras do. Here all stamps are known in advance: a lasting offset is a
-gap, a temporary one is jitter.
+ffmpeg's `aresample=async=1` sees one time stamp at a time, so it cannot tell a gap from jitter: it ignores gaps below
+0.1 s, and with a lower threshold it inserts and drops samples several times a second where stamps jitter, as in screen
+and webcam recordings. Here all stamps are known: a lasting offset is a gap, a temporary one is jitter.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ROWS = 1 << 14
 _BYTES = 1 << 22
 
 Piece = tuple[int, int, int]
-"""Samples of silence, then start and stop of the sound after it, in samples."""
+"""Silence to insert, then start and stop of the sound that follows it; all in samples."""
 
 
 def put_on_clock(pcm: Path, stamps: Path, limit: int) -> None:
@@ -65,10 +64,10 @@ def cut(limit: int, found: Iterable[Piece]) -> list[Piece]:
 
 
 def pieces(pts: np.ndarray, count: np.ndarray) -> list[Piece]:
-    """The pieces of the sound on the clock, from the time stamps of its frames and their lengths, int64 [n], samples.
+    """The pieces of the sound on the clock, from the time stamps and lengths of its frames, int64 [n], in samples.
 
-    A running median of the offset between stamps and samples ignores what does not last and keeps steps in place. Both
-    ends are mirrored at a point, which keeps gaps close to an end.
+    A running median of the offset between stamps and samples removes jitter and keeps steps in place. Odd reflection at
+    both ends preserves gaps near them.
     """
     end = np.cumsum(count)
     begin = end - count

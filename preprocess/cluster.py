@@ -27,10 +27,10 @@ _STARTS = 3
 _SHORT_WALLTIME = "00:30:00"
 """The default of dask-jobqueue."""
 _CONFIG: dict[str, Any] = {
-    # the stage bounds its own memory, and a worker that pauses or restarts over page cache would lose its shard
+    # the stage bounds its own memory; a worker paused or restarted because of page cache would lose its shard
     **{f"distributed.worker.memory.{name}": False for name in ("target", "spill", "pause", "terminate")},
-    # one thread each for ffmpeg and log-mel. Dask's own MALLOC_TRIM_THRESHOLD_ is dropped: it makes every larger array,
-    # in ffmpeg too, fresh pages from the kernel, which costs a twentieth of the speed
+    # one thread each for ffmpeg and log-mel. This drops Dask's MALLOC_TRIM_THRESHOLD_, which costs 5% of the speed:
+    # with it, every larger array, in ffmpeg too, takes fresh pages from the kernel
     "distributed.nanny.pre-spawn-environ": {f"{name}_NUM_THREADS": "1" for name in ("OMP", "MKL", "OPENBLAS")},
     # Dask's monitors run a hundred times a second in every process, next to threads that wait for ffmpeg
     "distributed.worker.profile.enabled": False,
@@ -69,7 +69,7 @@ def connect(scheduler: str, workers: int) -> Iterator[distributed.Client]:
     import distributed
 
     for name in ("distributed", "distributed.client"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # `unordered` reports a lost scheduler in one sentence
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # `map_unordered` reports a lost scheduler in one sentence
     with dask.config.set(_CONFIG), contextlib.ExitStack() as stack:
         if scheduler and scheduler != "slurm":
             if scheduler.startswith("tls:") and not distributed.Security().get_connection_args("client")["ssl_context"]:
@@ -150,13 +150,13 @@ def _slurm(workers: int) -> Any:
     return cluster
 
 
-def unordered(
+def map_unordered(
     client: distributed.Client, function: Callable[[_Task], _Result], tasks: Iterable[_Task], expected: int
 ) -> Iterator[_Result]:
-    """Results in the order of completion, with two tasks per worker on the scheduler, which bounds the memory.
+    """Yield results in order of completion; at most two tasks per worker are submitted, to bound memory.
 
-    The number of workers may change; `expected` is assumed until workers have connected. Raises UserError if the
-    scheduler is lost, or if one task ends several workers.
+    Workers may come and go; at least `expected` are assumed. Raises UserError if the scheduler is lost, or if one task
+    kills several workers.
     """
     import distributed
 
@@ -194,6 +194,6 @@ def unordered(
         ) from error
 
 
-def invisible(path: Path, host: str, disk: str) -> str:
-    """Message for a file on `disk` that a worker on `host` does not see."""
+def explain_unmounted(path: Path, host: str, disk: str) -> str:
+    """Message about a file on `disk` that a worker on `host` does not see."""
     return f"{path} exists, but {host} does not see it; mount {disk} on every machine, then run the same command again"

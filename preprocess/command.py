@@ -13,7 +13,7 @@ from gdt.preprocess.stage import Preprocess, run
 from gdt.preprocess.summary import Summary, describe
 
 _TARGETS = {"ucf101": "eval-ucf", "hmdb51": "eval-hmdb"}
-"""Targets of make that evaluate on a data set."""
+"""Make targets that evaluate on a data set."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -35,7 +35,7 @@ def options(_: Sequence[str]) -> Variables:
 
 
 def _next_command(settings: Preprocess, summary: Summary) -> str:
-    """The command that pretrains on the shards, as it is typed here."""
+    """The command that pretrains on the shards, for make or the shell."""
     folder = settings.shard_folder
     options = {"dataset": folder.name if folder == shard_folder(folder.name) else settings.dataset}
     if folder != shard_folder(options["dataset"]):
@@ -46,7 +46,7 @@ def _next_command(settings: Preprocess, summary: Summary) -> str:
 
 
 def _evaluation(settings: Preprocess) -> str:
-    """The command that evaluates on the data set, without its checkpoint."""
+    """The command that evaluates a checkpoint on the data set."""
     target = _TARGETS.get(settings.dataset, "eval")
     options = {} if is_make() and target != "eval" else {"dataset": settings.dataset}
     if (folder := settings.shard_folder) != shard_folder(settings.dataset):
@@ -55,7 +55,7 @@ def _evaluation(settings: Preprocess) -> str:
 
 
 def _typed(target: str, command: Sequence[str], options: Mapping[str, str]) -> str:
-    """A target of make with variables, or a gdt command with options, as it is typed here."""
+    """A make target with variables if make runs this command, else a gdt command with options."""
     if is_make():
         return " ".join([f"make {target}", *(f"{name.upper()}={shlex.quote(v)}" for name, v in options.items())])
     return shlex.join(gdt_command(*command, *(w for name, v in options.items() for w in (f"--{name}", v))))

@@ -1,4 +1,4 @@
-"""`--dry-run`: estimate time and size of a run from a few videos, decoded by the workers as in the run itself."""
+"""`--dry-run`: estimate time and size of a run by decoding a few videos."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from gdt.preprocess.videos import VideoList
 from gdt.preprocess.worker import make_shard
 
 _SAMPLES = 8
-"""Samples of consecutive videos, each as many as one ffmpeg process decodes: one long video, or up to 16 short ones."""
+"""Number of samples; each is the videos of one ffmpeg process: one long video, or up to 16 consecutive short ones."""
 _MAX_FRACTION = 0.25
-"""Maximum fraction of the videos to decode, but at least one video per sample: a dry run is shorter than the run."""
+"""Maximum fraction of the videos to decode, but at least one per sample."""
 _SHOWN = 5
 """Unusable videos to name."""
 _SECONDS = 60.0
@@ -39,7 +39,7 @@ class _Sample:
     """The result of decoding some videos."""
 
     seconds: float
-    """Seconds of one worker while all others are busy."""
+    """Seconds that one worker took while all others were busy."""
     videos: int
     rejected: list[dict[str, str]]
     """Rows of rejected.jsonl."""
@@ -66,11 +66,11 @@ def estimate(settings: Preprocess) -> str:
         with cluster.connect("", workers) as client:
             first = replace(tasks[0], videos=tasks[0].videos[:1], sizes=tasks[0].sizes[:1])
             warm = (replace(first, path=scratch / f"shard-{900_000 + k}.h5") for k in range(workers))
-            list(cluster.unordered(client, _decode, warm, workers))  # the imports of the workers
+            list(cluster.map_unordered(client, _decode, warm, workers))  # so that workers have imported everything
             start = time.perf_counter() - began
             until = time.monotonic() + _SECONDS
             begun = (task for k, task in enumerate(tasks) if k <= workers or time.monotonic() < until)
-            samples = list(cluster.unordered(client, _decode, begun, workers))
+            samples = list(cluster.map_unordered(client, _decode, begun, workers))
         rejected = [row for sample in samples for row in sample.rejected]
         scale = videos.source_bytes / max(sum(sample.source_bytes for sample in samples), 1)
         work = sum(sample.seconds for sample in samples) * scale

@@ -1,4 +1,4 @@
-"""Extract frames and sound of videos with ffmpeg, several small files per process."""
+"""Extract frames and sound with ffmpeg, several small files per process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Extracted:
 
 
 def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
-    """Runs of small files for one ffmpeg process, whose start takes longer than decoding a small file."""
+    """Group consecutive small files for one ffmpeg process, whose start takes longer than decoding a small file."""
     group: list[Video] = []
     total = 0
     for video in videos:
@@ -62,10 +62,8 @@ def groups(videos: Sequence[Video]) -> Iterator[list[Video]]:
 
 
 def extract_group(targets: Sequence[Target], settings: Extraction) -> list[Extracted | Rejected]:
-    """Decode several videos in one process; after an error, decode each separately, so that one bad video does not
-    affect the others.
-    """
-    # segments are decoded separately: whether one must be cut out depends on the length of the file
+    """Decode several videos in one process; after an error, each separately, so that a bad one affects no other."""
+    # segments are decoded separately: the length of the file decides whether to cut them out
     if len(targets) > 1 and all(size_of(target.video.path) > 0 and not target.video.segment for target in targets):
         outputs = [path for target in targets for path in (target.jpeg, target.pcm)]
         try:
@@ -89,10 +87,10 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     """Decode one video. Raises Rejected with a reason if there is no usable output."""
     path = target.video.path
     if (size := size_of(path)) < 0:
-        raise Rejected(_why_not_a_file(path))
+        raise Rejected(_file_problem(path))
     if size == 0:
         raise Rejected("the file is empty")
-    target = _ignore_cut_segment(target, settings)
+    target = _drop_cut_segment(target, settings)
 
     def decode(sound: bool, hdr: bool = False) -> Log:
         return run(ffmpeg.command([target], settings, sound, hdr), settings.limits, target.log, target.jpeg, target.pcm)
@@ -122,7 +120,7 @@ def _extract(target: Target, settings: Extraction) -> Extracted:
     return _collect(target, settings, errors)
 
 
-def _why_not_a_file(path: Path) -> str:
+def _file_problem(path: Path) -> str:
     try:
         what = kind(path)
     except UserError as error:
@@ -130,8 +128,8 @@ def _why_not_a_file(path: Path) -> str:
     return "the file does not exist" if what == "missing" else f"it is {what}, not a file"
 
 
-def _ignore_cut_segment(target: Target, settings: Extraction) -> Target:
-    """Drop the segment if the file is not longer than the segment, which was already cut out."""
+def _drop_cut_segment(target: Target, settings: Extraction) -> Target:
+    """Drop the segment if the file is hardly longer, because it was already cut out."""
     video = target.video
     if video.segment is None:
         return target
@@ -165,7 +163,7 @@ def _collect(target: Target, settings: Extraction, errors: list[str]) -> Extract
 
 
 def _align(target: Target, settings: Extraction) -> float:
-    """Put the sound on the clock. Returns its peak in dB of full scale."""
+    """Put the sound on the clock. Returns its peak in dBFS."""
     put_on_clock(target.pcm, target.stamps, round(ffmpeg.end_seconds(target.video, settings) * SAMPLE_RATE))
     target.stamps.unlink()
     if stretches := ffmpeg.kept_stretches(target.video, settings):
@@ -174,8 +172,9 @@ def _align(target: Target, settings: Extraction) -> float:
 
 
 def _use_loudest_channel(target: Target, settings: Extraction, peak: float) -> str:
-    """Replace the mix by its loudest channel if the channels cancel out in the mix, or if it leaves out the only one
-    with sound, as ffmpeg leaves out the subwoofer. Returns a note, or "" if the channels are as quiet as the mix.
+    """Replace a quiet mix by the loudest channel: channels may cancel out, and ffmpeg leaves out the subwoofer.
+
+    Returns a note, or "" if the channels are as quiet as the mix.
     """
     least = max(peak + _CANCELLED, settings.silence_db)
     only = replace(target, pcm=target.pcm.with_name("channel.pcm"))
@@ -196,7 +195,7 @@ def _use_loudest_channel(target: Target, settings: Extraction, peak: float) -> s
 
 
 def frame_sizes(path: Path) -> np.ndarray:
-    """Bytes of each JPEG in a file of concatenated JPEGs, without a truncated last one: int64 [n].
+    """Bytes of each JPEG in a file of concatenated JPEGs, except a truncated last one: int64 [n].
 
     A frame ends where an end marker is followed by a start marker; within a frame, 0xff is followed by neither.
     """

@@ -30,11 +30,11 @@ _QUEUE = 1024
 _MAX_ASPECT = 16
 """Maximum aspect ratio of a frame: a pixel aspect of 400 would fill the disk."""
 _MIN_BYTES = 250
-"""Bytes per second below which the length of a file is not trusted (after the first minute)."""
+"""Fewest plausible bytes per second, after the first minute."""
 _MAX_STAMPS = 1 << 22
 """Maximum number of sound time stamps, 62 bytes each: a file of tiny frames could fill the disk with them."""
 _NEVER = 10**12
-"""A time in samples that no stamp reaches: ffmpeg drops packets that are 30 hours off."""
+"""A time in samples beyond all stamps: ffmpeg drops packets that are more than 30 hours off."""
 
 STORED_NAMES = {"silence_db": "silence", "require_audio": "need_sound"}
 """Settings that have another name in shards."""
@@ -74,18 +74,18 @@ class Extraction:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The settings that change shards, all but the limits, by the names that shards store."""
+        """The settings that change shards (all but the limits), by their names in shards."""
         names = (setting.name for setting in fields(self) if setting.name != "limits")
         return {STORED_NAMES.get(name, name): getattr(self, name) for name in names}
 
     @property
     def silence_peak(self) -> float:
-        """The threshold of silence on the 16-bit integer scale."""
+        """`silence_db` on the 16-bit integer scale."""
         return float(10 ** (self.silence_db / 20) * 32768)
 
 
 def require_ffmpeg() -> None:
-    """Raise UserError without ffmpeg, or without ffprobe, which comes with it."""
+    """Raise UserError unless ffmpeg and ffprobe, which comes with it, are installed."""
     for name in ("ffmpeg", "ffprobe"):
         if shutil.which(name) is None:
             raise UserError(
@@ -124,8 +124,8 @@ def command(targets: Sequence[Target], settings: Extraction, sound: bool, hdr: b
     longest = _MAX_ASPECT * settings.short_side
     width, height = (f"max(2,min({longest},2*round({side}*{shrink}/2)))" for side in ("iw*sar", "ih"))
     size = f"w='{width}':h='{height}'"
-    # ffmpeg rebuilds the filters where the size or format of the frames changes. So they use time stamps, not counts,
-    # and the encoder pads in front: `fps` with a start time would pad again in the middle of the video.
+    # ffmpeg rebuilds the filters where the size or format of frames changes. So they use time stamps, not counts, and
+    # the encoder pads the start: `fps` with a start time would pad again in the middle of the video.
     before = ["yadif=deint=interlaced", f"fps={settings.fps}", "trim=start_pts=0"]
     after = []
     if hdr:  # tone mapping, on the small frame; without it an HDR video looks washed out
@@ -178,8 +178,8 @@ def probe(path: Path) -> list[str]:
 def _sound_filters(target: Target, settings: Extraction) -> str:
     """Filters that resample the sound and end it.
 
-    A single stamp may be wrong, so the sound ends after its stamps have been beyond the limit for a second, not at the
-    first one, as `t` would do.
+    A single stamp may be wrong, so the sound ends once its stamps have been beyond the limit for a second; `t` would
+    end it at the first.
     """
     limit = round(end_seconds(target.video, settings) * SAMPLE_RATE)
     within = f"st(0,if(lt(PTS,{limit}),N,ld(0)))"  # samples before the last frame that begins within the limit
@@ -190,8 +190,8 @@ def _sound_filters(target: Target, settings: Extraction) -> str:
 def _sound_outputs(source: Any, target: Target, settings: Extraction, mix: str = "") -> list[Any]:
     """Two outputs: the samples without gaps, and the time stamps of their frames, for `put_on_clock`.
 
-    Muxers rewrite stamps that decrease. So the first output stamps samples by their count. In the second, the true
-    stamps are presentation times; decoding times are packet numbers, shifted to before any stamp.
+    Muxers rewrite decreasing stamps. So the first output stamps samples by their count; the second keeps the true
+    stamps as presentation times, with packet numbers, shifted below all stamps, as decoding times.
     """
     chain = f"{mix}{_sound_filters(target, settings)}"
     forward = "setts=ts='if(N,max(PREV_OUTPTS+1,PTS),0)'"  # filters restart their count where the format changes
@@ -206,7 +206,7 @@ def _sound_outputs(source: Any, target: Target, settings: Extraction, mix: str =
 
 
 def _inputs(targets: Sequence[Target]) -> list[Any]:
-    """The videos as inputs. `file:` and the whitelists keep names and contents from opening playlists or addresses."""
+    """The videos as inputs. `file:` and the whitelists keep names and contents from opening playlists or URLs."""
     sources = []
     for target in targets:
         video = target.video
@@ -237,7 +237,7 @@ def kept_stretches(video: Video, settings: Extraction) -> list[tuple[float, floa
 
 
 def max_seconds(path: Path, settings: Extraction) -> float:
-    """Length limit of a file: a small one with huge time stamps would become hours of one repeated frame."""
+    """Length limit of a file: huge time stamps in a small one would become hours of one repeated frame."""
     size = max(0, size_of(path))
     return min(settings.max_hours * 3600, 60 + size // _MIN_BYTES)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from gdt.pipeline.shards.layout import MEL_FLOOR
 
-if TYPE_CHECKING:  # imported by workers only: it takes more than a second
+if TYPE_CHECKING:  # takes more than a second to import, and only workers need it
     import torch
 
 SAMPLE_RATE = 24_000

@@ -1,8 +1,8 @@
 """Assign videos to shards.
 
-The assignment is kept next to the shards (`plan.jsonl`): an interrupted run resumes with the same shards, and videos
-added later form new shards instead of moving the old ones. The videos themselves stay in a table on disk (videos.py),
-so that a list of any length takes hardly any memory.
+The plan is kept next to the shards (`plan.jsonl`): an interrupted run resumes with the same shards, and videos added
+later form new shards instead of changing old ones. The videos themselves stay in a table on disk (videos.py), so that a
+list of any length takes little memory.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class ShardTask:
     """Folder to which the paths in rejected.jsonl are relative."""
 
     content: str
-    """Hash of the settings and of everything that determines the bytes made of the videos, their sizes included; a
-    finished shard with the same hash is kept."""
+    """Hash of settings, videos and sizes, which determine the shard's bytes; a finished shard with the same hash is
+    kept."""
 
     sizes: Sequence[int] = ()
     """Bytes of each video when it was listed, -1 if there was no such file."""
 
     details: Mapping[str, Any] = field(default_factory=dict)
-    """The settings, which the shard records."""
+    """Settings to record in the shard."""
 
     last: bool = False
     """Reject videos that have changed since they were listed, instead of trying again."""
@@ -140,18 +140,18 @@ class Plan:
 
 
 def _split_folder(path: str, video_id: str) -> str:
-    """The folder train, val or test of a video whose id is its path below that folder; else empty."""
+    """The split folder of a video whose id is its path below it; else empty."""
     first, _, rest = path.partition("/")
     return first if rest == video_id and first.lower() in SPLITS else ""
 
 
 def with_planned_ids(items: Iterable[Video | Missing], source: Path, destination: Path) -> Iterator[Video | Missing]:
-    """Yield the videos, keeping the ids of the plan in `destination` for files that it names differently.
+    """Yield the videos with the ids that the plan in `destination` gave them.
 
-    An id is a path below train/, val/ or test/, or the whole path if another of these folders has the same path. So it
-    changes with other files, but the video need not be decoded again. Takes 16 bytes per video of the plan.
+    An id is the path below train/, val/ or test/, or the whole path if another of these folders has the same path below
+    it. So a new file may change the id of another, which would be decoded again. Takes 16 bytes per planned video.
     """
-    ids, paths = array("Q"), array("Q")  # all, and the whole paths of ids without their split folder
+    ids, paths = array("Q"), array("Q")  # keys of all ids, and of whole paths whose ids lack the split folder
     for row in _planned(destination)[0]:
         ids.extend(map(key_of, row["videos"]))
         named = zip(row.get("folders", ()), row["videos"], strict=False)
@@ -175,7 +175,7 @@ def _content(videos: list[list[object]], extraction: Extraction, details: Mappin
 
 
 def read_settings(destination: Path) -> dict[str, Any] | None:
-    """The settings of the shards in a folder, None if neither plan nor shard records them."""
+    """The settings of the shards in a folder, from the plan or a shard; None if neither is readable."""
     rows = _rows(destination)
     if rows is not None:
         return dict(next(rows)["settings"])
@@ -199,14 +199,14 @@ def absent_videos(videos: VideoList, destination: Path) -> tuple[int, dict[int, 
 
 
 def finished_videos(destination: Path, ids: Mapping[int, set[str]]) -> Iterator[str]:
-    """Those of the ids, given by shard number, that finished shards contain."""
+    """The ids, given by shard number, that finished shards contain."""
     for number, file in _shards(destination):
         if number in ids:
             yield from sorted(ids[number].intersection(file["video/id"].asstr()[:].tolist()))
 
 
 def _planned(destination: Path) -> tuple[Iterator[dict[str, Any]], bool]:
-    """Number and videos of every shard, from the plan or else from the shards; and whether in planned order."""
+    """Number and videos of every shard, and whether in planned order; from the plan, or else from the shards."""
     rows = _rows(destination)
     if rows is not None:
         next(rows)  # settings and shares

@@ -20,16 +20,16 @@ from gdt.common.errors import UserError
 from gdt.common.files import is_disk_full
 
 _NOT_STARTED = {126, 127}
-"""Exit statuses of a shell, setpriv or the library loader when a program cannot be started."""
+"""Exit statuses of a shell, setpriv or the dynamic linker when a program cannot be started."""
 _STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHUP}
 """Exit statuses of an ffmpeg stopped from outside; ffmpeg itself exits with 255 after SIGINT and SIGTERM."""
 _LOG_BYTES = 1 << 16
 _GRACE = 60.0
-"""Seconds before the time limit depends on the length of the output."""
+"""Seconds that ffmpeg may take whatever the length of its output."""
 _ERROR = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
-"""Beginning of an error line; no line that quotes the file begins so."""
+"""Start of an error line; lines that quote the file start differently."""
 _CONTINUED = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame=|size=|video:)")
-"""Beginning of a line that continues the line of another thread. The line before it has lost its level, so it may be an
+"""Start of a line that continues the line of another thread. The line before it has lost its level and may be an
 error."""
 _HDR = re.compile(r"^\[info\] +Stream #\d+:\d+.*: Video: .*\b(smpte2084|arib-std-b67)\b")
 _FULL = re.compile(r": (No space left on device|Disk quota exceeded)$")
@@ -88,13 +88,13 @@ class Log:
     seconds: float
     """Duration that the file declares; 0 if none."""
     peaks: list[tuple[float, int]]
-    """Peaks in dB of full scale, and their channels, from 0, if they were measured."""
+    """Peak in dBFS and number (from 0) of each measured channel."""
 
 
 def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
-    """Run ffmpeg; retry once after a timeout with an idle CPU (suspended machine, stalled disk) or a useless log.
+    """Run ffmpeg, and retry once after a timeout with an idle CPU, a garbled log, or a full disk that is not full.
 
-    Raises Rejected if the file is at fault, UserError if the machine is.
+    The CPU is idle if the machine was suspended or the disk stalled. Raises Rejected if the file is at fault, UserError if the machine is.
     """
     for last in (False, True):
         busy = _children_seconds()

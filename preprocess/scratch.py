@@ -19,7 +19,7 @@ _ERRORS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_IOERR: errno.EIO}
 
 
 def _with_os_errors(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, raising OSError where the disk fails, as files do."""
+    """The method, but raising OSError if the disk fails, as files do."""
 
     @functools.wraps(method)
     def wrapped(*arguments: Any) -> Any:
@@ -44,7 +44,7 @@ class _Cursor(sqlite3.Cursor):
 
 
 class Tables(sqlite3.Connection):
-    """A database that raises OSError where the disk fails."""
+    """A database that raises OSError if the disk fails."""
 
     def execute(self, *arguments: Any) -> sqlite3.Cursor:
         return self.cursor(_Cursor).execute(*arguments)
@@ -57,10 +57,10 @@ class Tables(sqlite3.Connection):
 
 
 def database(folder: Path | None, tables: str) -> Tables:
-    """A database with these tables in a folder (default: of temporary files).
+    """A database with these tables in a folder (default: that of temporary files).
 
-    It has one user and does not outlast the process, so it needs no journal, and no locks, which some file systems
-    lack. Raises OSError if the disk is full.
+    Only this process uses it, so it needs no journal, and no locks, which some file systems lack. Raises OSError if the
+    disk is full.
     """
     folder = folder or Path(tempfile.gettempdir())
     _remove_leftovers(folder)
@@ -73,7 +73,7 @@ def database(folder: Path | None, tables: str) -> Tables:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove files of processes that were killed before they could unlink them: those that no process locks."""
+    """Remove unlocked files: their processes were killed before they could unlink them."""
     for path in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""Videos to shards: list the videos, plan the shards, make those that are not there yet, and write the index."""
+"""Videos to shards: list the videos, plan the shards, make the missing ones, and write the index."""
 
 from __future__ import annotations
 
@@ -46,7 +46,6 @@ class Preprocess(cluster.Workers):
         "captions": ("word2vec", "stop_words"),
         "advanced": ("duplicates", "drop_missing", "videos_per_shard", "megabytes_per_shard", "scheduler"),
     }
-    """Headings of `--help`, each with its settings."""
 
     dataset: str = "folder"
     """folder (any tree of videos) or a data set; an unknown name lists all."""
@@ -64,7 +63,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of videos without a split for val; default: as last, or 0."""
+    """Share of videos without a split for val; default: the last run's, or 0."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
@@ -157,9 +156,9 @@ def find_videos(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack
 
 
 def list_videos(items: Items, settings: Preprocess, scratch: Path, stack: contextlib.ExitStack) -> VideoList:
-    """The list of the videos, open as long as the stack; shares that are not given are those of the last run.
+    """The list of the videos, closed with the stack; shares default to those of the last run.
 
-    Raises UserError if shares are given and every video has a split.
+    Raises UserError if shares are given but every video has a split.
     """
     source, last = settings.source_folder, read_shares(settings.shard_folder) or Shares()
     shares = Shares(
@@ -235,7 +234,7 @@ def _make_shards(plan: Plan, pending: Sequence[int], details: dict[str, Any], se
             for attempt in range(_ATTEMPTS):
                 tasks = ((shard, plan.task(shard, settings.extraction, details, attempt > 0)) for shard in pending)
                 again = []
-                for shard, changed in cluster.unordered(client, make_planned_shard, tasks, settings.workers):
+                for shard, changed in cluster.map_unordered(client, make_planned_shard, tasks, settings.workers):
                     if changed:
                         _update_sizes(plan, shard, changed)
                         again.append(shard)
@@ -257,7 +256,7 @@ def _update_sizes(plan: Plan, shard: int, changed: Sequence[ChangedVideo]) -> No
         number = plan.members(shard)[seen.number]
         (video, before), now = plan.videos.video(number), plan.videos.update_size(number)
         if seen.size < 0 <= now == before:
-            raise UserError(f"{cluster.invisible(video.path, seen.host, 'its disk')}: finished shards are kept")
+            raise UserError(f"{cluster.explain_unmounted(video.path, seen.host, 'its disk')}: finished shards are kept")
 
 
 def _remove_scratch(destination: Path) -> None:
@@ -267,7 +266,7 @@ def _remove_scratch(destination: Path) -> None:
 
 
 def _remove_stale_index(plan: Plan, pending: Sequence[int]) -> None:
-    """Remove the index if shards that it lists are about to change; otherwise it remains usable until the new one."""
+    """Remove the index if shards that it lists will change; otherwise it stays usable until it is replaced."""
     try:
         with open_sealed(plan.destination / INDEX) as file:
             listed = set(file["shard/name"].asstr()[:])
@@ -279,7 +278,7 @@ def _remove_stale_index(plan: Plan, pending: Sequence[int]) -> None:
 
 
 def _current_index(destination: Path, paths: Sequence[Path]) -> Index | None:
-    """The index, if it lists these shards as they are."""
+    """The index, if it matches these shards."""
     try:
         index = Index.open(destination)
     except UserError:
@@ -289,7 +288,7 @@ def _current_index(destination: Path, paths: Sequence[Path]) -> Index | None:
 
 
 def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: dict[str, Any]) -> Summary:
-    """Write index, rejected.jsonl and summary from the shards and the list; remove shards that are not in the plan."""
+    """Remove shards that are not in the plan; write index, rejected.jsonl and summary."""
     videos, destination = plan.videos, plan.destination
     paths = [plan.path(shard) for shard in range(len(plan))]
     names = {path.name for path in paths}
@@ -297,7 +296,7 @@ def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: di
         if old.name not in names:
             old.unlink()
     _remove_scratch(destination)
-    # current paths: a video that was moved keeps its shard
+    # paths from the list: a video that was moved keeps its shard
     rejected = (row | {"path": str(videos.path_of(row["id"]))} for path in paths for row in shard_rejected(path))
     write_lines(destination / REJECTED, itertools.chain(videos.missing_rows(), map(dump_row, rejected)))
     index = None if made else _current_index(destination, paths)

@@ -1,4 +1,4 @@
-"""The summary of a run: a table to print, and the same numbers in `summary.json`."""
+"""The summary of a run, printed and written to `summary.json`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gdt.preprocess.datasets.labels import NO_FILE
 
 SUMMARY = "summary.json"
 _NAMED = 3
-"""Rows of labels.csv without a file to name."""
+"""Maximum number of missing files of labels.csv that the summary names."""
 _SPLITS = ("train", "val", "test", "unused")
 _COLUMNS = 100
 _FEW = 20
-"""A smaller test split gives intervals too wide to compare models."""
+"""With fewer test videos, confidence intervals are too wide to compare models."""
 _REJECTED, _NOTE = "ffmpeg cannot decode it: ", "ffmpeg: "
 _OUR_NOTE = re.compile("its sound|HDR without|cut at|ffmpeg ")
 _MEANINGS = {
@@ -61,7 +61,7 @@ class Summary:
     relabelled: int
     """Videos whose label, split, folds or further columns differ from the previous index."""
     without_file: Sequence[str] = ()
-    """First names in labels.csv that are no video."""
+    """First names in labels.csv that match no video."""
     drawn: bool = True
     """Whether --val and --test decide the split of some videos."""
 
@@ -96,7 +96,7 @@ class Summary:
 
 
 class AnnotationKeys(NamedTuple):
-    """Hashes of the annotations of every video, 16 bytes each: they are kept in memory while videos are decoded."""
+    """Hashes of ids and annotations, 16 bytes per video, since they stay in memory while videos are decoded."""
 
     ids: np.ndarray
     """Hashes of the ids, uint64 [n_videos]."""
@@ -148,9 +148,9 @@ def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: in
 
 
 def _generalise(reason: str) -> str:
-    """A reason without names, numbers and the decoder's own message, which differ from video to video."""
+    """A reason without names, numbers and details, which differ from video to video."""
     if short := re.match(r"only [\d.]+ s of it can be decoded, ([\d.]+) s are needed(;?)", reason):
-        least = f"--min-seconds {short[1]}"  # a message of the decoder follows if the file may be longer, but damaged
+        least = f"--min-seconds {short[1]}"  # "; <error>" follows if the file may be longer, but damaged
         return f"less than {least} could be decoded" if short[2] else f"shorter than {least}"
     reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another video, which is kept", reason)
     return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "N", reason.split(";")[0])
@@ -197,7 +197,7 @@ def describe(summary: Summary) -> str:
 
 
 def _describe_classes(index: Index) -> str:
-    """Where the classes come from, and how many videos have none."""
+    """The source of the classes, and how many videos have none."""
     without = int((index.label == "").sum())
     if without == len(index):
         return "no classes: no video is in a subfolder that would name its class"

@@ -16,7 +16,7 @@ Row = dict[str, str]
 
 
 def read_csv(path: Path, columns: Sequence[str], parse: Callable[[Row], T], header: bool = True) -> Iterator[T]:
-    """The rows of a csv file, parsed one at a time; see `parse_rows`. Raises UserError if the file cannot be opened."""
+    """Yield the parsed rows of a csv file; see `parse_rows`. Raises UserError if the file cannot be opened."""
     with io.TextIOWrapper(open_regular(path), newline="", encoding="utf-8-sig") as file:
         yield from parse_rows(file, path, columns, parse, header)
 
@@ -24,7 +24,7 @@ def read_csv(path: Path, columns: Sequence[str], parse: Callable[[Row], T], head
 def parse_rows(
     lines: Iterable[str], path: Path, columns: Sequence[str], parse: Callable[[Row], T], header: bool = True
 ) -> Iterator[T]:
-    """The parsed rows of a csv with these columns; others may follow in a file with a header.
+    """Yield the parsed rows of a csv with these columns; with a header, there may be others.
 
     Without a header, lines that begin with # are comments, and quotes may follow a blank. Raises UserError, with the
     line, for missing columns, rows of another length, text that is not csv or not UTF-8, and rows for which `parse`
@@ -39,7 +39,7 @@ def parse_rows(
         for row in rows:
             if not header and row[columns[0]].startswith("#"):
                 continue
-            if None in row or None in row.values():  # how DictReader marks too many and too few values
+            if None in row or None in row.values():  # DictReader's marks of too many and too few values
                 raise ValueError(f"the row does not have {len(rows.fieldnames or ())} values")
             yield parse(row)
     except UnicodeDecodeError as error:

@@ -1,8 +1,8 @@
 """gdt verify: check that every shard is unchanged since it was written.
 
 Checks all checksums and offsets, and the markers at both ends of every JPEG; `--full` also decodes every frame. Damaged
-shards are reported; `--remove` removes them, and preprocessing rebuilds them. A shard counts as damaged only if it was
-read and differs from what was written: unreadable files are reported but never removed.
+shards are reported; `--remove` removes them, and preprocessing rebuilds them. Files that cannot be read do not count as
+damaged: they are reported but never removed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Verify(cluster.Workers):
 
 
 def check_shard(path: Path, full: bool) -> list[str]:
-    """The problems of a shard; empty if it is intact. Raises the error if it cannot be read."""
+    """The problems of a shard; empty if it is intact. Raises OSError and the like if it cannot be read."""
     try:
         with open_sealed(path) as file:
             return list(_problems(file, full))
@@ -89,7 +89,7 @@ def _problems(file: h5py.File, full: bool) -> Iterator[str]:
 
 
 def _misfits(file: h5py.File) -> Iterator[str]:
-    """Inconsistencies of the tables; after the first, other tables may be unreadable."""
+    """Yield inconsistencies of the tables; after the first, other tables may be unreadable."""
     if missing := [name for name in SHARD if name not in file]:
         yield f"it has no {', '.join(missing)}"
     size = Path(file.filename).stat().st_size
@@ -182,10 +182,10 @@ def _is_420(layers: object) -> bool:
 
 
 def verify(settings: Verify) -> dict[str, Finding]:
-    """Check the shards and the index; returns all that are not intact, by name.
+    """Check the shards, also those of an unfinished run, and the index; returns what is not intact, by name.
 
-    Checks the finished shards of an unfinished run, too. With --remove, no run can start during the check.
-    Raises UserError if there are no shards, or if a worker does not see them.
+    With --remove, no run can start during the check. Raises UserError if there are no shards, or if a worker does not
+    see them.
     """
     folder = settings.shard_folder
     with contextlib.ExitStack() as stack:
@@ -212,7 +212,7 @@ def verify(settings: Verify) -> dict[str, Finding]:
 def _check_all(
     settings: Verify, seals: dict[str, int], present: dict[str, int], findings: dict[str, Finding]
 ) -> dict[str, str]:
-    """Check the shards that the index lists or that are `present` (name -> bytes), and add to `findings`.
+    """Check the shards that are listed in the index or `present` (name -> bytes), and add them to `findings`.
 
     Returns the host that checked each.
     """
@@ -223,10 +223,10 @@ def _check_all(
         tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, desc="verify") as bar,
     ):
         check = partial(_check_on_worker, folder, settings.full, seals)
-        for name, host, finding in cluster.unordered(client, check, sorted(sizes), settings.workers):
+        for name, host, finding in cluster.map_unordered(client, check, sorted(sizes), settings.workers):
             bar.update(sizes[name])
             if finding.state in ("missing", "not a file") and name in present and not kind(folder / name):
-                raise UserError(cluster.invisible(folder / name, host, f"the disk of {folder}"))
+                raise UserError(cluster.explain_unmounted(folder / name, host, f"the disk of {folder}"))
             findings[name], hosts[name] = finding, host
     return hosts
 
@@ -248,7 +248,7 @@ def _remove(settings: Verify, seals: dict[str, int], findings: dict[str, Finding
 
 
 def _check_index(folder: Path) -> tuple[Finding, dict[str, int]]:
-    """The state of the index alone, and its table: shard -> checksum of its seal."""
+    """The state of the index by itself, and the checksums of the seals that it lists, by shard."""
     seals: dict[str, int] = {}
 
     def problems() -> list[str]:
@@ -261,11 +261,11 @@ def _check_index(folder: Path) -> tuple[Finding, dict[str, int]]:
 
 
 def _compare_index(folder: Path, seals: dict[str, int]) -> Finding:
-    """Whether the index matches the shards. Writes nothing, as the disk may be full."""
+    """Check that the index matches the shards. Writes nothing, since the disk may be full."""
     try:
         datasets, attributes = contents(folder)
         expected, expected_attributes = gather([folder / name for name in seals], {"settings": attributes["settings"]})
-        if "said" in attributes:  # the labels are those of the last run, of which only the hash is recorded
+        if "said" in attributes:  # the labels of the last run: only their hash is recorded
             shape = expected["video/id"].shape
             labels = {
                 name: values
@@ -318,7 +318,7 @@ def _check(path: Path, problems: Callable[[], list[str]]) -> Finding:
         return Finding("foreign", [f"it was made by another version: {error}"])
     except Damaged as damage:
         return Finding("damaged", [str(damage)])
-    except Exception as error:  # of the disk, the machine or this program: it says nothing about the file
+    except Exception as error:  # from the disk, the machine or this program: the file may be intact
         return Finding("unchecked", [f"it cannot be read ({_reason(error)})"])
     return Finding("damaged", found) if found else _INTACT
 

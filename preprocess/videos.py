@@ -1,4 +1,4 @@
-"""The list of all videos of a run: read once, from the data set into a table on disk."""
+"""The list of all videos of a run, in a table on disk."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gdt.preprocess.datasets.listing import Missing, Video, Words, key_of, size_
 from gdt.preprocess.scratch import database
 
 _SHOWN = 20
-"""Pairs of videos with one id that a message names."""
+"""Maximum number of pairs of duplicates that a message names."""
 _TABLES = """
     CREATE TABLE video (
         number INTEGER PRIMARY KEY, id TEXT, path TEXT, size INTEGER, device INTEGER, content, annotations
@@ -36,7 +36,7 @@ _DUPLICATES = """
     JOIN video AS first ON first.number = twice.number JOIN video AS other ON other.id = twice.id
     WHERE other.number > twice.number ORDER BY other.number
 """
-"""Videos with the id of an earlier one, and the path of that."""
+"""Videos with the id of an earlier one, and the path of the earlier one."""
 _ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EACCES, errno.EPERM}
 """Errors of a missing or inaccessible file on a mounted disk."""
 
@@ -56,16 +56,16 @@ class Shares:
             )
 
     def split(self, video_id: str) -> str:
-        """The split of a video, which depends on its id only, not on other videos.
+        """The split of a video, which depends only on its id.
 
-        A change of one share moves no video into or out of the split of the other.
+        Changing the share of val moves no video into or out of test, and vice versa.
         """
         draw = key_of(video_id) / 2**64
         return "test" if draw < self.test else "val" if draw > 1 - self.val else "train"
 
 
 class VideoList:
-    """All videos of a data set, and those that are missing, in a table on disk. A context manager."""
+    """All videos of a data set, and the missing ones, in a table on disk. A context manager."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class VideoList:
         return self._count
 
     def video(self, number: int) -> tuple[Video, int]:
-        """A video by its number in the list, and its bytes (-1 if there is no such file)."""
+        """The video of this number in the list, and its bytes (-1 if there is no such file)."""
         path, size, content, annotations = self._one(
             "SELECT path, size, content, annotations FROM video WHERE number = ?", number
         )
@@ -170,7 +170,7 @@ class VideoList:
         )  # fmt: skip
 
     def name(self, number: int) -> tuple[str, str]:
-        """Id of a video by its number in the list, and its path below the source."""
+        """Id and path below the source of the video of this number."""
         id, path = self._one("SELECT id, path FROM video WHERE number = ?", number)
         return id, path
 
@@ -190,8 +190,7 @@ class VideoList:
         return str(row[0])
 
     def annotations(self, ids: np.ndarray) -> Annotations:
-        """Annotations of the videos with these ids (bytes, [n_videos]), as datasets of
-        an index.
+        """Annotations of the videos with these ids (bytes, [n_videos]), as datasets of an index.
 
         Raises KeyError for an unknown id.
         """
@@ -209,7 +208,7 @@ class VideoList:
         return datasets
 
     def update_size(self, number: int) -> int:
-        """Update the size of a video in the list; returns its current bytes.
+        """Update and return the bytes of a video in the list.
 
         Raises UserError if its disk or folder is gone, not only the file.
         """
@@ -239,7 +238,7 @@ def _real_folder(path: Path) -> Path:
 
 
 def _device(folder: Path) -> int:
-    """The file system of a folder, or of its nearest existing parent: it changes when a disk is unmounted."""
+    """The device of a folder, or of its nearest existing parent; it changes when a disk is unmounted."""
     try:
         return folder.stat().st_dev
     except OSError:
@@ -247,7 +246,7 @@ def _device(folder: Path) -> int:
 
 
 def content_key(video: Video) -> list[object]:
-    """Everything that determines the stored data of a video, except the file itself."""
+    """Everything but the file that determines the stored data of a video."""
     words = astuple(video.words) if video.words else None
     key: list[object] = [video.id, video.segment, video.stretches, words]
     return [*key, "of any length"] if video.folds else key

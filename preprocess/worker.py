@@ -65,7 +65,7 @@ def make_shard(task: ShardTask) -> list[ChangedVideo]:
 
 
 def make_planned_shard(task: tuple[int, ShardTask]) -> tuple[int, list[ChangedVideo]]:
-    """`make_shard` for a shard at an index of the plan."""
+    """Call `make_shard` for a task with its index in the plan, and return the index too."""
     shard, what = task
     return shard, make_shard(what)
 
@@ -80,7 +80,7 @@ def explain_full_disk(error: Exception, folder: Path) -> Exception:
 
 
 class _FileState(NamedTuple):
-    """State of a file, to detect writes."""
+    """Size and time of a file, to detect writes."""
 
     size: int
     modified: int = 0
@@ -96,7 +96,7 @@ def _file_state(path: Path) -> _FileState:
 
 
 def _read_error(path: Path) -> str:
-    """The error of the disk, if any, that keeps the file from being read."""
+    """The error that prevents reading the file; empty if it can be read."""
     left = size_of(path)
     if left <= 0:  # some system files report size 0 but are endless
         return ""
@@ -112,7 +112,7 @@ def _read_error(path: Path) -> str:
 
 
 def _make_shard(task: ShardTask, folder: Path, states: Sequence[_FileState], unstable: set[int]) -> list[ChangedVideo]:
-    """`unstable` are the indices of videos to reject because they changed."""
+    """Make the shard in `folder`; `unstable` are the indices of videos to reject because they changed."""
     from distributed import get_worker
 
     records: list[VideoRecord] = []

@@ -43,7 +43,7 @@ def without_workers() -> Iterator[None]:
     client = SimpleNamespace(dashboard_link="", subscribe_topic=nothing, unsubscribe_topic=nothing)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "connect", lambda *_: contextlib.nullcontext(client))
-        patch.setattr(cluster, "unordered", lambda client, function, tasks, expected: map(function, tasks))
+        patch.setattr(cluster, "map_unordered", lambda client, function, tasks, expected: map(function, tasks))
         yield
 
 

@@ -20,11 +20,11 @@ _STRETCHES = 1000
 def attach(
     items: Iterable[Video | Missing], captions: Captions, vocabulary: Vocabulary, source: Path, only_captioned: bool
 ) -> Iterator[Video | Missing]:
-    """The videos with their words; with `only_captioned`, only captioned videos and captioned stretches of them.
+    """Yield the videos with their words; with `only_captioned`, only captioned videos, cut to captioned stretches.
 
-    Captions match a video by its id, else by its path below `source`, with or without the suffix. A bare stem, which
-    videos in several folders may share, matches only in `source` itself or as an id; the number of videos that lack
-    captions for this reason is printed. Videos with damaged captions come as missing.
+    Captions match a video by its id, else by its path below `source`, with or without the suffix. Since videos in
+    several folders may share a stem, a bare stem matches only as an id or directly in `source`; prints how many videos
+    lack captions for this reason. Yields Missing for videos with damaged captions.
     """
     by_stem, example = 0, ""
     for item in items:
@@ -55,7 +55,7 @@ def attach(
     if by_stem:
         videos, stem = "1 video has" if by_stem == 1 else f"{by_stem} videos have", Path(example).name
         print(
-            f"{videos} no captions: captions named '{stem}' are those of {stem}.* in {source} itself; for videos in "
-            f"subfolders, name them by their path, such as '{example}'",
+            f"{videos} no captions: captions named '{stem}' match only {stem}.* directly in {source}; name captions of "
+            f"videos in subfolders by path, such as '{example}'",
             flush=True,
         )

@@ -1,4 +1,4 @@
-"""Files of captions, read as a stream and looked up on disk, since those of HowTo100M take 10 GB."""
+"""Read caption files as streams and look captions up on disk: HowTo100M's take 10 GB."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from gdt.preprocess.scratch import database
 from gdt.preprocess.tables import Row, parse_rows
 
 JSON_NAMES = ("caption.json", "raw_caption.json", "captions.json", "raw_caption_superclean.json")
-"""Files of all videos, the first that exists; the official caption.json has no stop words."""
+"""Files with the captions of all videos; the first one there is read. The official caption.json has no stop words."""
 FOLDERS = ("captions", "csv")
-"""Folders of one file per video, <id>.csv or <id>.json at any depth; the first that holds any."""
+"""Folders with one file per video, <id>.csv or <id>.json at any depth; the first that holds any is read."""
 COLUMNS = ("start", "end", "text")
 EXPECTED = f"""\
 source/{JSON_NAMES[0]} or {", ".join(JSON_NAMES[1:])}     {{id: {{start: [...], end: [...], text: [...]}}}}
@@ -42,7 +42,7 @@ _MAX_BYTES = 16 << 20
 _MAX_VALUE_BYTES = 1 << 20
 """Maximum size of a JSON value; the parser restarts an unfinished value with every chunk."""
 _MAX_DEPTH = 8
-"""Of nested lists and objects in the JSON of one video; LAYOUT has two, and other keys may be there too."""
+"""Maximum nesting in the JSON of one video; LAYOUT has two levels, but there may be other keys."""
 _CHUNK = 1 << 15
 _NESTING = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 _SHORT = reprlib.Repr()
@@ -65,8 +65,8 @@ class Captions(ABC):
         """The captions in the folder `source`, or None.
 
         Looks for the JSON files of HowTo100M (JSON_NAMES, {id: LAYOUT}), then for one csv or JSON file per video
-        (FOLDERS), then for any csv with the columns video_id, start, end, text. A file of many videos is read once, as
-        a stream, into a compressed unlinked file in `scratch`, which is freed even if the process is killed.
+        (FOLDERS), then for any csv with the columns video_id, start, end, text. A file of many videos is streamed into
+        a compressed unlinked file in `scratch`, which is freed even if the process is killed.
 
         Raises UserError for a file that is damaged or empty, and if `scratch` cannot be written.
         """
@@ -82,10 +82,10 @@ class Captions(ABC):
 
     @abstractmethod
     def get(self, id: str) -> list[Caption]:
-        """The captions of a video by start time; none for an unknown id.
+        """The captions of a video, sorted by start time; empty for an unknown id.
 
         Captions without text, with times that are not finite, or that end before they start are dropped. Raises
-        UserError for a damaged file of one video.
+        UserError if the video's own file is damaged.
         """
 
     @abstractmethod
@@ -104,7 +104,7 @@ class Captions(ABC):
 
 
 class _Database(Captions):
-    """Compressed captions of many videos; an id may occur again with more captions."""
+    """Compressed captions of many videos; the captions of an id may come in several parts."""
 
     def __init__(self, videos: Iterable[tuple[str, list[Caption]]], scratch: Path, path: Path) -> None:
         """Store the captions of `videos`, which come from `path`."""
@@ -172,15 +172,13 @@ def _caption_files(folder: Path) -> Iterator[str]:
 
 
 class _Source(io.RawIOBase):
-    """A file with a limit on the bytes read for one video; `next_video` resets the limit. This bounds the memory for
-    any content.
-    """
+    """A file that limits the bytes read per video, to bound memory; call `next_video` after each."""
 
     def __init__(self, path: Path, file: BinaryIO, content: str) -> None:
         self.path = path
         self.position = 0
         self.unfinished = -math.inf
-        """Bytes since the JSON parser has finished a value."""
+        """Bytes read since the JSON parser last finished a value."""
         self._file = file
         self._content = content
         self._end = _MAX_BYTES
@@ -189,7 +187,7 @@ class _Source(io.RawIOBase):
         self._end = self.position + _MAX_BYTES
 
     def text(self, errors: str = "strict") -> io.TextIOWrapper:
-        """The text, with line breaks as they are; closing it closes this file."""
+        """The text with its line breaks unchanged; closing it closes this file."""
         return io.TextIOWrapper(io.BufferedReader(self, _CHUNK), encoding="utf-8-sig", errors=errors, newline="")
 
     def readable(self) -> bool:
@@ -217,7 +215,7 @@ class _Source(io.RawIOBase):
 
 
 def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
-    """Every video of a JSON file {id: LAYOUT}, one in memory at a time."""
+    """Yield the videos of a JSON file {id: LAYOUT}, one in memory at a time."""
     import ijson
 
     with open_text(path) as file:
@@ -226,7 +224,7 @@ def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
                 yield id, _captions(columns, f"{path}, video {_SHORT.repr(id)}")
                 file.next_video()
         except ijson.JSONError as error:
-            reason = re.split(r"\n|\\n", str(error).removeprefix("b'"))[0].strip()  # a drawing follows
+            reason = re.split(r"\n|\\n", str(error).removeprefix("b'"))[0].strip()  # without its ASCII drawing
             raise UserError(
                 f"{path} is not valid JSON (error at or before byte {file.position}): {reason}; copy or download it "
                 "again"
@@ -236,8 +234,8 @@ def _json_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
 def _events(file: _Source) -> Iterator[tuple[str, str, Any]]:
     """The events of the JSON parser for ijson.kvitems.
 
-    ijson itself puts the path to each value first, which in deeply nested lists fills the memory; kvitems needs only
-    to know whether there is one.
+    ijson prefixes each event with its full path, which fills memory for deeply nested lists; kvitems only needs to know
+    whether the path is empty.
     """
     import ijson
 
@@ -252,7 +250,7 @@ def _events(file: _Source) -> Iterator[tuple[str, str, Any]]:
 
 
 def _csv_videos(path: Path) -> Iterator[tuple[str, list[Caption]]]:
-    """Every run of rows with the same video_id in a csv."""
+    """Yield each run of rows with the same video_id in a csv."""
     with open_text(path) as file:
         rows = parse_rows(file.text(), path, ("video_id", *COLUMNS), dict)
         for id, group in itertools.groupby(rows, key=itemgetter("video_id")):
@@ -293,7 +291,7 @@ def open_text(path: Path, content: str = "captions of one video") -> Iterator[_S
 
 
 def _captions(columns: Any, where: str) -> list[Caption]:
-    """The usable captions of one video by start time. Raises UserError, naming `where`, for any other LAYOUT."""
+    """The usable captions of one video, sorted by start time. Raises UserError, naming `where`, unless in LAYOUT."""
     named = columns if isinstance(columns, dict) else {}
     if lacking := [name for name in COLUMNS if not isinstance(named.get(name), list)]:
         raise UserError(f"{where}: no list {', '.join(lacking)}; expected {LAYOUT}")

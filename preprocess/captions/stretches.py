@@ -14,8 +14,8 @@ from gdt.preprocess.datasets.listing import Words
 def stretches(captions: Iterable[Caption], gap: float = 2.0, least: float = 4.0) -> tuple[tuple[float, float], ...]:
     """The parts of a video that captions cover: (start, end) in seconds, in order and disjoint.
 
-    Parts less than `gap` seconds apart are merged. A part shorter than `least`, the longest text clip, grows to that on
-    both sides, not beyond the start of the video, but perhaps beyond its end. Starts are rounded down and ends up to
+    Parts less than `gap` seconds apart are merged. Parts shorter than `least`, the longest text clip, are extended on
+    both sides, never before the start of the video but possibly past its end. Starts are rounded down and ends up to
     multiples of 0.1 s, which are whole numbers of log-mel frames (10) and of video frames (3 at 30 fps; fps must be a
     multiple of 10), so that cuts keep video and audio aligned.
     """
@@ -43,10 +43,10 @@ def _joined(parts: Iterable[tuple[int, int]], near: int) -> list[tuple[int, int]
 
 
 def retime(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
-    """The words with times, in seconds, in the video that keeps only `stretches`, end to end.
+    """The words with their times, in seconds, after the video is cut to `stretches`, joined end to end.
 
-    The part of a word outside the stretches is cut; a word outside all of them, or that is a mere moment at the end of
-    one, is dropped. No stretches mean the whole video, as in `Video`.
+    Words are cut at the edges of stretches. Words outside all stretches, and words without duration at the end of one,
+    are dropped. Empty stretches mean the whole video, as in `Video`.
     """
     if not stretches or not words.token:
         return words
@@ -55,7 +55,7 @@ def retime(words: Words, stretches: Sequence[tuple[float, float]]) -> Words:
     starts, ends = edges.T
     kept = np.cumsum(ends - starts)
     clock = np.interp(spoken, edges.ravel(), np.stack([kept - (ends - starts), kept], axis=1).ravel())
-    clock[1] = clock.max(axis=0)  # a word must not end before it starts by rounding
+    clock[1] = clock.max(axis=0)  # rounding must not make a word end before it starts
     following = np.searchsorted(ends, spoken[0], side="right")  # the first stretch that ends after the word's start
     begins = np.append(starts, np.inf)[following]
     inside = (begins <= spoken[0]) | (begins < spoken[1])

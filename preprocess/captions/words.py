@@ -1,4 +1,4 @@
-"""Words of captions with their times, restricted to the words of a word2vec file, without stop words."""
+"""Timed words of captions that are in a word2vec file and not stop words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOKEN = re.compile(r"[^\W_]+(?:'[^\W_]+)*")  # letters and digits of any script
 
 
 class Vocabulary:
-    """The words of a word2vec file by row, and stop words, which are left out."""
+    """The rows of words in a word2vec file, and the stop words to skip."""
 
     def __init__(self, rows: Mapping[str, int], stop_words: Iterable[str]) -> None:
         self._rows = rows
@@ -30,7 +30,7 @@ class Vocabulary:
 
         Stop words are one per line, with comments after '#'; by default scikit-learn's English ones. The vectors are
         read as float16 and freed: Google News (3 million words) takes 1.8 GB while it is read, and 0.4 GB after. Rows
-        are numbered as by gensim, without repeated words. Raises UserError for a missing or unknown file.
+        are numbered as in gensim, without repeated words. Raises UserError if a file is missing or cannot be parsed.
         """
         stop = _stop_words(stop_words)  # first, since it fails fast
         return Vocabulary(load(word2vec).key_to_index, stop)
@@ -40,18 +40,18 @@ class Vocabulary:
 
     @cached_property
     def stop_digest(self) -> str:
-        """16 hex digits of the stop words."""
+        """Hash of the stop words, 16 hex digits."""
         return hashlib.sha256("\n".join(sorted(self._stop_words)).encode()).hexdigest()[:16]
 
     @cached_property
     def digest(self) -> str:
-        """16 hex digits of the words in their order, which identify the meaning of tokens."""
+        """Hash of the words in order, 16 hex digits; it identifies the meaning of tokens."""
         return digest(self._rows)
 
     def words(self, captions: Iterable[Caption]) -> Words:
-        """The known words without stop words, by start time.
+        """Known words except stop words, sorted by start time.
 
-        All words of a caption, stop words and unknown ones included, get equal shares of its time. A word is looked up
+        All words of a caption, also stop words and unknown ones, get equal shares of its time. A word is looked up
         as written, then in lower case. Times before the start of the video become 0.
         """
         spoken: list[tuple[float, float, int]] = []

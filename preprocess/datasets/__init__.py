@@ -1,7 +1,7 @@
 """Data sets: where their videos, labels, splits and captions are.
 
-Each is a short module here that ends in its DATA, and a name in pipeline/shards/layout.py; a synthetic one is a module
-of preprocess/synthetic.
+Each is a module here that defines DATA, and a name in pipeline/shards/layout.py; synthetic ones are modules of
+preprocess/synthetic.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def find(dataset: str, source: Path) -> DataSet:
 
 
 def listing(dataset: str, source: Path) -> Iterator[Video | Missing]:
-    """The videos of a data set below `source`; those whose names are not valid UTF-8 come as missing.
+    """Yield the videos of a data set below `source`; Missing for those whose names are not valid UTF-8.
 
-    Raises UserError if something is missing that all videos need and, at the end, if there was no video.
+    Raises UserError if a file or folder that all videos need is missing and, at the end, if there was no video.
     """
     entry = find(dataset, source)
     empty = True

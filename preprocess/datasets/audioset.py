@@ -1,7 +1,7 @@
 """AudioSet: segments of up to 10 s, in any folders, and the official csv files of segments.
 
-The csv files are at https://research.google.com/audioset/download.html; those that are there choose the videos. Of the
-several labels of a segment, a video gets the first: its display name from class_labels_indices.csv, or else its
+The csv files are at https://research.google.com/audioset/download.html; the downloaded ones choose the videos. A
+segment has several labels, and its video gets the first: its display name from class_labels_indices.csv, or else its
 machine id (/m/09x0r).
 """
 
@@ -56,7 +56,7 @@ def _segments(path: Path, names: dict[str, str]) -> Iterator[Segment]:
 
 
 def _name(segment: Segment) -> str:
-    """As in AudioSet's strong labels: start in milliseconds."""
+    """The id as in AudioSet's strong labels, with the start in milliseconds."""
     return f"{segment.youtube_id}_{round(1000 * segment.start)}"
 
 

@@ -26,8 +26,8 @@ _AMBIGUOUS = f"named in {LABELS}, but several splits have such a file; name each
 def listing(source: Path) -> Iterator[Video | Missing]:
     """One video per file, with its row of labels.csv; then the rows without a file.
 
-    The id is the path below the folder of the split, so that it stays the same in another split; if two videos would
-    have the same id, the path below `source`.
+    The id is the path below the split folder, so that moving a video to another split keeps it; if two videos would
+    share that id, it is the path below `source`.
     """
     shared = _shared(source)
     with Labels(source) as labels:
@@ -59,9 +59,9 @@ def tree(source: Path) -> Iterator[Video | Missing]:
 
 
 def _below_split(path: str) -> str:
-    """A path without the folder of its split.
+    """A path without its split folder.
 
-    A path in two nested split folders, test/train/a.mp4, is unchanged: train/a.mp4 may be the path of another video.
+    A path in nested split folders, test/train/a.mp4, is unchanged: train/a.mp4 may be the path of another video.
     """
     first, _, rest = path.partition("/")
     inner, below, _ = rest.partition("/")
@@ -69,7 +69,7 @@ def _below_split(path: str) -> str:
 
 
 def _shared(source: Path) -> np.ndarray:
-    """Keys of the ids that several videos would share without the folders of their splits; uint64, sorted."""
+    """Keys of the ids that several videos would share without their split folders; uint64, sorted."""
     keys = array("Q")
     if _has_splits(source):
         paths = (path for path in video_files(source) if isinstance(path, Path))

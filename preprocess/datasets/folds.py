@@ -1,4 +1,4 @@
-"""Shared by data sets with class folders and three official folds (UCF-101 and HMDB-51)."""
+"""List data sets with class folders and three official folds (UCF-101 and HMDB-51)."""
 
 from __future__ import annotations
 
@@ -59,11 +59,10 @@ class _Entry:
 
 
 def listing(root: Path, lines: Iterable[Line], tree: str) -> Iterator[Video | Missing]:
-    """The videos below `root`, labelled by their folder, then those that are listed but have no file.
+    """Yield the videos below `root`, labelled by their folder, then the listed ones without a file.
 
-    Names match in any case and with any suffix: the case differs between lists and files, and people re-encode.
-    Raises UserError for contradicting or incomplete lists, and for a video that is not in the folder of its class,
-    since its label would be wrong.
+    Case and suffix of names are ignored: lists and files differ in case, and people re-encode. Raises UserError for
+    contradicting or incomplete lists, and for a video outside the folder of its class, since its label would be wrong.
     """
     entries, unlisted = _entries(lines), 0
     for path in video_files(root):

@@ -1,8 +1,8 @@
 """HMDB-51: class folders of AVI files, and the official lists of three folds.
 
 Unpack hmdb51_org.rar and test_train_splits.rar from
-https://serre-lab.clps.brown.edu/resource/hmdb-a-large-human-motion-database/. All 6766 file names differ, whatever
-their class, so a stem is an id.
+https://serre-lab.clps.brown.edu/resource/hmdb-a-large-human-motion-database/. All 6766 file names are distinct,
+so the stem is the id.
 """
 
 from __future__ import annotations

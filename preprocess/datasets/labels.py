@@ -40,9 +40,9 @@ class Labels:
         self._table.close()
 
     def apply(self, video: Video, path: str) -> Video:
-        """The video with the values of its row, which names its id or its path below the source.
+        """The video with the values of its row, found by its id or its path below the source.
 
-        Raises UserError if there is a row for each.
+        Raises UserError if each has its own row.
         """
         rows = [row for name in {video.id, path} for row in self._find(name)]
         if not rows:
@@ -58,17 +58,17 @@ class Labels:
         self._find(name)
 
     def unused(self) -> Iterator[Missing]:
-        """The rows that are not used so far, in their order."""
+        """The rows not used so far, in order."""
         for (name,) in self._table.execute("SELECT name FROM labels WHERE NOT used ORDER BY line"):
             yield Missing(name.decode(), NO_FILE)
 
     def _find(self, name: str) -> list[tuple[int, str]]:
-        """Line and values of the row of this name, at most one, which is marked as used."""
+        """Line and values of the row of this name, if any; marks it as used."""
         query = "UPDATE labels SET used = TRUE WHERE name = ? RETURNING line, row"
         return self._table.execute(query, (_key(name),)).fetchall()
 
     def _read(self) -> Iterator[list[Any]]:
-        """Line, name, label, split and the values of further columns of every row."""
+        """Yield line, name, label, split and the further values of every row."""
         with open_regular(self._path) as file:
             head = file.readline()
             file.seek(0)

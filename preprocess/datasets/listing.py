@@ -21,7 +21,7 @@ SPLITS = {
     "train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "validate": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
-"""Folder names, and words in official lists, of each split."""
+"""The split that a folder name or a word in an official list stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Video:
     label: str = ""
     """Class name; empty if unknown."""
     split: str = ""
-    """train, val or test; unused if the official lists use the video in other folds only; empty if the run decides."""
+    """train, val or test; unused if only other official folds use the video; empty if --val and --test decide."""
     folds: tuple[str, ...] = ()
     """The split in each official fold (train, test or unused); empty for data sets without folds."""
     segment: tuple[float, float] | None = None
@@ -53,7 +53,7 @@ class Video:
     stretches: tuple[tuple[float, float], ...] = ()
     """Start and end, in seconds, of the parts to keep, in order and disjoint; empty for the whole video."""
     words: Words | None = None
-    """Words of the captions, if there are any and a vocabulary."""
+    """Words of the captions; None without captions or vocabulary."""
     columns: tuple[tuple[str, str], ...] = ()
     """Name and value of further columns of labels."""
 
@@ -73,17 +73,17 @@ class DataSet:
     """Where the videos, labels and splits of a data set are."""
 
     listing: Callable[[Path], Iterator[Video | Missing]]
-    """Yields the videos below a folder in a fixed order; a list of millions would fill the memory."""
+    """Yields the videos below a folder in a fixed order; a list of millions would not fit in memory."""
     tree: str
     """The expected files and folders, for messages."""
     needs_captions: bool = False
     """Whether videos and stretches without captions are skipped."""
     generate: Callable[[Path, bool], None] | None = None
-    """Generates the videos into a folder, unless they are there; the second argument is whether the user chose it."""
+    """Generates missing videos into a folder; the second argument is whether the user chose the folder."""
 
 
 def incomplete(what: str, tree: str) -> UserError:
-    """The error for a source folder without something that is needed, with the expected tree."""
+    """A UserError about an incomplete source folder, with the expected tree."""
     return UserError(f"{what}; expected:\n{tree}")
 
 
@@ -93,12 +93,12 @@ def is_missing(path: Path) -> bool:
 
 
 def key_of(name: str) -> int:
-    """A 64-bit hash of an id or a path; among millions, two collide with a probability of one in a million."""
+    """A 64-bit hash of an id or a path; the probability of a collision among millions is one in a million."""
     return int.from_bytes(hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
 
 
 def find_key(keys: np.ndarray, name: str) -> int | None:
-    """Index of the first key of a name in sorted keys (uint64); None if it is not there."""
+    """Index of the key of a name in sorted keys (uint64); None if absent."""
     key = np.uint64(key_of(name))
     index = int(np.searchsorted(keys, key))
     return index if index < len(keys) and keys[index] == key else None
@@ -134,24 +134,24 @@ def walk(root: Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 
 def video_files(root: Path) -> Iterator[Path | Missing]:
-    """All paths below `root` that are named like a video, in the order of `walk`, whatever kind of file they are.
+    """Yield the paths below `root` with the suffix of a video, whatever kind of file they are, in the order of `walk`.
 
-    Hidden files and folders named like a video come as missing, with their path below `root` as id.
+    Yields Missing, with the path below `root` as id, for hidden files and folders with such a suffix.
     """
     for folder, subfolders, names in walk(root):
-        # it may lead to a folder whose disk is not mounted
+        # its target may be a folder on a disk that is not mounted
         for name in (name for name in names if "." not in name and _is_broken_link(Path(folder, name))):
             yield _unused(Path(folder, name), root, "it is a broken link")
-        for name in filter(_is_named_like_a_video, subfolders):
+        for name in filter(_has_video_suffix, subfolders):
             yield _unused(Path(folder, name), root, "it is a folder, not a file")
-        for name in filter(_is_named_like_a_video, names):
+        for name in filter(_has_video_suffix, names):
             if name.startswith("."):
                 yield _unused(Path(folder, name), root, "it is hidden: its name begins with a dot")
             else:
                 yield Path(folder, name)
 
 
-def _is_named_like_a_video(name: str) -> bool:
+def _has_video_suffix(name: str) -> bool:
     return Path(name).suffix.lower() in SUFFIXES or name.lower() in SUFFIXES
 
 

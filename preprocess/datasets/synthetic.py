@@ -1,4 +1,4 @@
-"""Synthetic data sets, which are generated if they are missing (see preprocess/synthetic).
+"""Synthetic data sets, generated if they are missing (see preprocess/synthetic).
 
 source/train/bounce/*.mp4, source/val/..., source/test/..., source/captions.json or labels.csv, source/<data set>.json
 """
@@ -20,11 +20,10 @@ def data(name: str) -> DataSet:
     return DataSet(_listing, folder.TREE, generate=partial(_generate, name))
 
 
-def _generate(name: str, source: Path, is_own: bool) -> None:
+def _generate(name: str, source: Path, chosen: bool) -> None:
     """Generate the default set into `source`, unless a complete set is there.
 
-    Raises UserError if `source` is the user's own choice (`is_own`) and not a generated set: it is a folder of other
-    videos, or misspelt.
+    Raises UserError if the user chose `source` and it holds no generated set, but other videos or nothing.
     """
     from gdt.preprocess.synthetic import generate, generated
     from gdt.preprocess.synthetic.files import UNFINISHED
@@ -33,7 +32,7 @@ def _generate(name: str, source: Path, is_own: bool) -> None:
     marker = source / settings.marker
     if marker.is_file():
         return
-    if is_own and not marker.with_name(marker.name + UNFINISHED).is_file():
+    if chosen and not marker.with_name(marker.name + UNFINISHED).is_file():
         state = f"holds no {marker.name}, so it is not {name}" if source.exists() else "does not exist"
         raise UserError(
             f"{source} {state}; set --source to a folder of videos and --dataset to folder, or leave out --source to "
@@ -43,6 +42,6 @@ def _generate(name: str, source: Path, is_own: bool) -> None:
 
 
 def _listing(source: Path) -> Iterator[Video | Missing]:
-    """One video per file, by its stem as in captions, with the columns of labels.csv."""
+    """One video per file, with the columns of labels.csv; its id is the stem, as in the captions."""
     for item in folder.listing(source):
         yield replace(item, id=item.path.stem) if isinstance(item, Video) else item

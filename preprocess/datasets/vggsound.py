@@ -1,6 +1,6 @@
 """VGGSound: segments of 10 s, in any folders, and the official vggsound.csv.
 
-The csv is at https://www.robots.ox.ac.uk/~vgg/data/vggsound/; some videos have several segments in it.
+The csv is at https://www.robots.ox.ac.uk/~vgg/data/vggsound/; it has several segments of some videos.
 """
 
 from __future__ import annotations

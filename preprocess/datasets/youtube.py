@@ -29,7 +29,7 @@ Segments = dict[str, tuple[Segment, ...]]
 
 
 def by_youtube_id(segments: Iterable[Segment]) -> Segments:
-    """All segments by YouTube id; of rows with the same id and start, as in several csv files, the last counts."""
+    """All segments by YouTube id; csv files may repeat an id and start, and the last row counts."""
     result: Segments = {}
     for segment in segments:
         others = (other for other in result.get(segment.youtube_id, ()) if other.start != segment.start)
@@ -40,11 +40,11 @@ def by_youtube_id(segments: Iterable[Segment]) -> Segments:
 def listing(
     source: Path, segments: Segments, name: Callable[[Segment], str], unlisted: Callable[[Video], Video | Missing]
 ) -> Iterator[Video | Missing]:
-    """The files below `source` with the label and split of their segments, then the segments without a file.
+    """Yield the files below `source` with the label and split of their segments, then the segments without a file.
 
     A file named by the bare id may be the original video: it gets the times to cut out, and stands for every segment
-    of its id without a file of its own. `name` gives the id of a segment that has no file of its own, `unlisted` what
-    becomes of a file without a segment.
+    of its id without a file of its own. `name` gives the id of a segment without a file of its own; `unlisted` converts
+    a file without a segment.
     """
     originals: list[tuple[Path, tuple[Segment, ...]]] = []
     for video in folder.tree(source):
@@ -55,7 +55,7 @@ def listing(
         youtube_id, start = parse_name(path.stem)
         candidates = segments.get(youtube_id, ())
         if start is None and len(candidates) > 1:
-            originals.append((path, candidates))  # which of them have their own files is known only at the end
+            originals.append((path, candidates))  # only at the end is it known which of them have their own files
         elif segment := _match(candidates, start):
             segment.has_file = True
             times = (segment.start, segment.end) if start is None else None

@@ -1,4 +1,4 @@
-"""Synthetic data sets: one file each, such as `standard` and `hard`; files.py has their base class."""
+"""Synthetic data sets: a module each, such as `standard` and `hard`; their base class is in files.py."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["GeneratedSet", "Synthetic", "generate", "generated"]
 
 
 def generated(name: str) -> type[GeneratedSet]:
-    """The settings of a synthetic set: `synthetic-x` uses the GeneratedSet that x.py defines."""
+    """The settings class of a synthetic set: `synthetic-x` is defined in x.py."""
     module = importlib.import_module(f"{__name__}.{name.removeprefix('synthetic').removeprefix('-') or 'standard'}")
     return next(kind for kind in GeneratedSet.__subclasses__() if kind.__module__ == module.__name__)

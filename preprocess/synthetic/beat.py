@@ -37,7 +37,7 @@ class Beat(NamedTuple):
 
 @dataclass(frozen=True)
 class Tempo:
-    """Event phase phi(t) = start + integral of rate (1 + depth sin(2 pi t / period + lead)): 0.7 to 1.4 Hz."""
+    """Event phase phi(t) = start + integral of rate (1 + depth sin(2 pi t / period + lead))."""
 
     start: float
     rate: float

@@ -44,7 +44,7 @@ def _command(kind: type[GeneratedSet]) -> Callable[..., None]:
 
 
 def options(arguments: Sequence[str]) -> Variables:
-    """Make's variables of a set; SIZE is that of networks."""
+    """Make's variables of a set, except SIZE, which is the size of networks."""
     known: dict[str, Option] = {"DESTINATION": Option("--destination", Path), "WORKERS": Option("--workers", int)}
     for name in arguments[:1]:
         known |= options_of(generated(name)) if name in GENERATED else {}

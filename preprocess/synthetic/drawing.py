@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gdt.preprocess.synthetic.beat import Array, Motion, Sound
 
 SAMPLE_RATE = 24_000  # Hz, mono
-SUPERSAMPLING = 2  # of the background, so that it pans in steps of half a pixel
+SUPERSAMPLING = 2  # of the background, to pan in steps of half a pixel
 WAVETABLE = 2048  # samples of one period of the tone
 PITCH = 250.0  # Hz, of a tone with pitch 0
 
@@ -66,7 +66,7 @@ def colour(hue: float, saturation: float, value: float) -> Array:
 def draw_thing(
     rng: np.random.Generator, hue: float, radius: float | tuple[float, float], position: float, drift: float
 ) -> Thing:
-    """An object of random shape and stripes, within +-`position` and +-`drift`, of this radius or one in this range."""
+    """An object of random shape, stripes, position and drift; `radius` is its value or range."""
     saturation, direction, fineness = rng.uniform((0.6, 0, 3), (1, 2 * np.pi, 6)).tolist()
     bright, dark = colour(hue, saturation, rng.uniform(0.8, 1)), colour(hue, saturation, rng.uniform(0.2, 0.5))
     return Thing(
@@ -112,7 +112,10 @@ def paint(frames: Frames, thing: Thing, motion: Motion) -> None:
 
 
 def backdrop(texture: float, colours: Array, x: Array, y: Array, size: int, rng: np.random.Generator) -> Frames:
-    """Background of two colours [2, 3], coarse (0) to fine (1), seen from x, y [T]; uint8 [T, size, size, 3]."""
+    """Background of two colours [2, 3] for camera positions x, y [T]; `texture` is 0 (coarse) to 1 (fine).
+
+    Returns uint8 [T, size, size, 3].
+    """
     steps = np.round(np.stack([x, y], 1) * (size / 2 * SUPERSAMPLING)).astype(int)
     steps -= steps.min(axis=0)
     span = SUPERSAMPLING * size
@@ -138,9 +141,9 @@ def wavetable(timbre: float, rng: np.random.Generator) -> Array:
 
 
 def tone(sound: Sound, pitch: float, table: Array, times: Times, until: float, rng: np.random.Generator) -> Array:
-    """A tone with a wavetable and the octaves and breath of a sound at times [N]; `pitch` is 0 to 1.
+    """The wave of a sound, without its loudness, at times [N]; `pitch` is in octaves above PITCH.
 
-    The breath is drawn for every millisecond up to `until`.
+    Breath noise is drawn for every millisecond up to `until`.
     """
     frequency = PITCH * 2**pitch * np.exp2(np.broadcast_to(sound.octave, times.shape))
     turns = np.cumsum(frequency / SAMPLE_RATE, dtype=np.float64)

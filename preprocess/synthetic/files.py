@@ -1,4 +1,7 @@
-"""Base class and files of synthetic data sets: encoded in groups, renamed when complete, marked when all are there."""
+"""Base class of synthetic data sets, and how their files are written.
+
+Videos are encoded in groups and renamed when complete; a marker says that all are there.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,10 @@ class Task(NamedTuple):
 
 @dataclass(frozen=True)
 class GeneratedSet(ABC):
-    """Settings of a synthetic data set, which renders its videos."""
+    """Settings of a synthetic data set, and how to render its videos."""
 
     name: ClassVar[str]
-    """Name of the set, whose marker is <name>.json."""
+    """Name of the set; its marker is <name>.json."""
     format: ClassVar[int]
     """Version of the files; increase it when the same settings produce different files."""
 
@@ -124,7 +127,7 @@ def ffmpeg_command(settings: GeneratedSet, raw: Sequence[tuple[Path, Path]], out
     for k, output in enumerate(outputs):
         command += ["-map", f"{2 * k}:v", "-map", f"{2 * k + 1}:a", "-threads", "1", "-fflags", exact]
         command += ["-c:v", "libx264", "-preset", "superfast", "-crf", "20", "-g", "15", "-pix_fmt", "yuv420p"]
-        # the default search of the AAC encoder takes as long as everything else
+        # the default AAC coder takes as long as everything else
         command += ["-c:a", "aac", "-aac_coder", "fast", "-b:a", "64k", "-flags:v", exact, "-flags:a", exact]
         command += ["-movflags", "+faststart", "-f", "mp4", str(output)]
     return command
@@ -159,7 +162,7 @@ def run_ffmpeg(command: list[str]) -> None:
 
 
 def claim(destination: Path, settings: GeneratedSet) -> bool:
-    """Write the marker with the settings unless the set is complete; returns whether videos are missing.
+    """Create the folder with a marker of an incomplete set, unless it is there; returns whether the set is incomplete.
 
     Raises UserError if the folder holds a set with different settings, or something else.
     """
@@ -207,8 +210,8 @@ def make_missing(settings: GeneratedSet, missing: Sequence[Task], workers: int, 
 def generate(destination: Path, settings: GeneratedSet, workers: int = 0, progress: bool = True) -> None:
     """Write a data set: `<split>/<class>/<id>.mp4`, labels or captions and, once complete, the marker.
 
-    A complete set with the same settings is not changed, an incomplete one is completed. `workers` processes render and
-    encode, 0 for one per core. Raises UserError if the destination is in use or ffmpeg fails.
+    Leaves a complete set with the same settings alone, and completes an incomplete one. `workers` processes render and
+    encode; 0: one per core. Raises UserError if the destination holds something else or ffmpeg fails.
     """
     if not claim(destination, settings):
         return

@@ -1,8 +1,8 @@
 """The data set `synthetic-hard`, on which compositions can differ; see docs/synthetic_hard.md.
 
 Five motions, each in two directions of time or two orders of its events. A directed motion and its sound are functions
-of one phase, and its twin runs the phase backwards, so that one is exactly the other reversed in time. Everything else
-is drawn independently of the action.
+of one phase, which its twin runs backwards, so that the twins are exact time reversals. Everything else is drawn
+independently of the action.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from gdt.preprocess.synthetic.beat import Array, Beat, Motion, Sound, Tempo, dec
 from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video
 
 RAMP = 0.9
-"""Share of a cycle that a slow ramp takes; the quick return takes about one frame of a small clip."""
+"""Share of a cycle taken by its slow ramp; the quick return takes about one frame of a small clip."""
 GAP = 0.3
-"""Share of a cycle from the first event to the second; the rest is more than twice as long."""
+"""Share of a cycle from the first event to the second; the gap back to the first is more than twice as long."""
 FADE = 0.16
 """Seconds in which the visible part of an event decays to a third."""
 
@@ -44,7 +44,7 @@ RIM = 0.75
 
 
 def saw(beat: Beat) -> Array:
-    """-1 to 1 along the ramp of a cycle, and back in its return."""
+    """Rises from -1 to 1 during the ramp of a cycle, then falls back."""
     part = beat.part()
     return np.where(part < RAMP, 2 * part / RAMP - 1, 1 - 2 * (part - RAMP) / (1 - RAMP))
 
@@ -67,7 +67,7 @@ def swell(beat: Beat) -> tuple[Sound, ...]:
 
 
 def turns(beat: Beat) -> Array:
-    """Rounds of a circling whose speed rises steadily from rest and then drops to it at once."""
+    """Number of rounds around a circle; the speed rises steadily from 0 and drops back at the end of each."""
     return np.floor(beat.phase) + beat.part() ** 2
 
 
@@ -122,18 +122,18 @@ def backwards(beat: Beat) -> Beat:
 
 
 def later(beat: Beat) -> Beat:
-    """The beat of events that come GAP of a cycle later."""
+    """The beat with events GAP of a cycle later."""
     return Beat(beat.phase - np.float32(GAP), beat.rate)
 
 
 class Action(NamedTuple):
-    """A class: the motion that it shares with its twin, and the direction or order that differs."""
+    """A class: the motion shared with its twin, and the direction or order that differs."""
 
     motion: str
     direction: str
     """forwards or backwards; empty if the order differs."""
     order: str
-    """Which event is first, the one with the high or the low sound; empty if the direction differs."""
+    """high first or low first, by the pitch of the first event; empty if the direction differs."""
     move: Motions
     sound: Sounds
 
@@ -176,8 +176,8 @@ ACTIONS = {
 class SyntheticHard(GeneratedSet):
     """Actions in pairs that differ only in the direction of time or in the order of events.
 
-    Equal settings give equal files. docs/synthetic_hard.md says how the settings from `distractors` on, which make it
-    harder, were chosen.
+    Equal settings give equal files. The settings from `distractors` on make it harder; docs/synthetic_hard.md explains
+    their choice.
     """
 
     name: ClassVar[str] = "synthetic-hard"
@@ -190,8 +190,7 @@ class SyntheticHard(GeneratedSet):
     missing: float = 0.05
     """Share of videos with room noise only."""
     offscreen: float = 0.1
-    """Share of videos with the sound of a second, unseen action of another class, at most as loud as the visible
-    action."""
+    """Share of videos that add the sound of an unseen action of another class, at most as loud as the visible one."""
     noise: float = 0.01
     """Maximum standard deviation of the room noise; actions peak at 0.35 to 0.7."""
 
@@ -232,7 +231,7 @@ class Idle:
     thing: drawing.Thing
     kind: str
     rate: float
-    """Of a circle or wobble in Hz, slower than any action; negative for the other direction."""
+    """Of a circle or wobble, Hz; slower than any action, negative for the other direction."""
     lead: float
     """Radians."""
     steps: Array
@@ -307,7 +306,7 @@ class Scene:
 
 
 def draw_coloured(rng: np.random.Generator, position: float) -> tuple[drawing.Thing, str]:
-    """An object and the name of its colour; actors and distractors differ only in their position."""
+    """An object and the name of its colour; actors and distractors differ only in position."""
     number = int(rng.integers(len(COLOURS)))
     hue = number / len(COLOURS) + rng.uniform(-0.03, 0.03)
     return drawing.draw_thing(rng, hue, (0.24, 0.34), position, drift=0.15), COLOURS[number]
@@ -386,7 +385,7 @@ def act(scene: Scene, times: drawing.Times) -> Motion:
 
 
 def idle(thing: Idle, times: drawing.Times) -> Motion:
-    """A distractor's motion; its time reversal is a motion of the same kind."""
+    """A distractor's motion; reversed in time, it is of the same kind."""
     (x, y), (drift_x, drift_y) = thing.thing.position, thing.thing.drift
     turned = 2 * np.pi * thing.rate * times + thing.lead
     if thing.kind == "drift":
@@ -401,7 +400,7 @@ def idle(thing: Idle, times: drawing.Times) -> Motion:
 
 
 def paint_marked(frames: drawing.Frames, thing: drawing.Thing, motion: Motion) -> None:
-    """Draw an object, and the marker near its rim that shows its angle, into `frames` in place."""
+    """Draw an object into `frames` in place, with a marker near its rim that shows its angle."""
     drawing.paint(frames, thing, motion)
     at = np.asarray(motion.angle) + thing.angle
     rim = RIM * thing.radius

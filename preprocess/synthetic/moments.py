@@ -1,7 +1,7 @@
 """The data set `synthetic-moments`: actions that change within a video, and an identity that stays; see docs/claim.md.
 
-Frames and sound share the identity throughout a video: the hue of the background goes with the pitch of a drone, the
-brightness of the one with that of the other. It is drawn independently of the actions.
+Background and drone show the identity throughout a video: one number sets the hue of the background and the pitch of
+the drone, another the brightness of both. Both numbers are drawn independently of the actions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OCTAVES = 3.5
 LOWEST = 110.0
 """Hz."""
 HUES = 0.85
-"""Range of the background's hue: red to magenta, as the ends of the circle look alike but sound different."""
+"""Range of the background's hue: not the whole circle, whose ends look alike but would sound different."""
 BINS = 10
 """Values of the label `identity`, as many as there are actions."""
 
@@ -34,24 +34,24 @@ BINS = 10
 class SyntheticMoments(GeneratedSet):
     """Actions of `synthetic` that change within a training video, while background and drone stay.
 
-    Background and drone are the identity. Videos of the splits val (the gallery) and test (the queries) show one action
-    each. Equal settings give equal files.
+    Background and drone are the identity. Videos of val (the gallery) and test (the queries) show one action each.
+    Equal settings give equal files.
     """
 
     name: ClassVar[str] = "synthetic-moments"
     format: ClassVar[int] = 1
 
     train: int = 100
-    """Training videos per class of their first action."""
+    """Training videos per first action."""
     val: int = 40
     """Gallery videos per class."""
     seconds: float = 6.0
     """Duration of every video in seconds."""
     identity: float = 0.3
-    """Strength of the identity, 0 to 1: the saturation of the background is 0.1 + 0.8 times it, the amplitude of the
-    drone 0.15 times it."""
+    """Strength of the identity, 0 to 1: background saturation is 0.1 + 0.8 * identity, drone amplitude
+    0.15 * identity."""
     actions_per_video: int = 3
-    """Number of actions of a training video, 1 to 3, equally long; by default 2 s each."""
+    """Number of actions of a training video, 1 to 3, of equal length; by default 2 s each."""
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class SyntheticMoments(GeneratedSet):
         }
 
     def folder(self, split: str, action: str) -> str:
-        """A training video of several actions has no class."""
+        """Training videos of several actions have no class."""
         return split if self._count(split) > 1 else super().folder(split, action)
 
     def _count(self, split: str) -> int:
@@ -107,7 +107,7 @@ class Draw(NamedTuple):
 
     scene: standard.Scene
     identity: tuple[float, ...]
-    """Hue and pitch, low to high, and brightness of colour and tone, dark to bright; each 0 to 1."""
+    """Hue and pitch, then brightness of colour and tone; each 0 to 1."""
     rng: np.random.Generator
     """Of the drone's harmonics."""
 

@@ -115,8 +115,8 @@ class Synthetic(GeneratedSet):
     classes: int = 10
     """Number of classes, 1 to 10."""
     nuisance: float = 0.3
-    """Probability that the pitch follows the size, the timbre the hue, and the ambience the background, drawn for each
-    of the three; above 0.7 this hides the action."""
+    """Probability, for each, that pitch follows size, timbre follows hue, and ambience follows background; above 0.7,
+    they hide the action."""
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -161,14 +161,14 @@ class Scene:
     seeds: tuple[np.random.SeedSequence, ...]
     """Of the noise in video, audio and text."""
     later: tuple[tuple[str, Tempo], ...] = ()
-    """Actions after the first, with their tempi; all actions of a video last equally long."""
+    """Actions after the first, with their tempi; all have equal length."""
 
     @property
     def actions(self) -> tuple[tuple[str, Tempo], ...]:
         return ((self.action, self.tempo), *self.later)
 
     def moments(self, times: drawing.Times, seconds: float) -> npt.NDArray[np.intp]:
-        """Which of the actions is on at `times` [N] in seconds."""
+        """Index of the action at each of `times` [N], in seconds."""
         count = len(self.actions)
         return np.minimum(times * (count / seconds), count - 1).astype(np.intp)
 
@@ -189,7 +189,7 @@ def draw_tempo(rng: np.random.Generator) -> Tempo:
 
 
 def scene_of(seeds: np.random.SeedSequence, action: str, nuisance: float) -> Scene:
-    """The scene that these seeds give."""
+    """The scene drawn with these seeds."""
     draws, *noise = seeds.spawn(4)
     rng = np.random.default_rng(draws)
     tempo = draw_tempo(rng)
@@ -202,7 +202,7 @@ def scene_of(seeds: np.random.SeedSequence, action: str, nuisance: float) -> Sce
         for i in range(rng.integers(1, 3))
     )
     # Panning, jitter, background contrast and noise are weak on purpose: if they outweigh motion and events,
-    # cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch).
+    # cross-modal learning takes far longer to leave its first plateau, a loss of ln(batch size).
     ground = drawing.draw_ground(rng, iter(hues[2:]).__next__)
     return Scene(
         action=action,

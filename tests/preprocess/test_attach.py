@@ -86,12 +86,12 @@ def test_captions_of_a_bare_name_match_only_in_the_source_itself(
     write_captions(pets, layout, {"a": "moo", "dogs/a": "bark"})
     assert tokens(pets) == {"a.mp4": [2], "cats/a.mp4": [], "dogs/a.webm": [0], "dogs/indoor/a.mp4": []}
     assert capsys.readouterr().out == (
-        f"2 videos have no captions: captions named 'a' are those of a.* in {pets} itself; for videos in subfolders, "
-        "name them by their path, such as 'cats/a'\n"
+        f"2 videos have no captions: captions named 'a' match only a.* directly in {pets}; name captions of videos in "
+        "subfolders by path, such as 'cats/a'\n"
     )
     (pets / "cats" / "a.mp4").unlink()
     assert tokens(pets, only_captioned=True)["dogs/indoor/a.mp4"] == "it has no captions"
-    assert capsys.readouterr().out.startswith("1 video has no captions: captions named 'a' are those of a.*")
+    assert capsys.readouterr().out.startswith("1 video has no captions: captions named 'a' match only a.* ")
 
 
 @LAYOUTS

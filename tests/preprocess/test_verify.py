@@ -213,14 +213,14 @@ Around = Callable[[], contextlib.AbstractContextManager[object]]
 def run_here(monkeypatch: pytest.MonkeyPatch, around: Around = contextlib.nullcontext) -> None:
     """Let verify's tasks run in this process, each inside `around`."""
 
-    def unordered(client: object, function: Callable[[Any], Any], tasks: Iterable[Any], expected: int) -> Iterator[Any]:
+    def map_here(client: object, function: Callable[[Any], Any], tasks: Iterable[Any], expected: int) -> Iterator[Any]:
         for task in tasks:
             with around():
                 result = function(task)
             yield result
 
     monkeypatch.setattr(cluster, "connect", lambda scheduler, workers: contextlib.nullcontext())
-    monkeypatch.setattr(cluster, "unordered", unordered)
+    monkeypatch.setattr(cluster, "map_unordered", map_here)
 
 
 def names(folder: Path) -> list[str]:
