@@ -29,7 +29,7 @@ _COLUMNS = 100
 _FEW = 20
 """With fewer test videos, confidence intervals are too wide to compare models."""
 _REJECTED, _NOTE = "ffmpeg cannot decode it: ", "ffmpeg: "
-_OUR_NOTE = re.compile("its sound|HDR without|cut at|ffmpeg ")
+_OUR_NOTE = re.compile("its sound|HDR without|cut at|shorter than|ffmpeg ")
 _MEANINGS = {
     "moov atom not found": "truncated, only partly downloaded, or not a video",
     "Invalid data found|could not find codec parameters|Could not find codec parameters": "damaged, or not a video",
