@@ -26,6 +26,7 @@ _STOPPED = {255, -signal.SIGINT, -signal.SIGTERM, -signal.SIGKILL, -signal.SIGHU
 _LOG_BYTES = 1 << 16
 _GRACE = 60.0
 """Seconds that ffmpeg may take whatever the length of its output."""
+_MAX_SETTING = 1_000_000
 _ERROR = re.compile(r"^(\[[^\]]* @ 0x[0-9a-f]+\] )*\[(error|fatal|panic)\] ")
 """Start of an error line; lines that quote the file start differently."""
 _CONTINUED = re.compile(r"^\[info\] (?!  |Input #|Output #|Stream mapping:|frame=|size=|video:)")
@@ -67,9 +68,9 @@ class Limits:
 
 
 def require_in_range(name: str, value: float) -> None:
-    """Raise UserError, naming the option, unless a setting is above 0."""
-    if not 0 < value <= 1e6:
-        raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0")
+    """Raise UserError, naming the option, unless a setting is above 0 and at most `_MAX_SETTING`."""
+    if not 0 < value <= _MAX_SETTING:
+        raise UserError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0 and at most {_MAX_SETTING}")
 
 
 @cache
@@ -92,9 +93,9 @@ class Log:
 
 
 def run(arguments: list[str], limits: Limits, log: Path, *outputs: Path) -> Log:
-    """Run ffmpeg, and retry once after a timeout with an idle CPU, a garbled log, or a full disk that is not full.
+    """Run ffmpeg; retry once after a timeout with an idle CPU (suspended machine, stalled disk) or a useless log.
 
-    The CPU is idle if the machine was suspended or the disk stalled. Raises Rejected if the file is at fault, UserError if the machine is.
+    Raises Rejected if the file is at fault, UserError if the machine is.
     """
     for last in (False, True):
         busy = _children_seconds()

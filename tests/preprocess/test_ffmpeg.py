@@ -732,6 +732,11 @@ def test_invalid_settings_are_refused_with_the_option(name: str, value: float) -
         (Limits if name in Limits.__dataclass_fields__ else Extraction)(**{name: value})
 
 
+def test_too_large_settings_are_refused_with_their_maximum() -> None:
+    with pytest.raises(UserError, match=r"--max-hours is 1e\+07; it must be above 0 and at most 1000000$"):
+        Extraction(max_hours=1e7)
+
+
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """Replaces ffmpeg by a script; `$real` is the real one."""
