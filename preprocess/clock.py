@@ -42,13 +42,12 @@ def put_on_clock(pcm: Path, stamps: Path, limit: int) -> None:
     end = np.minimum(np.cumsum(count), samples)  # fewer samples, if ffmpeg failed between the two outputs
     count = np.diff(end, prepend=0)
     pts, count = pts[count > 0], count[count > 0]
+    found = whole = [(0, 0, samples)]
     if len(pts):
         count[-1] += samples - end[-1]  # more samples, if ffmpeg reached its limit of stamps
-        aligned = cut(limit, pieces(pts, count))
-    else:
-        aligned = cut(limit, [(0, 0, samples)])
-    if aligned != [(0, 0, samples)]:
-        rearrange(pcm, aligned)
+        found = pieces(pts, count)
+    if (kept := cut(limit, found)) != whole:
+        rearrange(pcm, kept)
 
 
 def cut(limit: int, found: Iterable[Piece]) -> list[Piece]:

@@ -144,8 +144,7 @@ def _slurm(workers: int) -> Any:
     job: dict[str, Any] = {"cores": given.get("cores") or 1, "memory": given.get("memory") or "8GB"}
     if given.get("walltime") in (None, _SHORT_WALLTIME):
         job["walltime"] = "24:00:00"
-    cluster: Any = SLURMCluster
-    cluster = cluster(processes=1, **job)
+    cluster = SLURMCluster(processes=1, **job)
     cluster.adapt(minimum=workers, maximum=workers)  # resubmits jobs that end
     return cluster
 

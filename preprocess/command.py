@@ -17,7 +17,7 @@ _TARGETS = {"ucf101": "eval-ucf", "hmdb51": "eval-hmdb"}
 
 
 def main(arguments: Sequence[str]) -> None:
-    settings = settings_of(arguments)
+    settings = Options(Preprocess).parse("gdt preprocess", arguments)
     if settings.dry_run:
         from gdt.preprocess.estimate import estimate
 
@@ -59,8 +59,3 @@ def _typed(target: str, command: Sequence[str], options: Mapping[str, str]) -> s
     if is_make():
         return " ".join([f"make {target}", *(f"{name.upper()}={shlex.quote(v)}" for name, v in options.items())])
     return shlex.join(gdt_command(*command, *(w for name, v in options.items() for w in (f"--{name}", v))))
-
-
-def settings_of(arguments: Sequence[str]) -> Preprocess:
-    """The settings of a command line."""
-    return Options(Preprocess).parse("gdt preprocess", arguments)

@@ -25,7 +25,7 @@ from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from gdt.common.commandline import Options
-from gdt.common.errors import UserError, first_line
+from gdt.common.errors import UserError, first_line, plural
 from gdt.common.files import kind
 from gdt.common.lock import is_locked, locked
 from gdt.common.variables import Variables, options_of
@@ -356,5 +356,5 @@ def main(arguments: Sequence[str]) -> None:
         print(f"{settings.shard_folder / name}: {problems[0]}{more}", file=sys.stderr)
     if findings:
         counts = Counter(state for state, _ in findings.values())
-        raise UserError(". ".join(f"{n} file{'s' * (n > 1)} {_advice(settings, state)}" for state, n in counts.items()))
+        raise UserError(". ".join(f"{plural(n, 'file')} {_advice(settings, state)}" for state, n in counts.items()))
     print(f"every shard in {settings.shard_folder} is intact")

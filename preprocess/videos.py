@@ -102,16 +102,9 @@ class VideoList:
                 self.without_split += 1
                 item = replace(item, split=self.shares.split(item.id))
             path, device = os.path.relpath(item.path, self.source), device_of(_real_folder(item.path))
-            annotations = [item.label, item.split, item.folds, item.columns]
-            yield (
-                number,
-                item.id,
-                path,
-                size_of(item.path),
-                device,
-                json.dumps(content_key(item)),
-                json.dumps(annotations),
-            )
+            content = json.dumps(content_key(item))
+            annotations = json.dumps([item.label, item.split, item.folds, item.columns])
+            yield number, item.id, path, size_of(item.path), device, content, annotations
             number += 1
 
     def _add_missing(self, item: Missing) -> None:

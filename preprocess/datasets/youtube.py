@@ -46,7 +46,7 @@ def listing(
     of its id without a file of its own. `name` gives the id of a segment without a file of its own; `unlisted` converts
     a file without a segment.
     """
-    originals: list[tuple[Path, tuple[Segment, ...]]] = []
+    originals: list[tuple[Path, Segment]] = []
     for video in folder.tree(source):
         if isinstance(video, Missing):
             yield video
@@ -55,14 +55,14 @@ def listing(
         youtube_id, start = parse_name(path.stem)
         candidates = segments.get(youtube_id, ())
         if start is None and len(candidates) > 1:
-            originals.append((path, candidates))  # only at the end is it known which of them have their own files
+            originals += [(path, segment) for segment in candidates]  # some may turn out to have files of their own
         elif segment := _match(candidates, start):
             segment.has_file = True
             times = (segment.start, segment.end) if start is None else None
             yield Video(path.stem, path, segment.label, segment.split, segment=times)
         else:
             yield unlisted(video)
-    for path, segment in [(path, segment) for path, several in originals for segment in several]:
+    for path, segment in originals:
         if not segment.has_file:
             segment.has_file = True
             yield Video(name(segment), path, segment.label, segment.split, segment=(segment.start, segment.end))

@@ -5,6 +5,8 @@ Videos are encoded in groups and renamed when complete; a marker says that all a
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import multiprocessing
 import os
@@ -107,6 +109,12 @@ class GeneratedSet(ABC):
         return f"{self.name}.json"
 
 
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
 def tasks(destination: Path, settings: GeneratedSet) -> list[Task]:
     """Every video of the set; file stems are unique ids."""
     return [
@@ -192,14 +200,14 @@ def claim(destination: Path, settings: GeneratedSet) -> bool:
 
 def make_missing(settings: GeneratedSet, missing: Sequence[Task], workers: int, progress: bool) -> None:
     groups = [missing[k : k + GROUP] for k in range(0, len(missing), GROUP)]
+    workers = min(workers, len(groups))
     with tqdm(total=len(missing), desc=f"{settings.name} videos", unit="video", disable=not progress) as bar:
-        if min(workers, len(groups)) <= 1:
+        if workers <= 1:
             for group in groups:
                 bar.update(make_group(settings, group))
             return
         # spawned, not forked: the caller may have started threads
-        context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(workers, len(groups)), mp_context=context)
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
         try:
             for done in as_completed([pool.submit(make_group, settings, group) for group in groups]):
                 bar.update(done.result())

@@ -7,8 +7,6 @@ independently of the action.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +16,7 @@ import numpy as np
 
 from gdt.preprocess.synthetic import drawing
 from gdt.preprocess.synthetic.beat import Array, Beat, Motion, Sound, Tempo, decay
-from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video
+from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video, csv_text
 
 RAMP = 0.9
 """Share of a cycle taken by its slow ramp; the quick return takes about one frame of a small clip."""
@@ -214,14 +212,10 @@ class SyntheticHard(GeneratedSet):
 
     def metadata(self, tasks: Sequence[Task]) -> dict[str, str]:
         """All labels of every video."""
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        for number, task in enumerate(tasks):
-            labels = draw_scene(self, task.split, task.action, task.n).labels
-            if number == 0:
-                rows.writerow(["path", *labels])
-            rows.writerow([f"{task.split}/{task.action}/{task.path.name}", *labels.values()])
-        return {"labels.csv": text.getvalue()}
+        labelled = [(task, draw_scene(self, task.split, task.action, task.n).labels) for task in tasks]
+        header = [["path", *labels] for _, labels in labelled[:1]]
+        rows = [[f"{task.split}/{task.action}/{task.path.name}", *labels.values()] for task, labels in labelled]
+        return {"labels.csv": csv_text(header + rows)}
 
 
 @dataclass(frozen=True)

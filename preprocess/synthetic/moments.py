@@ -6,8 +6,6 @@ the drone, another the brightness of both. Both numbers are drawn independently 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +16,7 @@ import numpy as np
 from gdt.common.streams import Stream, generator, seed_sequence
 from gdt.preprocess.synthetic import drawing, standard
 from gdt.preprocess.synthetic.beat import Array, Sound
-from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video
+from gdt.preprocess.synthetic.files import SPLITS, GeneratedSet, Task, Video, csv_text
 
 OCTAVES = 3.5
 """Range of the drone, upwards from LOWEST."""
@@ -91,15 +89,13 @@ class SyntheticMoments(GeneratedSet):
 
     def metadata(self, tasks: Sequence[Task]) -> dict[str, str]:
         """The actions and the identity of every video."""
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(["path", "actions", "identity"])
+        rows: list[Sequence[object]] = [["path", "actions", "identity"]]
         for task in tasks:
             drawn = self.draw(task.split, task.action, task.n)
             path = f"{self.folder(task.split, task.action)}/{task.path.name}"
             actions = " ".join(action for action, _ in drawn.scene.actions)
-            rows.writerow([path, actions, int(BINS * drawn.identity[0])])
-        return {"labels.csv": text.getvalue()}
+            rows.append([path, actions, int(BINS * drawn.identity[0])])
+        return {"labels.csv": csv_text(rows)}
 
 
 class Draw(NamedTuple):
