@@ -63,7 +63,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Share of videos without a split for val; default: the last run's, or 0."""
+    """Share of videos without a split for val; default: last run's, or 0."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
