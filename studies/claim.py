@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -35,6 +36,8 @@ from gdt.train.settings import METRICS
 
 _MEASURED = 12
 """Steps of each row that are timed; the first third is left out."""
+_TIMED = ("size", "batch_size", "clips", "label", "jobs", "test_factors")
+"""Settings that the timings depend on."""
 
 
 class DataSet(NamedTuple):
@@ -62,6 +65,8 @@ class Seconds(NamedTuple):
     """`gdt eval factors`."""
     making: float
     """Generating and preprocessing a data set."""
+    settings: dict[str, Any]
+    """The settings that these durations depend on."""
 
 
 def claim(settings: Claim) -> str:
@@ -137,14 +142,16 @@ def _ablation(settings: Claim, one: DataSet, equal: Literal["videos", "compute"]
 def _measure(settings: Claim, one: DataSet, making: float, out: Path) -> Seconds:
     """Time a few steps of each row and one evaluation, once."""
     path = out / "seconds.json"
+    own = {name: getattr(settings, name) for name in _TIMED}
     if path.is_file():
-        seconds = Seconds(**json.loads(path.read_text()))
-        if seconds.step.keys() >= set(settings.rows):
-            return seconds
+        measured = json.loads(path.read_text())
+        if measured.get("settings") == own and measured["step"].keys() >= set(settings.rows):
+            return Seconds(**measured)
     short = replace(
         _ablation(settings, one, "videos", out), steps=_MEASURED, seeds=settings.seeds[:1], test_factors="none",
         out=out / "measured",
     )  # fmt: skip
+    shutil.rmtree(out / "measured", ignore_errors=True)
     print(f"measuring {_MEASURED} steps of each row", flush=True)
     began = time.monotonic()
     ablation(short)
@@ -160,7 +167,7 @@ def _measure(settings: Claim, one: DataSet, making: float, out: Path) -> Seconds
         step[run.row] = float(np.median([clips / line["clips_per_second"] for line in lines[_MEASURED // 3 :]]))
     jobs = min(job_limit(settings.jobs), len(step))
     rest = (evaluated - began) * jobs / len(step) - _MEASURED * float(np.mean(list(step.values())))
-    seconds = Seconds(step, max(rest, 0), time.monotonic() - evaluated, making)
+    seconds = Seconds(step, max(rest, 0), time.monotonic() - evaluated, making, own)
     write_text(path, json.dumps(seconds._asdict()) + "\n")
     return seconds
 

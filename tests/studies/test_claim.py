@@ -52,6 +52,12 @@ def test_a_study_says_its_hours_runs_and_resumes(
     # e and l at equal videos, and e at equal compute, for which row l is the same
     assert "3 runs left, 1 in parallel: about 0." in " ".join(capsys.readouterr().out.split())
     commands.clear()
+    claim(replace(given, dry_run=True))
+    assert not commands  # timed already
+    claim(replace(given, dry_run=True, batch_size=3))
+    assert commands.count("pretrain") == 2
+    claim(replace(given, dry_run=True))
+    commands.clear()
     assert "tables: runs/claim-mine/table.txt" in claim(given)
     assert commands == ["pretrain", "eval"] * 3
     assert {path.name for path in Path("runs/claim-mine/mine").glob("*-0")} == {"e-0", "l-0", "e-8steps-0"}
