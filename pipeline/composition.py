@@ -159,16 +159,16 @@ def check(factors: Sequence[Factor]) -> None:
         if factor.weight is Weight.DIFFERS and factor.contrast is Contrast.DISTINCTIVE:
             raise UserError(
                 f"factor '{factor.name}' is distinctive and ':differs' keeps only pairs that differ in it, "
-                "so no positive pair is left (condition i); make it invariant"
+                "so no positive pair is left (condition i of section 3.1); make it invariant"
             )
         if factor.weight is Weight.DIFFERS and factor.k < 2:
             raise UserError(
                 f"pairs must differ in factor '{factor.name}' but its K is {factor.k}, "
-                "so no positive pair is left (condition i); set its K to 2 or more"
+                "so no positive pair is left (condition i of section 3.1); set its K to 2 or more"
             )
     _check_order(factors)
-    _check_variation(factors, Contrast.INVARIANT, "every positive pair is trivial, T = T' (condition ii)")
-    _check_variation(factors, Contrast.DISTINCTIVE, "no leaf has a negative T'' (condition iii)")
+    _check_variation(factors, Contrast.INVARIANT, "every positive pair is trivial, T = T'", "ii")
+    _check_variation(factors, Contrast.DISTINCTIVE, "no leaf has a negative T''", "iii")
 
 
 def _check_order(factors: Sequence[Factor]) -> None:
@@ -184,7 +184,8 @@ def _check_order(factors: Sequence[Factor]) -> None:
             )
 
 
-def _check_variation(factors: Sequence[Factor], kind: Contrast, consequence: str) -> None:
+def _check_variation(factors: Sequence[Factor], kind: Contrast, consequence: str, condition: str) -> None:
+    consequence += f" (condition {condition} of section 3.1)"
     candidates = [factor for factor in factors if factor.contrast is kind]
     if not candidates:
         raise UserError(f"there is no {kind.value} factor, so {consequence}; add one with K = 2 or more")

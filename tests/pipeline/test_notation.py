@@ -92,8 +92,11 @@ def test_parsing_and_printing_are_inverse(text: str) -> None:
         ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and ':differs' keeps"),
         ("video:d augmentation:i:2 time_shift:d:2", "'time_shift' is sampled .*; put 'time_shift' before 'augment"),
         ("video:d augmentation:i:1", "K is below 2 for every invariant factor"),
-        ("video:d augmentation:d:2", r"there is no invariant factor, so every .* \(condition ii\); add one with K = 2"),
-        ("video:i augmentation:i:2", r"there is no distinctive factor, so no .* \(condition iii\); add one with K"),
+        (
+            "video:d augmentation:d:2",
+            r"there is no invariant factor, so every .* \(condition ii of .*\); add one with K = 2",
+        ),
+        ("video:i augmentation:i:2", r"there is no distinctive factor, .* \(condition iii of section 3.1\); add"),
         ("video:d speed(1,x):i:2", r"cannot parse the settings in brackets of factor 'speed\(1,x\):i:2'"),
         ("video:d order(2,3):i:2", "order takes exactly one setting"),
         ("video:d time_reversal:i:2", "has no 'augmentation', which crops and normalises; add augmentation:i:1"),

@@ -266,14 +266,14 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
     label[:1], split[:4] = "", "test"
     some = replace(index, label=label, split=split, settings=index.settings | {"dataset": "folder"})
     short = "shorter than --min-seconds, kept because its official folds count every video"
-    notes = {"Invalid NAL unit size (N > N).": 2, "cut at N s (--max-hours)": 1, short: 1, "Odd.": 1}
+    notes = {"Invalid NAL unit size (… > …).": 2, "cut at … s (--max-hours)": 1, short: 1, "Odd.": 1}
     lines = describe(Summary(some, 42, {}, notes, 1, 2, 3)).splitlines()
     assert "classes come from subfolders or labels.csv; 1 video without a class" in lines
     assert "warning: the test split has only 4 videos, too few for evaluation; raise --test or add videos" in lines
     said = describe(Summary(some, 42, {}, notes, 1, 2, 3, drawn=False))  # --test would be refused
     assert "the test split has only 4 videos, too few for evaluation; add videos\n" in said
-    assert "       2  some frames are damaged (ffmpeg: Invalid NAL unit size (N > N).)" in lines
-    assert "       1  cut at N s (--max-hours)" in lines and f"       1  {short}" in lines
+    assert "       2  some frames are damaged (ffmpeg: Invalid NAL unit size (… > …).)" in lines
+    assert "       1  cut at … s (--max-hours)" in lines and f"       1  {short}" in lines
     assert "       1  warning of the decoder (ffmpeg: Odd.)" in lines
     split[:20] = "test"
     assert "warning: " not in describe(Summary(some, 42, {}, {}, 1, 2, 3))
@@ -286,7 +286,7 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
         ("only 1.20 s of it can be decoded, 2.5 s are needed", "shorter than --min-seconds 2.5"),
         (
             "ffmpeg took more than 60 s to decode 0 s of the video",
-            "ffmpeg took more than N s to decode N s of the video",
+            "ffmpeg took more than … s to decode … s of the video",
         ),
         ("it has the id of /a/b.mp4, which is kept", "it has the id of another video, which is kept"),
     ],
