@@ -18,7 +18,7 @@ import tyro
 from tabulate import tabulate
 
 from gdt.pipeline.presets import composition as composition_of
-from gdt.train.cost import ONE_STAGE, TWO_STAGES, Held, memory, parameters, training_flops
+from gdt.train.cost import ONE_STAGE, TWO_STAGES, LeafMemory, memory, parameters, training_flops
 from gdt.train.memory import Fit, fit
 from gdt.train.settings import SIZES
 
@@ -52,7 +52,7 @@ def main(
     flops = {recomputed: training_flops(*model, recomputed) for recomputed in stages}
 
     @cache
-    def held(recomputed: int, budget: bool) -> dict[str, Held]:
+    def held(recomputed: int, budget: bool) -> dict[str, LeafMemory]:
         return memory(*model, torch.bfloat16, recomputed, budget)
 
     rows = []
@@ -61,7 +61,7 @@ def main(
         modalities = composition.modalities
         weights = parameters(paper.network, modalities)
 
-        def own(recomputed: int, budget: bool, modalities: Sequence[str] = modalities) -> dict[str, Held]:
+        def own(recomputed: int, budget: bool, modalities: Sequence[str] = modalities) -> dict[str, LeafMemory]:
             return {m: held(recomputed, budget)[m] for m in modalities}
 
         clips = composition.clips_per_video

@@ -29,7 +29,7 @@ from gdt.pipeline import notation, presets
 from gdt.pipeline.shards.index import require_index
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.locate import require_checkpoint
-from gdt.train.settings import require_one_name
+from gdt.train.settings import require_one_composition
 
 
 class Command(NamedTuple):
@@ -103,7 +103,7 @@ def settings_of(
     """
     if len(arguments) == 2 and arguments[0] in commands and arguments[1].startswith("{"):
         return serialization.from_dict(commands[arguments[0]].settings, json.loads(arguments[1]))
-    require_one_name(arguments)
+    require_one_composition(arguments)
     parsers: dict[str, Options[Any]] = {name: Options(one.settings) for name, one in commands.items()}
     subcommands = [Annotated[one.type, tyro.conf.subcommand(name, prefix_name=False)] for name, one in parsers.items()]
     one_of_them: Any = Union[tuple(subcommands)]  # noqa: UP007

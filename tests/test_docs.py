@@ -104,7 +104,7 @@ def parse(command: list[str]) -> None:
     if "--help" in arguments:
         return
     if name == "pretrain":
-        training.settings_of(training.with_size(submit.parsed(arguments)[1]))
+        training.settings_of(training.with_size(submit.parse_job(arguments)[1]))
     elif name == "eval":
         evaluation.settings_of(arguments)
     elif name == "study":

@@ -38,7 +38,7 @@ from gdt.train.distributed import leave_without_teardown
 from gdt.train.kernels import Kernels
 from gdt.train.learner import Learner
 from gdt.train.models.gdt import GDT
-from gdt.train.norm import PartialBatchNorm, synchronise
+from gdt.train.norm import MaskedBatchNorm, synchronise
 from gdt.train.pretrain import pretrain
 from gdt.train.settings import METRICS, SIZES, Optimization
 
@@ -168,7 +168,7 @@ def test_a_compiled_step_leaves_unusable_clips_out_of_batch_norm(index: Index) -
     device, tree = torch.device(DEVICE), asked.tree(index)
     kernels = Kernels(torch.bfloat16 if gpu else torch.float32, compiled=True)
     learner = Learner(asked, tree, Data("", index.statistics), device, kernels=kernels)
-    assert any(isinstance(module, PartialBatchNorm) for module in learner.model.modules())
+    assert any(isinstance(module, MaskedBatchNorm) for module in learner.model.modules())
     with Loader(index, tree.plans(0, 2), asked.clip, device, asked.loading) as loader:
         for step, batch in enumerate(loader):
             usable = np.arange(len(batch.plan)) >= 4 + step  # no video of the first group

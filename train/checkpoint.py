@@ -1,4 +1,4 @@
-"""Checkpoints: written atomically, read without unpickling objects, and checked to fit a run."""
+"""Checkpoints: written atomically, read without unpickling objects, and checked against the run that resumes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_readable, writing
 from gdt.pipeline.shards.index import Statistics
 from gdt.train import portable
-from gdt.train.locate import PREVIOUS, instead, require_checkpoint
+from gdt.train.locate import PREVIOUS, require_checkpoint, suggest_other
 from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.settings import CHECKPOINT, LENGTH, Pretrain, differences, from_json, to_json
 from gdt.train.trained import Trained
@@ -36,7 +36,7 @@ class Data:
     fingerprint: str
     """Fingerprint of the shards."""
     statistics: Statistics
-    """Normalisation of the inputs, stored for later uses of the model."""
+    """Normalisation of the inputs; whoever uses the model needs it."""
     words: str = ""
     """Checksum of captions and word vectors; empty without text."""
 
@@ -44,7 +44,7 @@ class Data:
 def make_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0
 ) -> dict[str, Any]:
-    """Content of a checkpoint: everything that the next step depends on, and the steps of the whole run."""
+    """Content of a checkpoint: everything that step `step` depends on; `steps`: those of the whole run."""
     return {
         "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
         "steps": steps,
@@ -59,7 +59,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
             torch.save(dict(state), file)
             file.flush()
             if path.is_file():
-                _keep(path)
+                _keep_previous(path)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
         reason = error.strerror if isinstance(error, OSError) else first_line(error)
         raise UserError(
@@ -68,7 +68,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def _keep(path: Path) -> None:
+def _keep_previous(path: Path) -> None:
     """Rename the newest checkpoint to PREVIOUS, so that there is a checkpoint at every moment."""
     link = path.with_name(PREVIOUS + ".partial")
     try:
@@ -80,20 +80,20 @@ def _keep(path: Path) -> None:
 
 
 def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The newest intact checkpoint of a run, None without one, and a message about a newer, damaged one.
+    """The newest intact checkpoint of a run, or None; and a message if a newer one is damaged, or an empty text.
 
     Raises UserError if all checkpoints are damaged.
     """
-    wrong = ""
+    problems = ""
     for name in (NAME, PREVIOUS):
         if not (folder / name).is_file():
             continue
         try:
-            return read(folder / name), wrong
+            return read(folder / name), problems
         except Damaged as damage:
-            wrong += f"{folder / name} cannot be read as a checkpoint: {damage}; "
-    if wrong:
-        raise UserError(f"{wrong}delete them to start again, or set --out to another folder")
+            problems += f"{folder / name} cannot be read as a checkpoint: {damage}; "
+    if problems:
+        raise UserError(f"{problems}delete them to start again, or set --out to another folder")
     return None, ""
 
 
@@ -108,7 +108,7 @@ class Damaged(Exception):
 
 
 def load_checked(path: Path) -> Any:
-    """Load what torch saved, checking checksums and building no objects. Raises Damaged."""
+    """Load a torch file after verifying its checksums; refuses pickled objects. Raises Damaged."""
     try:
         if (part := damaged_part(path)) is not None:
             raise Damaged(f"checksum mismatch in its part {part}")
@@ -118,7 +118,7 @@ def load_checked(path: Path) -> Any:
     except zipfile.BadZipFile as error:
         raise Damaged("it is damaged, truncated or not a torch file") from error
     except OSError as error:
-        require_readable(path, error)  # else damaged bytes led to a bad offset
+        require_readable(path, error)  # a readable file has damaged bytes that led to a bad offset
         raise Damaged(f"it is damaged or not a torch file ({first_line(error)})") from error
     except Exception as error:  # damaged bytes raise anything
         # torch's message suggests weights_only=False, which would run the file's code
@@ -149,17 +149,17 @@ def load_model(path: Path) -> Trained:
     except Damaged as damage:
         if (other := portable.read(path)) is not None or (other := read_foreign(path)) is not None:
             return other
-        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {instead(path)}") from damage
+        raise UserError(f"{path} cannot be read as a checkpoint: {damage}; {suggest_other(path)}") from damage
     settings = from_json(state["settings"], str(path))
     model = GDT(settings.network, modalities_of(state["model"]))
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
-    steps = state.get("steps") or settings.steps  # older checkpoints of a run in epochs do not tell
+    steps = state.get("steps") or settings.steps  # unknown for older checkpoints of a run in epochs
     return Trained(model.eval(), settings, state["step"], statistics, data=state["data"], steps=steps)
 
 
 def load_trained(path: Path) -> Trained:
-    """The model to use, as from `load_model`, with a warning if its run has not finished."""
+    """`load_model`, with a warning if the run of the model has not finished."""
     trained = load_model(path)
     if trained.step < trained.steps:
         print(
@@ -225,7 +225,7 @@ def copy_to_cpu(state: Any) -> Any:
 
 
 def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -> None:
-    """Raise UserError unless the state of the run in folder `run` belongs to these shards."""
+    """Raise UserError if the run in folder `run`, with this state, has other shards."""
     if state["data"] != fingerprint:
         raise UserError(
             f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; set --out "
@@ -236,10 +236,7 @@ def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -
 def require_same_run(
     state: Mapping[str, Any], settings: Pretrain, data: Data, batches_per_epoch: int, path: Path
 ) -> None:
-    """Raise UserError unless the state belongs to a run with these settings, words and statistics.
-
-    `state`: content of the checkpoint `path`.
-    """
+    """Raise UserError if `state`, from the checkpoint `path`, has other settings, words or statistics."""
     run, now = path.parent, to_json(settings)
     if state["words"] != data.words:
         raise UserError(
@@ -260,7 +257,7 @@ def require_same_run(
 
 
 def require_same_rates(before: Pretrain, settings: Pretrain, batches_per_epoch: int, done: int, path: Path) -> None:
-    """Raise UserError if a run of another length had other learning rates in `done` steps; the rest is the same."""
+    """Raise UserError if the settings `before`, which may differ in length, gave the first `done` steps another lr."""
     then, now = before.schedule(batches_per_epoch), settings.schedule(batches_per_epoch)
     if done > now.steps:
         raise UserError(

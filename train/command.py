@@ -19,16 +19,16 @@ from gdt.common.variables import Option, Variables, options_of
 from gdt.pipeline import notation, presets
 from gdt.pipeline.shards.index import Index
 from gdt.train import launch, submit
-from gdt.train.launch import ranks, require_master_address
+from gdt.train.launch import rank_variables, require_master_address
 from gdt.train.models.network import BACKBONES, VIDEO_OPTIONS, Network
-from gdt.train.settings import SIZES, Pretrain, require_one_name
+from gdt.train.settings import SIZES, Pretrain, require_one_composition
 
 COMMANDS = SIZES
 
 
 def main(arguments: Sequence[str]) -> None:
     """Pretrain, in this process or in the processes of the job."""
-    job, arguments = submit.parsed(arguments)
+    job, arguments = submit.parse_job(arguments)
     status: Any = 0
     try:
         exit_with_message(lambda: _start(job, arguments))
@@ -51,7 +51,7 @@ def options(_: Sequence[str]) -> Variables:
 def _start(job: submit.Job, arguments: Sequence[str]) -> None:
     arguments = with_size(arguments)
     if job == submit.Job():
-        os.environ.update(ranks(os.environ))
+        os.environ.update(rank_variables(os.environ))
     with launch.silence_other_ranks():
         settings = settings_of(arguments)
         require_master_address(os.environ)
@@ -76,10 +76,11 @@ def _start(job: submit.Job, arguments: Sequence[str]) -> None:
 
 
 def _require_data(settings: Pretrain) -> None:
-    """Raise UserError if the composition is invalid, or the shards are missing or do not suit it: the run would find
-    out only after seconds of imports.
+    """Raise UserError if the composition is invalid, or the shards are missing or do not suit it.
+
+    The run checks this, too, but only after seconds of imports.
     """
-    _ = settings.composition  # raises
+    _ = settings.composition  # raises UserError
     index = Index.open(settings.shard_folder)
     notes: list[str] = []
     try:
@@ -90,7 +91,7 @@ def _require_data(settings: Pretrain) -> None:
 
 
 def with_size(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the default size if they name none and do not ask for help."""
+    """Insert the default size if the arguments have none and do not ask for help."""
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-h", "--help", HELP_ALL)):
         return [default_size(arguments), *arguments]
     return list(arguments)
@@ -98,7 +99,7 @@ def with_size(arguments: Sequence[str]) -> list[str]:
 
 def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     """The settings of a command line; with --preset help or --factors help, prints the list and returns None."""
-    require_one_name(arguments)
+    require_one_composition(arguments)
     options = Options(Pretrain)
     shown = None if HELP_ALL in arguments or not {"-h", "--help"} & set(arguments) else _COMMON
     sizes = {
@@ -119,7 +120,7 @@ def settings_of(arguments: Sequence[str]) -> Pretrain | None:
     return settings
 
 
-# for --help only: `submit.parsed` has already removed the options of the job from the arguments
+# for --help only, since `submit.parse_job` has removed the options of the job from the arguments
 _MACHINES = Options(submit.Job).type
 _JOB = ("job", Annotated[_MACHINES, tyro.conf.arg(name="")], field(default_factory=_MACHINES))
 HELP_ALL = "--help-all"
@@ -132,7 +133,7 @@ _COMMON = ("main", "optimization", "data", "probe")
 
 
 def _for_help(defaults: Any, shown: Collection[str] | None) -> Any:
-    """Options with those of the job after the first group, and those of groups that are not shown hidden."""
+    """Insert the options of the job after the first group, and hide the groups that are not in `shown`."""
     types = get_type_hints(type(defaults), include_extras=True)
     members: list[Any] = [
         (name, types[name] if shown is None or name in shown else Annotated[types[name], tyro.conf.Suppress],
@@ -157,7 +158,7 @@ def _require_network_options_used(network: Network, arguments: Sequence[str]) ->
 
 
 def _with_one_length(base: Pretrain, arguments: Sequence[str]) -> Pretrain:
-    """Drop the default epochs if the command line has --steps, and the default steps if it has --epochs."""
+    """Drop the default epochs if --steps is given, and the default steps if --epochs is given."""
     given = {argument.split("=")[0] for argument in arguments} & {"--steps", "--epochs"}
     if given == {"--steps"}:
         return replace(base, epochs=0, steps=1)

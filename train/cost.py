@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +27,8 @@ from gdt.train.settings import Pretrain
 ONE_STAGE, TWO_STAGES = 2, 3
 """Numbers of parts of the video trunk to recompute: the stem and one stage, or the stem and two stages."""
 _MAX_ELEMENTS = 2**31 - 1
-"""Elements of a tensor with 32-bit indices. Beyond, cuDNN has few convolutions, one of them wrong (pytorch#163539)."""
+"""Elements that 32-bit indices can address. For larger tensors, cuDNN has few kernels, one of them wrong
+(pytorch#163539)."""
 _PEAKS = {
     "B200": 2250.0, "H200": 989.0, "GH200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
     "L40": 181.0, "H100 NVL": 835.0, "L4": 121.0, "A10G": 70.0, "A6000": 155.0, "4090": 165.0, "V100": 125.0,
@@ -36,34 +37,37 @@ _PEAKS = {
 _MFU = 0.21
 """The highest predicted MFU: 450 clips/s of the paper's networks on an H100."""
 _MAX_CLIPS = 4000.0
-"""Maximum clips/s of small networks, which kernel launches limit; a guess."""
+"""Guessed maximum clips/s of small networks, which are limited by kernel launches."""
 
 
-class Held(NamedTuple):
-    """Bytes of activations that a leaf holds."""
+class LeafMemory(NamedTuple):
+    """Bytes of the activations of a leaf."""
 
     kept: float
-    """From the forward pass to the backward pass."""
+    """Kept from the forward pass for the backward pass."""
     peak: float
-    """Maximum during the backward pass, with what it recomputes, and gradients."""
+    """Peak during the backward pass, including recomputed activations and gradients."""
 
 
 def memory(
     network: Network, clip: Clip, bands: int, modalities: Sequence[str], dtype: torch.dtype, recomputed: int = 0,
     budget: bool = False,
-) -> dict[str, Held]:  # fmt: skip
-    """What a leaf of each modality holds; `recomputed` as in `Backbone`, `budget`: as with `kernels.BUDGET`."""
+) -> dict[str, LeafMemory]:  # fmt: skip
+    """Memory of a leaf of each modality; `recomputed` as in `Backbone`; `budget`: compiled with `kernels.BUDGET`."""
     model = deepcopy(_meta_model(network, tuple(modalities))).to(dtype)
 
-    held = _per_leaf(model, clip, bands, dtype, lambda name, inputs: _held(model, name, inputs, recomputed, budget))
-    return {name: Held(*values.tolist()) for name, values in held.items()}
+    def cost(modality: str, inputs: Any) -> LeafMemory:
+        return _count_memory(model, modality, inputs, recomputed, budget)
+
+    found = _per_leaf(model, clip, bands, dtype, cost)
+    return {name: LeafMemory(*values.tolist()) for name, values in found.items()}
 
 
 @cache
-def most_leaves(network: Network, clip: Clip) -> int:
-    """Leaves that a pass of the video trunk can have with at most 2**31 - 1 elements in every activation.
+def max_leaves_per_pass(network: Network, clip: Clip) -> int:
+    """Maximum leaves of a pass of the video trunk, so that no activation has more than 2**31 - 1 elements.
 
-    Channels count in multiples of 8, to which kernels may pad them.
+    Channels are rounded up to multiples of 8, since kernels may pad them.
     """
     model = _meta_model(network, ("video",))
     elements: list[int] = []
@@ -85,7 +89,7 @@ def training_flops(
     model = deepcopy(_meta_model(network, tuple(modalities)))
     if "video" in modalities:
         model.video_network.base.recomputed = recomputed
-    flops = _per_leaf(model, clip, bands, torch.float32, lambda name, given: _flops(model, name, given))
+    flops = _per_leaf(model, clip, bands, torch.float32, partial(_count_flops, model))
     return {name: float(value) for name, value in flops.items()}
 
 
@@ -93,18 +97,18 @@ def step_flops(settings: Pretrain, bands: int) -> float:
     """FLOPs of the networks in a step, over all ranks."""
     composition = settings.composition
     leaves = composition.batch_size * composition.clips_per_video
-    return leaves * _flops_of_all(settings.network, settings.clip, bands, composition.modalities)
+    return leaves * _flops_per_clip(settings.network, settings.clip, bands, composition.modalities)
 
 
 def predicted_clips(settings: Pretrain, bands: int, device: torch.device) -> float:
-    """Predicted clips/s of training on a GPU, at the MFU predicted for an H100."""
+    """Predicted clips/s of training on a GPU, with the MFU of an H100."""
     modalities = settings.composition.modalities
     per_second = _MFU * (peak_flops(device) or 1e12 * _PEAKS["H100"])
-    return min(_MAX_CLIPS, per_second / _flops_of_all(settings.network, settings.clip, bands, modalities))
+    return min(_MAX_CLIPS, per_second / _flops_per_clip(settings.network, settings.clip, bands, modalities))
 
 
 @cache
-def _flops_of_all(network: Network, clip: Clip, bands: int, modalities: tuple[str, ...]) -> float:
+def _flops_per_clip(network: Network, clip: Clip, bands: int, modalities: tuple[str, ...]) -> float:
     """FLOPs of a leaf of every modality."""
     return sum(training_flops(network, clip, bands, modalities).values())
 
@@ -117,7 +121,7 @@ def parameters(network: Network, modalities: Sequence[str]) -> int:
 @cache
 def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:
     """The model on the meta device, with a stand-in for batch norm."""
-    with torch.random.fork_rng(devices=()):  # leave the random state as it was
+    with torch.random.fork_rng(devices=()):
         model = GDT(network, modalities).to("meta")
     for module in model.modules():
         if isinstance(module, _BatchNorm):
@@ -126,7 +130,7 @@ def _meta_model(network: Network, modalities: tuple[str, ...]) -> GDT:
 
 
 class _Scale(_BatchNorm):
-    """Fast stand-in for batch norm on the meta device; like it, keeps its input."""
+    """Fast stand-in for batch norm on the meta device; keeps the same tensors for the backward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight.view(1, -1, *[1] * (x.dim() - 2))
@@ -140,12 +144,12 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def _per_leaf(
-    model: GDT, clip: Clip, bands: int, dtype: torch.dtype, of: Callable[[str, Any], int | Held]
+    model: GDT, clip: Clip, bands: int, dtype: torch.dtype, cost: Callable[[str, Any], int | LeafMemory]
 ) -> dict[str, np.ndarray]:
-    """Cost of one more leaf, by modality: one number, or several in the order of `of`."""
+    """Cost of one more leaf, by modality; `cost` returns one or several numbers for a modality and its inputs."""
     found = {}
     for modality in model.modalities:
-        few, many = (of(modality, _inputs(model, modality, clip, bands, dtype, n)) for n in (2, 4))
+        few, many = (cost(modality, _inputs(model, modality, clip, bands, dtype, n)) for n in (2, 4))
         found[modality] = np.subtract(many, few) / 2
     return found
 
@@ -163,17 +167,15 @@ def _inputs(model: GDT, modality: str, clip: Clip, bands: int, dtype: torch.dtyp
 class _Block:
     """Bytes in a block of the video trunk."""
 
-    given: int
-    """Its input."""
+    input: int
     inside: int = 0
-    """What autograd keeps besides its input and output."""
-    made: int = 0
-    """Its output."""
-    convolved: list[int] = field(default_factory=list)
+    """What autograd keeps besides input and output."""
+    output: int = 0
+    convolutions: list[int] = field(default_factory=list)
     """Outputs of its convolutions."""
 
 
-def _held(model: GDT, modality: str, inputs: Any, recomputed: int, budget: bool) -> Held:
+def _count_memory(model: GDT, modality: str, inputs: Any, recomputed: int, budget: bool) -> LeafMemory:
     kept: dict[int, int] = {}
     storages = []
     blocks: list[_Block] = []
@@ -190,43 +192,44 @@ def _held(model: GDT, modality: str, inputs: Any, recomputed: int, budget: bool)
         blocks.append(_Block(given[0].untyped_storage().nbytes(), -sum(kept.values())))
 
     def after(module: nn.Module, given: Any, made: Tensor) -> None:
-        blocks[-1].made = keep(made).untyped_storage().nbytes()
-        blocks[-1].inside += sum(kept.values()) - blocks[-1].made
+        blocks[-1].output = keep(made).untyped_storage().nbytes()
+        blocks[-1].inside += sum(kept.values()) - blocks[-1].output
 
-    def convolved(module: nn.Module, given: Any, made: Tensor) -> None:
-        blocks[-1].convolved.append(made.untyped_storage().nbytes())
+    def after_convolution(module: nn.Module, given: Any, made: Tensor) -> None:
+        blocks[-1].convolutions.append(made.untyped_storage().nbytes())
 
     trunk = getattr(model.get_submodule(f"{modality}_network"), "base", None)
     parts = trunk.parts() if isinstance(trunk, Backbone) else []
-    again = sum(len(part) for part in parts[:recomputed])  # blocks
+    recomputed_blocks = sum(len(part) for part in parts[:recomputed])
     hooks = []
-    for block in (block for part in parts for block in part):
-        hooks += [block.register_forward_pre_hook(before), block.register_forward_hook(after)]
-        hooks += [layer.register_forward_hook(convolved) for layer in block.modules() if isinstance(layer, nn.Conv3d)]
+    for module in (module for part in parts for module in part):
+        hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+        convolutions = [layer for layer in module.modules() if isinstance(layer, nn.Conv3d)]
+        hooks += [layer.register_forward_hook(after_convolution) for layer in convolutions]
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.embed(modality, inputs)
     for hook in hooks:
         hook.remove()
-    rest = sum(kept.values()) - sum(one.given + one.inside for one in blocks)  # after the blocks
+    rest = sum(kept.values()) - sum(block.input + block.inside for block in blocks)  # after the blocks
     if budget and blocks:
-        rest -= blocks[-1].made
+        rest -= blocks[-1].output
     live = sums = peak = 0
-    for number, one in enumerate(blocks):
-        widest, fresh = max(one.convolved, default=0), 0
-        if number < again:
-            live, fresh = live + one.given, one.inside
-        elif budget:  # keeps outputs of convolutions; recomputes their inputs, for which it needs the residual sums
-            live += sum(one.convolved) + (0 if number else one.given)
-            sums += one.given if number else 0
-            fresh = sums + widest
+    for number, block in enumerate(blocks):
+        widest, again = max(block.convolutions, default=0), 0
+        if number < recomputed_blocks:
+            live, again = live + block.input, block.inside
+        elif budget:  # keeps outputs of convolutions, and recomputes their inputs from the residual sums
+            live += sum(block.convolutions) + (0 if number else block.input)
+            sums += block.input if number else 0
+            again = sums + widest
         else:
-            live += one.given + one.inside
-        # with the gradients of a convolution's output and input, and of the sum
-        peak = max(peak, live + fresh + 3 * widest)
-    return Held(rest + live, max(peak, rest + live))
+            live += block.input + block.inside
+        # 3 gradients: of a convolution's output and input, and of the residual sum
+        peak = max(peak, live + again + 3 * widest)
+    return LeafMemory(rest + live, max(peak, rest + live))
 
 
-def _flops(model: GDT, modality: str, inputs: Any) -> int:
+def _count_flops(model: GDT, modality: str, inputs: Any) -> int:
     with FlopCounterMode(display=False) as counter:
         model.embed(modality, inputs).sum().backward()
     return counter.get_total_flops()

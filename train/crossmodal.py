@@ -37,11 +37,11 @@ class Embedded(NamedTuple):
 
 
 def usable_videos(index: Index, videos: np.ndarray, clip: Clip, modalities: Sequence[str]) -> np.ndarray:
-    """Rows among `videos` that have every modality as long as a clip; see `pipeline.clips.usable`."""
-    there = usable(index, clip, "audio" in modalities)
+    """Rows among `videos` with at least one clip of every modality; see `pipeline.clips.usable`."""
+    has_clip = usable(index, clip, "audio" in modalities)
     if "text" in modalities:
-        there &= index.text_count > 0
-    found: np.ndarray = videos[there[videos]]
+        has_clip &= index.text_count > 0
+    found: np.ndarray = videos[has_clip[videos]]
     return found
 
 
@@ -49,14 +49,14 @@ def embed(
     model: GDT, index: Index, videos: np.ndarray, clip: Clip, scale: int, clips: int, device: torch.device,
     modalities: Sequence[str], words: WordVectors | None = None, loading: Loading | None = None,
 ) -> Embedded:  # fmt: skip
-    """Mean embeddings over `clips` uniform centre-cropped clips of every video, as from `usable_videos`.
+    """Mean embeddings over `clips` uniform centre-cropped clips of each video; `videos` as from `usable_videos`.
 
-    Leaves the model in evaluation mode. With text, videos whose clips all lack captions are skipped.
+    Leaves the model in evaluation mode. With text, skips videos whose clips all lack captions.
     """
     order = [name for name in MODALITIES if name in modalities]
     plans = uniform_plans(index, videos, clips, clip, centred(scale), modalities=order)
     model.eval()
-    means: dict[str, list[torch.Tensor]] = {name: [] for name in order}
+    sums_by_batch: dict[str, list[torch.Tensor]] = {name: [] for name in order}
     with (
         Loader(index, plans, clip, device, loading or Loading(), words) as loader,
         torch.inference_mode(),
@@ -66,11 +66,11 @@ def embed(
             usable = batch.table.get("usable", torch.ones(len(batch.plan), device=device)).float()
             done = 0
             for name, inputs in batch.inputs.items():
-                clips_of = model.embed(name, inputs).float()
-                counts = usable[done : done + len(clips_of)]
-                done += len(clips_of)
-                means[name].append((clips_of * counts[:, None]).unflatten(0, (-1, clips)).sum(1).cpu())
-    sums = {name: torch.cat(parts) for name, parts in means.items()}
+                embeddings = model.embed(name, inputs).float()
+                weights = usable[done : done + len(embeddings)]
+                done += len(embeddings)
+                sums_by_batch[name].append((embeddings * weights[:, None]).unflatten(0, (-1, clips)).sum(1).cpu())
+    sums = {name: torch.cat(parts) for name, parts in sums_by_batch.items()}
     if not all(bool(value.isfinite().all()) for value in sums.values()):
         raise UserError(
             "embeddings contain NaN or infinity: the weights are damaged, or training has diverged; use another "
@@ -85,7 +85,7 @@ def embed(
 def ranks(query: torch.Tensor, gallery: torch.Tensor, at_once: int = 1024) -> torch.Tensor:
     """Rank of each query's own row in the gallery by inner product, both [n, d]: int64 [n], 0 for the nearest.
 
-    Ties count against the query.
+    In ties, the own row comes last.
     """
     found = []
     for first in range(0, len(query), at_once):
@@ -114,8 +114,8 @@ class Probe:
                 f"--probe-every needs 2 videos with {' and '.join(self._modalities)}, and the split '{split}' of "
                 f"{index.folder} has {len(held_out)}; set --probe-split to another, or preprocess again with VAL=0.05"
             )
-        some = generator(Stream.PROBE).permutation(held_out)[: settings.probe_videos]
-        self._videos = np.sort(some)  # drawn at random, since the first ids may be of few classes
+        # at random, since the first ids may be of few classes
+        self._videos = np.sort(generator(Stream.PROBE).permutation(held_out)[: settings.probe_videos])
 
     def __call__(self, model: GDT) -> dict[str, float]:
         """R@k in percent by query modality, gallery modality and k; and the number of videos."""
@@ -132,7 +132,7 @@ class Probe:
 
 
 def hits(embeddings: dict[str, torch.Tensor], ks: Sequence[int] = KS) -> dict[tuple[str, str, int], np.ndarray]:
-    """Whether a video's own row is among the k nearest, bool [n], by query modality, gallery modality and k."""
+    """Whether the own row is among the k nearest, bool [n], by query modality, gallery modality and k."""
     found: dict[tuple[str, str, int], np.ndarray] = {}
     for one, other in permutations(embeddings, 2):
         rank = ranks(embeddings[one], embeddings[other]).numpy()

@@ -1,7 +1,7 @@
 """The ranks of a run: join, check that all start equal, and stop together.
 
-Torch's collectives hang for minutes, or forever, if a rank dies. So every rank keeps an idle connection to rank 0. The
-system closes it whenever a process ends, and TCP keep-alive detects a lost machine within 30 seconds.
+If a rank dies, torch's collectives hang for minutes or forever. So every rank keeps an idle connection to rank 0, which
+the system closes when a process ends; TCP keep-alive detects a lost machine within 30 seconds.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _KEEP_ALIVE = (
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4), (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", 30_000),
 )  # fmt: skip
 _TOKEN = 16
-"""Length of the secret by which rank 0 recognises the others; the rank follows."""
+"""Bytes of the secret that the other ranks send to rank 0, followed by their rank."""
 
 
-def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, int, torch.device]:
-    """Join the process group if a launcher started several ranks; returns rank, number of ranks, and device.
+def join_ranks(requested: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[int, int, torch.device]:
+    """Join the process group if a launcher started several ranks; returns rank, world size and device.
 
     `threads`: CPU threads of this process; 0 for torch's default.
     """
@@ -50,12 +50,12 @@ def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[in
     )
     own_gpu = sees_one_gpu(os.environ)
     with silence_other_ranks():
-        require_gpus(1 if world == 1 or own_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), wanted)
-    cuda = torch.cuda.is_available() and wanted != "cpu"
+        require_gpus(1 if world == 1 or own_gpu else int(os.environ.get("LOCAL_WORLD_SIZE", local + 1)), requested)
+    cuda = torch.cuda.is_available() and requested != "cpu"
     device = torch.device("cuda", 0 if own_gpu else local) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
-        torch.backends.cudnn.benchmark = True  # shapes do not change
+        torch.backends.cudnn.benchmark = True  # worth its time, since shapes do not change
     if threads:
         torch.set_num_threads(threads)
     if world > 1 and not dist.is_initialized():
@@ -70,8 +70,8 @@ def join_ranks(wanted: Literal["auto", "cpu", "cuda"], threads: int) -> tuple[in
     return rank, world, device
 
 
-def require_equal(facts: Mapping[str, str], what_to_do: str) -> None:
-    """Raise UserError on every rank unless all have equal `facts`; the message names the one that differs."""
+def require_equal(facts: Mapping[str, str], advice: str) -> None:
+    """Raise UserError on every rank unless `facts` are equal on all; the message names the first difference."""
     if not dist.is_initialized():
         return
     everyone: list[Any] = [None] * dist.get_world_size()
@@ -80,7 +80,7 @@ def require_equal(facts: Mapping[str, str], what_to_do: str) -> None:
         for name, value in everyone[0].items():
             if own[name] != value:
                 raise UserError(
-                    f"rank {rank} starts with a different {name} from rank 0 ({own[name]}, not {value}); {what_to_do}"
+                    f"rank {rank} starts with a different {name} from rank 0 ({own[name]}, not {value}); {advice}"
                 )
 
 
@@ -91,7 +91,7 @@ def barrier() -> None:
 
 
 @contextlib.contextmanager
-def alone() -> Iterator[dist.ProcessGroup | None]:
+def group_of_one() -> Iterator[dist.ProcessGroup | None]:
     """A process group of this rank only."""
     group = dist.new_group([dist.get_rank()], use_local_synchronization=True)
     try:
@@ -113,9 +113,9 @@ def leave_without_teardown(status: int = 0) -> NoReturn:
 
 @contextlib.contextmanager
 def watch_ranks(device: torch.device, clean_up: Callable[[], None]) -> Iterator[None]:
-    """Context in which a failing rank ends all ranks, with one message; left once all ranks are done.
+    """Context in which a failing rank ends all ranks, with one message.
 
-    An error is sent to the other ranks before it is raised; they call `clean_up` and end.
+    A rank sends its error to the others before raising it; they call `clean_up` and exit.
     """
     if not dist.is_initialized():
         yield
@@ -136,7 +136,7 @@ def watch_ranks(device: torch.device, clean_up: Callable[[], None]) -> Iterator[
         raise
     except BaseException as error:
         if isinstance(error, RuntimeError):
-            # a collective also fails if another rank has died; then the watch ends this process
+            # a collective may have failed because another rank died: then the watch ends this process meanwhile
             time.sleep(_TIMEOUT / 12)
         watch.end(f"error: {first_line(error)}")
         raise
@@ -153,7 +153,7 @@ class _Watch:
     def __init__(self, device: torch.device, clean_up: Callable[[], None]) -> None:
         self.rank, self._clean_up = dist.get_rank(), clean_up
         self._lock = threading.Lock()
-        self._over = False
+        self._ended = False
         server = _server() if self.rank == 0 else None
         address: list[Any] = [server.getsockname()[1], secrets.token_bytes(_TOKEN)] if server else [None, None]
         dist.broadcast_object_list(address, 0, device=device)
@@ -167,16 +167,16 @@ class _Watch:
         self._thread.start()
 
     def end(self, error: str | None, status: int = 2) -> None:
-        """Tell the other ranks that this one is done, or its error and status; if done, wait a little for them."""
+        """Send this rank's error and status to the others; without an error, wait for them to end, up to 15 seconds."""
         with self._lock:
-            self._over = error is not None
+            self._ended = error is not None
         self._send(error, status)
         if error is None:
             self._thread.join(_TIMEOUT / 4)
 
-    def _send(self, error: str | None, status: int, but: int = -1) -> None:
+    def _send(self, error: str | None, status: int, skip: int = -1) -> None:
         for rank, peer in self._peers.items():
-            if rank != but:
+            if rank != skip:
                 with contextlib.suppress(OSError):
                     peer.send_bytes(json.dumps([error, status]).encode())
 
@@ -196,10 +196,10 @@ class _Watch:
     def _handle(self, rank: int, error: str | None, status: int, silent: bool = False) -> None:
         """End this process if a peer failed."""
         with self._lock:
-            if error is None or self._over:
+            if error is None or self._ended:
                 return
             if self.rank == 0:
-                self._send(error, status, but=rank)
+                self._send(error, status, skip=rank)
             if self.rank == 0 or (self.rank == 1 and silent):  # the lowest rank that is left
                 tqdm.write(error, file=sys.stderr)
                 sys.stderr.flush()
@@ -214,7 +214,7 @@ def _server() -> socket.socket:
 
 
 def _accept(server: socket.socket, token: bytes, count: int) -> dict[int, Connection]:
-    """Accept `count` connections, by rank; peers without the token are rejected."""
+    """Accept `count` connections, by rank; reject peers without the token."""
     server.settimeout(_TIMEOUT)
     found: dict[int, Connection] = {}
     while len(found) < count:
@@ -257,7 +257,7 @@ class StopSignal:
     """Context that remembers SIGTERM, SIGUSR1 or Ctrl-C until the step is done; a second Ctrl-C stops at once."""
 
     REPEATED = 0.2
-    """Seconds within which a second SIGINT is the same one: kill -INT of a process group reaches this process directly
+    """Seconds within which a second SIGINT is a duplicate: kill -INT of a process group reaches this process directly,
     and through its supervisor."""
 
     def __init__(self) -> None:

@@ -17,13 +17,16 @@ from gdt.train.padding import Shapes, pad_widths
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 BUDGET = 0.75
-"""Budget that keeps the outputs of convolutions and recomputes the layers in between; `cost.memory` counts it."""
+"""Memory budget with which torch.compile keeps the outputs of convolutions and recomputes the layers in between, as
+`cost.memory` assumes."""
 Precision = Literal["auto", "float32", "bfloat16", "float64"]
 
 
-def resolve_precision(asked: Precision, device: torch.device) -> Precision:
-    """The precision that `auto` stands for on a device."""
-    return asked if asked != "auto" else "bfloat16" if device.type == "cuda" else "float32"
+def resolve_precision(precision: Precision, device: torch.device) -> Precision:
+    """Replace `auto` by the precision for a device."""
+    if precision != "auto":
+        return precision
+    return "bfloat16" if device.type == "cuda" else "float32"
 
 
 @dataclass(frozen=True)
@@ -32,13 +35,13 @@ class Kernels:
 
     precision: torch.dtype
     channels_last: bool = True
-    """Memory layout; the loader's batches are channels last."""
+    """Memory layout of weights and activations."""
     compiled: bool = False
-    """torch.compile for the video trunk, which fuses the operations between convolutions."""
+    """torch.compile for the video trunk; it fuses the operations between convolutions."""
     budget: float = 1.0
     """Share of the activations that the compiled trunk may keep: torch's activation_memory_budget."""
     padded: bool = False
-    """Zero channels bring inner widths of convolutions to multiples of 8, as tensor cores need."""
+    """Pad inner widths of convolutions with zero channels to multiples of 8, as tensor cores need."""
 
     def __str__(self) -> str:
         return ", ".join(
@@ -49,9 +52,9 @@ class Kernels:
         )
 
     def apply(self, model: GDT) -> Shapes:
-        """Set layout, compilation and padding, which do not change the state dict; returns what `pad_widths` does.
+        """Set layout, compilation and padding, without changing the state dict; returns the result of `pad_widths`.
 
-        Raises UserError where a GPU's code cannot be compiled.
+        Raises UserError if code cannot be compiled for the GPU.
         """
         shapes = pad_widths(model) if self.padded else {}
         if self.precision == torch.float64:
@@ -60,18 +63,18 @@ class Kernels:
             if isinstance(module, nn.Conv3d) and self.channels_last:
                 module.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
         if not self.channels_last and "video" in model.modalities:
-            # convolutions also follow the layout of their input, and the loader's batches are channels last
-            model.video_network.base.register_forward_pre_hook(_contiguous)
+            # the loader's batches are channels last, and convolutions follow the layout of their input
+            model.video_network.base.register_forward_pre_hook(_make_contiguous)
         if self.compiled and "video" in model.modalities:
             if next(model.parameters()).device.type == "cuda" and (problem := compiler_problem()):
                 raise UserError(problem)
-            model.video_network.base.compile(dynamic=False, backend=_with_budget(self.budget))
+            model.video_network.base.compile(dynamic=False, backend=_inductor_with_budget(self.budget))
         return shapes
 
 
-@cache  # with a new function, torch would compile again
-def _with_budget(budget: float) -> Callable[..., Any]:
-    """torch.compile's default backend with a memory budget, which has to be set when a graph is split into passes."""
+@cache  # torch compiles again for a new function
+def _inductor_with_budget(budget: float) -> Callable[..., Any]:
+    """torch.compile's default backend with a memory budget, set while it splits a graph into passes."""
 
     def compile_graph(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         with torch._functorch.config.patch(activation_memory_budget=budget):
@@ -80,12 +83,12 @@ def _with_budget(budget: float) -> Callable[..., Any]:
     return compile_graph
 
 
-def _contiguous(trunk: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def _make_contiguous(trunk: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(x.contiguous() for x in inputs)
 
 
 def candidate_kernels(precision: torch.dtype, compiled: bool, padded: bool = False) -> list[Kernels]:
-    """Kernels to try, from the fastest to the safest; `padded`: those with channels last also with padded widths."""
+    """Kernels to try, from the fastest to the safest; `padded`: also with padded widths, if channels last."""
     found = [Kernels(precision), Kernels(precision, channels_last=False)]
     if compiled:
         found.insert(0, Kernels(precision, compiled=True))

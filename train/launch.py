@@ -1,8 +1,8 @@
 """gdt pretrain --gpus N: N ranks on this machine, one per GPU; and ranks that srun or mpirun start.
 
-Like `torchrun --standalone --nproc-per-node N -m gdt pretrain`, but errors in the command are reported once and before
-the ranks start, writing a checkpoint on a signal is not cut short, and the exit status is that of the ranks. If srun
-or mpirun starts it once per machine, it starts the ranks of that machine.
+Like `torchrun --standalone --nproc-per-node N -m gdt pretrain`, but mistakes in the command are reported once, before
+the ranks start; after a signal, ranks have time to write a checkpoint; and the exit status is that of the ranks. If
+srun or mpirun runs this command once per machine, it starts the ranks of that machine.
 """
 
 from __future__ import annotations
@@ -25,53 +25,55 @@ from gdt.common.gpu import require_no_gpu
 from gdt.common.supervise import PARENT_PID, WATCHED, is_ctrl_c
 from gdt.train.settings import Pretrain
 
-_COUNTS = (
+_LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-"""Rank and number of ranks, overall and on this machine, of Open MPI, of MPICH and Intel MPI, and of srun.
+"""Rank, world size, local rank and local world size of Open MPI, of MPICH and Intel MPI, and of srun.
 
-mpirun comes first, since in a SLURM job its ranks are children of daemons that srun started. For srun, the number of
-ranks is that of the step: SLURM_NTASKS is also set in job scripts and shells, which are one process.
+mpirun comes first, since in a SLURM job its ranks are children of daemons that srun started. The world size of srun is
+that of the job step: SLURM_NTASKS is also set in job scripts and shells, which are one process.
 """
-_TERMINAL = "SLURM_PTY_PORT"
-"""Set by srun --pty, whose only task is a shell, not a rank."""
+_SRUN_PTY = "SLURM_PTY_PORT"
+"""Set by srun --pty, which starts a shell, not a rank."""
 _PORTS = range(10_000, 30_000)
 """Above the ports of services, below ephemeral ports."""
 
 
 def launch(number: int, settings: Pretrain, arguments: Sequence[str]) -> None:
-    """Start the ranks and exit with their status; `settings` are parsed from `arguments`.
+    """Start `number` ranks with `arguments`, from which `settings` were parsed, and exit with their status.
 
     Raises UserError if there are too few GPUs.
     """
     require_gpus(number, settings.device)
-    machine = ranks(os.environ)
+    machine = rank_variables(os.environ)
     require_master_address(machine)
     if machine and int(machine["LOCAL_WORLD_SIZE"]) > 1:
         raise UserError(
             f"this command was started {machine['LOCAL_WORLD_SIZE']} times on one machine, and each would start "
             f"{number} ranks; start it once per machine (srun --ntasks-per-node=1), or leave out --gpus"
         )
-    sys.exit(run([sys.executable, "-P", "-m", "gdt", "pretrain", *arguments], number, machine=machine))
+    sys.exit(run_ranks([sys.executable, "-P", "-m", "gdt", "pretrain", *arguments], number, machine=machine))
 
 
-def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Mapping[str, str] | None = None) -> int:
+def run_ranks(
+    command: Sequence[str], number: int, patience: float = 10.0, machine: Mapping[str, str] | None = None
+) -> int:
     """Run a command as `number` ranks, forwarding signals; returns the status of the first that failed.
 
-    After a failure the other ranks have `patience` seconds to end before they are killed. `machine`: RANK and
-    WORLD_SIZE of this machine among several, MASTER_ADDR and MASTER_PORT.
+    After a failure, the other ranks are terminated after `patience` seconds, and killed after as many more. `machine`:
+    RANK and WORLD_SIZE of this machine among several, MASTER_ADDR and MASTER_PORT.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     started = [
         subprocess.Popen(
             command,
-            # ranks with all cores each would slow each other down
+            # ranks that use all cores slow each other down
             env={"OMP_NUM_THREADS": "1"} | os.environ | rank | {PARENT_PID: str(os.getpid())},
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
         )
-        for rank in _environments(number, machine)
+        for rank in _rank_environments(number, machine)
     ]
     status, failed, ending = 0, 0.0, [signal.SIGTERM, signal.SIGKILL]
     while running := [process for process in started if process.poll() is None]:
@@ -90,7 +92,7 @@ def run(command: Sequence[str], number: int, patience: float = 10.0, machine: Ma
     return status if status >= 0 else 128 - status
 
 
-def _environments(number: int, machine: Mapping[str, str] | None) -> list[dict[str, str]]:
+def _rank_environments(number: int, machine: Mapping[str, str] | None) -> list[dict[str, str]]:
     """Environment variables of the ranks of this machine."""
     if not machine:
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -104,10 +106,7 @@ def _environments(number: int, machine: Mapping[str, str] | None) -> list[dict[s
 
 @contextlib.contextmanager
 def silence_other_ranks() -> Iterator[None]:
-    """Print from one rank per machine only, before the ranks are connected.
-
-    LOCAL_WORLD_SIZE is set if a launcher has started several.
-    """
+    """Context in which only local rank 0 prints; for messages before the ranks are connected."""
     if "LOCAL_WORLD_SIZE" not in os.environ or os.environ.get("LOCAL_RANK", "0") == "0":
         yield
         return
@@ -124,7 +123,7 @@ def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
         return
     import torch
 
-    # not the number alone, which counts GPUs that an old driver makes unusable
+    # device_count alone also counts GPUs that an old driver makes unusable
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if ranks <= found:
         return
@@ -139,21 +138,21 @@ def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
     raise UserError(f"--gpus is {ranks}, but torch finds {there}; {instead}, or train on the CPU with --device cpu")
 
 
-def ranks(environment: Mapping[str, str]) -> dict[str, str]:
+def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT for a process of mpirun or srun.
 
-    Empty if they are set already, and for a single process. Without the last two if the launcher does not provide them,
-    which `require_master_address` checks.
+    Empty for a single process, or if they are set already. Without the last two if the launcher does not tell them; see
+    `require_master_address`.
     """
-    names = next((names for names in _COUNTS if all(name in environment for name in names)), None)
+    names = next((names for names in _LAUNCHERS if all(name in environment for name in names)), None)
     if "RANK" in environment or names is None or int(environment[names[1]]) < 2:
         return {}
-    srun = names == _COUNTS[-1]
-    if srun and _TERMINAL in environment:
+    srun = names == _LAUNCHERS[-1]
+    if srun and _SRUN_PTY in environment:
         return {}
     rank, world, local, here = (environment[name] for name in names)
     if srun:
-        here = _counts(here)[int(environment.get("SLURM_NODEID", "0"))]
+        here = _tasks_per_machine(here)[int(environment.get("SLURM_NODEID", "0"))]
     found = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": here}
     job = environment.get("SLURM_JOB_ID", "")
     nodes = environment.get("SLURM_STEP_NODELIST" if srun else "SLURM_JOB_NODELIST", "")
@@ -183,12 +182,12 @@ def sees_one_gpu(environment: Mapping[str, str]) -> bool:
 
 
 def first_host(nodes: str) -> str:
-    """First machine of a SLURM list, a03x of `a[03-05,9]x,b`, without scontrol, which containers lack."""
+    """First machine of a SLURM list: a03x for `a[03-05,9]x,b`. Does not call scontrol, which containers lack."""
     found = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)  # up to the first comma outside brackets
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", found[0]) if found else ""
 
 
-def _counts(tasks: str) -> list[str]:
-    """Tasks per machine of a SLURM list: 8, 8, 4 of `8(x2),4`."""
+def _tasks_per_machine(tasks: str) -> list[str]:
+    """Tasks per machine from a SLURM list: 8, 8, 4 for `8(x2),4`."""
     parts = re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks)
     return [count for count, times in parts for _ in range(int(times or 1))]

@@ -1,4 +1,4 @@
-"""Model, optimizer and schedule of a run: steps, and the state in checkpoints."""
+"""Model, optimizer and schedule of a run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from gdt.train.cost import peak_flops, step_flops
 from gdt.train.kernels import PRECISIONS, Kernels
 from gdt.train.metrics import Metrics
 from gdt.train.models.gdt import GDT, load_weights
-from gdt.train.norm import allow_partial, synchronise
+from gdt.train.norm import allow_masks, synchronise
 from gdt.train.padding import keep_original_shapes
 from gdt.train.schedule import Optimization
 from gdt.train.settings import Pretrain, to_json
 from gdt.train.step import Gradient, StepConfig
-from gdt.train.tensors import raw
+from gdt.train.tensors import raw_bytes
 
 
 class Learner:
-    """The model of a run on one rank, and how it is updated."""
+    """Updates the model of a run, on one rank; saves and loads its state."""
 
     def __init__(
         self, settings: Pretrain, tree: Tree, data: Data, device: torch.device, world: int = 1,
@@ -44,13 +44,13 @@ class Learner:
         if world > 1 and not settings.bn_group_size:
             synchronise(model)
         elif partial:
-            allow_partial(model)
+            allow_masks(model)
         if "video" in model.modalities:
             model.video_network.base.recomputed = recomputed
-        numbers = PRECISIONS[settings.precision]
-        shapes = (kernels or Kernels(numbers)).apply(model)
+        dtype = PRECISIONS[settings.precision]
+        shapes = (kernels or Kernels(dtype)).apply(model)
         config = StepConfig(
-            tree.composition.factors, settings.temperature, settings.seed, numbers, settings.bn_group_size or 0,
+            tree.composition.factors, settings.temperature, settings.seed, dtype, settings.bn_group_size or 0,
             settings.micro_batch_size, settings.loss,
         )  # fmt: skip
         self.gradient = Gradient(model, config, world, tqdm.write)
@@ -58,7 +58,7 @@ class Learner:
         keep_original_shapes(self.optimizer, shapes)
 
     def step(self, step: int, batch: Batch) -> Metrics:
-        """One update; its metrics stay on the device."""
+        """Update the model; the metrics stay on the device."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.lr(step)
         metrics = self.gradient(step, batch)
@@ -71,7 +71,7 @@ class Learner:
         return checkpoint.make_state(self.model, self.optimizer, done, settings, self._data, steps)
 
     def resume(self, state: Mapping[str, Any]) -> int:
-        """Load the state of a checkpoint; returns the next step. Raises UserError if `require_same_run` does."""
+        """Load the state of a checkpoint; returns the next step. Raises UserError as `require_same_run`."""
         require_same_run(state, self.settings, self._data, self.schedule.batches_per_epoch, self.path)
         load_weights(self.model, state["model"], str(self.path))
         self.optimizer.load_state_dict(dict(state["optimizer"]))
@@ -81,7 +81,7 @@ class Learner:
         """Checksum of the weights and the optimizer's state."""
         value = hashlib.sha256()
         for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
-            value.update(raw(tensor))
+            value.update(raw_bytes(tensor))
         return value.hexdigest()
 
     def flops(self, bands: int) -> tuple[float, float] | None:
@@ -101,7 +101,7 @@ def _optimizer(o: Optimization, model: GDT, device: torch.device) -> torch.optim
 def start_from(model: GDT, start: GDT, source: str, fresh: Collection[str] = ()) -> str:
     """Copy the parts that both models have, except those in `fresh`; returns a description.
 
-    Raises UserError if they do not fit.
+    Raises UserError if the weights do not fit.
     """
     parts = {name: part for name, part in start.named_children() if name not in fresh}
     taken = [name for name, _ in model.named_children() if name in parts]

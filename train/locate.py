@@ -1,4 +1,4 @@
-"""Finds checkpoints, and tells what else a file is. Without torch, so that a wrong path is refused at once."""
+"""Finds checkpoints, and recognises other files. Does not import torch, so that a wrong path is refused at once."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from gdt.train.settings import CHECKPOINT
 PREVIOUS = "checkpoint.previous.pt"
 """The previous checkpoint, in case the newest is damaged."""
 _HEAD = 4096 + 8
-"""Bytes to read of a file; in shards, HDF5 begins after 4096."""
-_LISTED = 3
-"""Available checkpoints to name."""
+"""Bytes to read of a file; in shards, HDF5 begins at byte 4096."""
+_MAX_LISTED = 3
+"""Maximum number of available checkpoints in a message."""
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TORCH = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """Start of a file of torch before 1.6."""
@@ -30,22 +30,22 @@ def require_checkpoint(path: Path) -> Path:
     if path.is_dir():
         path = _in_folder(path)
     if not path.is_file():
-        raise UserError(_no_checkpoint(path))
-    if kind := other_kind(path):
-        raise UserError(f"{path} cannot be read as a checkpoint: it is {kind}; {instead(path)}")
+        raise UserError(_explain_missing(path))
+    if kind := detect_other_kind(path):
+        raise UserError(f"{path} cannot be read as a checkpoint: it is {kind}; {suggest_other(path)}")
     return path
 
 
-def instead(path: Path) -> str:
-    """What to use in place of an unusable checkpoint."""
+def suggest_other(path: Path) -> str:
+    """Advice on what to use in place of an unusable checkpoint."""
     previous = path.with_name(PREVIOUS)
     if path.name == CHECKPOINT and previous.is_file():
         return f"use the previous one, {previous}"
     return "use the checkpoint.pt of a run, or external weights (.pt, .pth, .safetensors)"
 
 
-def other_kind(path: Path) -> str:
-    """What a file is, if it begins unlike a torch or safetensors file; empty if it may be one."""
+def detect_other_kind(path: Path) -> str:
+    """Kind of a file that is not a torch or safetensors file, by its first bytes; empty if it may be one."""
     with path.open("rb") as file:
         head = file.read(_HEAD)
     if not head:
@@ -54,9 +54,8 @@ def other_kind(path: Path) -> str:
         return "an HDF5 file, such as shards or features"
     if head.startswith(b"PK") and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            return (
-                "" if any(name.endswith("data.pkl") for name in archive.namelist()) else "a zip archive without weights"
-            )
+            has_weights = any(name.endswith("data.pkl") for name in archive.namelist())
+        return "" if has_weights else "a zip archive without weights"
     if head[:1] == b"\x80" and head[1:2] <= b"\x05" and not head.startswith(_TORCH):
         return "a pickle that torch did not write"
     text = head.decode("utf-8", errors="ignore")  # a character may be cut at the end
@@ -66,29 +65,29 @@ def other_kind(path: Path) -> str:
 
 
 def _in_folder(folder: Path) -> Path:
-    """The checkpoint in a folder. Raises UserError if its subfolders have one instead."""
+    """Path of the checkpoint in a folder. Raises UserError if only its subfolders have one."""
     path = folder / CHECKPOINT
     if not path.is_file() and not (folder / PREVIOUS).is_file() and (runs := sorted(folder.glob(f"*/{CHECKPOINT}"))):
         raise UserError(f"the folder {folder} has no {CHECKPOINT}; did you mean {runs[0]}?")
     return path
 
 
-def _no_checkpoint(path: Path) -> str:
+def _explain_missing(path: Path) -> str:
     previous = path.with_name(PREVIOUS)
     if previous.is_file() and path.name == CHECKPOINT:
         return f"there is no checkpoint {path}; use the previous one, {previous}"
     runs = Path("runs")
-    found = sorted(runs.glob(f"*/{CHECKPOINT}")) + sorted(runs.glob(f"*/*/{CHECKPOINT}"))  # also those of studies
-    there = {str(each.parent.relative_to(runs)): each for each in found}
+    found = sorted(runs.glob(f"*/{CHECKPOINT}")) + sorted(runs.glob(f"*/*/{CHECKPOINT}"))  # studies have subfolders
+    available = {str(each.parent.relative_to(runs)): each for each in found}
     run = path.parent.name if path.name == CHECKPOINT else path.stem
-    if similar := difflib.get_close_matches(run, there, 1):
-        return f"there is no checkpoint {path}; did you mean {there[similar[0]]}? Or {_how_to_make(path)}"
-    more = f" and {len(there) - _LISTED} more" if len(there) > _LISTED else ""
-    available = f"; available: {', '.join(map(str, list(there.values())[:_LISTED]))}{more}" if there else ""
-    return f"there is no checkpoint {path}{available}; {_how_to_make(path)}, or set --ckpt to yours"
+    if similar := difflib.get_close_matches(run, available, 1):
+        return f"there is no checkpoint {path}; did you mean {available[similar[0]]}? Or {_suggest_command(path)}"
+    more = f" and {len(available) - _MAX_LISTED} more" if len(available) > _MAX_LISTED else ""
+    listed = f"; available: {', '.join(map(str, list(available.values())[:_MAX_LISTED]))}{more}" if available else ""
+    return f"there is no checkpoint {path}{listed}; {_suggest_command(path)}, or set --ckpt to yours"
 
 
-def _how_to_make(path: Path) -> str:
+def _suggest_command(path: Path) -> str:
     """The command that writes this checkpoint by default."""
     run = path.parent.name if path.parent.parent == Path("runs") else ""
     run, _, seed = run.partition("-seed")

@@ -22,12 +22,12 @@ from gdt.train.schedule import Schedule
 from gdt.train.settings import METRICS, PROBES, SETTINGS, Pretrain, to_file, to_json
 
 
-class _Probed(NamedTuple):
-    """The last probe, as printed."""
+class _ProbeText(NamedTuple):
+    """The printed result of the last probe."""
 
     full: str = ""
     short: str = ""
-    """For the progress bar, which fits 100 columns."""
+    """For the progress bar, which should fit into 100 columns."""
 
 
 class Log:
@@ -45,8 +45,8 @@ class Log:
         self._probes = folder / PROBES
         if self._probes.is_file():
             _keep_until(self._probes, first)
-        self._probed = _Probed()
-        self._memory, self._of = 0.0, "tensors" if settings.device == "cuda" else "whole process"
+        self._probe_text = _ProbeText()
+        self._memory, self._memory_of = 0.0, "tensors" if settings.device == "cuda" else "whole process"
         self._began, self._rates, self._last = time.monotonic(), list[float](), ""
         self._board = SummaryWriter(str(folder), purge_step=first)
         self._bar = tqdm(
@@ -54,7 +54,7 @@ class Log:
             mininterval=0.5 if sys.stderr.isatty() else 30.0,
         )  # fmt: skip
         self._schedule, self._clips, self._flops = schedule, clips, flops
-        self._wandb = _weights_and_biases(settings) if settings.wandb else None
+        self._wandb = _start_wandb(settings) if settings.wandb else None
 
     def __enter__(self) -> Log:
         return self
@@ -66,7 +66,7 @@ class Log:
         if self._wandb:
             self._wandb.finish()
 
-    def stepped(self, report: Report) -> None:
+    def add_step(self, report: Report) -> None:
         """Log a step."""
         rate, waiting = self._clips / report.seconds, report.waiting / report.seconds
         metrics = report.metrics._asdict() | {
@@ -82,28 +82,27 @@ class Log:
         self._rates.append(rate)
         self._last = f"loss {report.metrics.loss:.3f}, top-1 {100 * report.metrics.top1:.0f} %"
         self._bar.set_postfix_str(
-            f"{self._last}, {rate:.0f} clips/s, data wait {100 * waiting:.0f} %{mfu}{self._probed.short}", False
+            f"{self._last}, {rate:.0f} clips/s, data wait {100 * waiting:.0f} %{mfu}{self._probe_text.short}", False
         )
         self._memory = report.memory
         self._bar.update()
 
     def summary(self) -> str:
-        """The last metrics of a finished run, the median clips/s of its steps, and peak memory."""
+        """Last metrics, median clips/s and peak memory of a finished run."""
         seconds = timedelta(seconds=round(time.monotonic() - self._began))
         resumed = f", the last {len(self._rates)}" if len(self._rates) < self._bar.n else ""
-        metrics = f"{plural(self._bar.n, 'step')}{resumed} in {seconds}: {self._last}{self._probed.full}"
-        return (
-            f"{metrics}\nmedian {np.median(self._rates):.0f} clips/s, peak memory {self._memory:.1f} GiB ({self._of})"
-        )
+        metrics = f"{plural(self._bar.n, 'step')}{resumed} in {seconds}: {self._last}{self._probe_text.full}"
+        memory = f"{self._memory:.1f} GiB ({self._memory_of})"
+        return f"{metrics}\nmedian {np.median(self._rates):.0f} clips/s, peak memory {memory}"
 
-    def probed(self, done: int, metrics: dict[str, float]) -> None:
+    def add_probe(self, done: int, metrics: dict[str, float]) -> None:
         """Log a probe after `done` steps, in percent."""
         with self._probes.open("a") as file:
             file.write(json.dumps(add_checksum({"step": done} | metrics)) + "\n")
-        # at the step before, or `purge_step` would remove it when the run resumes here
+        # at the previous step, or `purge_step` would remove it if the run resumes here
         self._plot({f"probe/{name}": value for name, value in metrics.items()}, max(done - 1, 0))
         name, value = next(iter(metrics.items()))
-        self._probed = _Probed(f", {name} {value:.1f} %", f", {name.split()[-1]} {value:.1f} %")
+        self._probe_text = _ProbeText(f", {name} {value:.1f} %", f", {name.split()[-1]} {value:.1f} %")
 
     def _plot(self, metrics: dict[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -112,8 +111,8 @@ class Log:
             self._wandb.log(metrics, step=step)
 
 
-def _weights_and_biases(settings: Pretrain) -> Any:
-    """A run of Weights & Biases, resumed if this folder has one."""
+def _start_wandb(settings: Pretrain) -> Any:
+    """Start the Weights & Biases run of this folder, or resume it."""
     try:
         import wandb  # type: ignore[import-not-found]
     except ImportError as error:
@@ -127,7 +126,7 @@ def _weights_and_biases(settings: Pretrain) -> Any:
 
 
 def _keep_until(path: Path, last: int) -> None:
-    """Remove lines after step `last` and damaged ones: a resumed run repeats the steps after its checkpoint."""
+    """Remove damaged lines, and those after step `last`, which a resumed run repeats."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     write_text(path, "".join(line + "\n" for line in lines if _step_of(line) <= last))
 

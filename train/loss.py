@@ -1,4 +1,4 @@
-"""Equation 1, or the published release's loss, from embeddings and the factor table, on one or several ranks."""
+"""Equation 1, or the loss of the published release, on one or several ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Outcome(NamedTuple):
     """Loss and accuracy of a batch, equal on every rank."""
 
     loss: Tensor
-    """Its gradient is that of this rank's share."""
+    """Its gradient is that of this rank's leaves; average it over ranks, as DDP does."""
     top1: Tensor
     """Share of the leaves with positives whose most similar leaf, among those with w = 1, is a positive."""
 
@@ -29,12 +29,12 @@ def gdt_loss(
 ) -> Tensor:  # fmt: skip
     """Equation 1 as the mean over the positive pairs (c w = 1) of the whole batch: a scalar, equal on every rank.
 
-    `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves. Ranks have
-    equal shares, and the average of their gradients, as in DDP, is the gradient of the joined batch. Computed in
-    float32, or float64 if the embeddings are. Leaves whose `usable` in the table is 0 are ignored; the loss is 0 if no
-    positive pair is left. `joined`: the table of all ranks without `usable`; gathered if not given. `loss` "published":
-    the mean over the comparisons of the published release, whose keys have no gradient; raises UserError if it has none
-    for these factors.
+    `embeddings` [n, d] of length 1 and `table` (factor name and `leaf` -> int64 [n]) are this rank's leaves, equally
+    many on all ranks. The gradient, averaged over ranks as in DDP, is that of the whole batch. Computed in float32, or
+    float64 if the embeddings are. Ignores leaves whose `usable` in the table is 0; the loss is 0 if no positive pair is
+    left. `joined`: the table of all ranks without `usable`; gathered if None. `loss` "published": the mean over the
+    comparisons of the published release, without gradient for the keys; raises UserError if the release has no loss for
+    these factors.
     """
     return outcome(embeddings, table, factors, temperature, joined, loss).loss
 
@@ -43,44 +43,44 @@ def outcome(
     embeddings: Tensor, table: Mapping[str, Tensor], factors: Sequence[Factor], temperature: float,
     joined: Mapping[str, Tensor] | None = None, loss: str = "paper",
 ) -> Outcome:  # fmt: skip
-    """`gdt_loss` with the accuracy; does not synchronise with the device."""
+    """`gdt_loss` and the top-1 accuracy; does not wait for the device."""
     world = dist.get_world_size() if dist.is_initialized() else 1
     columns, gathered = dict(table), embeddings.detach() if loss == "published" else embeddings
     if world > 1:
         gathered = _GatherWithGradient.apply(gathered)
         known = {} if joined is None else joined
         columns = {name: known[name] if name in known else torch.cat(gather(column)) for name, column in table.items()}
-    wide = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
+    dtype = torch.float64 if embeddings.dtype == torch.float64 else torch.float32
     with torch.autocast(embeddings.device.type, enabled=False):
-        similarity = embeddings.to(wide) @ gathered.to(wide).T / temperature
+        similarity = embeddings.to(dtype) @ gathered.to(dtype).T / temperature
     w = weight(factors, table, columns)
     positive = contrast(factors, table, columns)
     if "usable" in table:
         w &= (table["usable"][:, None] * columns["usable"][None, :]).bool()
     positive &= w
-    # a row without weights has no positives; masking it would make its gradient NaN
-    weighed = similarity.masked_fill(~w & w.any(1, keepdim=True), -torch.inf)
+    # leave rows without any weight unmasked: all -inf would make the gradient NaN, and they have no positives
+    masked = similarity.masked_fill(~w & w.any(1, keepdim=True), -torch.inf)
     if loss == "published":
-        total, terms = _published(similarity, w, table, columns, factors)
+        total, terms = _published_terms(similarity, w, table, columns, factors)
     else:
-        log_p = similarity - torch.logsumexp(weighed, dim=1, keepdim=True)
+        log_p = similarity - torch.logsumexp(masked, dim=1, keepdim=True)
         total, terms = -log_p.where(positive, 0).sum(), positive.sum()
     with torch.no_grad():
-        met = positive.gather(1, weighed.argmax(1, keepdim=True)).sum()
-        counts = torch.stack([total.detach(), terms.to(wide), met.to(wide), positive.any(1).sum().to(wide)])
+        hits = positive.gather(1, masked.argmax(1, keepdim=True)).sum()
+        counts = torch.stack([total.detach(), terms.to(dtype), hits.to(dtype), positive.any(1).sum().to(dtype)])
         if world > 1:
             dist.all_reduce(counts)
-        value, terms, met, rows = counts
+        value, terms, hits, rows = counts
         terms, rows = terms.clamp(min=1), rows.clamp(min=1)
-    # gradients are averaged over ranks, and the joined batch needs their sum
+    # times `world`, since gradients are averaged over ranks, not summed
     share = total * world / terms
-    return Outcome(value / terms + (share - share.detach()) if world > 1 else share, met / rows)
+    return Outcome(value / terms + (share - share.detach()) if world > 1 else share, hits / rows)
 
 
-def _published(
+def _published_terms(
     similarity: Tensor, w: Tensor, rows: Mapping[str, Tensor], columns: Mapping[str, Tensor], factors: Sequence[Factor]
 ) -> tuple[Tensor, Tensor]:
-    """Sum and number of the terms of the published loss; those whose leaf or key is unusable are left out."""
+    """Sum and number of the terms of the published loss, without those whose leaf or key is unusable."""
     own, other = published.positions(factors, rows), published.positions(factors, columns)
     same_video = own.video[:, None] == other.video
     per_gpu = published.videos_per_gpu(factors)

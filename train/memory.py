@@ -1,8 +1,8 @@
 """How a batch fits into memory: batch-norm groups, micro-batches, recomputation, and kernels.
 
-`fit` estimates it before anything runs. `plan_run` tries one micro-batch on the device, since libraries use working
-memory that cannot be estimated; groups can still change then. During the run, groups are fixed, and `step.Gradient`
-halves micro-batches when out of memory.
+`fit` estimates the memory. `plan_run` then tries one micro-batch on the device, since the workspaces of libraries
+cannot be estimated; it may choose smaller groups. During the run, groups are fixed, and `step.Gradient` halves
+micro-batches when out of memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gdt.common.errors import UserError, is_out_of_memory
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.groups import check_groups
 from gdt.pipeline.loader import all_usable
-from gdt.train.cost import ONE_STAGE, TWO_STAGES, Held, memory, most_leaves, parameters
+from gdt.train.cost import ONE_STAGE, TWO_STAGES, LeafMemory, max_leaves_per_pass, memory, parameters
 from gdt.train.kernels import BUDGET, PRECISIONS, Kernels, candidate_kernels
 from gdt.train.models.gdt import GDT
 from gdt.train.padding import pad_widths
@@ -40,8 +40,8 @@ _OUT_OF_MEMORY = float("inf")
 _SHRINK = 0.75
 """Factor by which the planned memory shrinks after such a trial."""
 
-Memory = Callable[[int, bool], dict[str, Held]]
-"""What a leaf of each modality holds, by the number of recomputed parts, and whether there is a memory budget."""
+MemoryOf = Callable[[int, bool], dict[str, LeafMemory]]
+"""Memory of a leaf of each modality, for a number of recomputed parts, with or without a memory budget."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Fit:
     room: float
     """Bytes available."""
     most: int = 0
-    """Leaves that a forward pass can have, if that decides the groups; else 0."""
+    """Maximum leaves of a forward pass, if it determines the groups; else 0."""
 
     @property
     def fits(self) -> bool:
@@ -84,25 +84,26 @@ class Fit:
 
 
 def fit(
-    settings: Pretrain, composition: Composition, world: int, parameters: int, room: float, memory: Memory,
+    settings: Pretrain, composition: Composition, world: int, parameters: int, room: float, memory: MemoryOf,
     compiled: bool = False,
 ) -> Fit:  # fmt: skip
     """The cheapest computation that fits into `room` bytes on each of `world` ranks.
 
-    Groups and micro-batches in the settings are kept. Otherwise batch norm is over the whole batch if that fits, else
-    over the largest groups that do. A group, or the share of a rank in the whole batch, is a forward pass, and has at
-    most `cost.most_leaves`. If nothing fits, returns what needs least memory with the smallest groups. Raises UserError
-    if the settings allow no groups.
+    Keeps the groups and micro-batches of the settings. By default, batch norm is over the whole batch if that fits,
+    else over the largest groups that do. A forward pass is a group, or a rank's share of the whole batch, of at most
+    `cost.max_leaves_per_pass` leaves. If nothing fits, returns the smallest groups with the least memory. Raises
+    UserError if the settings allow no groups.
     """
     leaves = composition.batch_size * composition.clips_per_video // world
-    most = most_leaves(settings.network, settings.clip) if "video" in composition.modalities else leaves
-    fixed = _fixed(settings, composition, world, parameters)
+    most = max_leaves_per_pass(settings.network, settings.clip) if "video" in composition.modalities else leaves
+    fixed = _fixed_memory(settings, composition, world, parameters)
     found: list[Fit] = []
-    for norm, chunk, recomputed, budget in _from_best(settings, composition.batch_size, leaves, most, compiled):
-        held, of_pass = memory(recomputed, budget).values(), norm or leaves
-        kept = chunk * max(one.kept for one in held) if chunk else leaves * sum(one.kept for one in held)
-        again = of_pass * max(one.peak - one.kept for one in held)  # the backward pass takes one forward pass at a time
-        found.append(Fit(norm, chunk, recomputed, budget, fixed + kept + again, room))
+    for norm, micro_batch, recomputed, budget in _list_ways(settings, composition.batch_size, leaves, most, compiled):
+        per_leaf = memory(recomputed, budget).values()
+        kept = micro_batch * max(m.kept for m in per_leaf) if micro_batch else leaves * sum(m.kept for m in per_leaf)
+        # the backward pass goes through one forward pass at a time
+        again = (norm or leaves) * max(m.peak - m.kept for m in per_leaf)
+        found.append(Fit(norm, micro_batch, recomputed, budget, fixed + kept + again, room))
         if found[-1].fits:
             break
     one, first = found[-1], found[0]
@@ -112,39 +113,39 @@ def fit(
     return replace(one, most=most if decides else 0)
 
 
-def _from_best(
+def _list_ways(
     settings: Pretrain, batch: int, leaves: int, most: int, compiled: bool
 ) -> Iterator[tuple[int, int, int, bool]]:
-    """Allowed groups, micro-batches, recomputed parts and budget, the best first; a pass has at most `most` leaves."""
-    asked, chunk = settings.bn_group_size, settings.micro_batch_size
+    """Allowed groups, micro-batches, recomputed parts and budget, best first; a pass has at most `most` leaves."""
+    asked, micro_batch = settings.bn_group_size, settings.micro_batch_size
     ways = [(0, False), *((recomputed, compiled) for recomputed in (0, ONE_STAGE, TWO_STAGES)[not compiled :])]
-    _require_passes(settings, batch, leaves, most)
-    sizes = [asked] if asked else [n for n in _divisors(batch, leaves) if n <= most]
-    if chunk and not (sizes := [n for n in sizes if chunk % n == 0]):
+    _require_small_passes(settings, batch, leaves, most)
+    sizes = [asked] if asked else [n for n in _group_sizes(batch, leaves) if n <= most]
+    if micro_batch and not (sizes := [n for n in sizes if micro_batch % n == 0]):
         raise UserError(
-            f"--micro-batch-size {chunk} is not a multiple of any batch-norm group size; set it to a multiple of a "
-            f"divisor of the batch, {batch}"
+            f"--micro-batch-size {micro_batch} is not a multiple of any batch-norm group size; set it to a multiple of "
+            f"a divisor of the batch, {batch}"
         )
-    if not asked and not chunk and leaves <= most:
+    if not asked and not micro_batch and leaves <= most:
         yield from ((0, 0, *way) for way in ways)
     if asked == 0:
         return
     for norm in sizes:
         number = leaves // norm
-        chunks = [norm * n for n in range(number - 1, 0, -1) if number % n == 0]
-        for several in [[chunk]] if chunk else [[0], chunks]:
+        smaller = [norm * n for n in range(number - 1, 0, -1) if number % n == 0]
+        for several in [[micro_batch]] if micro_batch else [[0], smaller]:
             yield from ((norm, size, *way) for way in ways for size in several)
 
 
-def _divisors(batch: int, leaves: int) -> list[int]:
-    """Sizes of whole groups, the largest first."""
+def _group_sizes(batch: int, leaves: int) -> list[int]:
+    """Possible sizes of groups, largest first: divisors of the batch size and of the number of leaves."""
     return [n for n in range(batch, 1, -1) if batch % n == 0 and leaves % n == 0]
 
 
-def _require_passes(settings: Pretrain, batch: int, leaves: int, most: int) -> None:
-    """Raise UserError if all groups that the settings allow have more than `most` leaves."""
+def _require_small_passes(settings: Pretrain, batch: int, leaves: int, most: int) -> None:
+    """Raise UserError if the settings allow only groups of more than `most` leaves."""
     asked = settings.bn_group_size
-    smaller = next((n for n in _divisors(batch, leaves) if n <= most), None)
+    smaller = next((n for n in _group_sizes(batch, leaves) if n <= most), None)
     if (asked or leaves) <= most or (asked is None and smaller):
         return
     ways = [] if asked else [f"use at least {-(-leaves // most)} times as many GPUs"]
@@ -156,7 +157,7 @@ def _require_passes(settings: Pretrain, batch: int, leaves: int, most: int) -> N
     )
 
 
-def _fixed(settings: Pretrain, composition: Composition, world: int, parameters: int) -> float:
+def _fixed_memory(settings: Pretrain, composition: Composition, world: int, parameters: int) -> float:
     """Bytes that do not depend on the micro-batch: weights, optimizer, batches, loss."""
     clip, leaves = settings.clip, composition.batch_size * composition.clips_per_video
     moments = 2 if settings.optimization.optimizer == "adamw" else 1
@@ -170,10 +171,10 @@ def available_memory(device: torch.device) -> float:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + unused)
-    return float(min(psutil.virtual_memory().available, _group_limit()))
+    return float(min(psutil.virtual_memory().available, _cgroup_memory()))
 
 
-def _group_limit(folder: Path = Path("/sys/fs/cgroup")) -> float:
+def _cgroup_memory(folder: Path = Path("/sys/fs/cgroup")) -> float:
     try:
         limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         return float("inf") if limit == "max" else float(int(limit) - int(used))
@@ -183,7 +184,7 @@ def _group_limit(folder: Path = Path("/sys/fs/cgroup")) -> float:
 
 @dataclass(frozen=True)
 class Plan:
-    """How all ranks compute."""
+    """The computation that all ranks agree on."""
 
     settings: Pretrain
     """With the chosen groups, micro-batches and precision."""
@@ -192,93 +193,91 @@ class Plan:
 
 
 def plan_run(
-    settings: Pretrain, composition: Composition, bands: int, begun: Pretrain | None, device: torch.device, world: int,
-    say: Callable[[str], None], trial: bool,
+    settings: Pretrain, composition: Composition, bands: int, earlier: Pretrain | None, device: torch.device,
+    world: int, say: Callable[[str], None], trial: bool,
 ) -> Plan:  # fmt: skip
-    """Choose groups, micro-batches and kernels; a run that resumes keeps the groups and precision of `begun`.
+    """Choose groups, micro-batches and kernels; a resumed run keeps the groups and precision of `earlier`.
 
     `trial`: compute one micro-batch first, to detect a lack of memory and wrong or slow kernels. Raises UserError if
-    the ranks cannot have whole groups.
+    the leaves of a rank cannot be split into groups.
     """
-    if settings.bn_group_size is None and begun is not None:
-        settings = replace(settings, bn_group_size=begun.bn_group_size)
+    if settings.bn_group_size is None and earlier is not None:
+        settings = replace(settings, bn_group_size=earlier.bn_group_size)
     share = composition.batch_size * composition.clips_per_video // world
     check_groups(composition.batch_size, composition.clips_per_video, settings.bn_group_size or 0, world)
-    numbers = PRECISIONS[settings.precision]
+    dtype = PRECISIONS[settings.precision]
     weights = parameters(settings.network, composition.modalities)
     with torch.device("meta"):
         padded = trial and "video" in composition.modalities and bool(pad_widths(GDT(settings.network, ("video",))))
     compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
-    candidates = candidate_kernels(numbers, compiled, padded)
-    if begun is not None:
-        candidates = [kernels for kernels in candidates if kernels.precision == numbers]
+    candidates = candidate_kernels(dtype, compiled, padded)
+    if earlier is not None:
+        candidates = [kernels for kernels in candidates if kernels.precision == dtype]
 
     @cache
-    def memory_of(precision: torch.dtype, recomputed: int, budget: bool) -> dict[str, Held]:
+    def memory_of(precision: torch.dtype, recomputed: int, budget: bool) -> dict[str, LeafMemory]:
         return memory(settings.network, settings.clip, bands, composition.modalities, precision, recomputed, budget)
 
-    def fitted(room: float) -> Fit:
-        """For the first of the candidates."""
+    def fit_first(room: float) -> Fit:
+        """Fit the first of the candidates."""
         first = candidates[0]
-        held = partial(memory_of, first.precision)
-        return fit(settings, composition, world, weights, room, held, first.compiled)
+        return fit(settings, composition, world, weights, room, partial(memory_of, first.precision), first.compiled)
 
-    def tried(one: Fit, candidates: list[Kernels]) -> float:
-        """Index of the first kernels that work."""
+    def try_kernels(one: Fit, candidates: list[Kernels]) -> float:
+        """Index of the first kernels that work, or _OUT_OF_MEMORY."""
         if not trial or "video" not in composition.modalities:
             return 0
         leaves = min(one.bn_group_size or share, share)
         passes = (one.micro_batch_size or share) // leaves
         shared = world > 1 and not one.bn_group_size
         masked = not all_usable(composition.modalities, settings.loading)
-        tries = Trial(settings.network, settings.clip, leaves, passes, one.recomputed, shared, masked)
+        one_trial = Trial(settings.network, settings.clip, leaves, passes, one.recomputed, shared, masked)
         try:
-            found = choose_kernels(candidates, tries, device, say)
+            return candidates.index(choose_kernels(candidates, one_trial, device, say))
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
             return _OUT_OF_MEMORY
-        return candidates.index(found)
 
     free = available_memory(device) / (int(os.environ.get("LOCAL_WORLD_SIZE", world)) if device.type == "cpu" else 1)
     while True:
-        free = _least(free, device)
-        one = fitted(free)
+        free = _min_over_ranks(free, device)
+        one = fit_first(free)
         candidates = [replace(each, budget=BUDGET if one.budget and each.compiled else 1.0) for each in candidates]
-        choice = tried(one, candidates)
-        # every rank joins the reduction, even if its trial failed, or the others would hang; the safest choice wins
-        agreed = -_least(-choice, device)
+        choice = try_kernels(one, candidates)
+        # the safest choice of all ranks; one whose trial failed joins, too, or the others would hang
+        agreed = -_min_over_ranks(-choice, device)
         if agreed < _OUT_OF_MEMORY:
             candidates = candidates[int(agreed) :]
             if agreed > choice:
                 say(f"computing in {candidates[0]}, since another rank rejects faster kernels")
-            if fitted(free) == one:
+            if fit_first(free) == one:
                 break
             say(f"planning again for {candidates[0]}, which needs more memory")
             continue
         empty_caches()
-        smaller = fitted(free * _SHRINK)
+        smaller = fit_first(free * _SHRINK)
         if replace(smaller, room=one.room) == one:
             candidates = [each for each in candidates if not each.padded]
             break  # nothing needs less; if the run fails, its error says what to change
         say(f"out of memory with {one.batch} ({one.memory}); planning with less memory")
         free *= _SHRINK
     kernels = candidates[0]
-    exact: Any = str(kernels.precision).removeprefix("torch.")
+    precision: Any = str(kernels.precision).removeprefix("torch.")
     settings = replace(
-        settings, bn_group_size=one.bn_group_size, micro_batch_size=one.micro_batch_size, precision=exact
+        settings, bn_group_size=one.bn_group_size, micro_batch_size=one.micro_batch_size, precision=precision
     )
     return Plan(settings, one, kernels)
 
 
 def empty_caches() -> None:
-    """Free memory that torch caches."""
+    """Release the memory that torch caches."""
     gc.collect()
     if torch.accelerator.is_available():
         torch.accelerator.empty_cache()
 
 
-def _least(value: float, device: torch.device) -> float:
+def _min_over_ranks(value: float, device: torch.device) -> float:
     """Minimum over all ranks."""
     if not dist.is_initialized():
         return value

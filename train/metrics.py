@@ -1,4 +1,4 @@
-"""Metrics of steps, read after the next step has started, so that the device never waits for the host."""
+"""Metrics of steps, read one step late, so that the device never waits for the host."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class Metrics(NamedTuple):
     loss: Any
     """Scalar: a tensor on the device, a number in reports."""
     top1: Any
-    """Share of the leaves whose most similar leaf, among those with w = 1, is a positive."""
+    """Top-1 accuracy, as in `loss.Outcome`."""
     gradient_norm: Any
 
 
 class Report(NamedTuple):
-    """Report of a step; all but times and memory are equal on every rank."""
+    """Report of a step; equal on every rank, except for times and memory."""
 
     step: int
     metrics: Metrics
     signal: int
-    """Signal that any rank has received by the end of the step; 0 without one."""
+    """Signal that any rank has received by the end of the step; 0 if none."""
     seconds: float
-    """Duration of the step with its data wait, without checkpoints and probes."""
+    """Duration of the step, including the wait for its batch, but not checkpoints and probes."""
     waiting: float
-    """Seconds of these spent waiting for the batch."""
+    """Seconds of the wait for the batch."""
     memory: float
     """Peak memory so far, GiB: of the GPU, or of the process on a CPU."""
 
@@ -62,7 +62,7 @@ class Reports:
         self._marks.append(mark(self._device))
 
     def add(self, step: int, metrics: Metrics, signal: int) -> Report | None:
-        """Record a step that has started on the device; returns the report of the previous step, unless it was read."""
+        """Record a step that runs on the device; returns the report of the previous step, None if it was read."""
         before = self.last()
         received = torch.full((), signal, device=self._device)
         if dist.is_initialized():
@@ -85,7 +85,7 @@ class Reports:
 
 
 class HostMark:
-    """Host time with the interface of torch's events."""
+    """Host time, with the interface of torch.Event."""
 
     def __init__(self) -> None:
         self.time = time.perf_counter()
@@ -115,8 +115,8 @@ def memory(device: torch.device) -> float:
 
 
 @contextlib.contextmanager
-def traced(folder: Path, steps: int) -> Iterator[Callable[[], None]]:
-    """Write a trace of some steps for Perfetto; yields a function to call after each step."""
+def trace_steps(folder: Path, steps: int) -> Iterator[Callable[[], None]]:
+    """Trace `steps` steps for Perfetto; yields a function to call after each step of the run."""
     if not steps:
         yield lambda: None
         return

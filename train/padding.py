@@ -1,8 +1,7 @@
 """Zero channels that bring the inner widths of factorised convolutions to multiples of 8, as tensor cores need.
 
-The added channels are zero and stay zero: both convolutions have zero weights for them, and batch norm, without scale
-and offset for them, keeps them zero, so they have no gradient. State dicts of the model and its optimizer have the
-original widths.
+The added channels are zero and stay zero: both convolutions have zero weights for them, and batch norm has zero weight
+and bias, so that they have no gradient. State dicts of the model and its optimizer have the original widths.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Shapes = dict[Tensor, torch.Size]
 
 
 def pad_widths(model: nn.Module) -> Shapes:
-    """Pad a model in place, before its optimizer is created; empty if all widths are multiples of 8."""
+    """Pad a model in place, before its optimizer is created; returns the original shapes of what it padded."""
     shapes: Shapes = {}
     for sequence in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
         match list(sequence):
@@ -34,7 +33,7 @@ def pad_widths(model: nn.Module) -> Shapes:
 
 
 def keep_original_shapes(optimizer: torch.optim.Optimizer, shapes: Shapes) -> None:
-    """Let the optimizer of a padded model save and load its state with the original shapes."""
+    """Make the optimizer of a padded model save and load its state with the original shapes."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     padded = {k: (one.shape, shapes[one]) for k, one in enumerate(parameters) if one in shapes}
 
@@ -43,7 +42,7 @@ def keep_original_shapes(optimizer: torch.optim.Optimizer, shapes: Shapes) -> No
         for k, (larger, shape) in padded.items():
             if k in values:
                 old, new = (larger, shape) if save else (shape, larger)
-                values[k] = {name: _resized(value, old, new) for name, value in values[k].items()}
+                values[k] = {name: _crop_or_pad(value, old, new) for name, value in values[k].items()}
         return state | {"state": values}
 
     optimizer.register_state_dict_post_hook(partial(resize, save=True))
@@ -56,22 +55,22 @@ def _pad(layer: nn.Module, dim: int, added: int) -> Shapes:
     shapes = {name: value.shape for name, value in tensors.items()}
     larger = {name: torch.Size([*shape[:dim], shape[dim] + added, *shape[dim + 1 :]]) for name, shape in shapes.items()}
     for name, value in tensors.items():
-        value.data = _resized(value.data, shapes[name], larger[name])
+        value.data = _crop_or_pad(value.data, shapes[name], larger[name])
 
     def resize(
         state: dict[str, Any], prefix: str, old: Mapping[str, torch.Size], new: Mapping[str, torch.Size]
     ) -> None:
         for name in shapes:
             if prefix + name in state:
-                state[prefix + name] = _resized(state[prefix + name], old[name], new[name])
+                state[prefix + name] = _crop_or_pad(state[prefix + name], old[name], new[name])
 
     layer.register_state_dict_post_hook(lambda _, state, prefix, __: resize(state, prefix, larger, shapes))
     layer.register_load_state_dict_pre_hook(lambda _, state, prefix, *__: resize(state, prefix, shapes, larger))
     return {value: shapes[name] for name, value in tensors.items()}
 
 
-def _resized(value: Any, old: torch.Size, new: torch.Size) -> Any:
-    """A tensor of shape `old` cropped, or padded with zeros, at the end of each dimension; others as they are."""
+def _crop_or_pad(value: Any, old: torch.Size, new: torch.Size) -> Any:
+    """Crop or zero-pad the end of each dimension of a tensor of shape `old`; returns anything else unchanged."""
     if not isinstance(value, Tensor) or value.shape != old:
         return value
     sides = [side for was, now in zip(reversed(old), reversed(new), strict=True) for side in (0, now - was)]

@@ -20,8 +20,8 @@ from gdt.train.trainer import Trainer
 def pretrain(settings: Pretrain) -> Path:
     """Train to the last step, from the run's checkpoint if there is one; returns the path of the checkpoint.
 
-    Losses depend on settings and shards only: a killed and resumed run gives the same ones, bit for bit on a CPU.
-    Raises UserError on bad input; exits with 128 + n on a stopping signal n.
+    Losses depend only on settings and shards: those of a killed and resumed run are the same, bit for bit on a CPU.
+    Raises UserError on bad input; exits with 128 + n after a signal n.
     """
     rank, world, device = join_ranks(settings.device, settings.threads)
     with contextlib.ExitStack() as lock, watch_ranks(device, lock.close), report_shortage(settings):
@@ -49,11 +49,11 @@ def _require_utf_8(folder: Path) -> None:
 
 @contextlib.contextmanager
 def report_shortage(settings: Pretrain) -> Iterator[None]:
-    """Turn a lack of memory or disk space into a UserError that says what to change."""
+    """Context that turns a lack of memory or disk space into a UserError that says what to change."""
     before = threading.excepthook
 
     def show(thread: threading.ExceptHookArgs) -> None:
-        """Print the traceback of a thread, but not for a full disk: TensorBoard's thread raises it here, too."""
+        """Print the traceback of a thread, unless the disk is full: then the main thread reports it."""
         if not (isinstance(thread.exc_value, OSError) and is_disk_full(thread.exc_value)):
             before(thread)
 

@@ -30,7 +30,7 @@ class Provenance:
     """Provenance of one process; empty text is unknown."""
 
     command: str
-    """Command line for a shell; for one of several ranks, RANK and WORLD_SIZE come first."""
+    """Command line for a shell, after RANK and WORLD_SIZE if there are several ranks."""
     commit: str
     """Git commit of the code, as from `git_commit`."""
     versions: dict[str, str]
@@ -91,7 +91,7 @@ def command_line() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that results depend on; without those that are not installed."""
+    """Versions of Python and of those packages that results depend on and that are installed."""
     import numpy as np
     import torch
 
@@ -123,7 +123,7 @@ def git_commit(file: Path = Path(__file__)) -> str:
 
     Empty if there is no such checkout, or git is missing or fails.
     """
-    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # may point to another repository
+    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # variables that select another repository
     environment = {name: value for name, value in os.environ.items() if name not in elsewhere}
 
     def git(*arguments: str) -> str:

@@ -1,9 +1,9 @@
-"""The loss of the published release, which compares each leaf with other leaves than equation 1.
+"""The loss of the published release, which compares each leaf with different leaves than equation 1 does.
 
-The release embeds each branch of the tree, a time shift in one direction, in a pass of its own. It compares a leaf with
-one key of its video in the other modality: of the same branch, or of the other one where a factor is invariant. The
-denominator holds that key's branch of the videos on the same GPU, and some branches of those on other GPUs, some of
-them several times. Does not import torch.
+The release embeds each branch of the tree (a time shift in one direction of time) in a separate pass. It compares a
+leaf with one key: the other modality of the same video, in the same branch, or in the other branch if a factor is
+invariant. The denominator holds the key's branch for the videos on the same GPU; for those on other GPUs, it holds
+several branches, some of them several times. Does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PAIRS = {"time_reversal": ((0, 2), (1, 3)), "time_shift": ((0, 1), (2, 3))}
 
 
 def videos_per_gpu(factors: Sequence[Factor]) -> int:
-    """How many consecutive videos of a batch count as on one GPU, on any number of GPUs.
+    """How many consecutive videos of a batch count as one GPU's, whatever the real number of GPUs.
 
     As in the release's scripts: 8 in `pretrain_gdt_k400.sh`, 12 with text (`pretrain_gdt_ht100m.sh`).
     """
@@ -30,20 +30,20 @@ def videos_per_gpu(factors: Sequence[Factor]) -> int:
 
 
 class Comparison(NamedTuple):
-    """A term of the loss for each leaf of a branch: -log of the key's share of the denominator."""
+    """Terms of the loss, one for each leaf of a branch: -log of the key's share of the denominator."""
 
     branch: int
     """Branch of the leaves."""
     key: int
     """Branch of their keys."""
     near: Mapping[int, int]
-    """How often the denominator holds each branch of the videos on the same GPU."""
+    """Number of times each branch is in the denominator, for videos on the same GPU."""
     far: Mapping[int, int]
-    """How often it holds each branch of the videos on other GPUs."""
+    """The same for videos on other GPUs."""
 
 
 class Position(NamedTuple):
-    """Where leaves are in the tree: int64 [n] each."""
+    """Positions of n leaves in the tree: int64 [n] each."""
 
     video: Any
     """Number of the video in the batch."""
@@ -51,11 +51,11 @@ class Position(NamedTuple):
 
 
 def comparisons(factors: Sequence[Factor]) -> list[Comparison]:
-    """The terms of the loss, all of equal weight. Raises UserError if the release has no loss for these factors."""
+    """All comparisons, whose terms have equal weight. Raises UserError if the release has no loss for these factors."""
     contrasts = _contrasts(factors)
     if not contrasts:
         return [Comparison(0, 0, {0: 1}, {0: 1})]
-    # an invariant factor is first compared within each branch, as if it were not varied
+    # an invariant factor is first compared within a branch, as if it had one value
     passes: list[tuple[Contrast | None, tuple[int, int]]] = [
         (None, _PAIRS[name][0]) for name, contrast in contrasts.items() if contrast is Contrast.INVARIANT
     ]
@@ -75,7 +75,7 @@ def comparisons(factors: Sequence[Factor]) -> list[Comparison]:
 
 
 def positions(factors: Sequence[Factor], table: Mapping[str, Any]) -> Position:
-    """Where the leaves of a factor table are in the tree."""
+    """Positions of the leaves of a factor table."""
     branch = 0 * table["leaf"]
     after = prod(factor.k for factor in factors)
     for factor in factors:
@@ -86,12 +86,12 @@ def positions(factors: Sequence[Factor], table: Mapping[str, Any]) -> Position:
 
 
 def _contrasts(factors: Sequence[Factor]) -> dict[str, Contrast]:
-    """Contrasts of the factors in `_PAIRS` with two values."""
+    """Contrasts of the factors in `_PAIRS` that have two values. Raises UserError as `comparisons`."""
     by_name = {factor.name: factor for factor in factors}
     names, modality = [factor.name for factor in factors], by_name.get("modality")
     known = (
         names[0] == "video" and factors[0].contrast is Contrast.DISTINCTIVE and set(names) <= {*_FACTORS}
-        # a clip's sound is of the same moment
+        # video and audio of a clip start at the same time
         and "modality" not in names[: names.index("time_shift") if "time_shift" in names else 0]
         and modality is not None and (modality.k, modality.weight) == (2, Weight.DIFFERS)
         and all(by_name[name].k <= (1 if name == "augmentation" else 2) for name in names[1:])

@@ -15,9 +15,10 @@ class Optimization:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum as in the paper, or AdamW, which needs fewer steps."""
     lr: float = 0.01
-    """Learning rate at --optimization.base-batch-size videos per batch; if that is 0, the learning rate itself."""
+    """Learning rate for a batch of --optimization.base-batch-size videos; if that is 0, for any batch size."""
     base_batch_size: int = 8
-    """The rate is lr * batch_size / base_batch_size, in the paper 0.01 * 512 / 8 = 0.64; 0: lr itself."""
+    """Scales the learning rate to lr * batch_size / base_batch_size, in the paper
+    0.01 * 512 / 8 = 0.64; 0: no scaling."""
     momentum: float = 0.9
     """Momentum of SGD; first beta of AdamW."""
     weight_decay: float = 1e-5
@@ -26,7 +27,7 @@ class Optimization:
     """Epochs of linear warm-up. It starts at --optimization.lr, as in the published
     release; at 0 if base-batch-size is 0."""
     lr_decay: float = 0.0
-    """Fraction of training, at its end, in which the learning rate falls linearly to 0."""
+    """Share of the steps, at the end, over which the learning rate falls linearly to 0."""
 
     def __post_init__(self) -> None:
         if self.lr <= 0:

@@ -1,4 +1,4 @@
-"""Settings of pretraining, one dataclass per component, and the sizes they come in."""
+"""Settings of pretraining, one dataclass per component, and named defaults such as `tiny`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from gdt.train.schedule import Optimization, Schedule
 CHECKPOINT = "checkpoint.pt"
 SETTINGS, METRICS, PROBES = "settings.json", "metrics.jsonl", "probe.jsonl"
 """Files of a run: its settings, a line per step, and a line per probe."""
-_LONGEST_NAME = 24
+_MAX_NAME = 24
 """Characters of an abbreviated composition, before its checksum."""
-_TWO_NAMES = "--preset and --factors both set the composition; leave one of them out"
+_TWO_COMPOSITIONS = "--preset and --factors both set the composition; leave one of them out"
 
 
 def _require(condition: bool, message: str) -> None:
@@ -55,7 +55,7 @@ class Pretrain:
                      "threads", "checkpoint_minutes", "checkpoint_steps", "wandb", "profile", "cached_batches",
                      "default_batch_size", "factors_digest"),
     }  # fmt: skip
-    """Groups of options in `--help`, in order; an empty one is the dataclass of that name."""
+    """Groups of options in `--help`, in order; an empty group stands for the dataclass of that name."""
 
     dataset: str = "kinetics"
     """Name of the preprocessed data set."""
@@ -73,22 +73,21 @@ class Pretrain:
     factors_from: Path | None = None
     """Python file with custom transformations, for --factors."""
     factors_digest: Annotated[str, tyro.conf.Suppress] = ""
-    """Checksum of that file, which the run fills in."""
+    """Checksum of that file; set by `resolved`."""
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
-    """Weights to start from. Inputs are normalised as for these weights; clips are as --clip says, whatever the weights
-    were trained on."""
+    """Weights to start from. The run also takes their normalisation of inputs, but not their clip size: set --clip."""
     out: Path | None = None
     """Folder for checkpoints and logs; default: runs/<dataset>-<composition>[-seed<n>]."""
     batch_size: int | None = None
     """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), or all videos if there are fewer."""
     default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
-    """The batch size that None stands for."""
+    """The default of `batch_size`."""
     epochs: int = 100
-    """Passes over the videos; 0: --steps decides. Give one of the two."""
+    """Passes over the videos; 0: --steps sets the length. Give one of the two."""
     steps: int = 0
-    """Batches to train for; 0: --epochs decides."""
+    """Batches to train for; 0: --epochs sets the length."""
     loss: Literal["paper", "published"] = "paper"
     """paper: equation 1. published: the release's own loss, for presets e to m, text-b to text-g and 1 to 9."""
     temperature: float = 0.07
@@ -113,8 +112,8 @@ class Pretrain:
     """Threads and buffers of the loader."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes a GPU if there is one."""
-    # float32 on CPUs: torch 2.13's bfloat16 convolutions return NaN there for finite inputs. float64 for comparisons:
-    # in float32, rounding differences between two ways to compute a run grow within a few steps
+    # float32 on CPUs: there, torch 2.13's bfloat16 convolutions return NaN for finite inputs. float64 for comparisons:
+    # in float32, rounding differences grow within a few steps
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"
     """Precision of the networks; auto is bfloat16 on GPUs and float32 on CPUs. float64 is for exact comparisons."""
     compile: Literal["auto", "on", "off"] = "auto"
@@ -133,7 +132,7 @@ class Pretrain:
     probe_split: str = ""
     """Split of the probe; default: val, or test if there is no val split."""
     wandb: str = ""
-    """Weights & Biases project that the metrics are also sent to; needs the package wandb."""
+    """Weights & Biases project to send the metrics to; needs the package wandb."""
     profile: int = 0
     """Steps to trace with torch's profiler, after the first five; 0: none."""
     cached_batches: int = 0
@@ -141,7 +140,7 @@ class Pretrain:
     written; 0: a real run."""
 
     def __post_init__(self) -> None:
-        _require(not self.factors or self.preset == "l", _TWO_NAMES)
+        _require(not self.factors or self.preset == "l", _TWO_COMPOSITIONS)
         _require(
             bool(self.factors) or not self.factors_from,
             "--factors-from has no effect without --factors; set --factors, or leave it out",
@@ -159,16 +158,16 @@ class Pretrain:
         )
         require_positive(self, "", "shuffle_shards", "probe_every", "profile", "cached_batches", "seed", least=0)
         require_positive(self, "", "probe_videos", least=2)
-        norm, chunk = self.bn_group_size, self.micro_batch_size
-        _require((norm or 2) >= 2, f"--bn-group-size is {norm}; it must be 0, for the whole batch, or 2 or more")
+        group, micro_batch = self.bn_group_size, self.micro_batch_size
+        _require((group or 2) >= 2, f"--bn-group-size is {group}; it must be 0, for the whole batch, or 2 or more")
         _require(
-            chunk >= 0 and not (chunk and norm == 0),
-            f"--micro-batch-size is {chunk}; it must be 0 or more, and 0 if batch norm is over the whole batch "
+            micro_batch >= 0 and not (micro_batch and group == 0),
+            f"--micro-batch-size is {micro_batch}; it must be 0 or more, and 0 if batch norm is over the whole batch "
             "(--bn-group-size 0)",
         )
         _require(
-            not norm or chunk % norm == 0,
-            f"--micro-batch-size is {chunk}; it must be a multiple of --bn-group-size ({norm})",
+            not group or micro_batch % group == 0,
+            f"--micro-batch-size is {micro_batch}; it must be a multiple of --bn-group-size ({group})",
         )
         _require(0 < self.temperature < math.inf, f"--temperature is {self.temperature}; it must be above 0")
         _require(
@@ -188,7 +187,7 @@ class Pretrain:
         batch_size = self.batch_size or self.default_batch_size
         composition = notation.parse(factors, batch_size, self.augmentation, self.transformations)
         if self.loss == "published":
-            published.comparisons(composition.factors)  # raises UserError if there is none
+            published.comparisons(composition.factors)  # raises UserError if there are none
         return composition
 
     @property
@@ -251,10 +250,10 @@ class Pretrain:
 
 
 def _abbreviate(factors: str) -> str:
-    """Initials, contrast, K and `x` for `differs` of each factor, without the videos and a single augmentation.
+    """Initials, contrast, K and `x` for `differs` of each factor, without `video` and `augmentation:i:1`.
 
-    A checksum is added where that is ambiguous: with settings in brackets, custom factors named like initials, or
-    later factors left out because the name would be too long.
+    Adds a checksum if the name is ambiguous: if factors have settings in brackets, custom factors are named like
+    initials, or the last factors are left out to shorten the name.
     """
     initials = {name: "".join(part[0] for part in name.split("_")) for name in notation.TRANSFORMATIONS}
     parts = []
@@ -263,7 +262,7 @@ def _abbreviate(factors: str) -> str:
         if name != "video" and word != "augmentation:i:1":
             parts.append(re.sub(r"\W", "", initials.get(name, name) + rest.replace(":differs", "x")))
     ambiguous = "(" in factors or any(word.split(":")[0] in initials.values() for word in factors.split())
-    while len(parts) > 1 and len("-".join(parts)) > _LONGEST_NAME:
+    while len(parts) > 1 and len("-".join(parts)) > _MAX_NAME:
         ambiguous = bool(parts.pop())
     checksum = f"{zlib.crc32(' '.join(factors.split()).encode()):08x}"
     return "-".join([*parts, checksum] if ambiguous else parts)
@@ -275,7 +274,7 @@ def checkpoint_of(dataset: str, variables: Mapping[str, str]) -> Path:
     _require(not seed or seed.isdecimal(), f"SEED is '{seed}'; it must be 0 or more")
     run = Pretrain(dataset=dataset, preset=preset or "l", factors=factors, seed=int(seed or 0))
     names = {re.split(r"[:(]", word)[0] for word in factors.split()}
-    if factors and names <= notation.TRANSFORMATIONS.keys():  # the file of custom transformations is not known here
+    if factors and names <= notation.TRANSFORMATIONS.keys():  # custom transformations are in an unknown file
         notation.parse(factors, 2)  # raises UserError
     return run.run_folder / CHECKPOINT
 
@@ -324,7 +323,7 @@ def to_json(settings: Pretrain) -> str:
 def from_json(text: str, source: str = "this text") -> Pretrain:
     """The settings that `to_json` wrote; needs neither a GPU nor the files that they name.
 
-    Raises UserError that names `source` and the settings that are missing, unknown or out of range.
+    Raises UserError with `source` and the settings that are missing, unknown or out of range.
     """
     try:
         return serialization.from_dict(Pretrain, json.loads(text))
@@ -335,7 +334,7 @@ def from_json(text: str, source: str = "this text") -> Pretrain:
 
 
 def to_file(settings: Pretrain) -> str:
-    """The text of SETTINGS: as `to_json`, with a checksum."""
+    """Content of the file SETTINGS: `to_json` with a checksum."""
     return json.dumps(serialization.add_checksum(json.loads(to_json(settings))), indent=2) + "\n"
 
 
@@ -347,9 +346,9 @@ def from_file(text: str, source: str) -> Pretrain:
     return from_json(json.dumps(serialization.require_checksum(json.loads(text))), source)
 
 
-def require_one_name(arguments: Sequence[str]) -> None:
+def require_one_composition(arguments: Sequence[str]) -> None:
     """Raise UserError if a command line has --preset and --factors."""
-    _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, _TWO_NAMES)
+    _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, _TWO_COMPOSITIONS)
 
 
 def shared_flags(settings: Pretrain) -> dict[str, str]:
@@ -364,7 +363,7 @@ def decisive_options(settings: Pretrain) -> dict[str, Any]:
 
 
 def differences(before: str, now: str, ignored: Collection[str] = ()) -> list[str]:
-    """Descriptions of the differences between two texts of `to_json` that affect results."""
+    """Descriptions of the differences that affect results, between two outputs of `to_json`."""
     old, new = (_flat(json.loads(text)) for text in (before, now))
     return [
         f"{name} was {old.get(name)}, now {new.get(name)}"
@@ -377,8 +376,10 @@ def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that affect results, by dotted name."""
     values: dict[str, Any] = {}
     for name, value in settings.items():
-        if name not in _NO_EFFECT_ON_RESULTS:
-            values |= (
-                {f"{name}.{part}": one for part, one in value.items()} if isinstance(value, dict) else {name: value}
-            )
+        if name in _NO_EFFECT_ON_RESULTS:
+            continue
+        if isinstance(value, dict):
+            values |= {f"{name}.{part}": one for part, one in value.items()}
+        else:
+            values[name] = value
     return values

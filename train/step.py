@@ -1,9 +1,8 @@
 """The exact gradient of a batch, in the memory of a micro-batch if needed.
 
-If a rank's leaves fit into memory, they are embedded once. Otherwise they are embedded without gradient, the loss
-gives the gradient of the embeddings, and each micro-batch is embedded again to propagate it to the weights (gradient
-caching, Gao et al. 2021). Micro-batches do not change results: batch norm is over groups, and dropout depends on
-the leaf.
+If a rank's leaves fit into memory, they are embedded once. Otherwise gradient caching (Gao et al. 2021) embeds them
+without gradient, computes the gradient of the loss for the embeddings, and embeds each micro-batch again to propagate
+it to the weights. Micro-batches do not change results: batch norm is over groups, and dropout depends on the leaf.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class StepConfig:
     bn_group_size: int = 0
     """Leaves of one modality that share batch-norm statistics; 0 for the whole batch."""
     micro_batch_size: int = 0
-    """Leaves of one modality per forward pass, whole groups; 0 for all of a rank."""
+    """Leaves of one modality per forward pass, a multiple of `bn_group_size`; 0 for all of a rank."""
     loss: str = "paper"
     """As in `gdt_loss`."""
 
@@ -54,16 +53,16 @@ class _Group(NamedTuple):
     keys: Tensor
     rows: slice
     """Rows of the rank's embeddings."""
-    counted: Tensor | None
-    """Leaves in the statistics of batch norm: bool [n]; None for all."""
+    mask: Tensor | None
+    """Leaves to compute batch-norm statistics from: bool [n]; None for all."""
 
 
 class Gradient:
-    """Computes the gradient of a batch, split over ranks, into the parameters of a model."""
+    """Computes the gradient of a batch, split over ranks, and stores it in the parameters of a model."""
 
-    def __init__(self, model: GDT, how: StepConfig, world: int = 1, say: Callable[[str], None] = print) -> None:
-        """`model` has synchronised batch norm if `how` needs it; `say` gets a message when micro-batches shrink."""
-        self.model, self.how, self.micro_batch_size = model, how, how.micro_batch_size
+    def __init__(self, model: GDT, config: StepConfig, world: int = 1, say: Callable[[str], None] = print) -> None:
+        """`model` has SyncBatchNorm if `config` needs it; `say` gets a message when micro-batches shrink."""
+        self.model, self.config, self.micro_batch_size = model, config, config.micro_batch_size
         self._world, self._say = world, say
         self._statistics = RunningStatistics(
             {
@@ -77,33 +76,34 @@ class Gradient:
 
         Raises torch's error if not even one group fits into memory.
         """
-        how = self.how
+        config = self.config
         self.model.train()
-        keys = leaf_keys(how.seed, step, batch.table["leaf"])
-        groups = list(_grouped(batch, keys, how.bn_group_size, self._world > 1 and not how.bn_group_size))
-        with self._statistics.step(shared=how.bn_group_size > 0):
-            embedded = [self._retrying(groups, lambda: self._embedded(groups))]
-            leaf = embedded[0].detach().requires_grad_()
-            found = outcome(leaf, batch.table, how.factors, how.temperature, batch.joined, how.loss)
-            found.loss.backward()
-            assert leaf.grad is not None
-            of_embeddings = leaf.grad
-            self._retrying(groups, lambda: self._backward(groups, embedded, of_embeddings))
+        keys = leaf_keys(config.seed, step, batch.table["leaf"])
+        shared = self._world > 1 and not config.bn_group_size
+        groups = list(_split_into_groups(batch, keys, config.bn_group_size, shared))
+        with self._statistics.step(shared=config.bn_group_size > 0):
+            embedded = [self._retry(groups, lambda: self._embed_all(groups))]
+            embeddings = embedded[0].detach().requires_grad_()
+            result = outcome(embeddings, batch.table, config.factors, config.temperature, batch.joined, config.loss)
+            result.loss.backward()
+            assert embeddings.grad is not None
+            gradient = embeddings.grad
+            self._retry(groups, lambda: self._backward(groups, embedded, gradient))
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         if self._world > 1:
             all_reduce_flat(gradients)
             torch._foreach_div_(gradients, self._world)
-        return Metrics(found.loss.detach(), found.top1, torch.nn.utils.get_total_norm(gradients))
+        return Metrics(result.loss.detach(), result.top1, torch.nn.utils.get_total_norm(gradients))
 
-    def _embedded(self, groups: Sequence[_Group]) -> Tensor:
-        """Embeddings of all groups, with their graph if they are embedded at once."""
-        at_once = not self.micro_batch_size or self.micro_batch_size >= _most(groups)
-        at_once &= self._joinable(groups)
+    def _embed_all(self, groups: Sequence[_Group]) -> Tensor:
+        """Embeddings of all groups, with their graph unless `_backward` embeds them again."""
+        at_once = not self.micro_batch_size or self.micro_batch_size >= _max_leaves(groups)
+        at_once &= self._can_share_backward(groups)
         self._statistics.forget()
         parts = []
         with torch.set_grad_enabled(at_once), self._autocast():
             for group in groups:
-                parts.append(self._embed(group))
+                parts.append(self._embed_group(group))
                 self._statistics.add(group.modality)
         return torch.cat(parts)
 
@@ -116,40 +116,40 @@ class Gradient:
         if embedded and embedded[0].requires_grad:
             embedded.pop().backward(gradient)
             return
-        for chunk in self._chunks(groups):
-            self._chunk(chunk, gradient)
+        for micro_batch in self._micro_batches(groups):
+            self._backward_micro_batch(micro_batch, gradient)
 
-    def _chunk(self, chunk: Sequence[_Group], gradient: Tensor) -> None:
-        # a function, so that its graph is freed before the next chunk is embedded
+    def _backward_micro_batch(self, groups: Sequence[_Group], gradient: Tensor) -> None:
+        # a function, so that its graph is freed before the next micro-batch is embedded
         with self._autocast():
-            parts = [self._embed(group) for group in chunk]
-        torch.cat(parts).backward(torch.cat([gradient[group.rows] for group in chunk]))
+            parts = [self._embed_group(group) for group in groups]
+        torch.cat(parts).backward(torch.cat([gradient[group.rows] for group in groups]))
 
-    def _embed(self, group: _Group) -> Tensor:
-        self._statistics.count(group.modality, group.counted)
+    def _embed_group(self, group: _Group) -> Tensor:
+        self._statistics.set_mask(group.modality, group.mask)
         return self.model.embed(group.modality, group.inputs, group.keys)
 
-    def _joinable(self, groups: Sequence[_Group]) -> bool:
-        """Whether groups can share a backward pass: the video trunk recomputes with the last group's `counted`."""
-        if not self.how.bn_group_size or "video" not in self.model.modalities:
+    def _can_share_backward(self, groups: Sequence[_Group]) -> bool:
+        """Whether groups can share a backward pass: a video trunk that recomputes would use the last group's mask."""
+        if not self.config.bn_group_size or "video" not in self.model.modalities:
             return True
-        masked = any(group.modality == "video" and group.counted is not None for group in groups)
+        masked = any(group.modality == "video" and group.mask is not None for group in groups)
         return not (masked and self.model.video_network.base.recomputed)
 
-    def _chunks(self, groups: Sequence[_Group]) -> Iterator[Sequence[_Group]]:
-        """Groups of one modality that make up a micro-batch."""
-        number = max(1, self.micro_batch_size // (self.how.bn_group_size or 1)) if self.micro_batch_size else 1
-        number = number if self._joinable(groups) else 1
+    def _micro_batches(self, groups: Sequence[_Group]) -> Iterator[Sequence[_Group]]:
+        """The groups of each micro-batch, which has one modality."""
+        number = max(1, self.micro_batch_size // (self.config.bn_group_size or 1)) if self.micro_batch_size else 1
+        number = number if self._can_share_backward(groups) else 1
         for modality in dict.fromkeys(group.modality for group in groups):
             own = [group for group in groups if group.modality == modality]
             yield from (own[first : first + number] for first in range(0, len(own), number))
 
     def _autocast(self) -> torch.autocast:
-        # one per pass: its cache of casts without gradient would be reused in the pass with gradient
+        # a new one per pass, since a pass with gradient must not reuse the cached casts of one without
         device = next(self.model.parameters()).device.type
-        return torch.autocast(device, self.how.precision, enabled=self.how.precision == torch.bfloat16)
+        return torch.autocast(device, self.config.precision, enabled=self.config.precision == torch.bfloat16)
 
-    def _retrying(self, groups: Sequence[_Group], compute: Callable[[], T]) -> T:
+    def _retry(self, groups: Sequence[_Group], compute: Callable[[], T]) -> T:
         """Result of `compute`, retried with smaller micro-batches when out of memory."""
         while True:
             try:
@@ -162,8 +162,9 @@ class Gradient:
 
     def _halve(self, groups: Sequence[_Group], shortage: Exception) -> None:
         """Halve the micro-batches, or recompute more. Raises `shortage` if both are impossible."""
-        group = self.how.bn_group_size
-        before = min(self.micro_batch_size or _most(groups), _most(groups))
+        group = self.config.bn_group_size
+        largest = _max_leaves(groups)
+        before = min(self.micro_batch_size or largest, largest)
         if group and before > group:
             self.micro_batch_size = max(1, before // group // 2) * group
             change = f" with micro-batches of {before} leaves; now --micro-batch-size {self.micro_batch_size}"
@@ -182,8 +183,8 @@ class Gradient:
         return True
 
 
-def _grouped(batch: Batch, keys: Tensor, bn_group_size: int, shared: bool) -> Iterator[_Group]:
-    """Groups of a rank; those `shared` by all ranks have a mask on every rank or on none.
+def _split_into_groups(batch: Batch, keys: Tensor, bn_group_size: int, shared: bool) -> Iterator[_Group]:
+    """Groups of a rank; if `shared` by all ranks, either all ranks have masks or none has.
 
     A rank with a mask and one without would compile different graphs, whose collectives may differ in order.
     """
@@ -193,19 +194,19 @@ def _grouped(batch: Batch, keys: Tensor, bn_group_size: int, shared: bool) -> It
         for span in grouping.groups(count, bn_group_size):
             rows = slice(done + span.start, done + span.stop)
             whole = span.stop - span.start == count
-            all_count = batch.usable is None or (not shared and batch.usable[rows].all())
-            counted = None if all_count else batch.table["usable"][rows].bool()
-            yield _Group(modality, inputs if whole else _part(inputs, span), keys[rows], rows, counted)
+            unmasked = batch.usable is None or (not shared and batch.usable[rows].all())
+            mask = None if unmasked else batch.table["usable"][rows].bool()
+            yield _Group(modality, inputs if whole else _slice(inputs, span), keys[rows], rows, mask)
         done += count
 
 
-def _part(inputs: Any, span: slice) -> Any:
+def _slice(inputs: Any, span: slice) -> Any:
     if isinstance(inputs, Tensor):
         return inputs[span]
     return inputs.part(span.start, span.stop - span.start)
 
 
-def _most(groups: Sequence[_Group]) -> int:
+def _max_leaves(groups: Sequence[_Group]) -> int:
     """Leaves of the largest modality."""
     counts: Counter[str] = Counter()
     for group in groups:

@@ -1,10 +1,10 @@
 """gdt pretrain --nodes N --gpus N --scheduler slurm: pretrain on several machines as a SLURM job.
 
 The job has one task per machine, which starts its ranks with --gpus. With one task per GPU, the GPUs and cores that a
-task sees would depend on how the cluster is configured.
+task sees would depend on the configuration of the cluster.
 
 Five minutes before the time limit, SLURM sends SIGUSR1 to the tasks. The ranks finish the step, write a checkpoint and
-exit with 128 + SIGUSR1. Only with this status, and a new checkpoint, is the job queued again.
+exit with 128 + SIGUSR1. The job is queued again only after this status and with a new checkpoint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ fi
 exit $status
 """
 _SIGNAL = "--signal=USR1@300"
-"""Leaves time for a step and a checkpoint. Without `B:` it goes to the tasks on all machines, not to the script."""
+"""Leaves time for a step and a checkpoint. Without `B:`, SLURM signals the tasks on all machines, not the script."""
 
 
 @dataclass(frozen=True)
@@ -71,23 +71,23 @@ class Job:
         require_positive(self, "", "nodes", "gpus")
 
 
-def parsed(arguments: Sequence[str]) -> tuple[Job, list[str]]:
+def parse_job(arguments: Sequence[str]) -> tuple[Job, list[str]]:
     """The job of a command line, and the remaining arguments."""
     return tyro.cli(Job, prog="gdt pretrain", args=arguments, return_unknown_args=True, add_help=False)
 
 
 def submit(job: Job, settings: Pretrain, arguments: Sequence[str]) -> None:
-    """Submit the job, with the settings of these arguments. Raises UserError if SLURM or the shards do not fit."""
+    """Submit a job that pretrains with `arguments`. Raises UserError if SLURM rejects it or the shards do not fit."""
     if job.scheduler != "slurm":
-        raise UserError(_by_hand(job, arguments))
+        raise UserError(_explain_manual_start(job, arguments))
     if shutil.which("sbatch") is None:
         raise UserError(
             "--scheduler slurm needs sbatch, which this machine lacks; run this on a login node of the cluster"
         )
     index = Index.open(settings.shard_folder)
-    settings.with_batch_size(index).tree(index)  # fails now rather than in the job
-    options = _options(job, settings)
-    number = _submitted(options, _script(job, settings, arguments), settings.run_folder)
+    settings.with_batch_size(index).tree(index)  # to fail now rather than in the job
+    options = _sbatch_options(job, settings)
+    number = _run_sbatch(options, _job_script(job, settings, arguments), settings.run_folder)
     log = settings.run_folder / f"slurm-{number}.log"
     print(
         f"job {number} is submitted: {job.gpus * job.nodes} ranks, {job.gpus} per machine; it is queued again when its "
@@ -98,8 +98,8 @@ def submit(job: Job, settings: Pretrain, arguments: Sequence[str]) -> None:
     )
 
 
-def _by_hand(job: Job, arguments: Sequence[str]) -> str:
-    """Message that says what to do without SLURM."""
+def _explain_manual_start(job: Job, arguments: Sequence[str]) -> str:
+    """Message on how to start the ranks without SLURM."""
     if job.scheduler:
         return (
             f"unknown scheduler '{job.scheduler}'; available: slurm; or start the ranks with torchrun, srun or mpirun"
@@ -108,16 +108,17 @@ def _by_hand(job: Job, arguments: Sequence[str]) -> str:
         return "--sbatch has no effect without --scheduler slurm; add --scheduler slurm, or leave --sbatch out"
     torchrun = ["torchrun", "--nnodes", job.nodes, "--node-rank", 0, "--rdzv-endpoint", "host:port", "--nproc-per-node",
                 job.gpus, "-m", "gdt", "pretrain", *arguments]  # fmt: skip
-    last = f"{'0 and 1' if job.nodes == 2 else f'0 to {job.nodes - 1}'}"
+    node_ranks = "0 and 1" if job.nodes == 2 else f"0 to {job.nodes - 1}"
     return (
         f"--nodes {job.nodes} needs --scheduler slurm; without one, type this on each machine, with --node-rank "
-        f"{last}, and the name of the first machine and a free port as host:port: {shlex.join(map(str, torchrun))} "
+        f"{node_ranks}, and the name of the first machine and a free port as host:port: "
+        f"{shlex.join(map(str, torchrun))} "
         "(with srun or mpirun instead, start 'gdt pretrain' once per GPU, without --gpus)"
     )
 
 
-def _options(job: Job, settings: Pretrain) -> list[str]:
-    """Options of sbatch; those of --sbatch come last and override the others."""
+def _sbatch_options(job: Job, settings: Pretrain) -> list[str]:
+    """Options of sbatch; those of --sbatch come last, so they override the others."""
     try:
         typed = shlex.split(job.sbatch)
     except ValueError as error:
@@ -128,7 +129,7 @@ def _options(job: Job, settings: Pretrain) -> list[str]:
     options = [
         f"--nodes={job.nodes}", "--ntasks-per-node=1", f"--cpus-per-task={job.gpus}", "--requeue", "--open-mode=append",
         f"--output={str(folder).replace('%', '%%')}/slurm-%j.log",
-        # only one job of a name runs at a time: two of one run would overwrite each other
+        # with singleton, jobs of one name run one at a time: two jobs of one run would overwrite each other
         f"--job-name={folder.name}-{zlib.crc32(str(folder).encode()):08x}", "--dependency=singleton",
     ]  # fmt: skip
     if "SBATCH_SIGNAL" not in os.environ:
@@ -139,15 +140,15 @@ def _options(job: Job, settings: Pretrain) -> list[str]:
     return [*options, *typed]
 
 
-def _script(job: Job, settings: Pretrain, arguments: Sequence[str]) -> str:
+def _job_script(job: Job, settings: Pretrain, arguments: Sequence[str]) -> str:
     command = [sys.executable, "-P", "-m", "gdt", "pretrain", "--gpus", str(job.gpus), *arguments]
     checkpoint = shlex.quote(str(settings.run_folder.absolute() / CHECKPOINT))
     stopped = 128 + signal.SIGUSR1
     return _SCRIPT.format(**vars(job), checkpoint=checkpoint, command=shlex.join(command), stopped=stopped)
 
 
-def _submitted(options: Sequence[str], script: str, folder: Path) -> str:
-    """Submit a job and return its number; its log needs the folder."""
+def _run_sbatch(options: Sequence[str], script: str, folder: Path) -> str:
+    """Submit a job and return its number; makes `folder`, since its log is there."""
     there = folder.is_dir()
     folder.mkdir(parents=True, exist_ok=True)
     command = ["sbatch", "--parsable", *options]

@@ -1,4 +1,4 @@
-"""Tensors and texts in a safetensors file, with a checksum over both."""
+"""Tensors and metadata in safetensors files, with a checksum."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gdt.common.errors import UserError, first_line
 from gdt.common.files import require_readable, writing
 
 CHECKSUM = "crc32"
-"""Key of the checksum; safetensors has none of its own."""
-_LONGEST = 100_000_000
+"""Metadata key of our checksum; safetensors has none."""
+_MAX_HEADER = 100_000_000
 """Maximum bytes of a header."""
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> None:
-    """Write atomically. Raises OSError."""
+    """Write tensors, and `texts` as metadata, atomically. Raises OSError."""
     checked = {**texts, CHECKSUM: _checksum(tensors, texts)}
     data = safetensors.torch.save({name: value.contiguous() for name, value in tensors.items()}, checked)
     with writing(path) as file:
@@ -30,7 +30,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-    """Tensors and texts of a safetensors file, None if the file is of another kind.
+    """Tensors and metadata of a safetensors file, None if the file is of another kind.
 
     Raises UserError if it is truncated or does not match its checksum.
     """
@@ -53,19 +53,19 @@ def _is_safetensors(path: Path) -> bool:
     """Whether the file starts with the length of a header and a brace."""
     with path.open("rb") as file:
         start = file.read(9)
-    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _LONGEST
+    return start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_HEADER
 
 
 def _checksum(tensors: Mapping[str, Tensor], texts: Mapping[str, str]) -> str:
-    """8 hex digits of names, types, shapes, values and all other texts."""
+    """CRC-32 of the tensors' names, types, shapes and values, and of the other texts: 8 hex digits."""
     value = zlib.crc32(json.dumps(sorted(item for item in texts.items() if item[0] != CHECKSUM)).encode())
     for name, tensor in sorted(tensors.items()):
         value = zlib.crc32(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode(), value)
-        value = zlib.crc32(raw(tensor), value)
+        value = zlib.crc32(raw_bytes(tensor), value)
     return f"{value:08x}"
 
 
-def raw(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """Bytes of a tensor's values in index order."""
     data: memoryview = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
     return data

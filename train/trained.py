@@ -1,4 +1,4 @@
-"""A trained model with everything needed to use it."""
+"""A trained model with all that is needed to use it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from gdt.pipeline.shards.index import Index, Statistics
 from gdt.train.models.gdt import GDT
 from gdt.train.settings import Pretrain
-from gdt.train.tensors import raw
+from gdt.train.tensors import raw_bytes
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Trained:
 
     model: GDT
     settings: Pretrain
-    """Those of the paper for external weights without settings."""
+    """For external weights without settings, those of the paper."""
     step: int
     """Training steps; 0 if unknown."""
     statistics: Statistics
@@ -73,16 +73,16 @@ class Trained:
 
     @property
     def without_head(self) -> tuple[str, ...]:
-        """Modalities whose heads are random, since external weights may be trunks alone."""
+        """Modalities whose heads are random, since the external weights have none."""
         fresh = self.foreign.fresh if self.foreign else ()
         return tuple(name for name in self.model.modalities if f"mlp_{name[0]}" in fresh)
 
     def digest(self) -> str:
-        """Digest of the weights, the statistics of their inputs, the clip and the crops."""
+        """SHA-256 of the weights and of all settings of the inputs."""
         value = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             value.update(name.encode())
-            value.update(raw(tensor))
+            value.update(raw_bytes(tensor))
         inputs = [self.statistics.to_numbers(), asdict(self.settings.clip), asdict(self.settings.augmentation)]
         value.update(json.dumps(inputs).encode())
         return value.hexdigest()

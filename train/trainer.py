@@ -1,4 +1,4 @@
-"""A run: `Trainer.__init__` prepares it, `Trainer.train` is the loop."""
+"""A run: `Trainer.__init__` prepares it, `Trainer.train` is its loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gdt.train.kernels import resolve_precision
 from gdt.train.learner import Learner, start_from
 from gdt.train.log import Log
 from gdt.train.memory import plan_run
-from gdt.train.metrics import Report, Reports, traced
+from gdt.train.metrics import Report, Reports, trace_steps
 from gdt.train.provenance import Provenance, Start, record
 from gdt.train.settings import Pretrain, from_json, shared_flags
 from gdt.train.trained import Trained
@@ -52,19 +52,19 @@ class Trainer:
         self.index = Index.open(settings.shard_folder)
         shards = fingerprint(self.index)
         state, damage = checkpoint.read_newest(folder)
-        begun = from_json(state["settings"], str(folder / checkpoint.NAME)) if state else None
+        earlier = from_json(state["settings"], str(folder / checkpoint.NAME)) if state else None
         if state:
             checkpoint.require_same_shards(state, shards, folder)
         if state and settings.cached_batches:
             raise UserError(
                 f"{folder} holds a run; --cached-batches only measures speed, so set --out to another folder"
             )
-        # device, precision and batch size are resolved before they are stored: resuming needs the same ones
+        # resolve device, precision and batch size before storing the settings, since resuming needs the same ones
         settings = replace(
             settings.resolved(),
             device="cuda" if device.type == "cuda" else "cpu",
             precision=resolve_precision(settings.precision, device),
-            batch_size=begun.batch_size if begun and settings.batch_size is None else settings.batch_size,
+            batch_size=earlier.batch_size if earlier and settings.batch_size is None else settings.batch_size,
         )
         default = settings.default_batch_size if settings.batch_size is None else None
         settings = settings.with_batch_size(self.index, world)
@@ -76,9 +76,9 @@ class Trainer:
         if start is not None:
             self.index = start.normalise(self.index)
         self.words = settings.words(self.index)
-        words = ""
+        words_checksum = ""
         if self.words is not None:
-            words = self.words.checksum(self.index)
+            words_checksum = self.words.checksum(self.index)
             network = replace(settings.network, word_dimensions=self.words.dimensions)
             if start is not None and "text" in start.model.modalities:
                 padding = start.model.network.text_padding
@@ -88,20 +88,20 @@ class Trainer:
                     )
                 network = replace(network, text_padding=padding)
             settings = replace(settings, network=network)
-        self.data = Data(shards, self.index.statistics, words)
+        self.data = Data(shards, self.index.statistics, words_checksum)
         require_equal(
             shared_flags(settings)
-            | {"set of shards": shards[:12], "set of words": words, "version of torch": torch.__version__}
+            | {"set of shards": shards[:12], "set of words": words_checksum, "version of torch": torch.__version__}
             | {"normalisation of the inputs": str(self.index.statistics.to_numbers())},
             "start all ranks with the same command, software and shards",
         )
-        if auto_precision and begun:  # its trial may have rejected bfloat16
-            settings = replace(settings, precision=begun.precision)
-        # before the plan, which counts the memory that remains
+        if auto_precision and earlier:  # its trial may have rejected bfloat16
+            settings = replace(settings, precision=earlier.precision)
+        # before planning, since decoders on the GPU leave less memory
         self.decoder = self.choose_decoder(settings)
-        # on a CPU, only compiled code and bfloat16 need a trial: oneDNN has wrong gradients in bfloat16, too
+        # on a CPU, only compiled code and bfloat16 need a trial: oneDNN has wrong gradients in bfloat16
         trial = device.type != "cpu" or settings.compile == "on" or settings.precision == "bfloat16"
-        plan = plan_run(settings, self.tree.composition, self.index.bands, begun, device, world, self.say, trial)
+        plan = plan_run(settings, self.tree.composition, self.index.bands, earlier, device, world, self.say, trial)
         self.settings, self.fit, self.kernels = plan.settings, plan.fit, plan.kernels
         self.learner = Learner(self.settings, self.tree, self.data, device, world, plan.kernels, self.fit.recomputed)
         self.steps, self.path = self.learner.schedule.steps, self.learner.path
@@ -125,7 +125,7 @@ class Trainer:
         return choose(self.index, settings.clip, self.device, settings.loading, clips, shared)
 
     def initialise(self, start: Trained | None) -> str:
-        """Begin with random weights, or those of --init; returns a description."""
+        """Keep random weights, or copy those of --init; returns a description."""
         if start is None:
             return "random weights"
         fresh = start.foreign.fresh if start.foreign else ()
@@ -133,23 +133,23 @@ class Trainer:
         return f"starting from {self.settings.init}: {copied}"
 
     def train(self) -> None:
-        """Do the remaining steps.
+        """Train for the remaining steps.
 
         Exits with 128 + n after a signal n. Raises UserError if the loss is not finite or a clip is damaged.
         """
         self.describe_run()
-        s, earlier = self.settings, 0
+        s, earlier_signal = self.settings, 0
         probe = replace(s, loading=self.decoder.loading)
         self.probe = Probe(probe, self.index, self.device, self.words) if s.probe_every and self.rank == 0 else None
         if self.rank == 0:
             record(s.run_folder, Start(self.first, self.data.fingerprint, self.provenance, self.world))
         with (
             Saver(partial(checkpoint.write, self.path)) as self.saver,
-            self.loader() as loader,
-            self.logging() as self.log,
+            self.open_loader() as loader,
+            self.open_log() as self.log,
             report_skipped() as self.skipped,
             StopSignal() as stop,
-            traced(s.run_folder, s.profile if self.rank == 0 else 0) as trace,
+            trace_steps(s.run_folder, s.profile if self.rank == 0 else 0) as trace_step,
         ):
             if self.first == 0:
                 self.run_probe(0)
@@ -158,35 +158,35 @@ class Trainer:
                 self.reports.loaded()
                 self.skipped.update(batch.damaged)
                 metrics = self.learner.step(step, batch)
-                # the report of the step before holds the signals of all ranks, so all stop after the same step
-                signal = self.log_step(self.reports.add(step, metrics, stop.signal)) or earlier
+                # the report of the previous step has the signals of all ranks, so that all stop after the same step
+                signal = self.log_step(self.reports.add(step, metrics, stop.signal)) or earlier_signal
                 if self.world == 1:
                     signal = stop.signal
-                done, earlier = step + 1, 0
+                done, earlier_signal = step + 1, 0
                 saving, probing = bool(signal) or self.checkpoint_due(done), self.probe_due(done)
                 if saving or probing:
-                    earlier = self.log_step(self.reports.last())  # checks the loss before saving
+                    earlier_signal = self.log_step(self.reports.last())  # checks the loss before saving
                 if probing:
                     self.run_probe(done)
                 if saving:
                     self.save(done)
                 self.saver.check()
                 if signal:
-                    self.leave(done, signal)
-                trace()
+                    self.exit_on_signal(done, signal)
+                trace_step()
                 self.reports.begin()
 
-    def loader(self) -> Loader:
+    def open_loader(self) -> Loader:
         """Loads this rank's share of each batch."""
         plans = self.tree.plans(self.first, min(self.steps, self.settings.cached_batches or self.steps))
         shares = (take_rank(plan, self.rank, self.world, self.fit.bn_group_size) for plan in plans)
         return Loader(self.index, shares, self.settings.clip, self.device, self.decoder.loading, self.words)
 
     def batches(self, loader: Loader) -> Iterator[Batch]:
-        """Batches of the loader; saves a checkpoint before a damaged clip ends the run."""
+        """Batches of the loader; if a damaged clip ends the run, saves a checkpoint first."""
         if self.settings.cached_batches:
-            held = [copy.deepcopy(batch) for batch in loader]
-            yield from (held[step % len(held)] for step in range(self.steps))
+            cached = [copy.deepcopy(batch) for batch in loader]
+            yield from (cached[step % len(cached)] for step in range(self.steps))
             return
         done = self.first
         try:
@@ -200,7 +200,7 @@ class Trainer:
                 self.saver.wait()
             raise UserError(f"{damage}; to skip such clips, set --loading.damaged skip") from damage
 
-    def logging(self) -> AbstractContextManager[Log | None]:
+    def open_log(self) -> AbstractContextManager[Log | None]:
         """The log, on rank 0."""
         if self.rank:
             return nullcontext()
@@ -209,11 +209,11 @@ class Trainer:
         return Log(self.settings, self.first, self.learner.schedule, clips, flops)
 
     def log_step(self, report: Report | None) -> int:
-        """Log a step and check its loss; returns the signal that any rank has received, or 0."""
+        """Log a step and check its loss; returns a signal that any rank has received, or 0."""
         if report is None:
             return 0
         if self.log:
-            self.log.stepped(report)
+            self.log.add_step(report)
         loss = report.metrics.loss
         if loss == 0 and self.skipped:
             raise UserError(
@@ -231,10 +231,10 @@ class Trainer:
     def run_probe(self, done: int) -> None:
         """Measure recall among held-out videos after `done` steps."""
         if self.probe and self.log:
-            self.log.probed(done, self.probe(self.learner.model))
+            self.log.add_probe(done, self.probe(self.learner.model))
 
     def checkpoint_due(self, done: int) -> bool:
-        """Whether to save after `done` steps; rank 0, which saves, decides by the clock."""
+        """Whether to save after `done` steps; only rank 0, which saves, looks at the clock."""
         every = self.settings.checkpoint_steps
         late = self.rank == 0 and time.monotonic() - self.saved_at > self.settings.checkpoint_minutes * _MINUTE
         return late or done == self.steps or (every > 0 and done % every == 0)
@@ -245,10 +245,10 @@ class Trainer:
             self.saver.start(self.learner.state(done))
             self.saved_at = time.monotonic()
 
-    def leave(self, done: int, signal: int) -> NoReturn:
+    def exit_on_signal(self, done: int, signal: int) -> NoReturn:
         """Exit after `done` steps because of a signal."""
         self.saver.wait()
-        barrier()  # a rank that exits ends the others, so the checkpoint must be written first
+        barrier()  # a rank that exits ends the others, so wait until rank 0 has written the checkpoint
         if self.rank == 0:
             tqdm.write(f"stopped after step {done} of {self.steps}; run the same command to resume", file=sys.stdout)
         sys.exit(128 + signal)
@@ -307,12 +307,12 @@ def _starts_at_first_frame(tree: Tree) -> bool:
 
 @contextmanager
 def report_skipped() -> Iterator[Counter[str]]:
-    """A counter of damaged clips that were skipped, printed when the run ends."""
+    """Yields a counter for skipped damaged clips, and prints it at the end."""
     skipped: Counter[str] = Counter()
     try:
         yield skipped
     finally:
         if skipped:
             tqdm.write(f"skipped {plural(skipped.total(), 'damaged clip')}:", file=sys.stderr)
-            for what, times in skipped.most_common():
-                tqdm.write(f"{times:6d} of {what}", file=sys.stderr)
+            for video, count in skipped.most_common():
+                tqdm.write(f"{count:6d} of {video}", file=sys.stderr)

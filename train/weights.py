@@ -1,8 +1,8 @@
 """Foreign weights: the published GDT release, torchvision's r2plus1d_18, and safetensors files with their
 parameter names.
 
-Objects in a file are never built. Each kind of weights has its own normalisation, and the paper's clips, unless the
-file states others, as files that this program exported do.
+Pickled objects are never built. Each kind of weights has its own normalisation, and the clips of the paper, unless the
+file states others, as files exported by this program do.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gdt.train.models.gdt import GDT, load_weights, modalities_of
 from gdt.train.settings import Pretrain, from_json, to_json
 from gdt.train.trained import Foreign, Trained
 
-_MOST = 100
-"""Maximum number of object types in a file."""
+_MAX_STAND_INS = 100
+"""Maximum number of types of objects in a file."""
 RELEASE = Statistics(np.full(3, 255 * 0.45), np.full(3, 255 * 0.225), 1.93, 17.89)
 """Normalisation of the published weights: (x / 255 - 0.45) / 0.225 and (log-mel - 1.93) / 17.89."""
 KINETICS = Statistics(
@@ -46,19 +46,19 @@ INPUTS: dict[str, tuple[Statistics, Clip, Augmentation]] = {
     "howto100m": (HOWTO100M, Clip(stride=2, words=20), Augmentation(scale=(112, 112))),
 }
 """Inputs of the release's pretraining scripts. We are about 70 % sure that its HowTo100M weights were
-trained with these."""
+trained with them."""
 STATISTICS = "statistics"
 """Key of the normalisation in exported files and finetuned weights: `Statistics.to_numbers`."""
 SETTINGS = "settings"
-"""Key of the pretraining settings there, which hold the sizes of networks and clips: `train.settings.to_json`."""
+"""Key of the pretraining settings in such files, with the sizes of networks and clips: `train.settings.to_json`."""
 LEARNED = "learned"
-"""Key of the labels in finetuned weights: fingerprint of the shards, and fold."""
+"""Key of the finetuning data in finetuned weights: fingerprint of the shards, and fold."""
 _LINEAR_HEADS = tuple(f"mlp_{modality[0]}.{name}" for modality in MODALITIES for name in ("weight", "bias"))
-"""Heads of the release without `use_mlp`; this model has none like them."""
+"""Linear heads, which the release has without `use_mlp`; this model has none."""
 
 
 def inputs_of(trained: Trained) -> dict[str, Any]:
-    """What files of weights state about the inputs of a model, for `read_foreign`."""
+    """Metadata that tells `read_foreign` the inputs of a model."""
     return {STATISTICS: trained.statistics.to_numbers(), SETTINGS: to_json(trained.settings)}
 
 
@@ -67,28 +67,28 @@ def read_foreign(path: Path) -> Trained | None:
 
     Raises UserError, naming what differs, if the weights do not fit, or if the file holds code.
     """
-    found = _contents(path) if _whole(path) else None
+    found = _load(path) if _is_intact(path) else None
     if not isinstance(found, Mapping) or "format" in found:
         return None
-    weights, learned = _weights(found), found.get(LEARNED)
-    stated, own = _stated(found, path)
+    weights, learned = _parameters(found), found.get(LEARNED)
+    stated, own = _metadata(found, path)
     settings = own or Pretrain()
-    # our finetuned weights have settings; those of the release are all R(2+1)D-18
+    # finetuned weights: ours have settings and maybe another network; those of the release are R(2+1)D-18
     if "base.stem.0.weight" in weights or (own and any(name.startswith("base.") for name in weights)):
         kind = "finetuned weights" if stated else "published GDT weights, finetuned"
         known = tuple(learned) if isinstance(learned, list) and len(learned) == 2 else None
-        return _trunk(weights, "base.", ("classifier.", "fc."), kind, stated or RELEASE, path, settings, known)
+        return _build_trunk(weights, "base.", ("classifier.", "fc."), kind, stated or RELEASE, path, settings, known)
     if modalities_of(weights):
-        return _published(weights, stated, path, settings)
+        return _build_published(weights, stated, path, settings)
     if "stem.0.weight" in weights and "stem.3.weight" not in weights:
         raise UserError(f"{path} holds a video network other than R(2+1)D, such as r3d_18 or mc3_18; use r2plus1d_18")
     if "stem.0.weight" in weights:
         kind = "weights exported as r2plus1d_18" if stated else "torchvision's r2plus1d_18"
-        return _trunk(weights, "", ("fc.",), kind, stated or KINETICS, path, settings)
+        return _build_trunk(weights, "", ("fc.",), kind, stated or KINETICS, path, settings)
     return None
 
 
-def _stated(found: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:
+def _metadata(found: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pretrain | None]:
     """Normalisation and settings in a file, next to its weights or in the metadata of a state_dict; None if missing."""
     kept = getattr(found, "_metadata", None)
     root = kept.get("") if isinstance(kept, Mapping) else None
@@ -101,15 +101,15 @@ def _stated(found: Mapping[Any, Any], path: Path) -> tuple[Statistics | None, Pr
 
 
 def damaged_part(path: Path) -> str | None:
-    """The first part of a torch file with a checksum mismatch, which torch does not check; None if all match.
+    """The first part of a torch file with a checksum mismatch, None if all match; torch does not verify them.
 
-    Raises what zipfile raises if the file is something else or badly damaged.
+    Raises exceptions of zipfile if the file is of another kind or badly damaged.
     """
     with zipfile.ZipFile(path) as archive:
         return archive.testzip()
 
 
-def _whole(path: Path) -> bool:
+def _is_intact(path: Path) -> bool:
     """Whether the checksums of a file match; files of torch before 1.6 have none."""
     if not zipfile.is_zipfile(path):
         return True
@@ -118,12 +118,12 @@ def _whole(path: Path) -> bool:
     return False
 
 
-def _contents(path: Path) -> Any:
-    """Content of a safetensors or torch file; inert stand-ins replace all objects but tensors and plain values."""
+def _load(path: Path) -> Any:
+    """Content of a safetensors or torch file; inert stand-ins replace all but tensors and plain values."""
     if (table := tensors.read(path)) is not None:
         return table[0]
     stand_ins: dict[str, Callable[..., Any]] = {}
-    while len(stand_ins) < _MOST:
+    while len(stand_ins) < _MAX_STAND_INS:
         try:
             with torch.serialization.safe_globals([(stand_in, name) for name, stand_in in stand_ins.items()]):
                 return torch.load(path, map_location="cpu", weights_only=True)
@@ -137,20 +137,20 @@ def _contents(path: Path) -> Any:
                 raise UserError(
                     f"{path} holds {blocked[1]}, which would run on loading; nothing was run; use another file"
                 ) from error
-            if not _stand_in_more(stand_ins, str(error)):
+            if not _add_stand_in(stand_ins, str(error)):
                 return None
     return None
 
 
-def _stand_in_more(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bool:
-    """Add a stand-in for the object that torch's message `refused`; False if it names no new one."""
+def _add_stand_in(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bool:
+    """Add a stand-in for the object in torch's error message `refused`; False if it names no new one."""
     if unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global", refused):
         name = unknown[1] if "." in unknown[1] else f"builtins.{unknown[1]}"
         if name in stand_ins:
             return False
         stand_ins[name] = type(f"Inert{len(stand_ins)}", (_Inert,), {})
         return True
-    # torch itself fills subclasses of dict and list, but only real ones
+    # torch fills only real dicts and lists, not stand-ins
     if filled := re.search(r"Can only (SETITEM|append).* but got <class '[\w.]+\.Inert(\d+)'>", refused):
         real: Callable[..., Any] = dict if filled[1] == "SETITEM" else list
         stand_ins[list(stand_ins)[int(filled[2])]] = type("Real", (), {"__new__": lambda *_: real()})
@@ -159,7 +159,7 @@ def _stand_in_more(stand_ins: dict[str, Callable[..., Any]], refused: str) -> bo
 
 
 class _Inert:
-    """Accepts and ignores everything that unpickling does to an object."""
+    """Stand-in that ignores everything that unpickling does to it."""
 
     def __new__(cls, *arguments: object, **named: object) -> _Inert:
         return object.__new__(cls)
@@ -171,16 +171,16 @@ class _Inert:
         pass
 
 
-def _weights(found: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Parameters in a checkpoint, also below `model` or `state_dict`, without `module.`."""
+def _parameters(found: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """Parameters in a checkpoint, maybe below `model` or `state_dict`, without the prefix `module.`."""
     for name in ("model", "state_dict"):
         if isinstance(found.get(name), Mapping):
             found = found[name]
     return {str(name).removeprefix("module."): value for name, value in found.items() if isinstance(value, Tensor)}
 
 
-def _published(weights: dict[str, Tensor], stated: Statistics | None, path: Path, settings: Pretrain) -> Trained:
-    kept, dropped = _without(weights, ("audio_network.base.fc.", "text_network.word_embd.", *_LINEAR_HEADS))
+def _build_published(weights: dict[str, Tensor], stated: Statistics | None, path: Path, settings: Pretrain) -> Trained:
+    kept, dropped = _drop_parts(weights, ("audio_network.base.fc.", "text_network.word_embd.", *_LINEAR_HEADS))
     words = kept.get("text_network.fc1.weight")
     width, dimensions = words.shape if words is not None and words.dim() == 2 else (2048, 300)
     network = replace(settings.network, word_dimensions=dimensions, text_width=width)
@@ -212,12 +212,12 @@ def with_inputs(trained: Trained, name: str) -> Trained:
     )
 
 
-def _trunk(
-    weights: dict[str, Tensor], prefix: str, left: tuple[str, ...], kind: str, statistics: Statistics, path: Path,
+def _build_trunk(
+    weights: dict[str, Tensor], prefix: str, unused: tuple[str, ...], kind: str, statistics: Statistics, path: Path,
     settings: Pretrain, learned: tuple[str, int] | None = None,
 ) -> Trained:  # fmt: skip
-    """A video trunk whose names start with `prefix`; parts in `left` are dropped."""
-    kept, dropped = _without(weights, left)
+    """A video trunk whose parameter names start with `prefix`, without the parts in `unused`."""
+    kept, dropped = _drop_parts(weights, unused)
     model = GDT(settings.network, ["video"]).eval()
     load_weights(
         model.video_network.base, {name.removeprefix(prefix): value for name, value in kept.items()}, str(path)
@@ -225,7 +225,7 @@ def _trunk(
     return Trained(model, settings, 0, statistics, Foreign.of(model, kind, dropped, ("mlp_v",), learned))
 
 
-def _without(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _drop_parts(weights: dict[str, Tensor], prefixes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Parameters without those of some parts, and the parts that were dropped."""
     kept = {name: value for name, value in weights.items() if not name.startswith(prefixes)}
     there = tuple(p.removesuffix(".") for p in prefixes if any(name.startswith(p) for name in weights))

@@ -43,7 +43,7 @@ from gdt.train.settings import SIZES
 from tests.conftest import Run
 from tests.pipeline.test_loader import CLIP, CPU, audio_oracle, leaf_oracle, tree
 from tests.pipeline.test_notation import FREEZE
-from tests.train.runs import begun, wait_until
+from tests.train.runs import start_gdt, wait_until
 
 
 def test_downstream_runs_protocols_without_training_by_default(
@@ -118,7 +118,7 @@ def test_a_signal_to_the_parent_alone_stops_its_runs(
         "downstream": ("--ckpt", checkpoint, "--protocols", "finetune", "--size", "tiny", "--epochs", 10_000),
     }[kind]
     arguments = ("eval", kind, "--shards", shards, "--jobs", 2, "--out", tmp_path / "out", *more)
-    process = begun([*map(str, arguments)], tmp_path)
+    process = start_gdt([*map(str, arguments)], tmp_path)
     logs = partial(tmp_path.glob, "out/**/*.jsonl")
     wait_until(lambda: any(log.stat().st_size for log in logs()) or process.poll() is not None)
     second = command(*arguments)

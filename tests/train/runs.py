@@ -64,7 +64,7 @@ class Forked:
         return self.files["said"].read_text(), self.files["errors"].read_text()
 
 
-def begun(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
+def start_gdt(arguments: list[str], folder: Path, **environment: str) -> subprocess.Popen[str]:
     """Start `gdt` with these arguments in a new session."""
     return subprocess.Popen(
         [sys.executable, "-m", "gdt", *arguments], cwd=folder, text=True, start_new_session=True,

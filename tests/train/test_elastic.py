@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import Run
-from tests.train.runs import begun, losses, starts, wait_for
+from tests.train.runs import losses, start_gdt, starts, wait_for
 
 STEPS, KILLED_AFTER = 10, 3
 
@@ -37,7 +37,7 @@ def test_a_run_resumes_with_another_number_of_ranks(
     assert done.returncode == 0, done.stderr
     norm_over = f"groups of {bn_group_size} leaves" if bn_group_size else "the whole batch"
     assert f"batch norm over {norm_over}" in " ".join(done.stdout.split())
-    process = begun(arguments(shards, run, first, *norm), tmp_path)
+    process = start_gdt(arguments(shards, run, first, *norm), tmp_path)
     wait_for(run / "metrics.jsonl", KILLED_AFTER + 1)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -89,7 +89,7 @@ def test_one_ctrl_c_stops_all_ranks_and_they_resume(command: Run, shards: Path, 
     assert torch.load(run / "checkpoint.pt", weights_only=True)["step"] == step + 2
 
 
-RANKS = "import sys; from gdt.train.launch import run; sys.exit(run([sys.executable, 'rank.py'], 2, 0.5))"
+RANKS = "import sys; from gdt.train.launch import run_ranks; sys.exit(run_ranks([sys.executable, 'rank.py'], 2, 0.5))"
 RANK = """
 import os, signal, sys, time
 rank = int(os.environ["RANK"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gdt.common.errors import UserError
-from gdt.train.launch import first_host, ranks, require_master_address, sees_one_gpu
+from gdt.train.launch import first_host, rank_variables, require_master_address, sees_one_gpu
 from tests.conftest import Run
 from tests.test_mistakes import sentence, tiny
 
@@ -31,20 +31,20 @@ COUNTS = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE":
 
 
 def test_a_task_of_srun_gets_rank_and_master_address() -> None:
-    found = ranks(STEP)
+    found = rank_variables(STEP)
     port = found.pop("MASTER_PORT")
     assert found == COUNTS | {"MASTER_ADDR": "n1"}
     assert 10_000 <= int(port) < 30_000
-    others = [ranks(STEP | {"SLURM_PROCID": str(n), "SLURM_NODEID": str(n // 2)}) for n in range(4)]
+    others = [rank_variables(STEP | {"SLURM_PROCID": str(n), "SLURM_NODEID": str(n // 2)}) for n in range(4)]
     assert {other["MASTER_PORT"] for other in others} == {port}  # equal without communication
-    again = [ranks(STEP | {"SLURM_STEP_ID": "1"}), ranks(STEP | {"SLURM_JOB_ID": "8"})]
+    again = [rank_variables(STEP | {"SLURM_STEP_ID": "1"}), rank_variables(STEP | {"SLURM_JOB_ID": "8"})]
     assert len({port, *(other["MASTER_PORT"] for other in again)}) == 3
     typed = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert ranks(STEP | typed) == COUNTS | typed
+    assert rank_variables(STEP | typed) == COUNTS | typed
     uneven = STEP | {"SLURM_STEP_TASKS_PER_NODE": "4(x2),1", "SLURM_NODEID": "2", "SLURM_STEP_NUM_TASKS": "9"}
-    assert ranks(uneven)["LOCAL_WORLD_SIZE"] == "1"
+    assert rank_variables(uneven)["LOCAL_WORLD_SIZE"] == "1"
     one = STEP | {"SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_NODEID": "0", "SLURM_STEP_NODELIST": "n7"}
-    assert ranks(one)["MASTER_ADDR"] == "127.0.0.1"
+    assert rank_variables(one)["MASTER_ADDR"] == "127.0.0.1"
 
 
 def test_a_single_process_is_no_rank() -> None:
@@ -58,24 +58,24 @@ def test_a_single_process_is_no_rank() -> None:
         OMPI | {"OMPI_COMM_WORLD_SIZE": "1"},
         HYDRA | {"PMI_SIZE": "1"},
     ):
-        assert ranks(environment) == {}
+        assert rank_variables(environment) == {}
 
 
 def test_a_rank_of_mpirun_gets_its_rank_and_maybe_master_address() -> None:
     meeting = {"MASTER_ADDR": "n1", "MASTER_PORT": "29500"}
     for environment in (OMPI, HYDRA):
-        assert ranks(environment | meeting) == COUNTS | meeting
+        assert rank_variables(environment | meeting) == COUNTS | meeting
         # in a SLURM job, as child of a daemon that srun started
-        inside = ranks(environment | STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n2"})
+        inside = rank_variables(environment | STEP | {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n2"})
         assert inside == COUNTS | {"MASTER_ADDR": "n1", "MASTER_PORT": inside["MASTER_PORT"]}
-    one = ranks(OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
-    assert one["MASTER_ADDR"] == "127.0.0.1" and one["MASTER_PORT"] != ranks(OMPI | {"PMIX_NAMESPACE": "x"})
-    assert "MASTER_ADDR" not in ranks(OMPI)
+    one = rank_variables(OMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "4"})
+    assert one["MASTER_ADDR"] == "127.0.0.1" and one["MASTER_PORT"] != rank_variables(OMPI | {"PMIX_NAMESPACE": "x"})
+    assert "MASTER_ADDR" not in rank_variables(OMPI)
     with pytest.raises(UserError, match="4 processes were started without MASTER_ADDR; set"):
-        require_master_address(ranks(OMPI))
+        require_master_address(rank_variables(OMPI))
     with pytest.raises(UserError, match="without MASTER_ADDR and MASTER_PORT"):
-        require_master_address(ranks(HYDRA))
-    for environment in ({}, {"WORLD_SIZE": "1"}, ranks(STEP)):
+        require_master_address(rank_variables(HYDRA))
+    for environment in ({}, {"WORLD_SIZE": "1"}, rank_variables(STEP)):
         require_master_address(environment)
 
 

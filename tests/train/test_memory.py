@@ -21,7 +21,7 @@ from gdt.pipeline.leaves import Clip
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index
 from gdt.train import memory as fitting
-from gdt.train.cost import ONE_STAGE, TWO_STAGES, Held, memory, training_flops
+from gdt.train.cost import ONE_STAGE, TWO_STAGES, LeafMemory, memory, training_flops
 from gdt.train.kernels import BUDGET, Kernels
 from gdt.train.learner import Learner
 from gdt.train.memory import Fit, available_memory, fit, plan_run
@@ -41,11 +41,11 @@ SMALL = replace(
 )  # fmt: skip
 
 
-def held(recomputed: int, budget: bool) -> dict[str, Held]:
+def held(recomputed: int, budget: bool) -> dict[str, LeafMemory]:
     """Roughly the memory of a leaf of the paper's networks in bfloat16."""
     plain = {0: (450, 450), ONE_STAGE: (146, 240), TWO_STAGES: (70, 240)}
     kept, peak = ({0: (228, 297), ONE_STAGE: (82, 240), TWO_STAGES: (54, 240)} if budget else plain)[recomputed]
-    return {"video": Held(kept * 2**20, peak * 2**20), "audio": Held(0.7 * 2**20, 0.7 * 2**20)}
+    return {"video": LeafMemory(kept * 2**20, peak * 2**20), "audio": LeafMemory(0.7 * 2**20, 0.7 * 2**20)}
 
 
 def fitted(world: int, gib: float, compiled: bool = False, **changes: object) -> Fit:
@@ -297,7 +297,7 @@ def test_all_ranks_try_less_if_one_is_out_of_memory(monkeypatch: pytest.MonkeyPa
         return -math.inf if len(said) == 2 else value  # the other rank's first trial was out of memory
 
     monkeypatch.setattr(fitting, "choose_kernels", trial)
-    monkeypatch.setattr(fitting, "_least", least)
+    monkeypatch.setattr(fitting, "_min_over_ranks", least)
     monkeypatch.setattr(fitting, "available_memory", lambda device: 0.1 * GIB)
     settings = replace(SMALL, preset="e", batch_size=128)
     plan = plan_run(settings, settings.composition, 40, None, CPU, 1, print, trial=True)

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 
 from gdt.train.distributed import leave_without_teardown
 from gdt.train.models.gdt import GDT
-from gdt.train.norm import RunningStatistics, allow_partial, synchronise
+from gdt.train.norm import RunningStatistics, allow_masks, synchronise
 from gdt.train.settings import SIZES
 
 SMALL = replace(SIZES["tiny"][1].network, stem=4, stem_middle=3, widths=(4,))
@@ -36,7 +36,7 @@ def _trained(masks: Sequence[Tensor | None], recomputed: int, backend: str) -> l
     for mask in masks:
         trunk.zero_grad()
         with statistics.step(shared=False):
-            statistics.count("video", mask)
+            statistics.set_mask("video", mask)
             features = trunk(torch.randn(4, 3, 4, 16, 16, generator=random))
             statistics.add("video")
             (features.square().sum(1) * torch.arange(1.0, 5.0)).sum().backward()
@@ -69,7 +69,7 @@ def test_the_synchronised_trunk_compiles_into_one_graph_with_the_results_of_eage
 
 def test_steps_do_not_compile_again() -> None:
     """One graph for each of: with and without a gradient, with and without a mask, and for evaluation."""
-    trunk = allow_partial(GDT(SMALL, ("video",))).video_network
+    trunk = allow_masks(GDT(SMALL, ("video",))).video_network
     torch.compiler.reset()  # other tests may have compiled the same code
     trunk.base.compile(dynamic=False, fullgraph=True, backend="eager")
     statistics, graphs = RunningStatistics({"video": [trunk]}), counters["stats"]["unique_graphs"]
@@ -80,7 +80,7 @@ def test_steps_do_not_compile_again() -> None:
         trunk.train()
         with statistics.step(shared=True):
             for gradient in (False, True, True):
-                statistics.count("video", mask)
+                statistics.set_mask("video", mask)
                 with torch.set_grad_enabled(gradient):
                     trunk(torch.randn(4, 3, 4, 16, 16))
                 statistics.add("video")

@@ -88,7 +88,7 @@ def test_updates_are_the_same_and_checkpoints_fit_both_ways(
 
 
 def test_the_optimizer_saves_no_padding(settings: Pretrain, index: Index, batches: list[Batch]) -> None:
-    """Nor does saving change what it holds."""
+    """Saving does not change its state, either."""
     padded = learner(settings, index, PADDED, batches[:1])
     before = padded.digest()
     parameters = list(padded.model.parameters())

@@ -28,7 +28,7 @@ from gdt.train.pretrain import pretrain
 from gdt.train.settings import SIZES
 from tests.conftest import ROOT, Run, commands_in
 from tests.tamper import flip
-from tests.train.runs import begun, losses, starts, wait_for, wait_until
+from tests.train.runs import losses, start_gdt, starts, wait_for, wait_until
 
 TINY = SIZES["tiny"][1]
 CONSTANT = asdict(replace(TINY.optimization, lr_decay=0.0))
@@ -99,7 +99,7 @@ def test_a_killed_run_resumes_with_bitwise_equal_losses(
     """Meanwhile, another run is refused in its folder."""
     run, kill_after = tmp_path / "killed", 7
     more = (*DROPOUT, "--checkpoint-steps", 2)
-    process = begun(arguments(shards, run, *more), tmp_path)
+    process = start_gdt(arguments(shards, run, *more), tmp_path)
     wait_for(run / "metrics.jsonl", kill_after + 1)
     os.killpg(process.pid, signal.SIGSTOP)
     (child,) = psutil.Process(process.pid).children()
@@ -124,7 +124,7 @@ def test_sigterm_stops_cleanly_and_the_same_command_resumes(
     command: Run, shards: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "stopped"
-    process = begun(arguments(shards, run, *DROPOUT), tmp_path)
+    process = start_gdt(arguments(shards, run, *DROPOUT), tmp_path)
     wait_for(run / "metrics.jsonl")
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=60)

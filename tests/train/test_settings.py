@@ -30,8 +30,8 @@ OTHER = Pretrain(
     micro_batch_size=6, probe_every=3, probe_videos=40, probe_split="test", wandb="mine", profile=4, cached_batches=3,
     compile="on", loss="published",
 )  # fmt: skip
+"""No value is a default. The file of factors does not exist; most machines do not have the GPU, either."""
 MINE = "video:d time_shift:d:2 modality:i:2:differs time_reversal:i:2 augmentation:i:1"
-"""No value is a default. The file of factors does not exist, nor, on most machines, the GPU."""
 
 
 @pytest.mark.parametrize("settings", [*(settings for _, settings in SIZES.values()), OTHER], ids=[*SIZES, "other"])

@@ -1,7 +1,7 @@
 """SLURM jobs: submitted, stopped before their time limit, queued again and resumed.
 
 `sbatch`, `srun` and `scontrol` are stand-ins that start the job script and its tasks on this machine, with variables
-that SLURM sets: SLURM itself is what is not tested.
+that SLURM sets. SLURM itself is not tested.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdt.train.submit import parsed
+from gdt.train.submit import parse_job
 from tests.conftest import Run
 from tests.test_mistakes import make, sentence, tiny
 from tests.train.runs import losses, starts, wait_until
@@ -255,6 +255,6 @@ def test_make_submits_the_job(tmp_path: Path) -> None:
     slurm = made("NODES=4", "GPUS=8", "SCHEDULER=slurm", "SBATCH=--partition=gpu --mem=0", "ARGS=--seed 1")
     words = {"--nodes=4", "--gpus=8", "--scheduler=slurm", "--sbatch=--partition=gpu --mem=0", "--seed", "1"}
     assert {*shlex.split(slurm)} == {*rest.split(), *words}
-    job, arguments = parsed(shlex.split(slurm)[2:])
+    job, arguments = parse_job(shlex.split(slurm)[2:])
     assert (job.nodes, job.gpus, job.scheduler, job.sbatch) == (4, 8, "slurm", "--partition=gpu --mem=0")
     assert arguments == ["tiny", "--dataset", "synthetic", "--seed", "1"]

@@ -52,7 +52,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> dict[Any, Any]:
         features = torch.randn(different, 16, generator=torch.Generator().manual_seed(0))[clips]
         return trial._Result(clips, features * feature, {"conv": torch.ones(3) * gradient}, seconds)
 
-    monkeypatch.setattr(trial, "_computed", computed)
+    monkeypatch.setattr(trial, "_compute", computed)
     return results
 
 
@@ -103,7 +103,7 @@ def test_a_trial_survives_a_float32_that_fails(fake: dict[Any, Any]) -> None:
 def test_a_float32_out_of_memory_computes_fewer_clips(fake: dict[Any, Any]) -> None:
     what = replace(SMALL, leaves=24)
     fake |= {(LAST, leaves): RuntimeError("CUDA out of memory") for leaves in (8, 6)} | {Kernels(BF16): (1, 1, 0.5)}
-    assert what.different == [8, 6, 4, 3, 2] and chosen([Kernels(BF16)], what)[0] == Kernels(BF16)
+    assert what.distinct_counts == [8, 6, 4, 3, 2] and chosen([Kernels(BF16)], what)[0] == Kernels(BF16)
     fake[LAST] = RuntimeError("CUDA out of memory")
     with pytest.raises(RuntimeError, match="out of memory"):
         chosen([Kernels(BF16)], what)
@@ -128,7 +128,7 @@ def test_padded_kernels_are_taken_where_they_are_faster(fake: dict[Any, Any]) ->
 
 
 @pytest.mark.parametrize(
-    "changes", [{"leaves": 1}, {"leaves": 11}, {"leaves": 16, "passes": 2, "recomputed": 2}, {"partial": True}], ids=str
+    "changes", [{"leaves": 1}, {"leaves": 11}, {"leaves": 16, "passes": 2, "recomputed": 2}, {"masked": True}], ids=str
 )
 def test_a_repeated_batch_has_the_results_of_different_clips(changes: dict[str, Any]) -> None:
     for candidates in ([LAST, FIRST], [FIRST, LAST]):
@@ -200,7 +200,7 @@ def test_parts_that_are_not_compiled_are_said(monkeypatch: pytest.MonkeyPatch) -
     found, said = chosen([kernels], what)
     assert found == kernels and len(said) == 1
     with torch._dynamo.config.patch(recompile_limit=1):  # a graph without a mask, and one with it
-        said = chosen([kernels], replace(what, partial=True))[1]
+        said = chosen([kernels], replace(what, masked=True))[1]
     assert len(said) == 2 and "uncompiled" in said[1] and "recompile limit" in said[1], said
     forward = Block.forward
 
@@ -218,9 +218,9 @@ def test_parts_that_are_not_compiled_are_said(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_trial_stays_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "mark", lambda device: HostMark())
-    what = replace(SMALL, passes=2, recomputed=1, partial=True)
+    what = replace(SMALL, passes=2, recomputed=1, masked=True)
     with fake_cuda():
-        found = trial._computed(Kernels(BF16, padded=True), what, 2, True, GPU, None)
+        found = trial._compute(Kernels(BF16, padded=True), what, 2, True, GPU, None)
     assert {x.device for x in (found.clips, found.features, *found.gradients.values())} == {GPU}
     assert found.features.dtype == FLOAT and len(found.features) == len(found.clips) == 8
 
@@ -239,7 +239,7 @@ def _rank(rank: int, folder: str) -> None:
     assert (found is faulty) == (rank == 0) and len(said) == 1 + rank, said
     R2Plus1D.compile = traced  # type: ignore[method-assign]
     compiled = Kernels(FLOAT, compiled=True)
-    found, said = chosen([compiled], replace(SMALL, shared=True, partial=True, recomputed=1))  # another group of one
+    found, said = chosen([compiled], replace(SMALL, shared=True, masked=True, recomputed=1))  # another group of one
     assert found is compiled and len(said) == 1, said
     dist.barrier()
     leave_without_teardown()

@@ -86,7 +86,7 @@ def test_every_step_is_logged_with_all_metrics(settings: Pretrain, tmp_path: Pat
 def test_mfu_is_flops_over_peak_flops(settings: Pretrain, tmp_path: Path) -> None:
     run = replace(settings, out=tmp_path / "run")
     with Log(run, 0, run.schedule(1), 10, (3e12, 6e12)) as log:
-        log.stepped(Report(0, Metrics(1.0, 0.5, 2.0), 0, seconds=2.0, waiting=0.5, memory=1.0))
+        log.add_step(Report(0, Metrics(1.0, 0.5, 2.0), 0, seconds=2.0, waiting=0.5, memory=1.0))
     (row,) = [json.loads(line) for line in (run.run_folder / "metrics.jsonl").read_text().splitlines()]
     assert (row["mfu"], row["clips_per_second"], row["data_wait"], row["lr"]) == (0.25, 5.0, 0.25, 3e-3)
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_written_in_the_background_holds_the_state_at_its_start() -
 
 
 def test_a_full_disk_ends_the_run_with_one_sentence(command: Run, shards: Path, tmp_path: Path) -> None:
-    """Of 12 kB: TensorBoard writes in a thread, which fails."""
+    """The disk has 12 kB; TensorBoard's thread fails, too."""
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12k", "tmpfs", disk], capture_output=True).returncode:

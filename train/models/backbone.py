@@ -15,11 +15,11 @@ class Backbone(nn.Module):
     """Clips [n, 3, frames, height, width] to features [n, dim]."""
 
     options: ClassVar[tuple[str, ...]] = ()
-    """Names in `network.VIDEO_OPTIONS` that the network uses; setting others on the command line is an error."""
+    """Names in `network.VIDEO_OPTIONS` that the network uses; others raise an error on the command line."""
     dim: int
     """Channels of the last stage: the feature size."""
     recomputed = 0
-    """How many of the first `parts` keep only their inputs in training and are recomputed for the gradient."""
+    """Number of leading `parts` that keep only their inputs in training and are recomputed in the backward pass."""
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -27,8 +27,8 @@ class Backbone(nn.Module):
     def parts(self) -> list[list[nn.Module]]:
         """Blocks of the stem and of each stage, which `maps` calls in this order.
 
-        Every block maps one tensor to one tensor: `cost.memory` hooks each to count its activations, and blocks of the
-        first `recomputed` parts are checkpointed one by one.
+        A block maps one tensor to one tensor, so that `cost.memory` can count its activations and `maps` can recompute
+        it.
         """
         raise NotImplementedError
 

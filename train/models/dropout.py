@@ -1,4 +1,4 @@
-"""Dropout that depends on the leaf only, not on the batch or the rank that computes it."""
+"""Dropout that depends only on the leaf, not on its batch or rank."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Dropout(nn.Dropout):
     """Dropout whose mask depends only on keys of the leaves; without keys, torch's dropout."""
 
     def __init__(self, p: float, layer: int) -> None:
-        """`layer` distinguishes the dropout layers of a network."""
+        """`layer`: number of this dropout layer in its network."""
         super().__init__(p)
         self.layer = layer
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Set a share p of the features [n, d] to 0 in training; `keys` int64 [n] decide which, row by row."""
+        """In training, set a share p of the features [n, d] to 0; `keys` int64 [n] determine which in each row."""
         if keys is None or not self.training or self.p == 0:
             return super().forward(x)
         kept = uniform(keys, self.layer * _LAYER, x.shape[1]) >= self.p
@@ -35,28 +35,28 @@ def leaf_keys(seed: int, step: int, leaves: Tensor) -> Tensor:
 
 
 def uniform(keys: Tensor, first: int, count: int) -> Tensor:
-    """Uniform numbers in [0, 1) from `keys` [n] and the indices first..first+count-1: float32 [n, count].
+    """Random numbers in [0, 1) for `keys` [n] and the indices first..first+count-1: float32 [n, count].
 
-    splitmix64 (Steele et al. 2014), whose integer arithmetic is equal on every device.
+    Uses splitmix64 (Steele et al. 2014), whose integer arithmetic gives equal numbers on every device.
     """
     indices = torch.arange(first + 1, first + 1 + count, device=keys.device)
-    mixed = _mixed(_mixed(keys)[:, None] + indices[None] * _GAMMA)
+    mixed = _mix(_mix(keys)[:, None] + indices[None] * _GAMMA)
     return ((mixed >> 40) & 0xFFFFFF).float() / (1 << 24)
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-_GAMMA, _FIRST, _SECOND = map(_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GAMMA, _FIRST, _SECOND = map(_to_signed, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
-def _mixed(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
-    return x ^ _shifted(x, 31)
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _FIRST
+    x = (x ^ _shift_right(x, 27)) * _SECOND
+    return x ^ _shift_right(x, 31)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shift_right(x: Tensor, bits: int) -> Tensor:
     """Logical right shift; torch's own is arithmetic."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

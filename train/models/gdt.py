@@ -28,7 +28,7 @@ class Head(nn.Module):
     def __init__(self, inputs: int, hidden: int, outputs: int, dropout: float) -> None:
         super().__init__()
         self.block_forward = nn.Sequential(
-            nn.Identity(),  # here and below: keeps the layer numbers of the release
+            nn.Identity(),  # these keep the layer numbers of the release
             Dropout(dropout, layer=0),
             nn.Linear(inputs, hidden, bias=False),
             nn.Identity(),
@@ -47,7 +47,7 @@ class Head(nn.Module):
 
 
 class Trunk(nn.Module):
-    """Holds a trunk as `base`, as in the published checkpoints."""
+    """Wraps a trunk as `base`, as in the published checkpoints."""
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class GDT(nn.Module):
             self.text_network = TextNetwork(n.word_dimensions or 300, n.text_width, n.text_padding)
             self.mlp_t = Head(n.text_width, n.hidden, n.embedding, n.dropout)
         for name, module in self.named_modules():
-            # the release replaces the audio stem after initialising the network, so it keeps torch's default
+            # not the audio stem: the release replaces it after this initialisation, so it has torch's default
             if isinstance(module, nn.Conv2d | nn.Conv3d) and name != "audio_network.base.conv1":
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
@@ -129,23 +129,23 @@ class NotFiniteError(UserError):
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -> None:
-    """Load weights without a leading `module.`.
+    """Load weights; removes the prefix `module.` from their names.
 
-    Raises UserError, naming the parameters, if names or shapes differ or values are unusable.
+    Raises UserError with the parameters whose names, shapes or values do not fit.
     """
     weights = {name.removeprefix("module."): value for name, value in weights.items()}
     own = model.state_dict()
-    there, known = _blocks(weights), _blocks(own)
-    for stage in sorted(there.keys() & known.keys()):
-        if there[stage] > known[stage]:
+    given, expected = _count_blocks(weights), _count_blocks(own)
+    for stage in sorted(given.keys() & expected.keys()):
+        if given[stage] > expected[stage]:
             raise UserError(
-                f"{source} holds a deeper network: {stage} has {there[stage]} residual blocks instead of "
-                f"{known[stage]}; use weights of this network"
+                f"{source} holds a deeper network: {stage} has {given[stage]} residual blocks instead of "
+                f"{expected[stage]}; use weights of this network"
             )
     missing = sorted(own.keys() - weights.keys())
     unknown = sorted(weights.keys() - own.keys())
     shared = sorted(own.keys() & weights.keys())
-    faults = {name: fault for name in shared if (fault := _fault(name, weights[name], own[name].dtype))}
+    faults = {name: fault for name in shared if (fault := _find_fault(name, weights[name], own[name].dtype))}
     for name, fault in faults.items():
         more = f", and {len(faults) - 1} more parameters are unusable" if len(faults) > 1 else ""
         error = NotFiniteError if fault == _NOT_FINITE else UserError
@@ -167,13 +167,13 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], source: str) -
     model.load_state_dict(weights)
 
 
-def _blocks(names: Iterable[str]) -> Counter[str]:
-    """Residual blocks per stage, from names of parameters."""
+def _count_blocks(names: Iterable[str]) -> Counter[str]:
+    """Number of residual blocks of each stage, from parameter names."""
     blocks = {(found[1], found[2]) for name in names if (found := re.match(r"(.*\blayer\d+)\.(\d+)\.", name))}
     return Counter(stage for stage, _ in blocks)
 
 
-def _fault(name: str, value: Tensor, dtype: torch.dtype) -> str:
+def _find_fault(name: str, value: Tensor, dtype: torch.dtype) -> str:
     """Why a tensor cannot be loaded into a parameter or buffer of type `dtype`; empty if it can."""
     if value.is_nested or value.layout != torch.strided or value.is_quantized:
         return "is not a dense tensor"
