@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from gdt.pipeline.loader import Batch, all_usable
@@ -80,8 +81,9 @@ class Learner:
     def digest(self) -> str:
         """Checksum of the weights and the optimizer's state."""
         value = hashlib.sha256()
-        for tensor in _tensors([self.model.state_dict(), self.optimizer.state_dict()]):
-            value.update(raw_bytes(tensor))
+        for leaf in tree_leaves([self.model.state_dict(), self.optimizer.state_dict()]):
+            if isinstance(leaf, torch.Tensor):
+                value.update(raw_bytes(leaf))
         return value.hexdigest()
 
     def flops(self, bands: int) -> tuple[float, float] | None:
@@ -109,11 +111,3 @@ def start_from(model: GDT, start: GDT, source: str, fresh: Collection[str] = ())
         load_weights(model.get_submodule(name), parts[name].state_dict(), f"{source} ({name})")
     left = [name for name, _ in model.named_children() if name not in parts]
     return f"loaded {', '.join(taken) or 'nothing'}" + (f"; random {', '.join(left)}" if left else "")
-
-
-def _tensors(state: Any) -> Iterator[torch.Tensor]:
-    if isinstance(state, torch.Tensor):
-        yield state
-    elif isinstance(state, dict | list):
-        for value in state.values() if isinstance(state, dict) else state:
-            yield from _tensors(value)

@@ -351,11 +351,6 @@ def require_one_composition(arguments: Sequence[str]) -> None:
     _require(not {"--preset", "--factors"} <= {argument.split("=")[0] for argument in arguments}, _TWO_COMPOSITIONS)
 
 
-def shared_flags(settings: Pretrain) -> dict[str, str]:
-    """Options that must be equal on every rank, with their values as text."""
-    return {name: str(value) for name, value in decisive_options(settings).items()}
-
-
 def decisive_options(settings: Pretrain) -> dict[str, Any]:
     """Options that affect results, with their values."""
     values = _flat(asdict(settings)) | {"loading.damaged": settings.loading.damaged}

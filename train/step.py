@@ -138,7 +138,7 @@ class Gradient:
 
     def _micro_batches(self, groups: Sequence[_Group]) -> Iterator[Sequence[_Group]]:
         """The groups of each micro-batch, which has one modality."""
-        number = max(1, self.micro_batch_size // (self.config.bn_group_size or 1)) if self.micro_batch_size else 1
+        number = max(1, self.micro_batch_size // (self.config.bn_group_size or 1))
         number = number if self._can_share_backward(groups) else 1
         for modality in dict.fromkeys(group.modality for group in groups):
             own = [group for group in groups if group.modality == modality]

@@ -35,7 +35,7 @@ from gdt.train.log import Log
 from gdt.train.memory import plan_run
 from gdt.train.metrics import Report, Reports, trace_steps
 from gdt.train.provenance import Provenance, Start, record
-from gdt.train.settings import Pretrain, from_json, shared_flags
+from gdt.train.settings import Pretrain, decisive_options, from_json
 from gdt.train.trained import Trained
 
 _MINUTE = 60.0
@@ -90,7 +90,7 @@ class Trainer:
             settings = replace(settings, network=network)
         self.data = Data(shards, self.index.statistics, words_checksum)
         require_equal(
-            shared_flags(settings)
+            {name: str(value) for name, value in decisive_options(settings).items()}
             | {"set of shards": shards[:12], "set of words": words_checksum, "version of torch": torch.__version__}
             | {"normalisation of the inputs": str(self.index.statistics.to_numbers())},
             "start all ranks with the same command, software and shards",
