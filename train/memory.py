@@ -174,11 +174,32 @@ def available_memory(device: torch.device) -> float:
     return float(min(psutil.virtual_memory().available, _cgroup_memory()))
 
 
-def _cgroup_memory(folder: Path = Path("/sys/fs/cgroup")) -> float:
+def _cgroup_memory(mount: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Bytes left within the limits of the process's cgroup (v1 or v2) and its parents; page cache counts as left."""
+    left = float("inf")
+    for line in own.read_text().splitlines() if own.is_file() else ():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            root, names = mount / "memory", ("limit_in_bytes", "usage_in_bytes")
+        elif not controllers:
+            root, names = mount, ("max", "current")
+        else:
+            continue
+        group = root / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(root):
+                left = min(left, _left_in(folder, *names))
+    return left
+
+
+def _left_in(folder: Path, limit: str, used: str) -> float:
     try:
-        limit, used = ((folder / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-        return float("inf") if limit == "max" else float(int(limit) - int(used))
-    except (OSError, ValueError):
+        limit, used, stat = ((folder / f"memory.{name}").read_text().strip() for name in (limit, used, "stat"))
+        if limit == "max":
+            return float("inf")
+        sizes = {name.removeprefix("total_"): int(size) for name, size in map(str.split, stat.splitlines())}
+        return float(int(limit) - int(used) + sizes["active_file"] + sizes["inactive_file"])
+    except (OSError, ValueError, KeyError):
         return float("inf")
 
 

@@ -209,6 +209,29 @@ def test_counted_memory_and_flops_equal_those_of_a_real_pass() -> None:
     assert 0 < available_memory(CPU) < 2**50
 
 
+@pytest.mark.parametrize(
+    ("line", "root", "files"),
+    [
+        ("0::/job/step", "", ("max", "current")),
+        ("4:cpu,memory:/job/step", "memory", ("limit_in_bytes", "usage_in_bytes")),
+    ],
+)
+def test_memory_limits_of_all_parent_cgroups_count(
+    line: str, root: str, files: tuple[str, str], tmp_path: Path
+) -> None:
+    own = tmp_path / "cgroup"
+    own.write_text(f"9:name=systemd:/\n{line}\n")
+    assert fitting._cgroup_memory(tmp_path, own) == float("inf")  # no limit
+    for group, limit, used in (("job/step", "max", 10), ("job", "100", 90), ("", "1000", 500)):
+        folder = tmp_path / root / group
+        folder.mkdir(parents=True, exist_ok=True)
+        values = (limit, str(used), "active_file 1\ninactive_file 1\ntotal_active_file 20\ntotal_inactive_file 30")
+        for name, value in zip((*files, "stat"), values, strict=True):
+            (folder / f"memory.{name}").write_text(value + "\n")
+    assert fitting._cgroup_memory(tmp_path, own) == 100 - 90 + 20 + 30
+    assert fitting._cgroup_memory(tmp_path, tmp_path / "none") == float("inf")
+
+
 @pytest.mark.parametrize("channels_last", [True, False])
 def test_convolutions_get_the_chosen_layout(channels_last: bool) -> None:
     """Also for channels-last clips, as in the loader's batches."""
