@@ -39,6 +39,8 @@ checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
 generated = $(call quote,$(or $(DATASET),synthetic-moments))
 official = $(call gdt,PRESET FACTORS) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
+$(if $(filter-out eval-ucf eval-hmdb,$(goals)),,$(if $(filter DATASET,$(typed)),$(error 'make $(goals)' takes no DATASET; \
+  other data sets: 'make eval DATASET=$(DATASET)' with PROTOCOLS="finetune retrieval few-shot linear")))
 targets := help setup demo test lint generate preprocess verify pretrain ablation study search eval eval-ucf eval-hmdb \
   eval-factors embed report show-batch show-tree theorem figures bench bench-gpu clean
 $(foreach goal,$(filter-out $(targets) $(STAMP),$(goals)),$(error there is no target '$(goal)'; 'make help' lists them. \

@@ -50,7 +50,7 @@ MAKE_OPTIONS = "GDT_OPTIONS"
 """Environment variable, set under make only: options, with =1 after flags, that messages show as make's variables."""
 _OPTION = re.compile(
     r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)"""
-    r"""(?: (help|first|skip|slurm|cpu|cuda|\d[\d.]*\b|[\w.~-]*/[\w./~-]*\w))?"""
+    r"""(?: (help|first|skip|none|videos|clips|compute|slurm|cpu|cuda|\d[\d.]*\b|[\w.~-]*/[\w./~-]*\w))?"""
 )
 """Quoted text, or an option with an optional value: a path, a number or one of a few words."""
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from gdt.common.errors import as_typed, plural
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.ablation.compare import compare_rows
@@ -77,7 +78,9 @@ def claim(settings: Claim) -> str:
     making = _make(sets[0], out)
     print(wrap(_forecast(settings, sets, _measure(settings, sets[0], making, out), out)), flush=True)
     if settings.dry_run:
-        return f"trained only the steps that were timed, in {out}/measured; without --dry-run, the study starts"
+        return as_typed(
+            f"trained only the steps that were timed, in {out}/measured; without --dry-run, the study starts"
+        )
     results: list[Record] = []
     texts = [f"command: {shlex.join(sys.orig_argv)}"]
     values: list[Value] = []
@@ -188,6 +191,6 @@ def _forecast(settings: Claim, sets: Sequence[DataSet], seconds: Seconds, out: P
     hours = (work / jobs + unmade * seconds.making) / 3600
     steps = ", ".join(f"{row} {value:.2f} s" for row, value in seconds.step.items())
     return (
-        f"{runs} runs left, {jobs} in parallel: about {hours:.1f} hours ({work / 3600:.1f} job-hours in total; "
-        f"measured per step: {steps})"
+        f"{plural(runs, 'run')} left, {jobs} in parallel: about {hours:.1f} hours ({work / 3600:.1f} job-hours in "
+        f"total; measured per step: {steps})"
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gdt.common.errors import UserError
+
 MOMENTS = "synthetic-moments"
 
 
@@ -50,6 +52,10 @@ class Claim:
     """Only measure how long it will take."""
     out: Path | None = None
     """Results; default: runs/claim-<dataset>."""
+
+    def __post_init__(self) -> None:
+        if "e" not in self.rows:
+            raise UserError(f"--rows is {' '.join(self.rows)}; add e, with which the others are compared")
 
     @property
     def makes_shards(self) -> bool:

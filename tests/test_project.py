@@ -63,6 +63,10 @@ def test_mistakes_are_refused_before_slow_imports(shards: Path, tmp_path: Path, 
 
 
 def test_make_refuses_variables_before_set_up(tmp_path: Path) -> None:
-    command = ["make", "bench", "GPUS=2", f"STAMP={tmp_path / 'stamp'}", "PYTHON=false"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "'make bench' takes only SOURCE; remove GPUS" in done.stderr and not done.stdout
+    for words, message in (
+        (("bench", "GPUS=2"), "'make bench' takes only SOURCE; remove GPUS"),
+        (("eval-hmdb", "DATASET=mine"), "'make eval-hmdb' takes no DATASET; other data sets: 'make eval DATASET=mine'"),
+    ):
+        command = ["make", *words, f"STAMP={tmp_path / 'stamp'}", "PYTHON=false"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and message in done.stderr and not done.stdout

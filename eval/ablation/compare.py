@@ -28,6 +28,7 @@ from gdt.eval.tables import (
     table_lines,
     verdicts,
     with_notes,
+    wrap,
 )
 from gdt.pipeline import presets
 
@@ -300,7 +301,8 @@ def with_earlier(records: list[Record], path: Path) -> tuple[list[Record], list[
         else:
             kept[_run(each)] = each
     for reason, count in reasons.items():
-        print(f"the table leaves out {plural(count, 'earlier result')} (now in {path.with_name(OTHERS)}): {reason}")
+        kept_in = f"not in this table but kept in {path.with_name(OTHERS)}: {plural(count, 'earlier result')}"
+        print(wrap(f"{kept_in} ({reason})"))
     new = set(map(_run, records))
     return [each for run, each in kept.items() if run not in new] + records, others
 

@@ -235,7 +235,10 @@ def _latest_first(results: list[Result]) -> tuple[Result, ...]:
 
 
 def choose(models: Sequence[Subject], names: Sequence[str], most: int) -> list[Subject]:
-    """The named models, or the best of every data set in turn. Raises UserError for an unknown name."""
+    """The named models, or those with a checkpoint, the best of every data set in turn.
+
+    Raises UserError for an unknown name.
+    """
     if names:
         by_name = {Path(model.name).name: model for model in models} | {model.name: model for model in models}
         if unknown := [name for name in names if name not in by_name]:
@@ -243,8 +246,9 @@ def choose(models: Sequence[Subject], names: Sequence[str], most: int) -> list[S
             raise UserError(f"unknown model '{unknown[0]}'; set --figures-of to some of: {available}")
         return list({by_name[name].name: by_name[name] for name in names}.values())
     ranked: list[tuple[int, str, Subject]] = []
-    for dataset in {model.dataset for model in models}:
-        of_dataset = [model for model in models if model.dataset == dataset]
+    drawable = [model for model in models if model.checkpoint]
+    for dataset in {model.dataset for model in drawable}:
+        of_dataset = [model for model in drawable if model.dataset == dataset]
         of_dataset.sort(key=lambda model: (-model.score, model.name))
         ranked += [(rank, dataset, model) for rank, model in enumerate(of_dataset)]
     return [model for _, _, model in sorted(ranked, key=lambda row: row[:2])[:most]]

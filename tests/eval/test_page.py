@@ -402,6 +402,9 @@ def test_choice_of_models(runs: Path, tmp_path: Path) -> None:
     assert [subject.name for subject in models] == ["e <b>$1$", "unlabelled"]
     assert [subject.name for subject in choose(models, (), 4)] == ["e <b>$1$", "unlabelled"]
     assert [subject.name for subject in choose(models, ("unlabelled",), 1)] == ["unlabelled"]
+    assert [subject.name for subject in choose([replace(models[0], checkpoint=None), models[1]], (), 4)] == [
+        "unlabelled"
+    ]
     with pytest.raises(UserError, match=r"unknown model 'nix'; set --figures-of to some of: e .*, unlabelled"):
         report(Report(runs, tmp_path / "x.html", figures_of=("nix",)))
 

@@ -25,6 +25,8 @@ def test_the_tree_of_a_cross_modal_row_is_printed(tmp_path: Path) -> None:
     assert lines[0] == "preset i: " + str(presets.composition("i", 64))
     assert "  modality        K = 2     invariant, only pairs that differ in it count" in lines
     assert "  time_shift      K = 1     one random start per video" in lines
+    needless, _ = show_tree(ShowTree(factors="video:d time_shift:d:1 modality:i:2 augmentation:i:1", out=path))
+    assert "one random start per video; distinctive has no effect with K = 1" in needless
     # each leaf and the other modality's: positive with the same video and direction, negative with the other 127
     assert "a batch of 64 videos holds 256 leaves; each has 1 positive and 127 negative leaves" in lines
     tree = [line.rstrip() for line in lines[lines.index("video 0") :]]

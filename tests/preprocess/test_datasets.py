@@ -61,7 +61,9 @@ def test_a_folder_without_videos_is_refused(tmp_path: Path, dataset: str) -> Non
 
 
 def test_a_wrong_name_or_source_is_refused(tmp_path: Path) -> None:
-    refused("ucf", tmp_path, "unknown data set 'ucf'; did you mean 'ucf101'?")
+    refused(
+        "ucf", tmp_path, r"(?s)unknown data set 'ucf'; did you mean 'ucf101'\?.*\nfor videos of your own, set --dataset"
+    )
     refused("ucf101", tmp_path / "absent", "absent does not exist; set --source")
     touch(tmp_path, "file")
     refused("ucf101", tmp_path / "file", "file is not a folder; set --source")
