@@ -89,7 +89,7 @@ def claim(settings: Claim) -> str:
         for equal in settings.equal:
             each = _ablation(settings, one, equal, out)
             print(f"\n{one.name}, equal {equal}", flush=True)
-            ablation(each)
+            print(ablation(each), flush=True)
             planned = plan(each)
             kept = {run.row for run in planned.runs}
             records = [row for row in record.read(planned.out / "results.json") if row.preset in {RANDOM, *kept}]

@@ -56,6 +56,7 @@ def _write(settings: Report) -> Path:
     collected = collect(settings.runs)
     unread, models = collected.unread, subjects(collected)
     shown = choose(models, settings.figures_of, settings.models)
+    best = features(shown[0].results) if shown else set()  # its results come first
     datasets = sorted({run.dataset for run in collected.runs})
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
@@ -67,7 +68,7 @@ def _write(settings: Report) -> Path:
         runs=runs_table(collected.runs) if collected.runs else [],
         evaluations=[
             (folder, *(attempt(str(folder), unread, partial(compare, folder, results)) or ([], "")))
-            for folder, results in collected.evaluations.items()
+            for folder, results in sorted(collected.evaluations.items(), key=lambda item: not best & features(item[1]))
         ],
         curves=[
             (name, *curves([run for run in collected.runs if run.dataset == name], f"d{k}", shown))
@@ -86,6 +87,11 @@ def _write(settings: Report) -> Path:
     )
     write_text(settings.path, text)
     return settings.path
+
+
+def features(results: Iterable[Result]) -> set[Path]:
+    """The folders of the results' features."""
+    return {result.features for result in results}
 
 
 class Comparison(NamedTuple):

@@ -409,6 +409,16 @@ def test_choice_of_models(runs: Path, tmp_path: Path) -> None:
         report(Report(runs, tmp_path / "x.html", figures_of=("nix",)))
 
 
+def test_the_evaluation_of_the_first_illustrated_model_comes_first(runs: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(runs, tmp_path / "runs")
+    rows = read(folder / "eval" / "results.json")
+    (folder / "a").mkdir()
+    gone = {"model": "gone", "checkpoint": Path("gone.pt"), "weights": "0" * 64}
+    write(folder / "a" / "results.json", [replace(row, **gone) for row in rows])
+    text = report(Report(folder, models=1)).read_text(encoding="utf-8")
+    assert text.index(f"<h3>{folder / 'eval'}</h3>") < text.index(f"<h3>{folder / 'a'}</h3>")
+
+
 def test_a_name_that_is_not_utf_8_is_escaped(command: Run, runs: Path, tmp_path: Path) -> None:
     """In output, tables and the page."""
     out, shards = Path(os.fsdecode(b"runs/run-\xff")), ("--shards", runs.parent / "labelled")
