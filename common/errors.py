@@ -148,7 +148,7 @@ def exit_with_message(main: Callable[[], None]) -> None:
     except OSError as error:
         if error.filename is None:
             _exit(2, f"error: {error.strerror or first_line(error)}; check that the disks are mounted and not full")
-        _exit(2, f"error: {error.filename}: {error.strerror}; check the path and its permissions")
+        _exit(2, f"error: {error.filename}: {error.strerror}; check the path, its permissions and the free space")
     except KeyboardInterrupt:
         newline = "\n" if sys.stderr.isatty() else ""  # after an unfinished progress bar
         _exit(130, f"{newline}{INTERRUPTED}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -32,6 +33,8 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         assert file.name == str(scratch / "a.txt")
         other.write(b"by name")
     assert path.read_bytes() == b"by name" and not [*scratch.iterdir()]
+    with pytest.raises(OSError, match=f"No space left on device: '{path}'"), writing(path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # write() names no file
 
 
 @pytest.fixture
