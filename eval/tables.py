@@ -7,7 +7,6 @@ import io
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +67,10 @@ def layout(lines: Sequence[Sequence[str]], width: int = 100, keys: int = 1) -> s
     count = max(1, len(lines[0]) - keys)
     text = ""
     for parts in range(1, count + 1):
-        edges = [keys + count * part // parts for part in range(parts + 1)]
+        size = -(-count // parts)
         tables = []
-        for start, end in pairwise(edges):
-            part = [[*line[:keys], *line[start:end]] for line in lines]
+        for start in range(keys, keys + count, size):
+            part = [[*line[:keys], *line[start : start + size]] for line in lines]
             tables.append(_render([line for line in part if parts == 1 or any(line[keys:])]))
         text = "\n\n".join(tables)
         if max(map(len, text.splitlines())) <= width:

@@ -68,8 +68,9 @@ def parse(
 def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Transformations) -> Factor:
     match = _FACTOR.fullmatch(text)
     if match is None:
-        spaces = "; separate factors by spaces, without commas" if text.endswith(",") else ""
-        raise UserError(f"cannot parse factor '{text}'{spaces}; {_SYNTAX}")
+        hint = "; separate factors by spaces, without commas" if text.endswith(",") else ""
+        hint = f"; for row {text} of table 1, set --preset {text}" if re.fullmatch("[a-m]", text) else hint
+        raise UserError(f"cannot parse factor '{text}'{hint}; {_SYNTAX}")
     name, settings, contrast, k, weight = match.group("name", "settings", "contrast", "k", "weight")
     if name not in known:
         raise unknown("factor", name, known)

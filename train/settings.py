@@ -150,8 +150,9 @@ class Pretrain:
         _require(
             self.batch_size is None or self.batch_size >= 2,
             f"--batch-size is {self.batch_size}, the K of factor 'video'; it must be 2 or more, "
-            "so that there are negatives (condition iii)",
+            "so that there are negatives (condition iii of section 3.1)",
         )
+        require_positive(self, "", "epochs", "steps", least=0)
         _require(
             min(self.epochs, self.steps) == 0 and max(self.epochs, self.steps) >= 1,
             f"--epochs is {self.epochs} and --steps is {self.steps}; set one of them to 1 or more and the other to 0",

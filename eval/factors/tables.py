@@ -111,8 +111,8 @@ def describe_model(records: Sequence[Record]) -> list[str]:
     seen = {"others": "", "these": ", which the model was trained on", "unknown": ""}[first.trained_on]
     lines = [_heading(first), *(f"{name}: {how}" for name, how in first.how.items())]
     if len(embeddings := table_of(EMBEDDING, records)) > 1:
-        lines += ["", "Embeddings, which the loss compares:", "", layout(embeddings, keys=2)]
-    lines += ["", "Features of the trunk:", "", layout(table_of(TRUNK, records), keys=2), ""]
+        lines += ["", "Embeddings, which the loss compares:", "", _in_two(embeddings)]
+    lines += ["", "Features of the trunk:", "", _in_two(table_of(TRUNK, records)), ""]
     lines += [
         f"{_videos(records)}{seen}, {first.settings['starts']} clips each; in brackets 95 % intervals over videos",
         "distance: between features of a clip at two values of the factor, divided by the distance between videos",
@@ -135,6 +135,13 @@ def describe_model(records: Sequence[Record]) -> list[str]:
                 lines.append(f"{_too_few(record.queries, factor.needed)}: {promise}; {factor.against}")
         lines += ["every promise is kept"] * all(factor_of(record).kept for record in checked)
     return [line if "\n" in line else wrap(line) for line in lines]  # tables have several lines
+
+
+def _in_two(lines: Lines) -> str:
+    """The distances above the accuracies, since both do not fit into 100 columns."""
+    return "\n\n".join(
+        layout(part) for part in ([line[:-3] for line in lines], [line[:2] + line[-3:] for line in lines])
+    )
 
 
 def is_promised(factor: Factor) -> bool:

@@ -262,6 +262,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
         (("--augmentation.flip", "2"), "--augmentation.flip is 2.0"),
         (("--epochs", "5"), "--epochs is 5 and --steps is 2; set one of them"),
+        (("--steps", "-5"), "--steps is -5; it must be 0 or more"),
         (("--out", "/proc/nowhere"), "/proc/nowhere: No such file or directory"),
         (("--temperature", "0"), "--temperature is 0.0; it must be above 0"),
         (("--loading.prefetch", "0"), "--loading.prefetch is 0; it must be 1 or more"),
