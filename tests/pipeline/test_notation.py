@@ -92,7 +92,7 @@ def test_parsing_and_printing_are_inverse(text: str) -> None:
         ("video:d modality:d:2:differs augmentation:i:2", "'modality' is distinctive and ':differs' keeps"),
         ("video:d augmentation:i:2 time_shift:d:2", "'time_shift' is sampled .*; put 'time_shift' before 'augment"),
         ("video:d augmentation:i:1", "K is below 2 for every invariant factor"),
-        ("l", "cannot parse factor 'l'; for row l of table 1, set --preset l; "),
+        ("l", "cannot parse factor 'l', a row of table 1; pass it as --preset; "),
         (
             "video:d augmentation:d:2",
             r"there is no invariant factor, so every .* \(condition ii of .*\); add one with K = 2",
