@@ -69,7 +69,7 @@ def _factor(text: str, batch_size: int, augmentation: Augmentation, known: Trans
     match = _FACTOR.fullmatch(text)
     if match is None:
         hint = "; separate factors by spaces, without commas" if text.endswith(",") else ""
-        hint = f", a row of table 1; pass it as --preset" if re.fullmatch("[a-m]", text) else hint
+        hint = ", a row of table 1; pass it as --preset" if re.fullmatch("[a-m]", text) else hint
         raise UserError(f"cannot parse factor '{text}'{hint}; {_SYNTAX}")
     name, settings, contrast, k, weight = match.group("name", "settings", "contrast", "k", "weight")
     if name not in known:
