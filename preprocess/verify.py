@@ -71,7 +71,7 @@ class Verify(cluster.Workers):
 
 
 def check_shard(path: Path, full: bool) -> list[str]:
-    """The problems of a shard; empty if it is intact. Raises OSError and the like if it cannot be read."""
+    """The problems of a shard; empty if it is intact. Raises OSError or `DAMAGE` if it cannot be read."""
     try:
         with open_sealed(path) as file:
             return list(_problems(file, full))

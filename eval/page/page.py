@@ -56,7 +56,10 @@ def _write(settings: Report) -> Path:
     collected = collect(settings.runs)
     unread, models = collected.unread, subjects(collected)
     shown = choose(models, settings.figures_of, settings.models)
-    best = features(shown[0].results) if shown else set()  # its results come first
+    best = {result.features for result in shown[0].results} if shown else set()
+    evaluations = sorted(  # those of the first model shown come first
+        collected.evaluations.items(), key=lambda item: best.isdisjoint(result.features for result in item[1])
+    )
     datasets = sorted({run.dataset for run in collected.runs})
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
@@ -68,7 +71,7 @@ def _write(settings: Report) -> Path:
         runs=runs_table(collected.runs) if collected.runs else [],
         evaluations=[
             (folder, *(attempt(str(folder), unread, partial(compare, folder, results)) or ([], "")))
-            for folder, results in sorted(collected.evaluations.items(), key=lambda item: not best & features(item[1]))
+            for folder, results in evaluations
         ],
         curves=[
             (name, *curves([run for run in collected.runs if run.dataset == name], f"d{k}", shown))
@@ -87,11 +90,6 @@ def _write(settings: Report) -> Path:
     )
     write_text(settings.path, text)
     return settings.path
-
-
-def features(results: Iterable[Result]) -> set[Path]:
-    """The folders of the results' features."""
-    return {result.features for result in results}
 
 
 class Comparison(NamedTuple):
