@@ -20,8 +20,9 @@ class Search:
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "search": ("dataset", "factors", "metric", "trials", "steps", "baseline", "out", "jobs"),
-        "advanced": ("shards", "size", "clips_per_step", "seed", "k", "query_split", "looks", "clips", "factors_from"),
-    }
+        "advanced": ("shards", "size", "clips_per_step", "batch_size", "seed", "k", "gallery_split", "query_split",
+                     "looks", "clips", "factors_from"),
+    }  # fmt: skip
 
     dataset: str = "synthetic"
     """Preprocessed data set with a split val."""
@@ -38,7 +39,9 @@ class Search:
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks and clips."""
     clips_per_step: int = 64
-    """Video clips per batch, the same in all trials."""
+    """Video clips per step, the same in all trials."""
+    batch_size: int = 0
+    """Videos per step, the same in all trials; 0: --clips-per-step."""
     steps: int = 300
     """Training steps per trial."""
     seed: int = 0
@@ -47,6 +50,8 @@ class Search:
     """A label column, or 'recall' between modalities."""
     k: Literal[1, 5] = 1
     """R@1 or R@5."""
+    gallery_split: str = ""
+    """Split of the gallery, for a label column; default: train."""
     query_split: str = "val"
     """Split of the queries; neither test nor train."""
     clips: int = 3
@@ -60,7 +65,13 @@ class Search:
 
     def __post_init__(self) -> None:
         require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step")
-        require_positive(self, "", "seed", "jobs", least=0)
+        require_positive(self, "", "seed", "jobs", "batch_size", least=0)
+        if self.batch_size and self.clips_per_step != Search.clips_per_step:
+            raise UserError("--clips-per-step has no effect with --batch-size; remove one of them")
+        if self.gallery_split and not self.label:
+            raise UserError("--gallery-split has no effect with --metric recall, which needs no gallery; remove it")
+        if self.gallery_split == "test":
+            raise UserError("--gallery-split is test, which is kept for the end; set it to another split")
         if self.query_split in ("test", "train"):
             why = "which is kept for the end" if self.query_split == "test" else "which trials train on"
             raise UserError(

@@ -106,16 +106,20 @@ class Space:
         """Folder of a composition's run, named by a digest."""
         return self.settings.folder / RUNS / hashlib.sha256(text.encode()).hexdigest()[:10]
 
+    def _videos(self, clips: int) -> int:
+        """Videos per step that fill --clips-per-step. Raises UserError if there are none or only one."""
+        videos, left = divmod(self.settings.clips_per_step, clips)
+        if left or videos < 2:
+            raise UserError(
+                f"it uses {clips} clips per video; set --clips-per-step (now {self.settings.clips_per_step}) to "
+                f"{2 * clips} or another multiple of {clips}"
+            )
+        return videos
+
     def pretraining(self, text: str) -> Pretrain:
         """The run of a composition. Raises UserError, naming what to change, if it cannot be trained."""
         settings = self.settings
-        clips = self._parse(text).clips_per_video
-        videos, left = divmod(settings.clips_per_step, clips)
-        if left or videos < 2:
-            raise UserError(
-                f"it uses {clips} clips per video; set --clips-per-step (now {settings.clips_per_step}) to "
-                f"{2 * clips} or another multiple of {clips}"
-            )
+        videos = settings.batch_size or self._videos(self._parse(text).clips_per_video)
         run = replace(
             SIZES[settings.size][1], dataset=settings.dataset, shards=self.index.folder, factors=text,
             factors_from=settings.factors_from, batch_size=videos, epochs=0, steps=settings.steps, seed=settings.seed,

@@ -141,8 +141,9 @@ class Study:
         todo: list[FrozenTrial | None] = [*interrupted, *[None] * (settings.trials - done - len(interrupted))]
         if not todo:
             return
-        print(f"{len(todo)} of {settings.trials} trials left, {jobs} in parallel, {settings.clips_per_step} video "
-              f"clips per step\nlogs: {settings.folder / RUNS}/<digest>/log.txt", flush=True)  # fmt: skip
+        each = f"{settings.batch_size} videos" if settings.batch_size else f"{settings.clips_per_step} video clips"
+        print(f"{len(todo)} of {settings.trials} trials left, {jobs} in parallel, {each} per step\n"
+              f"logs: {settings.folder / RUNS}/<digest>/log.txt", flush=True)  # fmt: skip
         with Progress({}, "search", settings.trials * settings.steps, done * settings.steps) as bar:
             for _ in run_parallel(todo, partial(self._train, bar), jobs, bar.refresh):
                 pass
@@ -325,11 +326,12 @@ def _shell(words: Iterable[str], width: int = 98) -> str:
 
 def compare_seeds(settings: Search, composition: str) -> list[str]:
     """Arguments of `gdt` that train and test a composition and the baseline with three other seeds."""
-    names = ("dataset", "shards", "factors_from", "size", "clips_per_step", "steps", "clips")
+    names = ["dataset", "shards", "factors_from", "size", "gallery_split", "steps", "clips"]
+    names.append("batch_size" if settings.batch_size else "clips_per_step")
     ablation = Ablation(
         **{name: getattr(settings, name) for name in names}, rows=(settings.baseline, composition),
         seeds=tuple(settings.seed + more for more in (1, 2, 3)), label=settings.metric, test_factors="none",
-        equal="clips", out=settings.folder / "seeds",
+        equal="videos" if settings.batch_size else "clips", out=settings.folder / "seeds",
     )  # fmt: skip
     return ["eval", "ablation", *to_arguments(ablation, Ablation())]
 
