@@ -71,11 +71,11 @@ class Preprocessed:
 
     shards: Path
     videos: int
-    """Number of videos, including listed ones without a file."""
+    """Number of videos, including those listed without a file."""
     kept: int
-    """Videos in the shards."""
+    """Number of videos in the shards."""
     skipped: dict[str, int]
-    """Number of other videos by reason; rejected.jsonl in the folder of the shards lists each."""
+    """Number of the other videos by reason; rejected.jsonl in the folder of the shards lists each."""
 
 
 @_keywords()
@@ -153,6 +153,8 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     from gdt.eval.settings import Downstream
 
     paths = _paths(checkpoints)
+    if not paths:
+        raise UserError("checkpoints is empty; give one or more")
     dataset = settings.get("dataset") or (Path(shards).name if shards else "")
     out = Path("runs") / f"eval-{dataset or load_model(paths[0]).settings.dataset}"
     full = _with(Downstream(paths, dataset, Path(shards) if shards else None, out=out), settings)
@@ -272,16 +274,17 @@ def batches(
     `preset` or `factors` name the composition, as in pretraining; `size` is the size of clips (30 frames of 112x112,
     or 8 of 32x32). Raises UserError if shards, composition and split do not match.
     """
-    (shards,) = _paths(shards)
-    settings = replace(
-        _base(size), shards=shards, preset=preset, factors=factors, batch_size=batch_size,
-        split=split, seed=seed, epochs=epochs, steps=0, word2vec=None if word2vec is None else _paths(word2vec)[0],
-    )  # fmt: skip
-    return Batches(settings, Index.open(shards), any_device() if device is None else torch.device(device))
+    given = {
+        "shards": shards, "preset": preset, "factors": factors, "batch_size": batch_size, "split": split, "seed": seed,
+        "epochs": epochs, "steps": 0, "word2vec": word2vec,
+    }  # fmt: skip
+    settings = _with(_base(size), given)
+    index = Index.open(settings.shard_folder)
+    return Batches(settings, index, any_device() if device is None else torch.device(device))
 
 
 class Batches:
-    """An iterable of batches, the same every time, prepared in the background."""
+    """An iterable of batches, the same in every pass, prepared in the background."""
 
     def __init__(self, settings: Pretrain, index: Index, device: torch.device) -> None:
         self.settings, self.index, self.device = settings, index, device

@@ -190,6 +190,8 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.pretrain(r["shards"], "small"), "unknown size 'small'; available:\n  paper, tiny"),
         (lambda r: gdt.pretrain(r["shards"], step=3), "settings of Pretrain: unknown: step"),
         (lambda r: gdt.pretrain(r["shards"], steps="3"), "settings of Pretrain: steps is '3' instead of int"),
+        (lambda r: gdt.batches(r["shards"], batch_size="4"), "settings of Pretrain: batch_size is '4' instead of int"),
+        (lambda r: gdt.evaluate([], r["shards"]), "^checkpoints is empty"),
         (lambda r: gdt.evaluate("x", r["shards"], clips=0), "^clips is 0; it must be 1 or more"),
         (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt.* or set checkpoints to yours"),
         (lambda r: gdt.pretrain(r["shards"], batch_size=1), "^batch_size is 1, the K of factor 'video'"),
