@@ -23,11 +23,11 @@ class Command(NamedTuple):
     after_crash: str = ""
     """Advice printed after a crash of compiled code. Commands with such advice run in a child process."""
     first: str = ""
-    """What the first argument names, if it is one of `COMMANDS` in the module."""
+    """What the first argument is called in errors, if it must be one of `COMMANDS` in the module."""
 
 
-_TRAINED = "make:"
-"""In the Makefile, before the name of a data set: the checkpoint of `make pretrain` with the same variables."""
+_CHECKPOINT_OF = "make:"
+"""The Makefile passes `make:<dataset>` for the checkpoint that `make pretrain` writes with the same variables."""
 _AGAIN = "run the same command again"
 COMMANDS = {
     "preprocess": Command("gdt.preprocess.command", "turn videos into shards"),
@@ -94,7 +94,7 @@ def _run(name: str, arguments: list[str]) -> None:
 
 
 def add_make_variables(name: str, arguments: list[str]) -> list[str]:
-    """The arguments of a command with the options of make's variables. Raises UserError as `with_variables`."""
+    """The arguments of a command with the options of make's variables. Raises UserError like `with_variables`."""
     from gdt.common.variables import with_variables
 
     def all_variables() -> set[str]:
@@ -102,11 +102,11 @@ def add_make_variables(name: str, arguments: list[str]) -> list[str]:
 
     options = importlib.import_module(COMMANDS[name].module).options
     arguments = with_variables(arguments, options, all_variables=all_variables)
-    if not any(word.startswith(_TRAINED) for word in arguments):
+    if not any(word.startswith(_CHECKPOINT_OF) for word in arguments):
         return arguments
     from gdt.train.settings import checkpoint_of
 
     return [
-        str(checkpoint_of(word.removeprefix(_TRAINED), os.environ)) if word.startswith(_TRAINED) else word
+        str(checkpoint_of(word.removeprefix(_CHECKPOINT_OF), os.environ)) if word.startswith(_CHECKPOINT_OF) else word
         for word in arguments
     ]
