@@ -65,9 +65,11 @@ def writing(path: Path, scratch: Path | None = None) -> Iterator[BinaryIO]:
     except BaseException as error:
         with suppress(OSError):
             partial.unlink()
+        if isinstance(error, RuntimeError) and isinstance(error.__context__, OSError):
+            error = error.__context__  # torch.save hides why a file cannot be written
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
             error.filename = str(path)  # for the message
-        raise
+        raise error
 
 
 def write_text(path: Path, text: str) -> None:

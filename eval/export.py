@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from gdt.common.errors import UserError, first_line
+from gdt.common.errors import UserError
 from gdt.common.files import require_new_file, writing
 from gdt.common.lock import locked_file
 from gdt.train.models.network import Network
@@ -72,11 +72,10 @@ def _write(settings: Export) -> str:
             state = _published(trained) if settings.format == "published" else _torchvision(trained)
             with writing(out) as file:
                 torch.save(state, file)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
-        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+    except OSError as error:
         raise UserError(
-            f"{out} cannot be written ({reason}); check the free disk space and your permissions, or set --out to "
-            "another file"
+            f"{out} cannot be written ({error.strerror}); check the free disk space and your permissions, or set --out "
+            "to another file"
         ) from error
     parts = [name for name, _ in trained.model.named_children()]
     exported = ["video_network"] if settings.format == "torchvision" else parts

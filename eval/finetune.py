@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, first_line
+from gdt.common.errors import UserError
 from gdt.common.files import write_lines, writing
 from gdt.common.streams import Stream, generator, seed_sequence
 from gdt.eval.extract import outputs
@@ -341,9 +341,9 @@ class Finetuning:
         try:
             with writing(path) as file:
                 torch.save(state, file)
-        except (OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
+        except OSError as error:
             raise UserError(
-                f"{path} cannot be written ({first_line(error)}); check the free disk space, then run the same command "
+                f"{path} cannot be written ({error.strerror}); check the free disk space, then run the same command "
                 "again to resume"
             ) from error
 

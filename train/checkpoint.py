@@ -60,11 +60,10 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
             file.flush()
             if path.is_file():
                 _keep_previous(path)
-    except (OSError, RuntimeError) as error:  # torch raises RuntimeError on a full disk
-        reason = error.strerror if isinstance(error, OSError) else first_line(error)
+    except OSError as error:
         raise UserError(
-            f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({reason}); free some space, "
-            "then run again to resume from the previous checkpoint"
+            f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({error.strerror}); free some "
+            "space, then run again to resume from the previous checkpoint"
         ) from error
 
 
