@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from gdt.common.errors import UserError, require_positive
+from gdt.common.errors import UserError, format_range, require_positive
 from gdt.eval.show_tree import IGNORED, NEGATIVE, POSITIVE, relations
 from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # slow to import, and --help needs only the settings
     from gdt.pipeline.colour import Pixels
     from gdt.pipeline.loader import Batch
 
-MEL_RATE = SAMPLE_RATE // HOP
+_MEL_RATE = SAMPLE_RATE // HOP
 """Log-mel rows per second."""
 _TICKS_HERTZ = (250, 1000, 3000, 8000)
 _ROW_INCHES = 1.5
@@ -57,7 +57,7 @@ class ShowBatch:
     batch: int = 0
     """Index of the batch in the first epoch."""
     seed: int = 0
-    """Seed of the plan."""
+    """Seed of the batches."""
     frames: int = 8
     """Frames per video leaf."""
     out: Path | None = None
@@ -107,18 +107,18 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
 
     from gdt.pipeline.sources.text import NOTHING
 
-    modality, plan = batch.plan.leaves.modality, batch.plan.leaves
-    leaves = _of_first_video(batch)
-    picture = Figure(figsize=(8, _ROW_INCHES * len(leaves)), layout="constrained")
-    axes = picture.subplots(len(leaves), 1, squeeze=False)[:, 0]
-    for axis, leaf, (label, relation) in zip(axes, leaves, describe_leaves(batch, tree), strict=True):
-        name = MODALITIES[modality[leaf]]
-        row = int((modality[:leaf] == modality[leaf]).sum())  # in the inputs of its modality
+    leaves = batch.plan.leaves
+    shown = _of_first_video(batch)
+    picture = Figure(figsize=(8, _ROW_INCHES * len(shown)), layout="constrained")
+    axes = picture.subplots(len(shown), 1, squeeze=False)[:, 0]
+    for axis, leaf, (label, relation) in zip(axes, shown, describe_leaves(batch, tree), strict=True):
+        name = MODALITIES[leaves.modality[leaf]]
+        row = int((leaves.modality[:leaf] == leaves.modality[leaf]).sum())  # in the inputs of its modality
         if name == "video":
-            seconds = (plan.start[leaf] + plan.frames[leaf]) / index.fps
+            seconds = (leaves.start[leaf] + leaves.frames[leaf]) / index.fps
             _draw_clip(axis, batch.inputs[name].part(row), index, frames, seconds)
         elif name == "audio":
-            seconds = (index.mel_position(plan.start[leaf]) + plan.mel_frames[leaf]) / MEL_RATE
+            seconds = (index.mel_position(leaves.start[leaf]) + leaves.mel_frames[leaf]) / _MEL_RATE
             _draw_sound(axis, batch.inputs[name][row, 0].cpu().numpy(), seconds)
         else:
             tokens = batch.inputs[name].tokens[row]
@@ -129,7 +129,7 @@ def draw(batch: Batch, tree: Tree, index: Index, title: str, frames: int, words:
         axis.set_title(relation, fontsize=8, loc="right", pad=3, parse_math=False)
         axis.tick_params(length=2, labelsize=6, pad=1)
         axis.spines[:].set_visible(False)
-    picture.suptitle(f"{title}: the leaves of video '{index.id[plan.video[0]]}'", fontsize=9, parse_math=False)
+    picture.suptitle(f"{title}: the leaves of video '{index.id[leaves.video[0]]}'", fontsize=9, parse_math=False)
     return picture
 
 
@@ -152,6 +152,7 @@ def describe_leaves(batch: Batch, tree: Tree) -> list[tuple[str, str]]:
 
 
 def _of_first_video(batch: Batch) -> np.ndarray:
+    """Indices of the leaves of the batch's first video, int64 [leaves]."""
     leaves: np.ndarray = np.flatnonzero(batch.plan.leaves.video == batch.plan.leaves.video[0])
     return leaves
 
@@ -161,8 +162,8 @@ def _partners(kind: str, chosen: np.ndarray, leaf: np.ndarray, video: np.ndarray
     first = video == video[0]
     numbers = ", ".join(map(str, sorted(leaf[chosen & first].tolist())))
     counts = {int(chosen[video == other].sum()) for other in np.unique(video[~first])} - {0}
-    most = "-".join(map(str, sorted({min(counts), max(counts)}))) if counts else ""
-    others = f"{most} {'leaf' if counts == {1} else 'leaves'} of every other video" if most else ""
+    leaves = "leaf" if counts == {1} else "leaves"
+    others = f"{format_range(counts)} {leaves} of every other video" if counts else ""
     both = " and ".join(filter(None, (numbers, others)))
     return f"{kind}: {both}" if both else ""
 

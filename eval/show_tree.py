@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, format_range, require_positive
 from gdt.pipeline.composition import Composition, Contrast, Factor, Table, contrast, weight
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.augmentation import Augment
@@ -53,8 +53,7 @@ class ShowTree:
             raise UserError(f"--out is {self.out}; its name must end in .png, .svg or .pdf")
         if self.videos > self.batch_size:
             raise UserError(f"--videos is {self.videos}; it must be at most --batch-size {self.batch_size}")
-        if self.videos < 2:
-            raise UserError(f"--videos is {self.videos}; it must be 2 or more, as other videos are negatives")
+        require_positive(self, "", "videos", least=2, why="as other videos are negatives")
 
 
 def show_tree(settings: ShowTree) -> tuple[str, Path]:
@@ -93,7 +92,7 @@ def partners(composition: Composition) -> tuple[str, str]:
     own = {name: values[: len(columns["leaf"]) // composition.batch_size] for name, values in columns.items()}
     c, w = (f(composition.factors, own, columns) for f in (contrast, weight))
     counted = ((c & w).sum(1), (~c & w).sum(1))
-    positives, negatives = ("-".join(map(str, sorted({n.min(), n.max()}))) for n in counted)
+    positives, negatives = (format_range(each.tolist()) for each in counted)
     return positives, negatives
 
 
@@ -112,7 +111,7 @@ def toy(composition: Composition) -> Tree:
 
 
 _ONE_VALUE = {TimeShift: "one random start per video", Augment: "drawn for every leaf"}
-"""What one value of a factor means, if not that the factor is not varied."""
+"""The meaning of K = 1 for factors that it does not keep constant."""
 
 
 def _describe(factor: Factor) -> str:
@@ -166,7 +165,7 @@ class TreeDrawing:
         return lines
 
     def _stem(self, leaf: int, level: int) -> str:
-        """The line left of a leaf that leads to a later branch of a level, if any."""
+        """A vertical line if later branches of a level follow below this leaf; else spaces."""
         below = self.leaves_below(level)
         return "  " if leaf // below % self.factors[level].k == self.factors[level].k - 1 else "│ "
 

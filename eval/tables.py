@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
+from gdt.common.errors import COLUMNS, format_range
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.metrics import Metric, difference
@@ -24,7 +25,7 @@ from gdt.pipeline.leaves import MODALITIES
 Lines = list[list[str]]
 """Cells of a table; the first line and the first cell of each line are headings."""
 Groups = Mapping[str, Sequence[Record]]
-"""Rows of a table: names, and the records of their seeds and folds."""
+"""Rows of a table by name: the records of their seeds and folds."""
 _PRINTED = 4
 """Maximum number of printed comparisons with random weights; more are in the file only."""
 _PUBLISHED = "published results were obtained with their authors' networks and clips, and on all classes"
@@ -39,9 +40,9 @@ class Table:
     groups: Groups
     lines: Lines
     brief: list[str]
-    """The notes that are printed."""
+    """Notes to print."""
     details: list[str]
-    """The other notes, for files and pages."""
+    """Other notes, for files and pages only."""
     title: str = ""
 
     @property
@@ -49,29 +50,26 @@ class Table:
         return [*self.brief, *self.details]
 
 
-def with_notes(lines: Sequence[Sequence[str]], notes: Iterable[str], keys: int = 1, title: str = "") -> str:
-    """A table as text, with a title above and notes below; all fit 100 columns (see `layout` for `keys`)."""
-    return "\n".join([*([wrap(title)] if title else []), layout(lines, keys=keys), "", *map(wrap, notes)])
+def with_notes(lines: Sequence[Sequence[str]], notes: Iterable[str], title: str = "") -> str:
+    """A table as text, with a title above and notes below, at most 100 columns wide."""
+    return "\n".join([*([wrap(title)] if title else []), layout(lines), "", *map(wrap, notes)])
 
 
 def wrap(note: str, indent: str = "  ") -> str:
     """A note in lines of at most 100 columns; numbers, paths and words are kept whole."""
-    return textwrap.fill(note, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(note, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def layout(lines: Sequence[Sequence[str]], width: int = 100, keys: int = 1) -> str:
-    """A table as text. If it is wider than `width`, it is split by columns into tables below each other.
-
-    Each of these begins with the first `keys` columns.
-    """
-    count = max(1, len(lines[0]) - keys)
+def layout(lines: Sequence[Sequence[str]], width: int = COLUMNS) -> str:
+    """A table as text. If it is wider than `width`, it is split into tables that all begin with the first column."""
+    count = max(1, len(lines[0]) - 1)
     text = ""
     for parts in range(1, count + 1):
         size = -(-count // parts)
         tables = []
-        for start in range(keys, keys + count, size):
-            part = [[*line[:keys], *line[start : start + size]] for line in lines]
-            tables.append(_render([line for line in part if parts == 1 or any(line[keys:])]))
+        for start in range(1, 1 + count, size):
+            part = [[line[0], *line[start : start + size]] for line in lines]
+            tables.append(_render([line for line in part if parts == 1 or any(line[1:])]))
         text = "\n\n".join(tables)
         if max(map(len, text.splitlines())) <= width:
             break
@@ -110,26 +108,27 @@ def to_csv(records: Iterable[Record]) -> str:
     rows = list(record.rows(records))
     heads = dict.fromkeys(name for row in rows for name in row)
     measured = ("value", "low", "high", "chance", "spread")
-    lines = ([row.get(name) if name in measured else _exactly(row.get(name)) for name in heads] for row in rows)
+    # only measured values are rounded
+    lines = ([row.get(name) if name in measured else _as_text(row.get(name)) for name in heads] for row in rows)
     return csv_text([["percent" if name == "value" else name for name in heads], *lines])
 
 
-def _exactly(value: object) -> str:
+def _as_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
 def columns(groups: Groups) -> list[str]:
-    """Names of all metrics, in order."""
+    """Names of all metrics, in the order of their columns."""
     return list(dict.fromkeys(name for records in groups.values() for each in records for name in each.metrics))
 
 
 def metrics_of(records: Sequence[Record], column: str) -> list[Metric]:
-    """One metric of the records that have it."""
+    """The metric of a column, of the records that have it."""
     return [each.metrics[column] for each in records if column in each.metrics]
 
 
 def format_cell(metrics: Sequence[Metric]) -> str:
-    """One value with its 95 % interval, or the mean of several with the lowest and highest; empty for no values."""
+    """One value with its 95 % interval, or the mean of several with the lowest and the highest; empty for none."""
     if not metrics:
         return ""
     if len(metrics) == 1:
@@ -138,13 +137,11 @@ def format_cell(metrics: Sequence[Metric]) -> str:
     return Metric(float(np.mean(values)), bounds=(min(values), max(values))).text()
 
 
-def format_range(numbers: Iterable[int]) -> str:
-    """Lowest and highest number, or the only one."""
-    return "-".join(map(str, sorted({min(numbers := list(numbers)), max(numbers)})))
-
-
 def table_lines(groups: Groups, corner: str = "", others: Mapping[str, Mapping[str, float]] | None = None) -> Lines:
-    """A table with a line per group, chance, and published results of `others`; `corner` is the first heading."""
+    """A table with a line per group, one for chance, and one per published result in `others`.
+
+    `corner` is the first heading.
+    """
     names = columns(groups)
     lines = [[corner, *map(_heading, names)]]
     for name, records in groups.items():
@@ -158,14 +155,14 @@ def table_lines(groups: Groups, corner: str = "", others: Mapping[str, Mapping[s
 
 
 def _heading(column: str) -> str:
-    """Heading of a metric, with the modalities' first letters: video to audio R@1 becomes V→A R@1."""
+    """Heading of a metric, with modalities as letters: 'video to audio R@1' becomes 'V→A R@1'."""
     for modality in MODALITIES:
         column = column.replace(modality, modality[0].upper())
     return column.replace(" to ", "→")
 
 
 def by_direction(lines: Lines) -> Lines:
-    """A table with columns such as V→A R@1 and A→V R@1, with a line per direction instead; others are left alone."""
+    """A table with a line per direction instead of columns such as V→A R@1 and A→V R@1; others are unchanged."""
     heads = [head.split(" ", 1) for head in lines[0][1:]]
     if not all("→" in head[0] for head in heads):
         return lines
@@ -200,7 +197,7 @@ def verdicts(groups: Groups) -> list[str]:
 
 
 def main_verdicts(groups: Groups) -> list[str]:
-    """The verdicts on the first protocol, to print; none if there are more than a few."""
+    """The verdicts on the first protocol; none if there are more than are printed."""
     protocol = next(iter(groups.values()))[0].protocol
     main = {name: [each for each in records if each.protocol == protocol] for name, records in groups.items()}
     sentences = verdicts({name: records for name, records in main.items() if records})
@@ -215,7 +212,7 @@ def _verdict(points: float, low: float, high: float) -> str:
 
 
 def report(parts: Sequence[Iterable[Record]], out: Path) -> str:
-    """Tables of records to print, for each part (evaluated in one way), with the most important notes.
+    """Tables to print, with the most important notes. The records of a part were evaluated with the same settings.
 
     Writes the tables with all notes, LaTeX, CSV and JSON to `out`.
     """
@@ -230,7 +227,7 @@ def report(parts: Sequence[Iterable[Record]], out: Path) -> str:
 
 
 def build_tables(records: Iterable[Record]) -> list[Table]:
-    """Tables of records that were evaluated with the same settings, with published results and notes."""
+    """Tables of records evaluated with the same settings, with published results and notes."""
     records = _sorted(records)
     tables: list[Table] = []
     for name in dict.fromkeys(protocol.table for protocol in PROTOCOLS.values()):
@@ -276,7 +273,7 @@ def _sorted(records: Iterable[Record]) -> list[Record]:
 
 
 def _rows(records: Sequence[Record]) -> dict[str, list[Record]]:
-    """Records by row. A row's name has the folds if it lacks some."""
+    """Records by row. The name of a row without all folds lists those that it has."""
     folds = {each.fold for each in records}
     names = _names(records)
     rows: dict[str, list[Record]] = {}
@@ -292,8 +289,8 @@ def _rows(records: Sequence[Record]) -> dict[str, list[Record]]:
 def _names(records: Sequence[Record]) -> dict[tuple[str, str], str]:
     """Names of rows by model and weights.
 
-    Where several weights share a name, random ones are named by the run whose network they have, others by their steps
-    or else a digest.
+    If several weights share a name, it is completed: for random weights by the run with the same network, for others by
+    the steps, or else by a digest.
     """
     firsts = {(each.model, each.weights): each for each in reversed(records)}
     names = {}

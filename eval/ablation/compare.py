@@ -8,7 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError, format_range, plural
 from gdt.eval import record
 from gdt.eval.metrics import difference, over_seeds
 from gdt.eval.paper import TABLE_1, TABLE_2
@@ -21,7 +21,6 @@ from gdt.eval.tables import (
     csv_text,
     few_videos,
     format_cell,
-    format_range,
     layout,
     main_verdicts,
     metrics_of,
@@ -33,15 +32,15 @@ from gdt.eval.tables import (
 from gdt.pipeline import presets
 
 OTHERS = "results-others.json"
-"""Earlier records that cannot be compared with those in results.json."""
+"""File of earlier records that cannot be compared with those in results.json."""
 LINEAR = "linear top-1"
 """The metric of the linear probe."""
 _MANY = 20
-"""Number of pairs of which one is expected to be significant by chance."""
+"""Of so many pairs that do not differ, one is expected to be significant by chance."""
 _PRINTED = 3
-"""Number of metrics in the summary, without a linear probe."""
+"""Maximum number of metrics in the summary, without a linear probe."""
 _PRINTED_LABELS = 4
-"""Number of label columns in the summary."""
+"""Maximum number of label columns in the summary."""
 _SPENT_HEADS = ("clips", "TFLOP")
 _PAPER = {
     **{row: f"{recall:.1f} / {accuracy:.1f}" for row, (accuracy, recall) in TABLE_1.items()},
@@ -144,7 +143,7 @@ def table_of(records: Sequence[Record]) -> Table:
 
 
 def _compute(records: Sequence[Record]) -> list[str]:
-    """By how much the rows of an ablation at equal videos differ in compute."""
+    """A note if the rows of an ablation at equal videos differ in compute."""
     spent = [record.tflop for record in records if record.equal.startswith("videos") and record.tflop]
     ratio = max(spent, default=1.0) / min(spent, default=1.0)
     if ratio <= 1.1:
@@ -153,7 +152,7 @@ def _compute(records: Sequence[Record]) -> list[str]:
 
 
 def _main_columns(lines: Lines) -> Lines:
-    """What is printed of a table: names, costs, and the first metric with the linear probe's, or else the first few."""
+    """The printed columns: names, costs, and the first metric with the linear probe's, or else the first few."""
     heads = lines[0]
     costs = [n for n, head in enumerate(heads) if head in _SPENT_HEADS]
     metrics = range(1 + len(costs), len(heads))
@@ -162,7 +161,7 @@ def _main_columns(lines: Lines) -> Lines:
 
 
 def title_of(records: Sequence[Record]) -> str:
-    """The title of a table: what all its rows got in pretraining; empty if it is not of an ablation."""
+    """The title of a table: what all its rows share in pretraining; empty if it is not of an ablation."""
     equal = next((record.equal for record in records if record.equal), "")
     return f"equal {equal}" if equal else ""
 
@@ -254,32 +253,34 @@ def _matrix(differences: Sequence[Difference]) -> Lines:
 
 def _matrix_note(differences: Sequence[Difference]) -> str:
     tested = [each for each in differences if each.is_tested]
+    pairs = len(tested) // 2
     note = "row minus column in points"
     if tested:
         note += "; * significant: the 95 % interval over seeds (Welch), on these queries, excludes zero"
     if any(min(each.seeds, each.other_seeds) == 1 for each in tested):
         note += "; a row with one seed is assigned the variance of the other row"
-    by_chance = f", about {len(tested) / 40:.0f} expected by chance" if len(tested) >= 2 * _MANY else ""
+    by_chance = f", about {pairs / _MANY:.0f} expected by chance" if pairs >= _MANY else ""
     return f"{note}; {_tested(differences)}{by_chance}"
 
 
 def _tested(differences: Sequence[Difference]) -> str:
-    """How many pairs of rows differ significantly, and how many were not tested."""
-    pairs, tested = (
-        sum(flags) // 2 for flags in zip(*((each.is_significant, each.is_tested) for each in differences), strict=True)
-    )
-    single = len(differences) // 2 - tested
-    not_tested = f"with one seed each {'is' if single == 1 else 'are'} not tested; add seeds (--seeds)"
-    untested = f"{plural(single, 'pair')} of rows {not_tested}" if single else ""
-    differ = f"differ{'s' if tested == 1 < len(differences) // 2 else ''} significantly in {differences[0].metric}"
-    significant = f"{pairs} of {plural(tested, 'pair')} of rows {differ}" if tested else ""
-    if tested and len(differences) == 2:
-        significant = f"the two rows {'' if pairs else 'do not '}{differ}"
-    return "; ".join(filter(None, (significant, untested)))
+    """A sentence on how many pairs of rows differ significantly, and how many were not tested."""
+    pairs = len(differences) // 2  # each has a difference in both directions
+    tested = sum(each.is_tested for each in differences) // 2
+    significant = sum(each.is_significant for each in differences) // 2
+    parts = []
+    if tested:
+        differ = f"differ{'s' if tested == 1 < pairs else ''} significantly in {differences[0].metric}"
+        who = f"{significant} of {plural(tested, 'pair')} of rows" if pairs > 1 else "the two rows"
+        parts.append(f"{who} {'do not ' if pairs == 1 and not significant else ''}{differ}")
+    if single := pairs - tested:
+        verb = "is" if single == 1 else "are"
+        parts.append(f"{plural(single, 'pair')} of rows with one seed each {verb} not tested; add seeds (--seeds)")
+    return "; ".join(parts)
 
 
 def with_earlier(records: list[Record], path: Path) -> tuple[list[Record], list[Record]]:
-    """Merge new records with the comparable ones in a file and in OTHERS next to it; returns them, and the others.
+    """New records with the comparable ones in a file and in OTHERS next to it, and the others.
 
     Prints why the others cannot be compared.
     """
@@ -317,7 +318,7 @@ def _shared(result: Record) -> dict[str, Any]:
 
 
 def _difference(earlier: Record, peers: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """Why an earlier record cannot be compared with new ones of its row, or else of any row; empty if it can."""
+    """Why an earlier record cannot be compared with the new ones of its row, or else of any row; empty if it can."""
     if not peers:
         return "different protocols or label columns"
     try:
@@ -343,7 +344,7 @@ def _change(name: str, before: object, now: object) -> str:
 
 
 def label(preset: str) -> str:
-    """Label of a row: a preset with its description; random weights and compositions as they are."""
+    """Label of a row: a preset with its description; random weights and other compositions unchanged."""
     if preset not in presets.PRESETS:
         return preset
     return f"{'row ' if preset in presets.TABLE_1 else ''}{preset}: {presets.preset(preset).label}"

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, format_range
 from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM, DISTANCE, DISTANCE_RANDOM, RULES, Metrics
 from gdt.eval.metrics import Metric, difference
 from gdt.eval.record import Factor, Record
-from gdt.eval.tables import Lines, format_range, layout, wrap
+from gdt.eval.tables import Lines, layout, wrap
 
 TRUNK, EMBEDDING = "trunk", "embedding"
 LAYERS = (TRUNK, EMBEDDING)
@@ -184,6 +184,8 @@ def summarise_model(records: Sequence[Record]) -> str:
     ]
     if any(is_promised(factor_of(record)) for record in records):
         lines.append(("broken promises", broken))
+        if "time_shift distinctive" in broken and records[0].query_split != "train":
+            lines.append(("time_shift", ["the videos of this split may change too little; try --split train"]))
     if unclear:
         videos, needed = format_range(r.queries for r in records), max(factor_of(r).needed for r in records)
         lines.append((_too_few(videos, needed), unclear))

@@ -10,10 +10,11 @@ from matplotlib import colormaps, rc_context
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from gdt.common.errors import format_range
 from gdt.eval.deviation import DEVIATION, NEAREST, RATIO, TITLES, histogram, lines, marks
 from gdt.eval.planes import Planes
 from gdt.eval.record import Record
-from gdt.eval.tables import format_range, layout
+from gdt.eval.tables import layout
 
 NUMBERS, KIND, ON_PLANES, IN_TIME, SKIPPED = "numbers in a feature", "of", "on planes", "clips", "left out"
 """Keys of `Record.how`."""
