@@ -146,6 +146,8 @@ def _without(arguments: Iterable[str], options: Iterable[str]) -> list[str]:
 
 def _unknown_variable(goals: Sequence[str], name: str, known: Variables) -> str:
     message = f"'make {' '.join(goals)}' has no variable {name}"
-    if similar := difflib.get_close_matches(name.upper().replace("-", "_"), [*known, "GPUS", "ARGS"], 1, _SIMILAR):
-        return f"{message}; did you mean {similar[0]}?"
+    typed, names = name.upper().replace("-", "_"), [*known, "GPUS", "ARGS"]
+    longer = [each for each in names if each.endswith(f"_{typed}")]  # SPLIT for QUERY_SPLIT
+    if similar := difflib.get_close_matches(typed, names, 1, _SIMILAR) or longer:
+        return f"{message}; did you mean {' or '.join(similar)}?"
     return f"{message}; 'make help' lists the variables of every target"

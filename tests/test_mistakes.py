@@ -188,6 +188,7 @@ def print_command(module: str, arguments: list[str]) -> None:
         ("preprocess dataset=folder", "no variable dataset; did you mean DATASET"),
         ("preprocess DATA=folder", "no variable DATA; did you mean DATASET"),
         ("pretrain PRESETS=b", r"'make pretrain' has no variable PRESETS; did you mean PRESET\?$"),
+        ("eval SPLIT=val", r"'make eval' has no variable SPLIT; did you mean GALLERY_SPLIT or QUERY_SPLIT\?$"),
         ("pretrain GPU=2", r"'make pretrain' has no variable GPU; did you mean GPUS\?$"),
         (
             "preprocess CKPT=x",

@@ -447,6 +447,10 @@ def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -
     shift = metrics_at(EMBEDDING, found[2])
     said = f"stays): video {shift[DISTANCE].value:.2f} (random {shift[DISTANCE_RANDOM].value:.2f}), audio "
     assert said in summarise_model(found).replace("\n    ", " ")
+    few = "the videos of this split may change too little"
+    assert few not in summarise_model(found)
+    broken = replace(found[2], factor=replace(factor_of(found[2]), promise="distinctive", kept=False))
+    assert few in summarise_model([broken]) and few not in summarise_model([replace(broken, query_split="train")])
     assert "modality: only embeddings are comparable between networks" in text
     assert (out / "table.tex").read_text().count(r"\toprule") == 2
     assert Image.open(out / "factors.png").width > 600
