@@ -44,7 +44,7 @@ def outputs(
 
 
 @dataclass(frozen=True)
-class Features:
+class PooledFeatures:
     """Features of n videos (section A.5), averaged over uniform clips: float32 [n, dim]."""
 
     videos: np.ndarray
@@ -62,10 +62,10 @@ class Features:
 def extract(
     trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device, clips_per_batch: int = 64,
     modality: str = "video",
-) -> Features:  # fmt: skip
+) -> PooledFeatures:  # fmt: skip
     """Features of `clips` uniform clips per video, centre-cropped, from the network of a modality, video or audio.
 
-    Raises UserError without that network.
+    Raises UserError if the model has no such network.
     """
     require_network(trained, modality)
     clip, augmentation = trained.settings.clip, centred(trained.settings.augmentation.scale[0])
@@ -82,7 +82,7 @@ def extract(
         return [each.unflatten(0, (-1, clips)).mean(1) for each in (maps.mean(inner), maps.amax(inner))]
 
     bar = tqdm(total=len(videos), unit="video", desc="features", mininterval=1.0, leave=False)
-    return Features(videos, *outputs(index, plans, clip, device, pooled, bar, clips))
+    return PooledFeatures(videos, *outputs(index, plans, clip, device, pooled, bar, clips))
 
 
 def published_features(
@@ -92,9 +92,9 @@ def published_features(
     """Features for retrieval as the authors' code for SeLaVi computes them: float32 [n, dim].
 
     The map after the last block is max-pooled by 2x2x2, flattened and scaled to length 1 (9,216 numbers for 32 frames
-    of 112x112), then averaged over the clips. With `rng`, for the gallery, clips and crops are random, flipped ones
-    too, at scales of `scale`; without, for queries, clip k of n starts at k/n, at the scale of the clip. As there, a
-    query's only crop is its left (or top) one.
+    of 112x112), then averaged over the clips. With `rng`, for the gallery, clips, crops and flips are random, at short
+    sides in `scale`. Without, for queries, clip k of n starts at k/n; its short side is the size of the clip, and, as
+    in that code, only its left or top square is used.
     """
     require_network(trained, "video")
     trunk: Backbone = trained.model.video_network.base.to(device)
@@ -119,6 +119,7 @@ def published_features(
 
 
 def _at_the_left(plan: BatchPlan) -> BatchPlan:
+    """The plan with crops at the left or top."""
     zeros = np.zeros(len(plan.leaves), np.float32)
     plan.leaves.draws |= {"top": zeros, "left": zeros}
     return plan
@@ -135,11 +136,11 @@ def require_network(trained: Trained, modality: str) -> None:
         )
 
 
-def read(path: Path, videos: np.ndarray) -> Features | None:
+def read(path: Path, videos: np.ndarray) -> PooledFeatures | None:
     """Read a file of features; None if it is missing, damaged or of other videos."""
     try:
         with np.load(path) as file:
-            features = Features(file["videos"], file["average"], file["maximum"])
+            features = PooledFeatures(file["videos"], file["average"], file["maximum"])
     except (OSError, *DAMAGE):
         return None
     return features if np.array_equal(features.videos, videos) else None
@@ -148,17 +149,17 @@ def read(path: Path, videos: np.ndarray) -> Features | None:
 def load_or_extract(
     path: Path, trained: Trained, index: Index, videos: np.ndarray, clips: int, device: torch.device,
     whole: tuple[Path, np.ndarray] | None = None, modality: str = "video",
-) -> Features:  # fmt: skip
+) -> PooledFeatures:  # fmt: skip
     """Read the features of some videos from a file, or extract them and write it.
 
-    The file's name has to identify model, data and clips. If `whole`, another file and its videos, covers these videos,
+    The file's name must identify model, data and clips. If `whole`, another file and its videos, covers these videos,
     their features are copied from it.
     """
     if (features := read(path, videos)) is not None:
         return features
     if whole and np.isin(videos, whole[1]).all() and (more := read(*whole)) is not None:
         rows = more.positions(videos)
-        features = Features(videos, more.average[rows], more.maximum[rows])
+        features = PooledFeatures(videos, more.average[rows], more.maximum[rows])
     else:
         features = extract(trained, index, videos, clips, device, modality=modality)
     with writing(path) as file:

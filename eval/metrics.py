@@ -56,25 +56,25 @@ def share(correct: np.ndarray, chance: float) -> Metric:
 
 
 def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric:
-    """Share of right answers [n, m] to m questions about each of n videos, whose answers depend on each other.
+    """Share of right answers [n, m] to m questions about each of n videos; answers about a video are dependent.
 
     The interval is Wilson's with the effective number of answers: the number of independent ones that would have the
-    variance of the videos' means (Korn and Graubard 1998), at most n m, and n if all or none are right. With
-    `cross_validated` probes, where every pair of videos counts twice, it is halved, which simulations on noise showed
-    to be necessary.
+    variance of the videos' means (Korn and Graubard 1998), at most n m. It is halved for `cross_validated` probes, in
+    which every pair of videos counts twice; simulations on noise showed this to be necessary. If all or none are right,
+    it is n.
     """
     n, answers = right.shape[0], right.size
-    share = float(right.mean())
+    value = float(right.mean())
     variance = float(right.mean(1).var(ddof=1)) / n
     independent: float = n
-    if 0 < share < 1:
-        independent = min(answers, share * (1 - share) / variance) if variance else answers
+    if 0 < value < 1:
+        independent = min(answers, value * (1 - value) / variance) if variance else answers
         independent = independent / 2 if cross_validated else independent
-    return Metric(100 * share, chance, max(1, round(independent)))
+    return Metric(100 * value, chance, max(1, round(independent)))
 
 
 def jackknife(whole: float, without: np.ndarray, least: float = -np.inf) -> Metric:
-    """A statistic of n videos, given its values with each of them left out [n], with Student's t interval.
+    """A statistic of n videos with a jackknife interval (Student's t), given its values without each of them [n].
 
     `least` is the lowest possible value.
     """
@@ -96,8 +96,7 @@ def difference(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, f
 
     The first covers the sampling of queries. It is computed from the intervals of both means, as if independent
     (Newcombe 1998); shares of several folds or seeds count as one with their mean number of answers, and metrics with
-    `bounds` as one with their mean bounds. The second covers the differences among folds or seeds (Welch), where a
-    single one has the variance of the others.
+    `bounds` as one with their mean bounds. The second covers the variance over folds or seeds, see `_welch`.
     """
     (a, a_low, a_high), (b, b_low, b_high) = _pooled(one), _pooled(other)
     below, above = np.hypot(a - a_low, b_high - b), np.hypot(a_high - a, b - b_low)
@@ -121,10 +120,9 @@ def over_seeds(one: Sequence[Metric], other: Sequence[Metric]) -> tuple[float, f
 def _welch(one: Sequence[Metric], other: Sequence[Metric]) -> float:
     """Half the 95 % interval of the difference of two means, points; 0 if each has one metric.
 
-    A single metric is given the variance of the others (a prediction interval); with none of its own, such a
-    difference was significant in 17 % of cases without one.
-    Variances are at least that of rounding to a whole number of answers: without it, seeds that agree by rounding gave
-    2 + 2 seeds on 37 queries a significant difference in 10 % of cases without one.
+    A single metric is assigned the variance of the others (a prediction interval); with a variance of 0, 17 % of
+    differences between equal rows were significant. Variances are at least that of rounding to a whole number of
+    answers; without it, 10 % were, with 2 + 2 seeds on 37 queries, where seeds often agree by rounding.
     """
     several = [np.array([m.value for m in metrics]) for metrics in (one, other) if len(metrics) > 1]
     if not several:

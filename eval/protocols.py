@@ -20,7 +20,7 @@ from gdt.common.streams import Stream, generator
 if TYPE_CHECKING:
     import torch
 
-    from gdt.eval.extract import Features
+    from gdt.eval.extract import PooledFeatures
     from gdt.eval.metrics import Metric
     from gdt.eval.settings import Downstream
     from gdt.eval.subjects import Fold, Model
@@ -38,7 +38,7 @@ _DRAWS = 20
 FORMAT = 3
 """Increase it when the same settings give different numbers."""
 _RESOLVED = ("folds", "word2vec")
-"""Settings that records hold as `fold` and `words`."""
+"""Settings that a record holds as `fold` and `words` instead."""
 
 
 class Evaluated(NamedTuple):
@@ -69,12 +69,12 @@ class Evaluator:
     """Folder of results and features."""
     words: WordVectors | None
     extracted: dict[str, tuple[Path, np.ndarray]] = field(default_factory=dict)
-    """By model's folder and modality: a file of features written by this call and its videos, to take subsets from."""
-    _latest: dict[Path, Features] = field(default_factory=dict)
-    """The features that are kept in memory: those of one model."""
+    """By model's folder and modality: a file of features used in this call, and its videos, to copy subsets from."""
+    _latest: dict[Path, PooledFeatures] = field(default_factory=dict)
+    """Features kept in memory, of one model, by file."""
 
     def evaluate(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Evaluated:
-        """Run a protocol, which sees only its own settings. Finetuning keeps its state and its weights in `folder`.
+        """Run a protocol with its own settings, others at their defaults. Finetuning writes to `folder`.
 
         Raises UserError if the model or the videos do not fit the protocol.
         """
@@ -84,7 +84,10 @@ class Evaluator:
         return result._replace(how=result.how | how)
 
     def _with_audio(self, model: Model, fold: Fold) -> tuple[Fold, dict[str, str]]:
-        """The videos that have what --modalities asks for, and how many do not. Raises UserError if too few do."""
+        """The videos with the audio that --modalities needs, and how many are left out.
+
+        Raises UserError if no query or no gallery video is left.
+        """
         if "audio" not in self.settings.modalities:
             return fold, {}
         audible = self._audible(model)
@@ -107,8 +110,8 @@ class Evaluator:
 
         return usable(self.index, model.trained.settings.clip, audio=True)
 
-    def features(self, model: Model, modality: str = "video") -> Features:
-        """Features of all videos of the folds, or those with audio, extracted once."""
+    def features(self, model: Model, modality: str = "video") -> PooledFeatures:
+        """Features of all videos of the folds, for audio only of those that have it; extracted once."""
         from gdt.eval.extract import load_or_extract
 
         videos, device = videos_of(self.folds), self.device
@@ -278,11 +281,11 @@ class Protocol:
     labels: bool = True
     """Whether it needs a gallery and labels."""
     pairs: bool = False
-    """Whether it needs a model and videos with two modalities."""
+    """Whether the model and the videos need two modalities."""
     trains: bool = False
     """Whether it trains a network, in its own process."""
     draws_for: tuple[str, ...] | None = None
-    """Settings for which it draws videos at random; None: it always draws. Without them the seed changes nothing."""
+    """Settings that make it draw at random, without which the seed has no effect; None: it always draws."""
 
 
 _LABELS = ("label", "folds", "gallery_split", "gallery_per_class", "seed")
@@ -309,7 +312,7 @@ PROTOCOLS = {
 
 
 def videos_of(folds: Sequence[Fold]) -> np.ndarray:
-    """All videos of some folds, whose features are stored together: rows of the index, int64 [n]."""
+    """All videos of some folds, whose features are in one file: rows of the index, int64 [n]."""
     videos: np.ndarray = np.unique(np.concatenate([fold.videos for fold in folds]))
     return videos
 
@@ -321,7 +324,7 @@ def features_name(data: str, videos: np.ndarray, clips: int, device: str, modali
 
 
 def comparable(trained: Trained, index: Index, settings: Downstream) -> list[str]:
-    """The modalities that both the model, with a head, and the shards have."""
+    """The modalities that the shards have and for which the model has a network with a head."""
     available = {"video": True, "audio": bool(index.mel_count.any()), "text": settings.word2vec is not None}
     return [name for name in trained.model.modalities if available[name] and name not in trained.without_head]
 

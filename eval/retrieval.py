@@ -17,11 +17,12 @@ from gdt.eval.metrics import Metric, share
 
 
 def nearest(query: np.ndarray, gallery: np.ndarray, k: int, cosine: bool = True) -> np.ndarray:
-    """The k nearest rows of the gallery [g, dim] by cosine, or by Euclidean distance, nearest first: int64
-    [q, min(k, g)], in bounded memory.
+    """Indices of the k nearest rows of the gallery [g, dim], nearest first: int64 [q, min(k, g)], in bounded memory.
+
+    By cosine, or else by Euclidean distance.
     """
     # distances of unit vectors have the order of their cosines, and scikit-learn is faster with distances
-    prepare = unit if cosine else finite
+    prepare = unit if cosine else require_finite
     neighbours = NearestNeighbors(n_neighbors=min(k, len(gallery)), algorithm="brute").fit(prepare(gallery))
     found: np.ndarray = neighbours.kneighbors(prepare(query), return_distance=False)
     return found
@@ -95,7 +96,7 @@ def targets(labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
 def top_k(scores: np.ndarray, target: np.ndarray, ks: Sequence[int]) -> dict[int, Metric]:
     """Share of rows whose target is among the k highest scores [n, classes], for k below the number of classes.
 
-    Ties go to the first class. A target of -1, an unknown class, is never right.
+    Ties go to the first class. A target of -1 (a class without training videos) is never right.
     """
     classes = scores.shape[1]
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -118,12 +119,12 @@ def chance(query_label: np.ndarray, gallery_label: np.ndarray, ks: Sequence[int]
 
 def unit(features: np.ndarray) -> np.ndarray:
     """Features scaled to length 1. Raises UserError if some are NaN or infinite."""
-    scaled: np.ndarray = finite(features) / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
+    scaled: np.ndarray = require_finite(features) / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
     return scaled
 
 
-def finite(features: np.ndarray) -> np.ndarray:
-    """The features. Raises UserError if some are NaN or infinite."""
+def require_finite(features: np.ndarray) -> np.ndarray:
+    """Return the features. Raises UserError if some are NaN or infinite."""
     if not np.isfinite(features).all():
         raise UserError(
             "the features contain NaN or infinity: the weights are damaged, or training diverged; use another "

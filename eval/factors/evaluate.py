@@ -1,4 +1,4 @@
-"""`gdt eval factors`: measures every factor in the features of models; writes tables, records and a plot."""
+"""`gdt eval factors`: measure every factor in the features of models; write tables, records and a plot."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ from gdt.train.provenance import Provenance
 
 NAME = "factors.json"
 _NETWORKS = ("video", "audio")
-Features = dict[str, list[np.ndarray]]
+LayerFeatures = dict[str, list[np.ndarray]]
 """By layer and model: float32 [n, s, k, d]."""
 Row = tuple[Factor, Trial, dict[str, Metrics]]
-"""A factor, and its metrics by layer."""
+"""A factor, its trial, and its metrics by layer."""
 
 
 def factors(settings: Factors) -> str:
@@ -120,8 +120,8 @@ def _rows(
     clip, ranges = trained.settings.clip, trained.settings.augmentation
     planner = Planner(trained.normalise(index), order, clip, centred(ranges.scale[0]), ranges, settings)
     networks, notes = _networks(trained, index, order)
-    has_head = not trained.without_head
-    if not has_head:
+    layers = (TRUNK,) if trained.without_head else LAYERS
+    if trained.without_head:
         notes.append("the weights have no head, so embeddings are not measured")
     trials, skipped = _plan_trials(planner, promises, networks)
     notes = [*([promises.reason] if promises.reason else []), *notes, *skipped]
@@ -131,7 +131,7 @@ def _rows(
             "videos, such as train"
         )
     models = [trained.model, trained.untrained().model]
-    measured: dict[tuple[str, str], tuple[Trial, Features]] = {}
+    measured: dict[tuple[str, str], tuple[Trial, LayerFeatures]] = {}
     for network in networks:
         own = [trial for trial in trials if trial.network == network]
         for trial, values in zip(own, extract(models, planner.index, own, clip, device), strict=True):
@@ -140,22 +140,22 @@ def _rows(
     for factor in promises.factors:
         parts = [measured[factor.name, network] for network in networks if (factor.name, network) in measured]
         if isinstance(factor, Modality):  # its values are the networks
-            if len(parts) == 2 and has_head:
+            if len(parts) == 2 and EMBEDDING in layers:
                 pairs = zip(*(values[EMBEDDING] for _, values in parts), strict=True)
                 joined = [np.concatenate(pair, axis=2) for pair in pairs]
-                layers = {EMBEDDING: _metrics(joined, parts[0][0], settings)}
-                rows.append(_row(parts[0][0], tuple(trial.network for trial, _ in parts), layers, promises))
+                metrics = {EMBEDDING: _metrics(joined, parts[0][0], settings)}
+                rows.append(_row(parts[0][0], tuple(trial.network for trial, _ in parts), metrics, promises))
             continue
         for trial, values in parts:
-            layers = {layer: _metrics(values[layer], trial, settings) for layer in LAYERS[: 1 + has_head]}
-            rows.append(_row(trial, (trial.network,), layers, promises))
+            metrics = {layer: _metrics(values[layer], trial, settings) for layer in layers}
+            rows.append(_row(trial, (trial.network,), metrics, promises))
     return rows, list(dict.fromkeys(notes))
 
 
 def extract(
     models: Sequence[GDT], index: Index, trials: Sequence[Trial], clip: Clip, device: torch.device
-) -> list[Features]:
-    """Features of the trials of one network, from each of the models, which are in evaluation mode.
+) -> list[LayerFeatures]:
+    """Features of the trials of one network, from each of the models, which must be in evaluation mode.
 
     The clips are loaded once for all models. Raises UserError if a shard is damaged.
     """
@@ -220,7 +220,7 @@ def _plan_trials(planner: Planner, promises: Promises, networks: Sequence[str]) 
 
 
 def _metrics(features: Sequence[np.ndarray], trial: Trial, settings: Factors) -> Metrics:
-    """Both measures of the model's features and random weights' [n, s, k, d]."""
+    """Distance and accuracy, of the features [n, s, k, d] of the model and of random weights."""
     if isinstance(trial.transformation, Video):
         return dict(zip((ACCURACY, ACCURACY_RANDOM), map(video_accuracy, features), strict=True))
     own, random = map(distances, features)

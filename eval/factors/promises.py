@@ -29,9 +29,9 @@ Metrics = Mapping[str, Metric]
 _HIGH = 90.0
 """Accuracy from which a factor counts as encoded even if random weights encode it as well, percent."""
 _SMALL = 10.0
-"""Smaller gains count as none: of accuracy in points, of distances in percent of those they are compared with."""
+"""Smaller gains count as none; in points of accuracy, or percent of the distance that is compared with."""
 _WITHIN = ("time_shift", "augmentation")
-"""Factors whose values in training have no meaning across videos (a time, the number of a draw)."""
+"""Factors whose values have a meaning only within a video (a time, the number of a draw)."""
 RULES = (
     "promised: that embeddings encode a distinctive factor and ignore an invariant one",
     f"distinctive is kept if accuracy is above chance and above random weights (or at least {_HIGH:.0f} %). For "
@@ -105,17 +105,17 @@ class Verdict(NamedTuple):
     """Whether a promise, or a part of it, is kept."""
 
     kept: bool | None
-    """None if the intervals do not tell."""
+    """None if there are too few videos to tell."""
     needed: float = 0.0
-    """If so, the number of videos whose intervals would be narrow enough."""
+    """If so, the number of videos that would do."""
     against: str = ""
-    """Evidence against it; the measured values if the intervals do not tell."""
+    """Evidence against it; the measured values if there are too few videos to tell."""
 
 
 def check_promise(factor: str, contrasts: Mapping[str, Promise], metrics: Metrics, videos: int) -> Verdict:
     """Whether embeddings keep a promise, given metrics on `videos` videos."""
     accuracy, random = metrics[ACCURACY], metrics[ACCURACY_RANDOM]
-    gain, more_accurate, most = difference([accuracy], [random])
+    gain = difference([accuracy], [random])
     accuracies = f"accuracy {accuracy.value:.1f} %, random weights {random.value:.1f} %"
     distance, more = metrics.get(DISTANCE), metrics.get(DISTANCE_MORE)
     distances = (
@@ -126,33 +126,39 @@ def check_promise(factor: str, contrasts: Mapping[str, Promise], metrics: Metric
         parts = []
         if distance and more:
             moves = f"it moves features no less than with random weights ({distances})"
-            parts.append(_exceeds(-more.value, -more.high, -more.low, small, videos, moves))
+            parts.append(_exceeds(_below(0, more), small, videos, moves))
             far = f"it moves features as far as another video ({distances})"
-            values = 1 - distance.value, 1 - distance.high, 1 - distance.low
-            parts.append(_exceeds(*values, _SMALL / 100, videos, far))
-        if more_accurate > 0:
+            parts.append(_exceeds(_below(1, distance), _SMALL / 100, videos, far))
+        if gain[1] > 0:
             parts.append(Verdict(False, 0, f"a probe classifies it better than with random weights ({accuracies})"))
         else:
-            low = _HIGH - accuracy.value, _HIGH - accuracy.high, _HIGH - accuracy.low
-            parts.append(_exceeds(*low, 0.0, videos, f"a probe classifies it ({accuracies})"))
+            parts.append(_exceeds(_below(_HIGH, accuracy), 0.0, videos, f"a probe classifies it ({accuracies})"))
         return _with_values(_all(parts), distances or accuracies)
     more_distant = []
     if factor in _WITHIN and more:
-        more_distant.append(_exceeds(more.value, more.low, more.high, small, videos))
+        more_distant.append(_exceeds(_above(0, more), small, videos))
         accuracies += f", {distances}"
     none = f"a probe does not classify it ({accuracies}, chance {accuracy.chance:.1f})"
-    beyond = accuracy.value - accuracy.chance, accuracy.low - accuracy.chance, accuracy.high - accuracy.chance
-    parts = [_exceeds(*beyond, _SMALL, videos, none)]
+    parts = [_exceeds(_above(accuracy.chance, accuracy), _SMALL, videos, none)]
     if not (factor == "video" and contrasts.get("time_shift") == "distinctive"):  # its other times are negatives
         no_better = f"a probe classifies it no better than with random weights ({accuracies})"
-        better = _exceeds(gain, more_accurate, most, _SMALL, videos, no_better)
-        high = accuracy.value - _HIGH, accuracy.low - _HIGH, accuracy.high - _HIGH
-        parts.append(_any([better, _exceeds(*high, 0.0, videos)]))
+        better = _exceeds(gain, _SMALL, videos, no_better)
+        parts.append(_any([better, _exceeds(_above(_HIGH, accuracy), 0.0, videos)]))
     return _with_values(_any([_all(parts), *more_distant]), f"{accuracies}, chance {accuracy.chance:.1f}")
 
 
+def _above(number: float, metric: Metric) -> tuple[float, float, float]:
+    """How far a metric is above a number, with its 95 % interval."""
+    return metric.value - number, metric.low - number, metric.high - number
+
+
+def _below(number: float, metric: Metric) -> tuple[float, float, float]:
+    """How far a metric is below a number, with its 95 % interval."""
+    return number - metric.value, number - metric.high, number - metric.low
+
+
 def _with_values(verdict: Verdict, values: str) -> Verdict:
-    """A verdict with the measured values as its text if the intervals do not tell."""
+    """A verdict with the measured values as its text if there are too few videos to tell."""
     return verdict._replace(against=values) if verdict.kept is None else verdict
 
 
@@ -162,8 +168,9 @@ def round_up(number: float) -> int:
     return math.ceil(number / digit) * digit
 
 
-def _exceeds(value: float, low: float, high: float, least: float, videos: int, against: str = "") -> Verdict:
+def _exceeds(gain: tuple[float, float, float], least: float, videos: int, against: str = "") -> Verdict:
     """Whether a gain is above 0, by its 95 % interval; one below `least` counts as none."""
+    value, low, high = gain
     if low > 0:
         return Verdict(True)
     if high <= least:
