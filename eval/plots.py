@@ -22,7 +22,7 @@ _SIGNS = {"distinctive": "d", "invariant": "i", "not varied": "·", "not known":
 def bars(records: Sequence[Record]) -> Figure:
     """A panel for the first metric of each label column, and one for its linear probe if there is one.
 
-    Bars are means over runs, dots runs, lines 95 % intervals of rows with one run, and the dashed line is chance.
+    Bars: means over runs; dots: single runs; vertical lines: 95 % intervals of rows with one run; dashed line: chance.
     """
     columns: dict[str, list[str]] = {}
     for record in records:
@@ -48,8 +48,8 @@ def bars(records: Sequence[Record]) -> Figure:
                 axes.axhline(values[0].chance, color="grey", linestyle="--", linewidth=1)
         axes.set_ylim(0, 100)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.set_title(name if name or len(columns) == 1 else "class", fontsize=9)
-        axes.set_ylabel(f"{'retrieval ' if metric.startswith('R@') else ''}{metric}, %", fontsize=8)
+        column = "" if len(columns) == 1 else f"{name or 'class'}, "
+        axes.set_title(f"{column}{metric}, %", fontsize=9)
         axes.tick_params(labelsize=7)
         axes.set_xticks(range(len(groups)), [_tick(preset, not single) for preset in groups], fontsize=7)
     for axes in list(grid.flat)[len(panels) :]:
@@ -68,18 +68,17 @@ def matrix(records: Sequence[Record]) -> Figure:
     """Distance and probe accuracy of each factor (rows) in embeddings and trunks of models (columns).
 
     The models may be of several calls, such as the rows of an ablation. The first column of each panel is the mean over
-    the random weights that the models started from. Letters are promises; ! marks a broken one.
+    the random weights that were measured with each model.
     """
     names = list(dict.fromkeys(map(row_name, records)))
     models = {model: {row_name(record): record for record in rows} for model, rows in by_model(records).items()}
     columns = 1 + len(models)
     figure = Figure(figsize=(3.2 + 2 * (0.5 + 0.62 * columns), 2.4 + 2 * 0.27 * len(names)), layout="constrained")
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
-    for row, decode in zip(panels, (False, True), strict=True):
+    for row, accuracy in zip(panels, (False, True), strict=True):
         for axes, layer in zip(row, (EMBEDDING, TRUNK), strict=True):
-            title = f"probe accuracy, {layer}, %" if decode else f"distance, {layer}"
-            axes.set_title(title, fontsize=9)
-            _draw(axes, list(models.values()), names, layer, decode)
+            axes.set_title(f"probe accuracy, {layer}, %" if accuracy else f"distance, {layer}", fontsize=9)
+            _draw(axes, list(models.values()), names, layer, accuracy)
     for axes in panels[1]:
         axes.set_xticks(range(columns), ["random", *models], fontsize=7, rotation=90)
     for axes in panels[:, 0]:
@@ -91,8 +90,8 @@ def matrix(records: Sequence[Record]) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str], layer: str, decode: bool) -> None:
-    own, of_random = (ACCURACY, ACCURACY_RANDOM) if decode else (DISTANCE, DISTANCE_RANDOM)
+def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str], layer: str, accuracy: bool) -> None:
+    own, of_random = (ACCURACY, ACCURACY_RANDOM) if accuracy else (DISTANCE, DISTANCE_RANDOM)
     shade = np.full((len(names), 1 + len(models)), np.nan)
     for y, name in enumerate(names):
         rows = [of.get(name) for of in models]
@@ -107,13 +106,13 @@ def _draw(axes: Axes, models: Sequence[dict[str, Record]], names: Sequence[str],
                 axes.text(x, y, "—", ha="center", va="center", fontsize=6, color="#999999")
                 continue
             value, shade[y, x] = found
-            number = f"{value:.0f}" if decode else f"{value:.2f}"
+            number = f"{value:.0f}" if accuracy else f"{value:.2f}"
             colour = "white" if shade[y, x] > 0.6 else "black"
             weight = "bold" if "!" in sign else "normal"
             axes.text(
                 x, y, f"{number} {sign}".strip(), ha="center", va="center", fontsize=6, color=colour, weight=weight
             )
-    axes.imshow(shade, cmap="Greens" if decode else "Blues", vmin=0, vmax=1.1, aspect="auto")
+    axes.imshow(shade, cmap="Greens" if accuracy else "Blues", vmin=0, vmax=1.1, aspect="auto")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 

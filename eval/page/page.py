@@ -68,7 +68,7 @@ def _write(settings: Report) -> Path:
     text = environment.get_template("page.html.j2").render(
         settings=settings,
         smoothing=_SMOOTHING,
-        runs=runs_table(collected.runs) if collected.runs else [],
+        runs=runs_table(collected.runs) if collected.runs else ([], []),
         evaluations=[
             (folder, *(attempt(str(folder), unread, partial(compare, folder, results)) or ([], "")))
             for folder, results in evaluations
@@ -205,14 +205,23 @@ def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
                 row.equal or "-", format_details(row.how), _TRAINED[row.trained_on], row.provenance.device, versions,
                 short_commit(row.provenance.commit), row.provenance.started,
             ])  # fmt: skip
+    shared, kept = _split_common(lines)
+    return shared, kept if len(kept[0]) > 1 else []
+
+
+def _split_common(lines: Lines, always: Iterable[str] = ()) -> tuple[list[tuple[str, str]], Lines]:
+    """Names and values that all lines share, without empty ones, and the other columns, with the first and `always`."""
+    names = {lines[0][0], *always}
     columns = list(zip(*lines, strict=True))
-    shared = [(head, cells[0]) for head, *cells in columns[1:] if set(cells) == {cells[0]} - {"-"}]
-    kept = [columns[0], *(column for column in columns[1:] if len(set(column[1:])) > 1)]
-    return shared, [list(line) for line in zip(*kept, strict=True)] if len(kept) > 1 else []
+    kept = [column for column in columns if column[0] in names or len(set(column[1:])) > 1]
+    shared = [
+        (name, cells[0]) for name, *cells in columns if name not in names and set(cells) == {cells[0]} - {"-", ""}
+    ]
+    return shared, [list(line) for line in zip(*kept, strict=True)]
 
 
-def runs_table(runs: Sequence[Run]) -> Lines:
-    """Table with a line per run."""
+def runs_table(runs: Sequence[Run]) -> tuple[list[tuple[str, str]], Lines]:
+    """Names and values that all runs share, and a table with a line per run; with one run, all is in the table."""
     lines = [["run", "data set", "composition", "steps", "seed", "final loss", "clips/s", "data wait", "device",
               "commit", "started"]]  # fmt: skip
     for run in runs:
@@ -230,7 +239,7 @@ def runs_table(runs: Sequence[Run]) -> Lines:
             waiting = f"{100 * median(metrics['data_wait']):.0f} %"
         start = [last.device, short_commit(last.commit), last.started] if last else ["", "", ""]
         lines.append([run.name, run.dataset, composition, steps, seed, loss, speed, waiting, *start])
-    return lines
+    return _split_common(lines, ["final loss", "clips/s", "data wait", "started"]) if len(runs) > 1 else ([], lines)
 
 
 def curves(
