@@ -75,7 +75,7 @@ def downstream(settings: Downstream) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """One model, one protocol, one fold."""
+    """The evaluation of a model by a protocol on a fold."""
 
     model: Model
     protocol: str
@@ -95,7 +95,7 @@ class Evaluation:
     data: Data
     models: list[Model]
     files: list[tuple[str, Fold, str]]
-    """Protocols and folds, with the name of the record's file."""
+    """A protocol, a fold, and the name of its record's file."""
     evaluator: Evaluator
     provenance: Provenance
 
@@ -117,6 +117,7 @@ class Evaluation:
 def _plan(
     settings: Downstream, first: Trained, compared: list[Model], extracted: dict[str, tuple[Path, np.ndarray]]
 ) -> Evaluation:
+    """The evaluation with the labels of one column. Raises UserError if models, data and settings do not fit."""
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.label)
     gallery = gallery_split(settings.gallery_split, data.index, data.split)
     if gallery == data.split:
@@ -129,7 +130,7 @@ def _plan(
     device = any_device()
     protocols = _protocols(settings, gallery, data, compared)
     labelled = folds(settings, data.index, data.split) if any(PROTOCOLS[name].labels for name in protocols) else []
-    if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # else it would be refused
+    if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # other protocols refuse it
         settings = replace(settings, gallery_split=gallery)
     unlabelled = [] if all(PROTOCOLS[name].labels for name in protocols) else [held_out(data.index, data.split)]
     for model in compared:
@@ -161,12 +162,12 @@ def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequenc
     if official_folds(data.index):  # each has splits of its own
         fits = complete_folds(data.index, [*splits.values()])
         reasons = [] if fits else [f"no official fold has videos in both splits, {' and '.join(splits.values())}"]
-    held = bool((data.index.split == data.split).any())  # cross-modal takes the splits of fold 1
-    labels = settings.requires_labels or not reasons or not held
+    queries = bool((data.index.split == data.split).any())  # cross-modal takes the splits of fold 1
+    labels = settings.requires_labels or not reasons or not queries
     if labelled and not labels:
         names = [name for name, protocol in PROTOCOLS.items() if protocol.default and protocol.labels]
         print(f"{' and '.join(names)} are skipped: {'; '.join(reasons)}", flush=True)
-    pairs = held and any(_has_pairs(model, settings, data) for model in compared)
+    pairs = queries and any(_has_pairs(model, settings, data) for model in compared)
     plain = settings.modalities == ("video",)  # others affect some protocols only
     chosen = [
         name
@@ -272,7 +273,7 @@ def _run_job(evaluation: Evaluation, job: Job) -> None:
 def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
     """Run every job in its own subprocess, or in this process with --jobs 1.
 
-    So the number of threads, and with it the last digits, does not depend on the number of remaining jobs.
+    Thus the number of threads, which affects the last digits, does not depend on the number of remaining jobs.
     """
     recipe = build_recipe(evaluation.evaluator.settings, jobs[0].model.trained)
     if note := short_side_note(recipe, evaluation.data.index):
@@ -335,7 +336,7 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
 
 
 def _folder_of_report(settings: Downstream, out: Path) -> Path:
-    """The folder whose report has these results: of a run if they are in it, else `out` itself if it was set."""
+    """The folder whose report has these results: the run they are in, or --out if set, or else its parent."""
     runs = [path.parent if path.name == NAME else path for path in settings.ckpt]
     return next((run for run in runs if out.is_relative_to(run)), out if settings.out else out.parent)
 

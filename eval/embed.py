@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from gdt.common import serialization
 from gdt.common.commandline import expand_home, gdt_command
-from gdt.common.errors import UserError, first_line, plural, with_list
+from gdt.common.errors import UserError, first_line, plural, require_positive, with_list
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.lock import is_locked, locked, locked_file
 from gdt.pipeline.clips import split_videos, uniform_plans, usable
@@ -95,8 +95,7 @@ class Embed:
         ):  # fmt: skip
             if unknown := [value for value in given if value not in known]:
                 raise UserError(f"--{name} is '{unknown[0]}'; it must be {' or '.join(known)}")
-        if self.clips < 1:
-            raise UserError(f"--clips is {self.clips}; it must be 1 or more")
+        require_positive(self, "", "clips")
         if self.out.suffix not in _WRITERS:
             raise UserError(f"--out is {self.out}; its name must end in {', '.join(_WRITERS)}")
         if self.out.suffix == ".parquet" and find_spec("pyarrow") is None:
@@ -215,7 +214,7 @@ def _modalities(settings: Embed, trained: Trained) -> list[str]:
 
 
 def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, dict[str, str], list[tuple[str, str]]]:
-    """Shards of the videos, their files by id, and the skipped files with reasons."""
+    """An index of the videos, their files by id, and the skipped files with reasons."""
     if not settings.source:
         return Index.open(shard_folder(settings.dataset, settings.shards)), {}, []
     from gdt.preprocess.cluster import one_per_core
@@ -373,10 +372,8 @@ _WRITERS: dict[str, Callable[[Path, Features], None]] = {
     ".npz": _write_npz,
     ".parquet": _write_parquet,
 }
-
-
 _STARTS = (b"gdt ", b"\x89HDF"), (b"PK\x03\x04",)
-"""First bytes of .h5 files of this version and of another, and of .npz files."""
+"""First bytes of .h5 files, of this and of other versions, and of .npz files."""
 
 
 def read(path: str | Path) -> Features:

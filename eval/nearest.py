@@ -14,7 +14,7 @@ import numpy as np
 import tyro
 from tabulate import tabulate
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError, plural, require_positive
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features, read
 
 
@@ -36,8 +36,7 @@ class Nearest:
     """Checkpoint that embeds a query file; default: that of the features."""
 
     def __post_init__(self) -> None:
-        if self.k < 1:
-            raise UserError(f"--k is {self.k}; it must be 1 or more")
+        require_positive(self, "", "k")
 
 
 def nearest(settings: Nearest) -> str:
@@ -72,7 +71,7 @@ def nearest(settings: Nearest) -> str:
 
 
 def _unknown_query(settings: Nearest, ids: Sequence[str]) -> str:
-    """The message about a query that is neither an id nor a file, with ids of the same or a similar file name."""
+    """The message about a query that is neither an id nor a file; suggests ids with the same or a similar name."""
     name = Path(settings.query).name.casefold()
     ids = list(dict.fromkeys(ids))
     by_name = {Path(each).name.casefold(): each for each in reversed(ids)}
@@ -89,7 +88,7 @@ def _unknown_query(settings: Nearest, ids: Sequence[str]) -> str:
 
 
 def _named_like(rows: Features, path: str) -> np.ndarray:
-    """Rows of a file whose features were computed from shards: their id is its path's end, or that without suffix."""
+    """Rows of shards that may be of a video file: their id is the end of its path, with or without the suffix."""
     paths = path, os.path.splitext(path)[0]  # noqa: PTH122
     return np.flatnonzero([
         not file and any(each.endswith(f"/{name}") for each in paths)
@@ -102,8 +101,8 @@ def most_similar(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the k rows with the highest cosine to any query row, and the cosines, highest first.
 
-    `own` are the query's rows if `query` is `rows`; if it is empty, all rows of `query` are used. `excluded` rows
-    are not searched; default: `own`. Raises UserError if features are missing or cannot be compared.
+    `own`: rows of the query, if `query` is `rows`; if empty, all rows of `query` are used. `excluded`: rows that are
+    not searched; default: `own`. Raises UserError if features are missing or cannot be compared.
     """
     from gdt.eval.retrieval import unit  # scikit-learn is slow to import
 

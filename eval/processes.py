@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class StoppedError(Exception):
-    """A command was stopped because this process was interrupted; it resumes with it."""
+    """A command was stopped because this process was interrupted."""
 
 
 def job_limit(jobs: int) -> int:
@@ -39,8 +39,8 @@ def run_parallel(
 ) -> Iterator[T]:  # fmt: skip
     """Call `run(job, gpu, stop)` for every job, `limit` in parallel, and yield each finished job.
 
-    `watch` is called every second. After an error, which is printed immediately, no more jobs start; it is raised
-    when the running ones have ended. An interrupt sets `stop`, at which jobs end soon.
+    `watch` is called every second. After a UserError, which is printed immediately, no more jobs start; it is raised
+    when the running ones have ended. Any other error and an interrupt set `stop`, which jobs must obey soon.
     """
     stop = threading.Event()
     gpus: queue.Queue[str] = queue.Queue()
@@ -77,7 +77,7 @@ def run_parallel(
 
 
 def visible_gpus() -> list[str]:
-    """GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
+    """GPUs of this process, in the notation of CUDA_VISIBLE_DEVICES."""
     if not torch.cuda.is_available():
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

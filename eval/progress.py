@@ -23,16 +23,16 @@ _SECONDS = 8.0
 class Progress:
     """Progress bar with the steps of all runs and the losses of those that are running."""
 
-    def __init__(self, runs: Mapping[Path, Pretrain], what: str = "pretrain", more: int = 0, over: int = 0) -> None:
-        """`runs` are settings by folder. `more`: steps of runs that `follow` will add; `over`: steps already done."""
+    def __init__(self, runs: Mapping[Path, Pretrain], title: str = "pretrain", later: int = 0, done: int = 0) -> None:
+        """`runs` are settings by folder. `later`: steps of runs to be added by `follow`; `done`: those of them done."""
         self._logs: dict[Path, LogReader] = {}
         self._steps: dict[Path, int] = {}
         self._status: dict[Path, str] = {}
-        self._over, self._lock = over, threading.Lock()
+        self._finished, self._lock = done, threading.Lock()
         for folder, settings in runs.items():
             self.follow(folder, steps_of(settings))
         self._bar = tqdm(
-            total=sum(self._steps.values()) + more, initial=self._done(), unit="step", desc=what, smoothing=0.05,
+            total=sum(self._steps.values()) + later, initial=self._done(), unit="step", desc=title, smoothing=0.05,
             mininterval=0.0 if sys.stderr.isatty() else _SECONDS, dynamic_ncols=True,
         )  # fmt: skip
 
@@ -68,13 +68,13 @@ class Progress:
     def finish(self, folder: Path, text: str) -> None:
         """Count all steps of a run as done and print a line above the bar; may be called from any thread."""
         with self._lock:
-            self._over += self._steps[folder]
+            self._finished += self._steps[folder]
             del self._logs[folder]
             self._status.pop(folder, None)
         self._bar.write(text)
 
     def _done(self) -> int:
-        return self._over + sum(int(log.last["step"]) + 1 for log in self._logs.values() if log.last)
+        return self._finished + sum(int(log.last["step"]) + 1 for log in self._logs.values() if log.last)
 
 
 class LogReader:

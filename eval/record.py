@@ -22,10 +22,10 @@ from gdt.train.settings import LENGTH, Pretrain, decisive_options
 
 T = TypeVar("T")
 RANDOM = "random weights"
-"""Model and preset of records of the weights that training started from."""
+"""Model and preset in records of untrained networks."""
 _INPUTS = ("--network", "--clip.")
 _COMPOSITION = ("--preset", "--factors", "--factors-digest", "--seed", "--batch-size", "--network.word-dimensions")
-"""Options in which rows and seeds of one table may differ; the last is set only for text."""
+"""Options in which the rows and seeds of one table may differ; the last is set only for text."""
 TrainedOn = Literal["others", "these", "unknown"]
 Promise = Literal["distinctive", "invariant", "not varied", "not known"]
 
@@ -40,13 +40,13 @@ class Factor:
     values: tuple[str, ...]
     """Names of the factor's values."""
     promise: Promise
-    """What the composition promises of the factor."""
+    """What the composition promises about the factor."""
     kept: bool | None
     """Whether the embedding keeps the promise; None without a promise, or if there are too few videos to tell."""
     against: str
     """Evidence against it, as text; the measured values if there are too few videos."""
     needed: int = 0
-    """If there are too few videos to tell, about how many would do."""
+    """If there are too few videos to tell, the number that would do, rounded up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,7 @@ class Record:
     metrics: dict[str, Metric]
     """By name, which is also the heading of its column in tables."""
     settings: dict[str, Any]
-    """Settings of the command as JSON, see `settings_as`; of a protocol, those that decide its numbers, with the others
-    at their defaults."""
+    """Settings of the command as JSON, see `settings_as`; those that do not affect a protocol are at their defaults."""
     provenance: Provenance
     label: str = ""
     """Column of labels; empty for the classes of the data set."""
@@ -131,7 +130,7 @@ AGAIN = "remove it, then rerun the command that wrote it"
 
 
 def read(path: Path, advice: str = AGAIN) -> list[Record]:
-    """Read a file of records. Raises UserError, which ends in `advice`, for any other file."""
+    """Read a file of records. Raises UserError with `advice` for any other file."""
     return parse(path.read_text(encoding="utf-8", errors="replace"), str(path), advice)
 
 
@@ -163,9 +162,9 @@ _SETTINGS = tuple(dict.fromkeys(name for protocol in PROTOCOLS for name in decis
 
 
 def conditions(record: Record) -> dict[str, Any]:
-    """Everything but the model that decides a record's numbers, by column: records that agree in it can be compared.
+    """Everything but the model that decides a record's numbers, by column; equal for records that can be compared.
 
-    The settings are those of its protocol; others are None.
+    Settings that do not affect its protocol are None.
     """
     own = decisive_names(record.protocol) if record.protocol in PROTOCOLS else ()
     settings = {name: record.settings[name] if name in own else None for name in dict.fromkeys((*_SETTINGS, *own))}
@@ -177,9 +176,9 @@ def conditions(record: Record) -> dict[str, Any]:
 def budget(record: Record) -> dict[str, Any]:
     """Settings of pretraining that records must share to be seeds or rows of one table, by name.
 
-    These are all but the composition and the seed, with clips per step in place of the batch size, or in an ablation
-    with what `--equal` gives every row in place of batch size and steps; of random weights, only the network and its
-    clips. Raises UserError if the composition's --factors-from is missing or has changed.
+    These are all but the composition and the seed. The video clips per step replace the batch size; in an ablation,
+    what `--equal` gives every row replaces batch size and steps. For random weights, only the network and its clips
+    count. Raises UserError if the composition's --factors-from is missing or has changed.
     """
     settings = record.pretraining
     same = {name: value for name, value in decisive_options(settings).items() if name not in _COMPOSITION}
@@ -194,7 +193,7 @@ def budget(record: Record) -> dict[str, Any]:
 
 
 def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
-    """One row per metric, for CSV and data frames: the model, the `conditions`, the metric, and counts of videos."""
+    """One dict per metric, for CSV and data frames: the model, the `conditions`, the metric, and counts of videos."""
     for record in records:
         own = {name: getattr(record, name) for name in _MODEL} | conditions(record)
         own |= {"factor": record.factor.name, "network": record.factor.network} if record.factor else {}

@@ -17,7 +17,7 @@ else:
     ProtocolName = Literal[tuple(PROTOCOLS)]
 
 _ALWAYS_ACCEPTED = ("seed", "size")
-"""Settings that may be set for any protocol."""
+"""Settings that are never refused."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Downstream:
     random_weights: Literal["include", "only", "exclude"] = "include"
     """Random weights as a baseline: include, only these rows, or exclude."""
     modalities: tuple[Modality, ...] = ("video",)
-    """Features to evaluate; those of two are L2-normalised and concatenated."""
+    """Networks to take features from; both: L2-normalised and concatenated."""
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
@@ -95,7 +95,7 @@ class Downstream:
             raise UserError(f"--folds is {' '.join(map(str, self.folds))}; official folds are numbered from 1")
         if len(set(self.modalities)) != max(1, len(self.modalities)):
             raise UserError(f"--modalities is '{' '.join(self.modalities)}'; set it to video, audio, or video audio")
-        object.__setattr__(self, "modalities", tuple(sorted(self.modalities, reverse=True)))  # as in "video audio"
+        object.__setattr__(self, "modalities", tuple(sorted(self.modalities, reverse=True)))  # video first
         video_only = [name for name in ("finetune", "retrieval-published") if name in self.protocols]
         if self.modalities != ("video",) and video_only:
             raise UserError(
@@ -127,6 +127,6 @@ class Downstream:
 
     @property
     def requires_labels(self) -> bool:
-        """Whether a setting is given that only protocols with labels use."""
-        audible = self.modalities != ("video",)
-        return bool(self.label or self.folds or self.gallery_per_class or self.gallery_split or audible)
+        """Whether a setting is given that applies only to protocols with labels."""
+        given = self.label, self.folds, self.gallery_per_class, self.gallery_split, self.modalities != ("video",)
+        return any(given)

@@ -42,9 +42,9 @@ class Model:
         return folder_name(self.name, self.digest)
 
     def seen(self, data: Data, videos: np.ndarray) -> tuple[TrainedOn, int]:
-        """Whether, and how many of, these videos (rows of the index) are in the split that it was pretrained on.
+        """Whether these videos (rows of the index) are in the split that it was pretrained on, and how many are.
 
-        Official folds have other splits, which share videos with it.
+        The splits of official folds overlap with it.
         """
         settings = self.trained.settings
         if self.random:
@@ -99,7 +99,7 @@ class Fold:
     """Gallery and queries."""
 
     number: int
-    """Official fold; 0 for the splits of the data set."""
+    """Official fold; 0 for the splits of the shards."""
     gallery: np.ndarray
     """Videos to search or to train on: rows of the index, int64."""
     queries: np.ndarray
@@ -142,10 +142,10 @@ def models(settings: Downstream, first: Trained) -> Iterator[Model]:
 
 
 def checkpoints(first: Trained, paths: Sequence[Path]) -> list[Model]:
-    """Models with unique names, with a digest if needed; `first` is the first of them."""
+    """The models at paths, without duplicates; `first` is the first. Names are made unique by a digest."""
     loaded = [
-        Model(name_of(path), path, load_trained(path) if k else first, False)
-        for k, path in enumerate(dict.fromkeys(paths))
+        Model(name_of(path), path, first if path == paths[0] else load_trained(path), False)
+        for path in dict.fromkeys(paths)
     ]
     names = [model.name for model in loaded]
     return [

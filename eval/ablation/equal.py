@@ -23,15 +23,15 @@ class Equal(NamedTuple):
     """What every row gets."""
 
     runs: dict[str, Pretrain]
-    """The runs of the rows with their batch size and steps."""
+    """By row, with batch size and steps."""
     text: str
-    """What they share."""
+    """What the rows share."""
     lowered: str
-    """The default that was lowered, as there are fewer videos; empty if none."""
+    """A note on the default that was lowered because there are too few videos; empty if none was."""
 
 
 def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> Equal:
-    """Give every row the same. Raises UserError if there are too few videos, or a row cannot take what was typed."""
+    """Give every row the same. Raises UserError if there are too few videos, or a set option does not fit a row."""
     first = next(iter(rows.values()))
     length = f"{first.steps} steps" if first.steps else f"{first.epochs} epochs"
     usable = {row: len(replace(run, batch_size=2).tree(index).source.videos) for row, run in rows.items()}
@@ -57,36 +57,36 @@ def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> 
 
 
 def _per_step(
-    name: str, typed: int, default: int, per_video: Mapping[str, int], usable: Mapping[str, int]
+    name: str, given: int, default: int, per_video: Mapping[str, int], usable: Mapping[str, int]
 ) -> tuple[int, str]:
-    """What a step takes, at least two videos of every row, and a note if the default was lowered to the videos.
+    """Videos or clips per step, at least two videos of every row, and a note if the default was lowered.
 
-    `per_video`: what a video counts for; `usable`: number of videos; both by row. Raises UserError if a row cannot take
-    `typed`, the value of option `name`, or the rows cannot take the same.
+    `per_video`: what a video counts for; `usable`: number of videos; both by row. Raises UserError if `given`, the
+    value of option `name` (0: not set), does not fit a row, or no value fits all rows.
     """
     option, common = f"--{name.replace('_', '-')}", math.lcm(*per_video.values())
     largest = max(per_video, key=lambda row: per_video[row])
     scarce = min(per_video, key=lambda row: per_video[row] * usable[row])
     least, most = 2 * per_video[largest], per_video[scarce] * usable[scarce] // common * common
     few = f"row {scarce} can use only {plural(usable[scarce], 'video')}"
-    if typed > most >= least:
-        raise UserError(f"{option} is {typed}, but {few}; set it to {most} or less")
+    if given > most >= least:
+        raise UserError(f"{option} is {given}, but {few}; set it to {most} or less")
     if most < least:
         raise UserError(
             f"{few}, too few to fill a step of {least} clips, the minimum for two videos of row {largest}; add videos, "
             "or set --equal videos"
         )
-    if typed:
-        if typed < least:
+    if given:
+        if given < least:
             raise UserError(
-                f"{option} is {typed}; set it to {least} or more, the minimum for two videos of row {largest}"
+                f"{option} is {given}; set it to {least} or more, the minimum for two videos of row {largest}"
             )
-        return typed, ""
+        return given, ""
     wanted = max(default // common, math.ceil(least / common)) * common
     return min(wanted, most), f"{name} {most} (default {default}, but {few})" if most < wanted else ""
 
 
 def _with_videos(run: Pretrain, videos: int) -> Pretrain:
-    """The run with a batch size. Raises UserError if its batch-norm groups do not divide it."""
+    """The run with a batch size. Raises UserError if its batch-norm groups do not fit."""
     check_groups(videos, run.composition.clips_per_video, run.bn_group_size or 0, 1)
     return replace(run, batch_size=videos)

@@ -1,4 +1,4 @@
-"""`gdt eval ablation`: pretrains compositions, evaluates their frozen features, and compares them.
+"""`gdt eval ablation`: pretrain compositions, evaluate their frozen features, and compare them.
 
 Each run's folder lists its finished commands, which are skipped when the ablation resumes.
 """
@@ -59,7 +59,7 @@ from gdt.train.settings import (
 _DONE = "done.json"
 """In the folder of a run: its finished commands."""
 _MIN_SHARED = 2
-"""Minimum mean number of videos per value of a label column; columns with fewer are ids."""
+"""Minimum mean number of videos per value of a label column; with fewer, values are ids."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Run:
         every = record.read(self.results) if self.results.is_file() else []
         records = [each for each in every if each.protocol in protocols]
         records.sort(key=lambda each: each.provenance.started)
-        # the latest: the file also has records of earlier weights; without folds or of the first one, see _evaluation
+        # the file may also have records of earlier weights, and of folds that `_evaluation` does not choose
         latest = {(each.preset, each.protocol, each.label): each for each in records if each.fold < 2}.values()
         return [replace(each, equal=self.equal, tflop=self._tflop(each)) for each in latest]
 
@@ -102,7 +102,7 @@ class Run:
 
 
 class Inputs(NamedTuple):
-    """Checksums of what the results of an ablation depend on, besides its commands."""
+    """Checksums of the data that the results of an ablation depend on."""
 
     data: str
     """Fingerprint of the shards."""
@@ -124,7 +124,7 @@ class Plan(NamedTuple):
     equal: str
     """What all rows get, as text."""
     lowered: str
-    """The default that was lowered, as there are fewer videos; empty if none."""
+    """A note on the default that was lowered because there are too few videos; empty if none was."""
     inputs: Inputs
     labels: tuple[str, ...]
     """Label columns; empty for recall between modalities."""
@@ -287,15 +287,15 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
 
 
 def _require_resumable(runs: Sequence[Run], data: str) -> None:
-    """Raise UserError if the folder of a run holds one that pretraining would refuse to resume on shards `data`."""
+    """Raise UserError if pretraining would refuse to resume the run in a folder on shards `data`."""
     for run in runs:
-        if other := _other(run, data):
-            same = other.split()[0]
+        if changed := _changed(run, data):
+            same = changed.split()[0]
             way_out = f"set --out to another folder, or use the same {same}"
-            raise UserError(f"{run.folder} holds a run with different {other}; {way_out}")
+            raise UserError(f"{run.folder} holds a run with different {changed}; {way_out}")
 
 
-def _other(run: Run, data: str) -> str:
+def _changed(run: Run, data: str) -> str:
     """What differs between a run and the one whose checkpoint is in its folder; empty if it can be resumed."""
     folder, now = run.folder, run.pretraining.resolved()
     if not any((folder / name).is_file() for name in (CHECKPOINT, PREVIOUS)):
@@ -387,7 +387,7 @@ def _report(runs: Sequence[Run], labels: Sequence[str], protocols: tuple[str, ..
 
 
 def label_columns(index: Index, query_split: str, gallery_split: str = "train") -> tuple[str, ...]:
-    """Label columns that group the videos differently, `label` (the classes) first.
+    """Label columns, `label` (the classes) first, without those that group the videos as an earlier one does.
 
     Gallery and queries must share at least two values, and values must have several videos (unlike ids).
     """
@@ -403,7 +403,7 @@ def label_columns(index: Index, query_split: str, gallery_split: str = "train") 
 
 
 def _broken_promises(records: Sequence[Record]) -> tuple[int, list[str], int]:
-    """The number of promises, one line per broken promise, and the number of others that the videos cannot tell."""
+    """The number of promises, a line per broken one, and the number of those with too few videos to tell."""
     promises: dict[tuple[str, str, str], list[bool | None]] = {}
     for each in records:
         factor = factor_of(each)

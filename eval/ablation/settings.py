@@ -38,7 +38,7 @@ class Ablation:
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks, clips and schedule."""
     equal: Literal["videos", "clips", "compute"] = "videos"
-    """What rows share: videos, clips, or compute (more steps of cheaper rows)."""
+    """What rows share: videos, clips, or compute (cheap rows get more steps)."""
     batch_size: int = 0
     """Videos per step (--equal videos, compute); 0: as --size, or fewer."""
     clips_per_step: int = 0
