@@ -49,7 +49,8 @@ def test_a_study_says_its_hours_runs_and_resumes(
     given = Claim("mine", rows=("e", "l"), **ONCE)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="--rows is g l; add e, with which the others are compared"):
         replace(given, rows=("g", "l"))
-    assert claim(replace(given, dry_run=True)).startswith("trained only the steps that were timed, in ")
+    assert claim(replace(given, dry_run=True)).startswith("trained only the steps that were timed; ")
+    assert not Path("runs/claim-mine/measured").exists()
     assert commands.count("pretrain") == 2
     # e and l at equal videos, and e at equal compute, for which row l is the same
     assert "3 runs left, 1 in parallel: about 0." in " ".join(capsys.readouterr().out.split())
