@@ -120,15 +120,15 @@ def _plan(
     """The evaluation with the labels of one column. Raises UserError if models, data and settings do not fit."""
     data = Data.open(settings.ckpt[0], first, settings.dataset, settings.shards, settings.query_split, settings.label)
     gallery = gallery_split(settings.gallery_split, data.index, data.split)
-    if gallery == data.split:
-        raise UserError(
-            f"gallery and queries are both the split '{data.split}', so every video would find itself; change "
-            "--query-split or --gallery-split"
-        )
     if not official_folds(data.index):
         held_out(data.index, data.split)  # raises UserError if there are none
     device = any_device()
     protocols = _protocols(settings, gallery, data, compared)
+    if gallery == data.split and any(PROTOCOLS[name].labels for name in protocols):
+        raise UserError(
+            f"gallery and queries are both the split '{data.split}', so every video would find itself; change "
+            "--query-split or --gallery-split"
+        )
     labelled = folds(settings, data.index, data.split) if any(PROTOCOLS[name].labels for name in protocols) else []
     if any("gallery_split" in PROTOCOLS[name].settings for name in protocols):  # other protocols refuse it
         settings = replace(settings, gallery_split=gallery)

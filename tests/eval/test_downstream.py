@@ -442,6 +442,11 @@ def test_text_is_evaluated_if_word2vec_is_set(captioned: Path, word2vec: Path, t
     assert 2 <= record.queries <= without.queries == 12 and "V→T" in text
 
 
+def test_cross_modal_needs_no_gallery_besides_the_queries(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
+    settings = Downstream((checkpoint,), "x", shards, ("cross-modal",), clips=1, query_split="train", out=tmp_path)
+    assert "Given frames of a training video" in downstream(settings)
+
+
 @pytest.mark.parametrize(
     ("split", "message"), [("test", "--query-split is 'test'"), ("train", "--gallery-split is 'train'")]
 )
