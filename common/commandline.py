@@ -51,9 +51,9 @@ class Options(Generic[T]):
         for title in self._groups:
             flat |= vars(flat.pop(title))
         kind: Any = self._kind
-        for required in fields(kind):
-            if flat[required.name] == () and required.default is required.default_factory is MISSING:
-                raise UserError(f"--{required.name.replace('_', '-')} lacks a value")
+        for option in fields(kind):
+            if flat[option.name] == () != option.default:
+                raise UserError(f"--{option.name.replace('_', '-')} lacks a value")
         return self._kind(**{name: expand_home(value) for name, value in flat.items()})
 
     def parse(self, prog: str, arguments: Sequence[str]) -> T:

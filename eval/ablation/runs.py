@@ -161,7 +161,7 @@ def plan(settings: Ablation) -> Plan:
     rows, equal, lowered = equalise(
         settings, {row: _pretraining(settings, shards, row) for row in settings.rows}, index
     )
-    runs = [of_row(row, run, equal, seed) for seed in settings.seeds for row, run in rows.items()]
+    runs = [of_row(row, run, equal, seed) for seed in dict.fromkeys(settings.seeds) for row, run in rows.items()]
     return Plan(runs, equal, lowered, Inputs.of(evaluation, index, labels), labels, protocols, out)
 
 

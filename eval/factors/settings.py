@@ -46,8 +46,6 @@ class Factors:
     """Results; default: runs/factors-<dataset>."""
 
     def __post_init__(self) -> None:
-        if not self.ckpt:
-            raise UserError("--ckpt is empty; set it to one or more checkpoints")
         require_positive(self, "", "starts")
         require_positive(
             self, "", "cv_folds", least=2, why="because probes are tested on videos that they were not trained on"

@@ -117,6 +117,8 @@ def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None
         ("pretrain tiny --seed", "--seed lacks a value; it must be an integer"),
         ("eval export", "gdt eval export needs --ckpt PATH and --out PATH; 'gdt eval export --help' lists the options"),
         ("eval downstream --ckpt", "--ckpt lacks a value"),
+        ("eval ablation --rows", "--rows lacks a value"),
+        ("eval ablation --seeds --rows e", "--seeds lacks a value"),
         ("generate", "gdt generate needs one of synthetic, synthetic-hard"),
         ("generate synth", "unknown data set 'synth'; did you mean 'synthetic'? Available:\n  synthetic, "),
         (

@@ -293,6 +293,10 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
             ablation(settings(shards, tmp_path, **wrong))
 
 
+def test_a_repeated_seed_or_row_is_one_run(shards: Path, tmp_path: Path) -> None:
+    assert len(plan(settings(shards, tmp_path, rows=("a", "l", "a"), seeds=(1, 0, 1))).runs) == 4
+
+
 def test_a_split_without_videos_is_refused_before_training(
     tmp_path: Path, shards: Path, index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
