@@ -92,17 +92,17 @@ class Comparison(NamedTuple):
 
 
 def compare_rows(records: Sequence[Record], labels: Sequence[str]) -> Comparison:
-    """Compare rows by the metrics of the first label column, by R@1 of all label columns, and pair by pair.
+    """Compare rows by the metrics of the first label column, by the first metric of all columns, and pair by pair.
 
     Rows with and without text have their own tables.
     """
     labels = labels or ("label",)
     parts: list[tuple[Lines, list[str]]] = []
     title, summaries, differences = title_of(records), [], []
-    for words in (False, True):  # rows with text are evaluated on the videos with captions only
-        if not (own := [each for each in records if bool(each.words) == words]):
+    for with_text in (False, True):  # rows with text are evaluated on the videos with captions only
+        if not (own := [each for each in records if bool(each.words) == with_text]):
             continue
-        table = table_of(_of(own, labels[0]))
+        table = table_of(_in_column(own, labels[0]))
         parts.append((table.lines, table.notes))
         if len(labels) > 1:
             parts.append((_label_lines(own, labels), _label_notes(own, labels)))
@@ -213,23 +213,25 @@ def _brackets(groups: Groups) -> str:
 
 
 def _label_lines(records: Sequence[Record], labels: Sequence[str]) -> Lines:
-    """R@1 by row and label column, headings first."""
-    lines = [[f"R@1, % on {_queries(records)}", *map(_head, labels)]]
-    for preset, group in by_preset(records).items():
-        lines.append([label(preset), *(format_cell(metrics_of(_of(group, name), "R@1")) for name in labels)])
-    chances = [metrics_of(_of(records, name), "R@1")[0].chance for name in labels]
+    """The first metric by row and label column, headings first."""
+    groups = by_preset(records)
+    metric = columns(groups)[0]
+    lines = [[f"{metric}, % on {_queries(records)}", *map(_heading, labels)]]
+    for preset, group in groups.items():
+        lines.append([label(preset), *(format_cell(metrics_of(_in_column(group, name), metric)) for name in labels)])
+    chances = [metrics_of(_in_column(records, name), metric)[0].chance for name in labels]
     return [*lines, ["chance", *(f"{chance:.1f}" for chance in chances)]]
 
 
 def _label_notes(records: Sequence[Record], labels: Sequence[str]) -> list[str]:
-    firsts = [(name, _of(records, name)[0]) for name in labels]
-    counts = [f"{_head(name)} {one.queries} against {one.gallery}, {one.classes} values" for name, one in firsts]
+    firsts = [(name, _in_column(records, name)[0]) for name in labels]
+    counts = [f"{_heading(name)} {one.queries} against {one.gallery}, {one.classes} values" for name, one in firsts]
     return [f"queries against gallery: {'; '.join(counts)}"]
 
 
 def _differences(records: Sequence[Record], name: str) -> list[Difference]:
     """Differences between all pairs of rows, in the first metric of a label column and the linear probe's."""
-    groups = {preset: own for preset, group in by_preset(records).items() if (own := _of(group, name))}
+    groups = {preset: own for preset, group in by_preset(records).items() if (own := _in_column(group, name))}
     groups.pop(RANDOM, None)
     differences = []
     names = columns(groups)
@@ -358,10 +360,10 @@ def by_preset(records: Sequence[Record]) -> dict[str, list[Record]]:
     return groups
 
 
-def _of(records: Sequence[Record], name: str) -> list[Record]:
+def _in_column(records: Sequence[Record], name: str) -> list[Record]:
     """Records of a label column."""
     return [each for each in records if (each.label or "label") == name]
 
 
-def _head(name: str) -> str:
+def _heading(name: str) -> str:
     return "class" if name == "label" else name

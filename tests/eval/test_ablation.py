@@ -338,6 +338,16 @@ def test_the_matrix_marks_significant_differences() -> None:
     assert "2 of 3 pairs of rows differ significantly in linear top-1" in both.summary and len(both.tables) == 3
 
 
+def test_label_columns_are_compared_by_the_first_metric() -> None:
+    """The linear probe's if it is the only protocol."""
+    rows = [
+        replace(ROW, protocol="linear", preset=preset, label=name, metrics={"linear top-1": metric(40.0)})
+        for preset in ("a", "e") for name in ("", "parity")
+    ]  # fmt: skip
+    lines = compare_rows(rows, ("label", "parity")).tables[1]
+    assert lines[0] == ["linear top-1, % on test, fold 3", "class", "parity"] and len(lines) == 4
+
+
 def test_rows_with_and_without_text_have_their_own_tables() -> None:
     """As in the report: they are evaluated on other videos."""
     rows = [
