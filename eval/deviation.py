@@ -12,7 +12,7 @@ from gdt.eval.record import RANDOM, Record
 from gdt.eval.tables import Lines
 
 DEVIATION, RELATIVE, RATIO, MORE, NEAREST = "deviation", "relative", "ratio", "minus random", "nearest"
-"""Metrics, of studies/figures/spread.py; MORE is the difference of RATIO to random weights of the same network."""
+"""Metrics of studies/figures/spread.py; MORE is RATIO minus that of random weights of the same network."""
 TITLES = {
     DEVIATION: "standard deviation over the clips of a video",
     RELATIVE: "distance between its clips (1: clips of two videos)",
@@ -23,13 +23,13 @@ _GREY = "#7f7f7f"
 
 
 def marks(records: Sequence[Record]) -> list[Key]:
-    """Colour and marker of each; random weights are grey."""
+    """Colour and marker of each record; random weights are grey."""
     trained = iter(keys([record.model for record in records if record.preset != RANDOM]))
     return [Key(_GREY, "o", "●", each.model) if each.preset == RANDOM else next(trained) for each in records]
 
 
 def histogram(axes: Axes, values: Sequence[Sequence[float]], of: Sequence[Key]) -> None:
-    """An outline and a median per model, over shared bins."""
+    """Draw a histogram per model, over shared bins, with its median."""
     most = max(max(each) for each in values) or 1.0  # 0 for videos that stand still
     edges = np.linspace(0, 1.02 * most, _BINS + 1)
     for each, mark in zip(values, of, strict=True):
@@ -46,7 +46,7 @@ def histogram(axes: Axes, values: Sequence[Sequence[float]], of: Sequence[Key]) 
 
 
 def lines(records: Sequence[Record]) -> Lines:
-    """Cells of the table, heads first."""
+    """Cells of the table, headings first."""
     compared = any(MORE in record.metrics for record in records)
     rows = [["", DEVIATION, RATIO, *([MORE] if compared else []), "nearest %"]]
     for record in records:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
+from gdt.common import serialization
 from gdt.common.errors import UserError
 from gdt.common.files import write_lines, writing
 from gdt.common.streams import Stream, generator, seed_sequence
@@ -36,10 +37,8 @@ from gdt.train.weights import LEARNED, inputs_of
 if TYPE_CHECKING:
     from gdt.eval.settings import Downstream
 
-STATE = "finetune.pt"
-"""State to resume from."""
-WEIGHTS = "finetuned.pt"
-METRICS = "finetune.jsonl"
+STATE, WEIGHTS, METRICS = "finetune.pt", "finetuned.pt", "finetune.jsonl"
+"""Files of a run: the state to resume from, the finetuned weights, and loss and accuracy per epoch."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Recipe:
     warmup: float = 2.0
     """Epochs over which the learning rate rises linearly from `first_lr` to `lr`."""
     warmup_by_epoch: bool = False
-    """Whether it rises once per epoch; else with every batch."""
+    """Whether the learning rate rises once per epoch; else with every batch."""
     first_lr: float = 0.0025
     lr: float = 0.02
     """Learning rate of the classifier."""
@@ -73,13 +72,13 @@ class Recipe:
     late_jitter: bool = False
     """Colour jitter after normalisation."""
     short_side: int = 160
-    """Short side of the stored frames that the recipe is meant for, pixels; 0: any."""
+    """Short side of stored frames that the recipe is meant for, pixels; 0: any."""
     test_clips: int = 10
     """Uniform clips per test video."""
     test_crops: int = 1
     """Crops per test clip, spread along its longer side."""
     augmented_test: bool = False
-    """Whether test crops have a random scale and colour jitter; else the smallest scale and no jitter."""
+    """Whether test crops have a random scale and colour jitter; else the smallest scale without jitter."""
     to_the_end: bool = True
     """Whether the last test clip ends with the video; else clip k of n starts at k/n of the possible starts."""
     averaged: Literal["softmax", "logits"] = "softmax"
@@ -138,7 +137,7 @@ RECIPES = {"paper": PAPER, "published": PUBLISHED}
 def tiny(recipe: Recipe, trained: Trained) -> Recipe:
     """A recipe for small networks without a GPU: clips as in pretraining, 4 per video and epoch."""
     settings = trained.settings
-    hue = 0.0 if recipe.late_jitter else settings.augmentation.hue
+    hue = 0.0 if recipe.late_jitter else settings.augmentation.hue  # late jitter ignores the hue
     augmentation = replace(recipe.augmentation, scale=settings.augmentation.scale, hue=hue)
     return replace(recipe, clip=settings.clip, augmentation=augmentation, clips=4, short_side=0)
 
@@ -239,7 +238,7 @@ class Finetuning:
         self.optimizer = torch.optim.SGD(groups, recipe.first_lr, recipe.momentum, weight_decay=recipe.weight_decay)
 
     def run(self, name: str) -> dict[str, Metric]:
-        """Train to the last epoch, then test: top-1 and top-5 accuracy of videos and of clips."""
+        """Train to the last epoch, save the weights, and return the metrics of `test`."""
         self.folder.mkdir(parents=True, exist_ok=True)
         first = self._resume()
         total = self.recipe.epochs * self.batches
@@ -286,7 +285,7 @@ class Finetuning:
             yield from random_clips(task.index, task.train, task.train_target, recipe.clip, self._training, seeds)
 
     def test_plans(self) -> Iterator[BatchPlan]:
-        """Test clips: squares at the smallest training scale without jitter, unless the recipe augments them."""
+        """Test clips, at the smallest training scale without jitter, unless the recipe augments them."""
         task, recipe = self.task, self.recipe
         plans = uniform_plans(
             task.index, task.test, recipe.test_clips, recipe.clip, centred(recipe.augmentation.scale[0]),
@@ -326,7 +325,7 @@ class Finetuning:
         before = path.read_text(errors="replace").splitlines(keepends=True)[:epoch] if path.is_file() else []
         write_lines(path, [*before, json.dumps(row) + "\n"])
         state = {
-            "recipe": json.dumps(asdict(self.recipe), default=str), "epoch": epoch + 1,
+            "recipe": serialization.to_json(self.recipe), "epoch": epoch + 1,
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(),
         }  # fmt: skip
         self._write(STATE, state)
@@ -355,7 +354,7 @@ class Finetuning:
         state = None
         with contextlib.suppress(Damaged, UserError, MemoryError):
             state = load_checked(path)
-        if not isinstance(state, dict) or state.get("recipe") != json.dumps(asdict(self.recipe), default=str):
+        if not isinstance(state, dict) or state.get("recipe") != serialization.to_json(self.recipe):
             print(f"{path} is damaged or of another recipe; finetuning restarts from the first epoch")
             return 0
         self.model.load_state_dict(state["model"])

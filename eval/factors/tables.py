@@ -107,7 +107,7 @@ def _cells(metrics: Metrics) -> list[str]:
 
 
 def describe_model(records: Sequence[Record]) -> list[str]:
-    """The tables of a model, and notes on how they were measured, of at most 100 columns."""
+    """The tables of a model with notes on how they were measured, at most 100 columns wide."""
     first = records[0]
     seen = {"others": "", "these": ", which the model was trained on", "unknown": ""}[first.trained_on]
     lines = [_heading(first), *(f"{name}: {how}" for name, how in first.how.items())]
@@ -139,14 +139,14 @@ def describe_model(records: Sequence[Record]) -> list[str]:
 
 
 def _in_two(lines: Lines) -> str:
-    """The distances above the accuracies, since both do not fit into 100 columns."""
+    """A table of distances above one of accuracies, since both together exceed 100 columns."""
     return "\n\n".join(
         layout(part) for part in ([line[:-3] for line in lines], [line[:2] + line[-3:] for line in lines])
     )
 
 
 def is_promised(factor: Factor) -> bool:
-    """Whether the composition promises something of the factor that was tested."""
+    """Whether the composition promises something about the factor that was tested."""
     return factor.kept is not None or factor.needed > 0
 
 

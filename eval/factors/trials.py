@@ -1,6 +1,7 @@
 """Plans that vary one factor and keep video, time and crop the same.
 
-The transformations fill in the plans and the training's loader executes them, so any custom `Choice` can be measured.
+The transformations fill in the plans, and the loader of the training executes them, so any custom `Choice` can be
+measured.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Trial:
     network: str
     """Its modality."""
     values: tuple[str, ...]
-    """Names of the k values; one for factors whose value cannot be set, such as the video."""
+    """Names of the k values; one name for factors whose value cannot be set, such as the video."""
     videos: np.ndarray
     """Rows of the index: int64 [n], ascending."""
     clips: int
@@ -76,8 +77,8 @@ class Planner:
     def trial(self, transformation: Transformation, network: str) -> Trial | None:
         """The trial of a factor for the network of a modality; None if the factor does not change its inputs.
 
-        For the modality k is 1: its values are the networks. Raises UserError with the reason if no trial is
-        possible on these videos.
+        For the factor modality k is 1, since its values are the networks. Raises UserError with the reason if no trial
+        is possible on these videos.
         """
         values = self._values(transformation)
         probe = Leaves.plain(len(values), self.clip, self.index.bands)
@@ -118,7 +119,7 @@ class Planner:
                 transformation.act(leaves, values, rng)
 
     def _videos(self, transformation: Transformation, network: str, probe: Leaves) -> tuple[np.ndarray, np.ndarray]:
-        """Videos long enough for every value, and their numbers of start frames, both int64 [n]."""
+        """Videos long enough for every value, and their numbers of possible start frames, both int64 [n]."""
         sound = network == "audio" or isinstance(transformation, Modality)
         rows = int(probe.mel_frames.max()) + 1 if sound else 0
         counts = self.index.start_counts(int(probe.frames.max()) + 1, 1, rows)
