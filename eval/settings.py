@@ -71,7 +71,7 @@ class Downstream:
     train_samples: int = 0
     """Random training videos of finetune and linear; 0: all."""
     linear_c: float = 1.0
-    """Inverse L2 regularisation of the linear probe."""
+    """Inverse strength of L2 regularisation of the linear probe."""
     seed: int = 0
     """Seed of shots, samples, classifier and order of clips."""
     jobs: int = 0

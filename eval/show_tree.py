@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gdt.common.errors import UserError, format_range, require_positive
-from gdt.pipeline.composition import Composition, Contrast, Factor, Table, contrast, weight
+from gdt.pipeline.composition import Composition, Contrast, Factor, Table, Weight, contrast, weight
 from gdt.pipeline.leaves import Clip
 from gdt.pipeline.transformations.augmentation import Augment
 from gdt.pipeline.transformations.base import Source
@@ -118,7 +118,7 @@ def _describe(factor: Factor) -> str:
     kind = factor.contrast.value if factor.k > 1 else _ONE_VALUE.get(type(factor.transformation), "not varied")
     if factor.k == 1 and factor.contrast is Contrast.DISTINCTIVE:
         kind += "; distinctive has no effect with K = 1"
-    only = ", only pairs that differ in it count" if factor.weight.value == "differs" else ""
+    only = ", only pairs that differ in it count" if factor.weight is Weight.DIFFERS else ""
     return f"  {factor.name:14}  K = {factor.k:<4}  {kind}{only}"
 
 

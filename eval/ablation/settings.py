@@ -52,7 +52,7 @@ class Ablation:
     protocols: tuple[Literal["retrieval", "few-shot", "linear"], ...] = ("retrieval", "few-shot")
     """Protocols of 'gdt eval downstream', for label columns."""
     gallery_split: str = ""
-    """Split of the gallery; default: train, or val if train has no classes."""
+    """Split of the gallery; default: train, or val if train has no labels."""
     query_split: str = "test"
     """Split of the queries; use val to choose settings."""
     gallery_per_class: int = 0
@@ -64,7 +64,7 @@ class Ablation:
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
-    """Results; default: runs/ablation-<dataset>, with --equal clips …-clips."""
+    """Folder of results; default: runs/ablation-<dataset>[-clips]."""
 
     @property
     def labels(self) -> tuple[str, ...]:

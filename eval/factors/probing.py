@@ -75,8 +75,8 @@ def _ratio(features: Distances) -> tuple[float, np.ndarray]:
 def probe_accuracy(features: np.ndarray, folds: int, c: float, seed: int) -> Metric:
     """Accuracy of a linear probe for the factor's value, cross-validated over videos.
 
-    The probe is a logistic regression on standardised features; `c` is its inverse L2 regularisation. All clips and
-    values of a video are in the same fold.
+    The probe is a logistic regression on standardised features; `c` is its inverse strength of L2 regularisation. All
+    clips and values of a video are in the same fold.
     """
     n, s, k, d = features.shape
     fold = assign_folds(n, folds, seed)

@@ -35,15 +35,15 @@ class Factors:
     starts: int = 3
     """Clips per video (for time_shift: per third of the video)."""
     draws: int = 4
-    """Augmentations, the same for all videos."""
+    """Number of augmentations, the same for all videos."""
     cv_folds: int = 5
     """Folds of the probe's cross-validation over videos."""
     probe_c: float = 0.1
-    """Inverse L2 regularisation of the probe."""
+    """Inverse strength of L2 regularisation of the probe."""
     seed: int = 0
     """Seed of videos, folds and augmentation draws."""
     out: Path | None = None
-    """Results; default: runs/factors-<dataset>."""
+    """Folder of results; default: runs/factors-<dataset>."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "starts")
