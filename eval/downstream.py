@@ -28,7 +28,15 @@ from gdt.eval import record
 from gdt.eval.extract import require_network
 from gdt.eval.finetune import METRICS, STATE, build_recipe, short_side_note
 from gdt.eval.processes import job_limit, run_command, run_parallel
-from gdt.eval.protocols import FORMAT, PROTOCOLS, Evaluator, comparable, decisive_names, only_decisive, short_digest
+from gdt.eval.protocols import (
+    FORMAT,
+    PROTOCOLS,
+    Evaluator,
+    decisive_names,
+    only_decisive,
+    shared_modalities,
+    short_digest,
+)
 from gdt.eval.record import Record
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import (
@@ -201,7 +209,7 @@ def _report_unlabelled(evaluation: Evaluation) -> None:
 
 def _has_pairs(model: Model, settings: Downstream, data: Data) -> bool:
     """Whether the model has two modalities that the videos have."""
-    return len(comparable(model.trained, data.index, settings)) > 1
+    return len(shared_modalities(model.trained, data.index, settings)) > 1
 
 
 def _require_unseen(model: Model, data: Data, parts: Sequence[Fold]) -> None:

@@ -372,21 +372,22 @@ _WRITERS: dict[str, Callable[[Path, Features], None]] = {
     ".npz": _write_npz,
     ".parquet": _write_parquet,
 }
-_STARTS = (b"gdt ", b"\x89HDF"), (b"PK\x03\x04",)
-"""First bytes of .h5 files, of this and of other versions, and of .npz files."""
+_STARTS = {".h5": (b"gdt ", b"\x89HDF"), ".npz": (b"PK\x03\x04",)}
+"""First bytes of files by suffix; .h5 files of this version and of others."""
 
 
 def read(path: str | Path) -> Features:
     """Read features from .h5 or .npz; ~ is expanded. Raises UserError for any other or a damaged file."""
     path = Path(expand_home(Path(path)))
+    suffix = ".npz" if path.suffix == ".npz" else ".h5"
     if not path.is_file():
         raise UserError(f"no features file {path}; write one with 'gdt eval embed'")
     try:
         with path.open("rb") as file:
-            is_features = file.read(4) in _STARTS[path.suffix == ".npz"]
+            is_features = file.read(4) in _STARTS[suffix]
         if not is_features:
             raise UserError(f"{path} is not a features file (.h5 or .npz); write one with 'gdt eval embed'")
-        return _features(*(_read_npz if path.suffix == ".npz" else _read_h5)(path))
+        return _features(*(_read_npz if suffix == ".npz" else _read_h5)(path))
     except (Damaged, OSError, *DAMAGE) as error:
         if isinstance(error, OSError):
             require_readable(path, error)

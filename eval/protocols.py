@@ -214,7 +214,7 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
     from gdt.train import crossmodal
 
     trained, settings, split = model.trained, evaluator.settings, evaluator.query_split
-    modalities = comparable(trained, evaluator.index, settings)
+    modalities = shared_modalities(trained, evaluator.index, settings)
     if len(modalities) < 2:
         reason = "it was trained on one modality" if evaluator.index.mel_count.any() else "the videos have no sound"
         reason = f"it has no head for {' '.join(trained.without_head)}" if trained.without_head else reason
@@ -323,7 +323,7 @@ def features_name(data: str, videos: np.ndarray, clips: int, device: str, modali
     return f"features{kind}-{short_digest([FORMAT, data, videos.tolist(), clips, device])}.npz"
 
 
-def comparable(trained: Trained, index: Index, settings: Downstream) -> list[str]:
+def shared_modalities(trained: Trained, index: Index, settings: Downstream) -> list[str]:
     """The modalities that the shards have and for which the model has a network with a head."""
     available = {"video": True, "audio": bool(index.mel_count.any()), "text": settings.word2vec is not None}
     return [name for name in trained.model.modalities if available[name] and name not in trained.without_head]

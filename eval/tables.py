@@ -335,7 +335,7 @@ def _seen_in_pretraining(groups: Groups) -> list[str]:
     for name, records in groups.items():
         seen = {each.fold: f"up to {each.seen} of {each.queries} queries" for each in records if each.seen}
         if seen:
-            counts = ", ".join(count + f" of fold {fold}" * bool(fold) for fold, count in seen.items())
+            counts = ", ".join(f"{count} of fold {fold}" if fold else count for fold, count in seen.items())
             lines.append(f"{name} was pretrained, without labels, on {counts}")
     return lines
 

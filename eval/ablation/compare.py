@@ -198,7 +198,7 @@ def _caption(groups: Groups) -> str:
     clips = format_range(each.composition.batch_size * each.composition.clips_per_video for each in pretrainings)
     return (
         f"{videos}{column}; {clips} video clips per step, {format_range(record.step for record in trained)} steps, "
-        f"{groups_of}seed{'s'[: len(seeds) > 1]} {', '.join(map(str, seeds))}; in brackets {_brackets(groups)}"
+        f"{groups_of}seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}; in brackets {_brackets(groups)}"
     )
 
 

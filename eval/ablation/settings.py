@@ -81,7 +81,7 @@ class Ablation:
         compositions = {row: self.composition(row) for row in self.rows}
         if self.word2vec and not any("text" in each.modalities for each in compositions.values()):
             raise UserError(f"--word2vec has no effect, as no row ({' '.join(self.rows)}) has text; remove it")
-        unused, used = ("batch_size", "clips_per_step")[:: 1 if self.equal == "clips" else -1]
+        used, unused = ("clips_per_step", "batch_size") if self.equal == "clips" else ("batch_size", "clips_per_step")
         if getattr(self, unused):
             raise UserError(
                 f"--{unused.replace('_', '-')} has no effect with --equal {self.equal}; set "

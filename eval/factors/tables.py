@@ -134,7 +134,8 @@ def describe_model(records: Sequence[Record]) -> list[str]:
                 lines.append(f"broken: {promise}, but {factor.against}")
             elif factor.kept is None:
                 lines.append(f"{_too_few(record.queries, factor.needed)}: {promise}; {factor.against}")
-        lines += ["every promise is kept"] * all(factor_of(record).kept for record in checked)
+        if all(factor_of(record).kept for record in checked):
+            lines.append("every promise is kept")
     return [line if "\n" in line else wrap(line) for line in lines]  # tables have several lines
 
 
