@@ -41,8 +41,8 @@ _RESOLVED = ("folds", "word2vec")
 """Settings that a record holds as `fold` and `words` instead."""
 
 
-class Evaluated(NamedTuple):
-    """Result of a protocol."""
+class Outcome(NamedTuple):
+    """What a protocol returns."""
 
     metrics: dict[str, Metric]
     how: dict[str, str]
@@ -73,7 +73,7 @@ class Evaluator:
     _latest: dict[Path, PooledFeatures] = field(default_factory=dict)
     """Features kept in memory, of one model, by file."""
 
-    def evaluate(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Evaluated:
+    def evaluate(self, model: Model, protocol: str, fold: Fold, folder: Path) -> Outcome:
         """Run a protocol with its own settings, others at their defaults. Finetuning writes to `folder`.
 
         Raises UserError if the model or the videos do not fit the protocol.
@@ -143,16 +143,16 @@ class Evaluator:
         query, gallery = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
         return query, gallery
 
-    def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **how: str) -> Evaluated:
-        """Result of a protocol on frozen features."""
+    def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **how: str) -> Outcome:
+        """The outcome of a protocol on frozen features."""
         clip, modalities = model.trained.settings.clip, self.settings.modalities
         clips = {"video": f"{clip}, centre crops", "audio": f"{clip.mel_frames} log-mel frames"}
         features = {"features": " and ".join(modalities)} if modalities != ("video",) else {}
         text = f"{self.settings.clips} of {' and '.join(clips[name] for name in modalities)}"
-        return Evaluated(metrics, {"clips": text} | features | how, fold, clip)
+        return Outcome(metrics, {"clips": text} | features | how, fold, clip)
 
 
-def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.retrieval import recall
 
     query, gallery = evaluator.pooled(model, fold, "maximum")
@@ -160,7 +160,7 @@ def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evalu
     return evaluator.frozen(model, {f"R@{k}": metric for k, metric in metrics.items()}, fold, pooling="maximum")
 
 
-def _published_retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _published_retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.extract import published_features
     from gdt.eval.retrieval import recall
     from gdt.pipeline.leaves import Clip
@@ -179,10 +179,10 @@ def _published_retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path
         "clips": f"{settings.clips} of {clip}, gallery at random, seed {settings.seed}, queries uniform",
         "pooling": f"maximum over 2x2x2, {query.shape[1]} numbers of length 1 per clip", "distance": "Euclidean",
     }  # fmt: skip
-    return Evaluated({f"SeLaVi R@{k}": metric for k, metric in found.items()}, how, fold, clip)
+    return Outcome({f"SeLaVi R@{k}": metric for k, metric in found.items()}, how, fold, clip)
 
 
-def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.retrieval import few_shot
 
     query, gallery = evaluator.pooled(model, fold, "average")
@@ -197,7 +197,7 @@ def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evalua
     return evaluator.frozen(model, metrics, fold, **how)
 
 
-def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.retrieval import linear_probe
     from gdt.eval.subjects import subsample
 
@@ -209,7 +209,7 @@ def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluate
     return evaluator.frozen(model, metrics, fold, pooling="average", C=f"{settings.linear_c:g}")
 
 
-def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
     from gdt.eval.metrics import share
     from gdt.train import crossmodal
 
@@ -246,7 +246,7 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Eva
     return evaluator.frozen(model, metrics, replace(fold, queries=found.videos, query_label=np.full(n, "")))
 
 
-def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Evaluated:
+def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
     from gdt.eval.finetune import Finetuning, Task, build_recipe
     from gdt.eval.record import format_details
     from gdt.eval.retrieval import targets
@@ -263,7 +263,7 @@ def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> E
     name, how = describe(model, fold), recipe.describe() | {"seed": str(settings.seed)}
     print(f"finetuning {name}: {format_details(how)}", flush=True)
     run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
-    return Evaluated(run.run(f"finetune {name}"), how, fold, recipe.clip)
+    return Outcome(run.run(f"finetune {name}"), how, fold, recipe.clip)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class Protocol:
     """A line of PROTOCOLS."""
 
     name: str
-    run: Callable[[Evaluator, Model, Fold, Path], Evaluated]
+    run: Callable[[Evaluator, Model, Fold, Path], Outcome]
     settings: tuple[str, ...]
     """Fields of `Downstream` that decide its numbers, besides `clips`; it sees no others."""
     table: str

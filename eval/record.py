@@ -31,8 +31,8 @@ Promise = Literal["distinctive", "invariant", "not varied", "not known"]
 
 
 @dataclass(frozen=True)
-class Factor:
-    """A factor and the network that it was measured in."""
+class FactorResult:
+    """A factor, the network that it was measured in, and whether its promise is kept."""
 
     name: str
     network: str
@@ -103,7 +103,7 @@ class Record:
     """Classes of the gallery; 0 without labels."""
     how: dict[str, str] = field(default_factory=dict)
     """Other details that could change the numbers, as text: clips, precision, recipe."""
-    factor: Factor | None = None
+    factor: FactorResult | None = None
     videos: tuple[str, ...] = ()
     """Ids of the videos of `per_video`."""
     per_video: dict[str, tuple[float, ...]] = field(default_factory=dict)

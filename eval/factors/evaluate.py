@@ -44,7 +44,7 @@ from gdt.eval.factors.tables import (
 )
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.plots import matrix
-from gdt.eval.record import Factor, Record
+from gdt.eval.record import FactorResult, Record
 from gdt.eval.subjects import Data, checkpoints, held_out
 from gdt.eval.tables import write_tables
 from gdt.pipeline.leaves import Clip
@@ -61,7 +61,7 @@ NAME = "factors.json"
 _NETWORKS = ("video", "audio")
 LayerFeatures = dict[str, list[np.ndarray]]
 """By layer and model: float32 [n, s, k, d]."""
-Row = tuple[Factor, Trial, dict[str, Metrics]]
+Row = tuple[FactorResult, Trial, dict[str, Metrics]]
 """A factor, its trial, and its metrics by layer."""
 
 
@@ -240,7 +240,7 @@ def _row(trial: Trial, networks: tuple[str, ...], layers: dict[str, Metrics], pr
         found = check_promise(name, promises.contrasts, layers[EMBEDDING], len(trial.videos))
     needed = round_up(found.needed)
     return (
-        Factor(name, " and ".join(networks), values, promises.of(name), found.kept, found.against, needed),
+        FactorResult(name, " and ".join(networks), values, promises.of(name), found.kept, found.against, needed),
         trial,
         layers,
     )

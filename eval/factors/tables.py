@@ -11,7 +11,7 @@ import numpy as np
 from gdt.common.errors import UserError, format_range
 from gdt.eval.factors.promises import ACCURACY, ACCURACY_RANDOM, DISTANCE, DISTANCE_RANDOM, RULES, Metrics
 from gdt.eval.metrics import Metric, difference
-from gdt.eval.record import Factor, Record
+from gdt.eval.record import FactorResult, Record
 from gdt.eval.tables import Lines, layout, wrap
 
 TRUNK, EMBEDDING = "trunk", "embedding"
@@ -35,7 +35,7 @@ def metrics_at(layer: str, record: Record) -> Metrics:
     return {name.removeprefix(start): metric for name, metric in record.metrics.items() if name.startswith(start)}
 
 
-def factor_of(record: Record) -> Factor:
+def factor_of(record: Record) -> FactorResult:
     assert record.factor is not None, record.protocol
     return record.factor
 
@@ -146,12 +146,12 @@ def _in_two(lines: Lines) -> str:
     )
 
 
-def is_promised(factor: Factor) -> bool:
+def is_promised(factor: FactorResult) -> bool:
     """Whether the composition promises something about the factor that was tested."""
     return factor.kept is not None or factor.needed > 0
 
 
-def verdict_sign(factor: Factor) -> str:
+def verdict_sign(factor: FactorResult) -> str:
     """! for a broken promise, ? if there are too few videos to tell."""
     return "!" if factor.kept is False else "?" if factor.kept is None and factor.needed else ""
 

@@ -29,7 +29,7 @@ from gdt.eval.embed import Embed, features, features_of
 from gdt.eval.factors.evaluate import factors
 from gdt.eval.factors.settings import Factors
 from gdt.eval.metrics import Metric
-from gdt.eval.protocols import PROTOCOLS, Evaluated, Evaluator, Protocol, only_decisive
+from gdt.eval.protocols import PROTOCOLS, Evaluator, Outcome, Protocol, only_decisive
 from gdt.eval.record import Record, read, rows
 from gdt.eval.retrieval import unit
 from gdt.eval.settings import Downstream
@@ -567,7 +567,7 @@ def test_advice_on_few_videos_of_official_folds_can_be_followed(
 def test_a_protocol_is_a_function_and_a_line_of_the_table(
     on_ucf: Downstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def count(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Evaluated:
+    def count(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> Outcome:
         metric = Metric(100 * evaluator.settings.linear_c, 10.0, len(fold.queries))
         return evaluator.frozen(model, {"count": metric}, fold)
 
@@ -601,7 +601,7 @@ def test_whatever_changes_a_number_changes_the_columns_that_identify_it(
 ) -> None:
     """The protocols' numbers are checksums of all that they are given, and every setting is changed in turn."""
 
-    def checksum(name: str, evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Evaluated:
+    def checksum(name: str, evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
         given = vars(evaluator.settings) | {
             "folds": fold.digest, "data": evaluator.data, "split": evaluator.query_split, "model": model.digest,
             "word2vec": evaluator.settings.word2vec and evaluator.words.checksum(evaluator.index),

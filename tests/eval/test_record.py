@@ -14,7 +14,7 @@ from gdt.common.errors import UserError
 from gdt.eval import tables
 from gdt.eval.ablation.compare import with_earlier
 from gdt.eval.metrics import Metric
-from gdt.eval.record import RANDOM, Factor, Record, read, settings_of, write
+from gdt.eval.record import RANDOM, FactorResult, Record, read, settings_of, write
 from gdt.eval.settings import Downstream
 from gdt.eval.tables import build_tables, by_direction, few_videos, layout, table_lines, to_csv, to_latex, verdicts
 from gdt.train.provenance import Provenance
@@ -36,7 +36,7 @@ ROW = Record(
 def test_records_survive_a_round_trip(tmp_path: Path) -> None:
     seen = replace(
         ROW, metrics={"moves": Metric(0.5, answers=9, bounds=(0.4, 0.7))}, per_video={"deviation": (0.1, 0.2)},
-        videos=("a", "b"), factor=Factor("speed", "video", ("1", "2"), "distinctive", None, ""), notes=("short",),
+        videos=("a", "b"), factor=FactorResult("speed", "video", ("1", "2"), "distinctive", None, ""), notes=("short",),
     )  # fmt: skip
     path = tmp_path / "records.json"
     for records in ([ROW], [ROW, replace(ROW, metrics={}), seen], []):
