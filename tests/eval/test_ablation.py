@@ -358,6 +358,8 @@ def test_rows_with_and_without_text_have_their_own_tables() -> None:
     assert [len(table) for table in (plain, text)] == [4, 3] and text[1][0].startswith("three: ")
     assert matrix[0][1:] == ["- e", "- l"] and {each.row for each in comparison.differences} == {"e", "l"}
     assert comparison.summary.count("chance") == 2
+    alone = compare_rows([*rows[:2], replace(rows[2], preset=RANDOM)], ())  # random weights of an earlier ablation
+    assert alone.tables == [plain, matrix]
 
 
 def test_a_single_seed_has_the_variance_of_the_other_row() -> None:
