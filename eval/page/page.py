@@ -61,6 +61,7 @@ def _write(settings: Report) -> Path:
         collected.evaluations.items(), key=lambda item: best.isdisjoint(result.features for result in item[1])
     )
     datasets = sorted({run.dataset for run in collected.runs})
+    shared, runs = runs_table(collected.runs) if collected.runs else ([], [])
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gdt.eval.page", ""), autoescape=True, trim_blocks=True, lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
@@ -68,7 +69,8 @@ def _write(settings: Report) -> Path:
     text = environment.get_template("page.html.j2").render(
         settings=settings,
         smoothing=_SMOOTHING,
-        runs=runs_table(collected.runs) if collected.runs else ([], []),
+        runs=runs,
+        of_all_runs=shared,
         evaluations=[
             (folder, *(attempt(str(folder), unread, partial(compare, folder, results)) or ([], "")))
             for folder, results in evaluations

@@ -61,7 +61,7 @@ class Search:
     jobs: int = 0
     """Trials in parallel; 0: one per GPU, else per core."""
     out: Path | None = None
-    """Results; default: runs/search-<dataset>."""
+    """Folder of results; default: runs/search-<dataset>."""
 
     def __post_init__(self) -> None:
         require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step")
@@ -70,8 +70,9 @@ class Search:
             raise UserError("--clips-per-step has no effect with --batch-size; remove one of them")
         if self.gallery_split and not self.label:
             raise UserError("--gallery-split has no effect with --metric recall, which needs no gallery; remove it")
-        if self.gallery_split == "test":
-            raise UserError("--gallery-split is test, which is kept for the end; set it to another split")
+        if self.gallery_split in ("test", self.query_split):
+            why = "which is kept for the end" if self.gallery_split == "test" else "the split of the queries"
+            raise UserError(f"--gallery-split is {self.gallery_split}, {why}; set it to another split")
         if self.query_split in ("test", "train"):
             why = "which is kept for the end" if self.query_split == "test" else "which trials train on"
             raise UserError(

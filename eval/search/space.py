@@ -61,8 +61,9 @@ class Space:
                 if len(transformation.modalities(k)) > 1:
                     ways.append(replace(plain, k=k, weight=Weight.DIFFERS))
                 ways += [replace(plain, k=k, contrast=each) for each in (Contrast.INVARIANT, Contrast.DISTINCTIVE)]
-            required = len(transformation.modalities(max(ks))) > 1 and not self.settings.label
-            options[plain.name] = tuple(ways[required:])  # recall compares modalities, so it needs two
+            if len(transformation.modalities(max(ks))) > 1 and not self.settings.label:
+                ways.remove(plain)  # recall compares modalities, so it needs two
+            options[plain.name] = tuple(ways)
         return options
 
     def _parse(self, text: str) -> Composition:
