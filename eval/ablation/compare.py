@@ -163,7 +163,8 @@ def _main_columns(lines: Lines) -> Lines:
 
 def title_of(records: Sequence[Record]) -> str:
     """The title of a table: what all its rows share in pretraining; empty if it is not of an ablation."""
-    equal = next((record.equal for record in records if record.equal), "")
+    rows = sorted(records, key=lambda record: record.model == RANDOM)  # random weights may be of another --equal
+    equal = next((record.equal for record in rows if record.equal), "")
     return f"equal {equal}" if equal else ""
 
 

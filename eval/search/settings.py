@@ -20,7 +20,7 @@ class Search:
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "search": ("dataset", "factors", "metric", "trials", "steps", "baseline", "out", "jobs"),
-        "advanced": ("shards", "size", "clips_per_step", "batch_size", "seed", "k", "gallery_split", "query_split",
+        "advanced": ("shards", "size", "clips_per_step", "batch_size", "seed", "k", "query_split",
                      "looks", "clips", "factors_from"),
     }  # fmt: skip
 
@@ -50,8 +50,6 @@ class Search:
     """A label column, or 'recall' between modalities."""
     k: Literal[1, 5] = 1
     """R@1 or R@5."""
-    gallery_split: str = ""
-    """Split of the gallery, for a label column; default: train."""
     query_split: str = "val"
     """Split of the queries; neither test nor train."""
     clips: int = 3
@@ -68,11 +66,6 @@ class Search:
         require_positive(self, "", "seed", "jobs", "batch_size", least=0)
         if self.batch_size and self.clips_per_step != Search.clips_per_step:
             raise UserError("--clips-per-step has no effect with --batch-size; remove one of them")
-        if self.gallery_split and not self.label:
-            raise UserError("--gallery-split has no effect with --metric recall, which needs no gallery; remove it")
-        if self.gallery_split in ("test", self.query_split):
-            why = "which is kept for the end" if self.gallery_split == "test" else "the split of the queries"
-            raise UserError(f"--gallery-split is {self.gallery_split}, {why}; set it to another split")
         if self.query_split in ("test", "train"):
             why = "which is kept for the end" if self.query_split == "test" else "which trials train on"
             raise UserError(

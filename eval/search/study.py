@@ -326,7 +326,7 @@ def _shell(words: Iterable[str], width: int = 98) -> str:
 
 def compare_seeds(settings: Search, composition: str) -> list[str]:
     """Arguments of `gdt` that train and test a composition and the baseline with three other seeds."""
-    names = ["dataset", "shards", "factors_from", "size", "gallery_split", "steps", "clips"]
+    names = ["dataset", "shards", "factors_from", "size", "steps", "clips"]
     names.append("batch_size" if settings.batch_size else "clips_per_step")
     ablation = Ablation(
         **{name: getattr(settings, name) for name in names}, rows=(settings.baseline, composition),

@@ -56,7 +56,7 @@ class Measurement:
         self._protocol = "retrieval" if settings.label else "cross-modal"
         self._settings = Downstream(
             ckpt=(), label=settings.label, protocols=(self._protocol,), clips=settings.clips, query_split=split,
-            gallery_split=settings.gallery_split, seed=settings.seed,
+            seed=settings.seed,
         )  # fmt: skip
         # the splits of the pretraining, not official folds
         self._index = replace(index, folds=np.full(len(index), "", object))

@@ -17,7 +17,7 @@ from PIL import Image
 from gdt.common.errors import UserError
 from gdt.eval import command as evaluation
 from gdt.eval.ablation import runs
-from gdt.eval.ablation.compare import compare_rows
+from gdt.eval.ablation.compare import compare_rows, title_of
 from gdt.eval.ablation.runs import ablation, label_columns, plan
 from gdt.eval.ablation.settings import Ablation
 from gdt.eval.downstream import downstream
@@ -487,3 +487,10 @@ def test_equal_videos_and_compute_share_runs_but_no_table(
     done.clear()
     ablation(videos)
     assert not done and {row.equal[:6] for row in read(tmp_path / "results.json")} == {"videos"}
+
+
+def test_a_title_is_of_the_trained_rows() -> None:
+    """Random weights kept from a call with another --equal have its text."""
+    random = replace(ROW, model=RANDOM, preset=RANDOM, equal="compute: 2 videos per step")
+    assert title_of([random, replace(ROW, equal="videos: 2 videos per step")]) == "equal videos: 2 videos per step"
+    assert title_of([random]) == "equal compute: 2 videos per step" and title_of([replace(ROW, equal="")]) == ""
