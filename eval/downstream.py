@@ -202,7 +202,8 @@ def _report_unlabelled(evaluation: Evaluation) -> None:
     if used and left_out:
         source = f"column {settings.label}" if settings.label else "labels come from subfolders or labels.csv"
         print(
-            f"{' and '.join(used)} leave out {left_out} of {chosen.sum()} videos, which have no label ({source})",
+            f"{' and '.join(used)} {'leaves' if len(used) == 1 else 'leave'} out {left_out} of {chosen.sum()} videos, "
+            f"which have no label ({source})",
             flush=True,
         )
 
