@@ -121,7 +121,8 @@ def test_a_full_disk_keeps_the_previous_checkpoint(tiny_disk: Path) -> None:
     path = tiny_disk / checkpoint.NAME
     save(path, 1)
     assert 12_000 < path.stat().st_size < 16_384
-    with pytest.raises(UserError, match=r"step 2 cannot be written to .*disk \(No space left on device\); free"):
+    why = r"step 2 cannot be written to .*disk \(No space left on device\); free some space, then run"
+    with pytest.raises(UserError, match=why):
         save(path, 2)
     assert same(checkpoint.read(path), 1)
     assert sorted(file.name for file in tiny_disk.iterdir()) == [checkpoint.NAME]
