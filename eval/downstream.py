@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -119,7 +118,7 @@ class Evaluation:
         """Records of all models evaluated with the same settings, by this call or an earlier one."""
         for _, _, name in self.files:
             for path in sorted(self.evaluator.out.glob(f"*/{name}")):
-                yield from _read(path)
+                yield from record.read_or_warn(path)
 
 
 def _plan(
@@ -249,7 +248,7 @@ def _run(evaluation: Evaluation) -> None:
         protocol = PROTOCOLS[job.protocol]
         if protocol.pairs and not settings.protocols and not _has_pairs(job.model, settings, evaluation.data):
             print(f"{job.model.name} is skipped in {job.protocol}: the videos have fewer than two of its modalities")
-        elif _read(job.path, "it is computed again"):
+        elif record.read_or_warn(job.path, "it is computed again"):
             continue
         elif protocol.trains:
             finetuning.append(job)
@@ -306,7 +305,7 @@ def _finetune_all(evaluation: Evaluation, jobs: Sequence[Job]) -> None:
     total = recipe.epochs * len(jobs)
     with tqdm(total=total, initial=finished_epochs(), unit="epoch", desc="finetune", mininterval=1.0) as bar:
         for job in run_parallel(jobs, run, limit, lambda: bar.update(finished_epochs() - bar.n)):
-            (result,) = _read(job.path)
+            (result,) = record.read_or_warn(job.path)
             bar.write(job.summary(result))
 
 
@@ -330,7 +329,7 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
     first, *others = [list(evaluation.records()) for evaluation in evaluations]
     # protocols without labels give the same records for every column of labels
     text = report([first, *([row for row in rows if PROTOCOLS[row.protocol].labels] for rows in others)], out)
-    records = [row for path in sorted(out.glob("*/*.json")) for row in _read(path)]
+    records = [row for path in sorted(out.glob("*/*.json")) for row in record.read_or_warn(path)]
     write_text(out / "all.csv", to_csv(records))
     runs = _folder_of_report(evaluations[0].evaluator.settings, out)
     asked = {model.name for model in evaluations[0].models}
@@ -348,14 +347,3 @@ def _folder_of_report(settings: Downstream, out: Path) -> Path:
     """The folder whose report has these results: the run they are in, or --out if set, or else its parent."""
     runs = [path.parent if path.name == NAME else path for path in settings.ckpt]
     return next((run for run in runs if out.is_relative_to(run)), out if settings.out else out.parent)
-
-
-def _read(path: Path, advice: str = record.AGAIN) -> list[Record]:
-    """The records in a file; empty if it is missing, or (with a warning) damaged or of another version."""
-    if not path.is_file():
-        return []
-    try:
-        return record.read(path, advice)
-    except UserError as error:
-        print(f"warning: {error}", file=sys.stderr)
-        return []

@@ -7,6 +7,7 @@ checksum.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,6 +133,17 @@ AGAIN = "remove it, then rerun the command that wrote it"
 def read(path: Path, advice: str = AGAIN) -> list[Record]:
     """Read a file of records. Raises UserError with `advice` for any other file."""
     return parse(path.read_text(encoding="utf-8", errors="replace"), str(path), advice)
+
+
+def read_or_warn(path: Path, advice: str = AGAIN) -> list[Record]:
+    """The records in a file; empty if it is missing, or (with a warning) damaged or of another version."""
+    if not path.is_file():
+        return []
+    try:
+        return read(path, advice)
+    except UserError as error:
+        print(f"warning: {error}", file=sys.stderr)
+        return []
 
 
 def parse(text: str, source: str, advice: str = AGAIN) -> list[Record]:
