@@ -172,6 +172,8 @@ def describe(summary: Summary) -> str:
     if index.columns:
         lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
     split = "test" if "test" in numbers["splits"] else "val"
+    if split not in numbers["splits"] and summary.drawn:
+        lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
     if 0 < (held_out := numbers["splits"].get(split, 0)) < _FEW:
         advice = f"raise --{split} or add videos (nothing is decoded again)" if summary.drawn else "add videos"
         lines.append(

@@ -59,6 +59,8 @@ from gdt.train.provenance import Provenance
 
 NAME = "factors.json"
 _NETWORKS = ("video", "audio")
+_NOT_DECISIVE = ("ckpt", "dataset", "shards", "split", "out")
+"""Settings that do not change the numbers, or that a record has resolved."""
 LayerFeatures = dict[str, list[np.ndarray]]
 """By layer and model: float32 [n, s, k, d]."""
 Row = tuple[FactorResult, Trial, dict[str, Metrics]]
@@ -79,15 +81,35 @@ def factors(settings: Factors) -> str:
 
 
 def _write(records: Sequence[Record], out: Path) -> str:
-    """Write tables, records and a plot; returns a summary."""
+    """Write tables, records and a plot, with the models of earlier calls; returns a summary of these records."""
+    summary = "\n".join(map(summarise_model, by_model(records).values()))
+    earlier = _measured_before(records, out / NAME)
+    if earlier:
+        summary += f"\nalso in the tables, from earlier calls with the same settings: {', '.join(by_model(earlier))}"
+    records = [*records, *earlier]
     models = by_model(records).values()
     text = "\n\n".join("\n".join(describe_model(rows)) for rows in models)
     tables = [lines for rows in models for layer in (EMBEDDING, TRUNK) if len(lines := table_of(layer, rows)) > 1]
     write_tables(out, text, tables)
     record.write(out / NAME, records)
     save(matrix(records), out / "factors.png")
-    summary = "\n".join(map(summarise_model, models))
     return f"\n{summary}\ntables: {out}/table.txt, table.tex, {NAME}\npicture: {out}/factors.png"
+
+
+def _measured_before(records: Sequence[Record], path: Path) -> list[Record]:
+    """Records in a file of other models that were measured on the same videos with the same settings."""
+
+    def conditions(one: Record) -> tuple[object, ...]:
+        settings = {name: value for name, value in one.settings.items() if name not in _NOT_DECISIVE}
+        return one.data, one.query_split, settings
+
+    models = by_model(records)
+    same = conditions(records[0])
+    return [
+        one
+        for one in record.read_or_warn(path, "it is replaced")
+        if one.model not in models and conditions(one) == same
+    ]
 
 
 def evaluate(settings: Factors, first: Trained, data: Data) -> list[Record]:

@@ -132,7 +132,7 @@ def describe_model(records: Sequence[Record]) -> list[str]:
             if factor.kept is False:
                 lines.append(f"broken: {promise}, but {factor.against}")
             elif factor.kept is None:
-                lines.append(f"{_too_few(record.queries, factor.needed)}: {promise}; {factor.against}")
+                lines.append(f"{_too_few([record], factor.needed)}: {promise}; {factor.against}")
         if all(factor_of(record).kept for record in checked):
             lines.append("every promise is kept")
     return [line if "\n" in line else wrap(line) for line in lines]  # tables have several lines
@@ -155,8 +155,12 @@ def verdict_sign(factor: FactorResult) -> str:
     return "!" if factor.kept is False else "?" if factor.kept is None and factor.needed else ""
 
 
-def _too_few(videos: object, needed: int) -> str:
-    return f"too few videos to tell ({videos}; about {needed:,} are needed: raise --videos)"
+def _too_few(records: Sequence[Record], needed: int) -> str:
+    """How many videos there are and are needed. If the split had fewer than --videos, more of them are no advice."""
+    queries = [record.queries for record in records]
+    split_is_used_up = min(queries) < records[0].settings["videos"]
+    advice = "use a larger --split" if split_is_used_up else "raise --videos"
+    return f"too few videos to tell ({format_range(queries)}; about {needed:,} are needed: {advice})"
 
 
 def summarise_model(records: Sequence[Record]) -> str:
@@ -189,8 +193,7 @@ def summarise_model(records: Sequence[Record]) -> str:
         if any(factor.kept is False for factor in shifts) and records[0].query_split != "train":
             lines.append(("time_shift", ["the videos of this split may change too little; try --split train"]))
     if unclear:
-        videos, needed = format_range(r.queries for r in records), max(factor_of(r).needed for r in records)
-        lines.append((_too_few(videos, needed), unclear))
+        lines.append((_too_few(records, max(factor_of(r).needed for r in records)), unclear))
     text = [f"{_heading(records[0])}; {_videos(records)}"]
     text += [f"  {title}: {', '.join(names) or 'none'}" for title, names in lines]
     return "\n".join(wrap(line, "    ") for line in text)

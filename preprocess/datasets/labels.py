@@ -6,7 +6,7 @@ import csv
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Self
 
 from gdt.common.errors import UserError
@@ -40,11 +40,12 @@ class Labels:
         self._table.close()
 
     def apply(self, video: Video, path: str) -> Video:
-        """The video with the values of its row, found by its id or its path below the source.
+        """The video with the values of its row, found by its id or its path below the source, with or without suffix.
 
-        Raises UserError if each has its own row.
+        Raises UserError if there are several.
         """
-        rows = [row for name in {video.id, path} for row in self._find(name)]
+        names = {video.id, path} | {str(PurePath(name).with_suffix("")) for name in (video.id, path)}
+        rows = [row for name in names for row in self._find(name)]
         if not rows:
             return video
         if len(rows) > 1:
@@ -78,6 +79,8 @@ class Labels:
                 header = [name.strip() for name in next(rows, [])]
                 self._require_header(header)
                 known = {name.lower(): k for k, name in enumerate(header) if k and name.lower() in ("label", "split")}
+                if "label" not in known and "class" in header[1:]:
+                    known["label"] = header.index("class", 1)
                 others = [k for k in range(1, len(header)) if k not in known.values()]
                 self._columns = [header[k] for k in others]
                 for row in filter(None, rows):
@@ -87,7 +90,7 @@ class Labels:
                     if word and word.lower() not in SPLITS:
                         available = f"available: {', '.join(SPLITS)}, or nothing"
                         raise self._error(rows.line_num, f"unknown split '{word}'; {available}")
-                    if not (name := row[0].strip().removeprefix("./")):
+                    if not (name := row[0].strip().removeprefix(f"{self._path.parent}/").removeprefix("./")):
                         raise self._error(rows.line_num, "the name of the video is empty")
                     split = SPLITS[word.lower()] if word else ""
                     yield [rows.line_num, name, label, split, [row[k].strip() for k in others]]

@@ -33,7 +33,7 @@ from gdt.eval.factors.tables import EMBEDDING, factor_of, metrics_at, row_name, 
 from gdt.eval.factors.trials import Planner, Trial
 from gdt.eval.metrics import Metric, clustered, difference
 from gdt.eval.plots import matrix
-from gdt.eval.record import Record, read
+from gdt.eval.record import Record, read, write
 from gdt.pipeline import presets
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.notation import TRANSFORMATIONS, parse
@@ -454,6 +454,33 @@ def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -
     assert "modality: only embeddings are comparable between networks" in text
     assert (out / "table.tex").read_text().count(r"\toprule") == 2
     assert Image.open(out / "factors.png").width > 600
+
+
+def test_advice_for_too_few_videos(evaluated: tuple[str, list[Record], Path]) -> None:
+    unclear = [next(row for row in evaluated[1] if factor_of(row).needed)]
+    assert "needed: raise --videos)" in " ".join(summarise_model(unclear).split())
+    unclear = [replace(row, settings=row.settings | {"videos": 100}) for row in unclear]  # the split has only 6
+    assert "needed: use a larger --split)" in " ".join(summarise_model(unclear).split())
+
+
+def test_models_of_earlier_calls_stay_in_the_tables(
+    checkpoint: Path, evaluated: tuple[str, list[Record], Path], tmp_path: Path
+) -> None:
+    """Those measured with the same settings; others are replaced."""
+    found = evaluated[1]
+    other = [replace(row, model="other") for row in found]
+    write(tmp_path / "factors.json", [*other, *found])
+    settings = Factors((checkpoint,), out=tmp_path, **SMALL)
+    said = factors(settings)
+    assert "also in the tables, from earlier calls with the same settings: other\n" in said
+    assert said.count("classified better than") == 1 and (tmp_path / "table.txt").read_text().count("other: e,") == 1
+    both = read(tmp_path / "factors.json")
+    assert both[len(found) :] == other and {row.model for row in both[: len(found)]} == {found[0].model}
+    (tmp_path / "factors.json").write_text("damaged")
+    assert "also in the tables" not in factors(settings)
+    write(tmp_path / "factors.json", other)
+    factors(replace(settings, draws=3))
+    assert "other" not in {row.model for row in read(tmp_path / "factors.json")}
 
 
 def muted(videos: Path, folder: Path, count: int) -> Path:

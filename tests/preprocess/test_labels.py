@@ -132,6 +132,20 @@ def test_names_of_the_first_column_and_formats_of_spreadsheets(
     assert videos(tmp_path)["a.mp4"] == Video("a.mp4", tmp_path / "a.mp4", "ü", columns=(("x", "1"),))
 
 
+def test_absolute_paths_names_without_suffix_and_a_column_class(tmp_path: Path) -> None:
+    touch(tmp_path, "cats/a.b.mp4", "2.mp4", "test/cats/3.mp4", "test/cats/4.mp4")
+    write(tmp_path, f"path,class\n{tmp_path}/cats/a.b.mp4,x\n2,y\ncats/3,z\n{tmp_path}/test/cats/4,w\n")
+    assert {video.id: (video.label, video.columns) for video in videos(tmp_path).values()} == {
+        "cats/a.b.mp4": ("x", ()), "2.mp4": ("y", ()), "cats/3.mp4": ("z", ()), "cats/4.mp4": ("w", ())
+    }  # fmt: skip
+    assert missing("folder", tmp_path) == []
+    write(tmp_path, "path,class,label\n2,x,y\n")
+    assert (videos(tmp_path)["2.mp4"].label, videos(tmp_path)["2.mp4"].columns) == ("y", (("class", "x"),))
+    write(tmp_path, "path,label\n2,x\n2.mp4,y\n")
+    with pytest.raises(UserError, match="'2.mp4' also has line 2; remove one of the two"):
+        videos(tmp_path)
+
+
 def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
     touch(tmp_path, "a.mp4", ".hidden.mp4", "train/cats/1.mp4", "test/cats/1.mp4")
     names = ["zebra.mp4", "a.mp4", ".hidden.mp4", "cats/1.mp4", "aardvark.mp4", "train/cats/1.mp4"]

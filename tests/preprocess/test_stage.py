@@ -277,6 +277,10 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
     assert "       1  warning of the decoder (ffmpeg: Odd.)" in lines
     split[:20] = "test"
     assert "warning: " not in describe(Summary(some, 42, {}, {}, 1, 2, 3))
+    split[:] = "train"
+    advice = "no test split: evaluation needs one; set --test 0.1 and run again"
+    assert advice in describe(Summary(some, 42, {}, {}, 1, 2, 3))
+    assert advice not in describe(Summary(some, 42, {}, {}, 1, 2, 3, drawn=False))
 
 
 @pytest.mark.parametrize(
