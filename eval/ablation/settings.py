@@ -78,6 +78,11 @@ class Ablation:
             raise UserError("--label recall cannot be combined with label columns; run one ablation for each")
         if self.factors_from and not any(map(is_composition, self.rows)):
             raise UserError("--factors-from has no effect, as no row is a quoted composition; remove it")
+        if part := next((row for row in self.rows if is_composition(row) and " " not in row), ""):
+            raise UserError(
+                f"--rows: '{part}' is only a part of a composition; put quotes around each composition, as in "
+                "'video:d modality:i:2:differs augmentation:i:1'"
+            )
         compositions = {row: self.composition(row) for row in self.rows}
         if self.word2vec and not any("text" in each.modalities for each in compositions.values()):
             raise UserError(f"--word2vec has no effect, as no row ({' '.join(self.rows)}) has text; remove it")

@@ -43,17 +43,18 @@ class Space:
         options: dict[str, tuple[Factor, ...]] = {}
         for entry in self.settings.factors:
             name, _, typed = entry.partition(":")
+            ks = [int(k) if k.isdecimal() else 0 for k in typed.split(",")] if typed else []
+            if name == "video" or min(ks, default=2) < 2:
+                raise UserError(
+                    f"--factors: cannot read '{entry}'; list factors, each with the K to try (2 or more), as in "
+                    "time_shift:2,4 modality; the search chooses contrasts and order"
+                )
             # two augmentations make a composition with any other factor valid
             plain = self._parse(f"video:d {name}:i:1 augmentation:i:2").factors[1]
             transformation = plain.transformation
             if plain.name in options:
                 raise UserError(f"--factors names '{plain.name}' twice")
-            ks = [int(k) if k.isdecimal() else 0 for k in typed.split(",")] if typed else [transformation.size() or 2]
-            if min(ks) < 2:
-                raise UserError(
-                    f"--factors: cannot read '{entry}'; write a factor and the K to try, as in "
-                    "time_shift:2,4; each K is 2 or more"
-                )
+            ks = ks or [transformation.size() or 2]
             ways = [plain]
             for k in ks:
                 if why := transformation.refuses(k):

@@ -270,6 +270,7 @@ def test_bad_settings(tmp_path: Path, shards: Path) -> None:
     for wrong, message in (
         ({"rows": ("z",)}, "unknown preset 'z'; 'gdt pretrain --preset help' lists them"),
         ({"rows": ("e,l",)}, "unknown preset 'e,l'; separate presets by spaces"),
+        ({"rows": ("e", "video:d", "modality:i:2")}, "'video:d' is only a part of a composition; put quotes around"),
         (
             {"equal": "videos", "batch_size": 25},
             "--batch-size is 25, but row a can use only 24 videos; set it to 24 or",
