@@ -12,7 +12,7 @@ import glob
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -97,8 +97,29 @@ def with_variables(
     if "SIZE" in known and known["SIZE"].name not in given:
         size = default_size([*given.get("--device", ()), *more])
         given[known["SIZE"].name] = _arguments("SIZE", known["SIZE"], size)
-    recipe = _without(arguments, given)
+    replaced = {*given, "--dataset"} if _names_data_set({**given, **dict(_pairs(more))}, known) else given
+    recipe = _without(arguments, replaced)
     return [*given.pop("", []), *recipe, *(word for words in given.values() for word in words), *more]
+
+
+def name_after_shards(arguments: Sequence[str], options: Variables) -> list[str]:
+    """Add --dataset, the name of the folder of --shards, unless it is given or that of a checkpoint is the default."""
+    values = dict(_pairs(arguments))
+    if not _names_data_set(values, options):
+        return list(arguments)
+    return [*arguments, "--dataset", Path(values["--shards"]).absolute().name]
+
+
+def _names_data_set(given: Container[str], options: Variables) -> bool:
+    return "--shards" in given and "--dataset" not in given and "DATASET" in options and "CKPT" not in options
+
+
+def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Options and their first values."""
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        if word.startswith("--"):
+            name, separator, value = word.partition("=")
+            yield name, value if separator else following
 
 
 def _arguments(variable: str, option: Option, value: str) -> list[str]:

@@ -94,14 +94,19 @@ def _run(name: str, arguments: list[str]) -> None:
 
 
 def add_make_variables(name: str, arguments: list[str]) -> list[str]:
-    """The arguments of a command with the options of make's variables. Raises UserError like `with_variables`."""
-    from gdt.common.variables import with_variables
+    """The arguments of a command with the options of make's variables, and the name of the data set of --shards.
+
+    Raises UserError like `with_variables`.
+    """
+    from gdt.common.variables import name_after_shards, with_variables
 
     def all_variables() -> set[str]:
         return {name for command in COMMANDS.values() for name in importlib.import_module(command.module).options([])}
 
     options = importlib.import_module(COMMANDS[name].module).options
     arguments = with_variables(arguments, options, all_variables=all_variables)
+    if "--shards" in " ".join(arguments):
+        arguments = name_after_shards(arguments, options(arguments))
     if not any(word.startswith(_CHECKPOINT_OF) for word in arguments):
         return arguments
     from gdt.train.settings import checkpoint_of

@@ -249,6 +249,11 @@ def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
         ("pretrain SIZE=tiny STEPS=3 ARGS='--seed 1 --clip.size 24'",
          "gdt pretrain --dataset synthetic tiny --steps=3 --seed 1 --clip.size 24"),
         ("pretrain SIZE=tiny PRESET=", "gdt pretrain --dataset synthetic tiny"),
+        ("pretrain SIZE=tiny SHARDS=/x/mine/", "gdt pretrain tiny --shards=/x/mine/ --dataset mine"),
+        ("pretrain SIZE=tiny ARGS='--shards /x/mine'", "gdt pretrain tiny --shards /x/mine --dataset mine"),
+        ("ablation SIZE=tiny SHARDS=/x DATASET=y", "gdt eval ablation --shards=/x --dataset=y --size=tiny"),
+        ("eval-ucf SIZE=tiny SHARDS=/x PROTOCOLS=linear", "gdt eval downstream --ckpt runs/kinetics-l/checkpoint.pt "
+         "--dataset ucf101 --shards=/x --protocols linear --size=tiny"),
         ("eval SIZE=tiny", "gdt eval downstream --ckpt runs/synthetic-l/checkpoint.pt --size=tiny"),
         ("eval SIZE=tiny DATASET=x PRESET=e GPUS=2",
          "gdt eval downstream --ckpt runs/x-e/checkpoint.pt --dataset=x --size=tiny --jobs=2"),
