@@ -182,6 +182,11 @@ def _with(base: T, given: Mapping[str, Any]) -> T:
     def plain(value: Any) -> Any:
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
 
+    for name in given:
+        if name not in (known := vars(base)):
+            raise unknown(
+                "setting", name, known, f"they are the fields of {type(base).__module__}.{type(base).__name__}"
+            )
     values = json.loads(serialization.to_json(base)) | json.loads(json.dumps(dict(given), default=plain))
     try:
         return cast(T, expand_home(serialization.from_dict(type(base), values)))
@@ -243,7 +248,7 @@ class Model:
 
 @_keywords()
 def nearest(
-    features: Features,
+    features: Features | str | Path,
     query: str | Path | Features,
     *,
     by: Modality = "video",
@@ -252,9 +257,12 @@ def nearest(
 ) -> list[tuple[str, float]]:
     """The k videos most similar to a query: ids and cosines, nearest first.
 
-    `query` is an id among the features, or features of another video. Its modality `by` is compared with the modality
-    `among` of the others, by default the same; across modalities, features must be embeddings.
+    `features` may be a file of `make embed`. `query` is an id among them, or features of another video. Its modality
+    `by` is compared with the modality `among` of the others, by default the same; across modalities, features must be
+    embeddings.
     """
+    if not isinstance(features, Features):
+        features = read_features(features)
     own = np.zeros(0, np.int64) if isinstance(query, Features) else np.flatnonzero(features.id == str(query))
     if not isinstance(query, Features) and not len(own):
         raise UserError(f"video '{query}' is not among these features; their ids are in features.id")

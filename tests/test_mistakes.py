@@ -449,6 +449,8 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     (tmp_path / "data" / "shards" / "mine").symlink_to(shards)
     said = sentence(command("pretrain", "tiny", "--dataset", "mien"))
     assert said == "there are no shards in data/shards/mien (no index.h5); did you mean 'mine'?"
+    said = sentence(command("pretrain", "tiny", "--shards", "mine"))
+    assert said == "there are no shards in mine (no index.h5); did you mean 'data/shards/mine'?"
     said = sentence(command("pretrain", "tiny", "--dataset", "kinetik"))
     assert "did you mean 'kinetics'? Make its shards with 'make preprocess DATASET=kinetics SOURCE=" in said
     said = sentence(command("pretrain", "tiny", "--dataset", "other"))

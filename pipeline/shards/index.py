@@ -27,6 +27,7 @@ from gdt.pipeline.shards.layout import (
     VideoTable,
     preprocess_command,
     repair_hint,
+    shard_folder,
 )
 from gdt.pipeline.shards.seal import SCHEMA, Damaged, OtherSchema, open_sealed, read_seal, write_strings, writing_sealed
 
@@ -352,6 +353,8 @@ def _no_index(folder: Path) -> str:
             "same preprocessing command again to resume it"
         )
     missing = f"there are no shards in {folder} (no {INDEX})"
+    if (usual := shard_folder(str(folder))) != folder and (usual / INDEX).is_file():
+        return f"{missing}; did you mean '{usual}'?"
     if folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir()):
         return f"{missing}, but other files; name a folder of shards that 'make preprocess' wrote"
     others = sorted(path.parent.name for path in folder.parent.glob(f"*/{INDEX}")) if folder.parent.name else []
