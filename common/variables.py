@@ -90,9 +90,10 @@ def with_variables(
         option = known.get(name, known.get(_ALIASES.get(name, "")))
         if option is not None and value:
             given[option.name] = _arguments(name, option, value)
-        unknown = option is None and name in typed and name != "ARGS"
-        if unknown and (len(goals) == 1 or name not in {*all_variables(), *_ALIASES}):
-            raise UserError(_unknown_variable(goals, name, known))
+        if option is None and name in typed and name != "ARGS":
+            elsewhere = name in {*all_variables(), *_ALIASES}
+            if len(goals) == 1 or not elsewhere:
+                raise UserError(_unknown_variable(goals, name, known, elsewhere))
     more = split("ARGS", environment["ARGS"]) if "ARGS" in (*inherited, *typed) else []
     if "SIZE" in known and known["SIZE"].name not in given:
         size = default_size([*given.get("--device", ()), *more])
@@ -165,10 +166,12 @@ def _without(arguments: Iterable[str], options: Iterable[str]) -> list[str]:
     return kept
 
 
-def _unknown_variable(goals: Sequence[str], name: str, known: Variables) -> str:
+def _unknown_variable(goals: Sequence[str], name: str, known: Variables, elsewhere: bool) -> str:
     message = f"'make {' '.join(goals)}' has no variable {name}"
     typed, names = name.upper().replace("-", "_"), [*known, "GPUS", "ARGS"]
     longer = [each for each in names if each.endswith(f"_{typed}")]  # SPLIT for QUERY_SPLIT
     if similar := difflib.get_close_matches(typed, names, 1, _SIMILAR) or longer:
         return f"{message}; did you mean {' or '.join(similar)}?"
+    if elsewhere:
+        return f"{message}, which other targets or data sets take; remove it"
     return f"{message}; 'make help' lists the variables of every target"

@@ -192,12 +192,13 @@ def print_command(module: str, arguments: list[str]) -> None:
         ("pretrain GPU=2", r"'make pretrain' has no variable GPU; did you mean GPUS\?$"),
         (
             "preprocess CKPT=x",
-            "'make preprocess' has no variable CKPT; 'make help' lists the variables of every target$",
+            "'make preprocess' has no variable CKPT, which other targets or data sets take; remove it$",
         ),
-        ("verify SOURCE=/x", "'make verify' has no variable SOURCE; "),
-        ("generate DATASET=synthetic IDENTITY=1", "'make generate' has no variable IDENTITY; 'make help' lists"),
+        ("verify SOURCE=/x", "'make verify' has no variable SOURCE, which other"),
+        ("generate DATASET=synthetic IDENTITY=1", "'make generate' has no variable IDENTITY, which other targets"),
         ("preprocess pretrain DATSET=x", r"'make preprocess pretrain' has no variable DATSET; did you mean DATASET\?$"),
         ("pretrain FACTORS_DIGEST=x", "has no variable FACTORS_DIGEST; "),
+        ("pretrain NONSENSE=1", "has no variable NONSENSE; 'make help' lists the variables of every target$"),
         ("pretrain GPUS=0", "GPUS is '0'; it must be 1 or more"),
         ("eval GPUS=x", "GPUS is 'x'; it must be 1 or more"),
         ("verify FULL=maybe", "FULL is 'maybe'; it must be 1 or 0"),
@@ -231,7 +232,7 @@ def test_targets_without_options_refuse_variables(tmp_path: Path) -> None:
         assert not done.stdout
     python = ("make", f"PYTHON={sys.executable}", f"STAMP={tmp_path / 'stamp'}")  # ends like the command itself
     done = subprocess.run([*python, "verify", "SOURCE=/x"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("error: 'make verify' has no variable SOURCE; ")
+    assert done.returncode == 2 and done.stderr.startswith("error: 'make verify' has no variable SOURCE, which other ")
 
 
 @pytest.mark.parametrize(
