@@ -75,6 +75,9 @@ def claim(settings: Claim) -> str:
     out = settings.out or Path("runs") / f"claim-{settings.dataset}"
     out.mkdir(parents=True, exist_ok=True)
     sets = _sets(settings)
+    if settings.dry_run:
+        makes = "" if sets[0].is_made else "makes the first data set and "
+        print(f"the dry run {makes}times a few steps of each row; this takes minutes", flush=True)
     making = _make(sets[0], out)
     print(wrap(_forecast(settings, sets, _measure(settings, sets[0], making, out), out)), flush=True)
     if settings.dry_run:

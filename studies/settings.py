@@ -49,7 +49,7 @@ class Claim:
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     dry_run: bool = False
-    """Only measure how long it will take."""
+    """Make the first data set, time a few steps, and print the hours: minutes."""
     out: Path | None = None
     """Results; default: runs/claim-<dataset>."""
 

@@ -182,7 +182,13 @@ def _gallery(settings: Ablation, index: Index) -> str:
 
 
 def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: Sequence[str]) -> None:
-    """Raise UserError if rows need sound that the videos lack, or no metric can compare the rows."""
+    """Raise UserError if rows need sound that the videos lack, no metric can compare them, or videos are too few."""
+    queries, least = int((index.split == settings.query_split).sum()), Factors((Path(),)).min_videos
+    if settings.test_factors != "none" and queries < least:
+        raise UserError(
+            f"the split '{settings.query_split}' of {shards} has only {plural(queries, 'video')}, but factors are "
+            f"tested on {least} or more; set --test-factors none, or hold out more videos"
+        )
     modalities = {row: settings.composition(row).modalities for row in settings.rows}
     if not index.mel_count.any() and (audible := [row for row in modalities if "audio" in modalities[row]]):
         others = [row for row in modalities if row not in audible]

@@ -195,6 +195,11 @@ def test_videos_without_labels_or_without_sound(
     assert kinds(done) == ["pretrain", "pretrain", "downstream"] and "V→A R@1" in summary and "row a" not in summary
     with pytest.raises(UserError, match="has no labels in the splits train and test, and none of the rows a has two"):
         ablation(settings(shards, tmp_path, rows=("a",)))
+    split = plain.split.copy()
+    split[np.flatnonzero(split == "test")[4:]] = "train"
+    monkeypatch.setattr(runs.Index, "open", lambda *_: replace(plain, split=split))
+    with pytest.raises(UserError, match=r"has only 4 videos, but factors are tested on 5 or more; set --test-factors"):
+        ablation(settings(shards, tmp_path, rows=("a", "e"), test_factors="first"))
     silent = replace(plain, mel_count=np.zeros_like(plain.mel_count))
     monkeypatch.setattr(runs.Index, "open", lambda *_: silent)
     with pytest.raises(UserError, match="have no sound, which these rows need: e l; set --rows a$"):
