@@ -88,7 +88,9 @@ class Embed:
 
     def __post_init__(self) -> None:
         if bool(self.source) == bool(self.dataset or self.shards):
-            raise UserError("set --source to videos, or --dataset to a preprocessed data set, but not both")
+            raise UserError(
+                "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both"
+            )
         for name, given, known in (
             ("kind", (self.kind,), get_args(Kind)), ("per", (self.per,), get_args(Per)),
             ("modalities", self.modalities, get_args(Modality)),
@@ -232,7 +234,7 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
     links.mkdir()
     for number, source in enumerate(settings.source):
         if not source.is_dir() and not source.is_file():
-            raise UserError(f"no file or folder {source}; set --source to videos")
+            raise UserError(f"no file or folder {source}; set --source to files or folders of videos")
         if source.is_file() and source.suffix.lower() not in SUFFIXES:
             raise UserError(with_list(f"{source} does not have the suffix of a video file; known:", sorted(SUFFIXES)))
         (links / f"{number}{source.suffix if source.is_file() else ''}").symlink_to(source.absolute())

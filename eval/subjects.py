@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gdt.common.errors import UserError, plural
+from gdt.common.errors import UserError, plural, unknown
 from gdt.common.streams import Stream, generator
 from gdt.eval.finetune import WEIGHTS
 from gdt.eval.paper import PAPER
@@ -21,6 +21,9 @@ from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
 from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.checkpoint import NAME, Trained, load_trained
+
+_USUAL = ("train", "val", "test")
+"""Splits that preprocessing makes."""
 
 
 @dataclass(frozen=True)
@@ -169,9 +172,16 @@ def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
     for number in numbers:
         part = index.fold(number) if number else index
         if lacking := [split for split in splits if not len(_labelled(part, split))]:
+            require_known_split(part, lacking[0])
             where = f"fold {number} of {index.folder}" if number else str(index.folder)
             raise UserError(_no_labels(part, where, settings.label, lacking[0], complete_folds(index, splits)))
     return [_fold(settings, index, splits, number) for number in numbers]
+
+
+def require_known_split(index: Index, split: str) -> None:
+    """Raise UserError if a split has no videos and an unusual name, which is probably misspelt."""
+    if split not in _USUAL and not (index.split == split).any():
+        raise unknown("split", split, sorted({*index.split}))
 
 
 def official_folds(index: Index) -> range:
@@ -195,7 +205,7 @@ def _no_labels(index: Index, where: str, column: str, split: str, complete: Sequ
             "labels.csv and repeat 'make preprocess' (nothing is decoded again), or choose another column"
         )
     advice = "put videos into train/<class>/ and test/<class>/, or add a labels.csv"
-    if split not in ("train", "val", "test"):
+    if split not in _USUAL:
         advice = "choose another split"
     elif official_folds(index):
         usable = " ".join(map(str, complete))
@@ -226,6 +236,7 @@ def held_out(index: Index, split: str) -> Fold:
     """All videos of a split as queries, without labels or gallery. Raises UserError if there are none."""
     videos = np.flatnonzero(index.split == split)
     if not len(videos):
+        require_known_split(index, split)
         advice = "repeat 'make preprocess' with TEST=0.1 (nothing is decoded again), then pretrain again"
         if official_folds(index):
             advice = "preprocess more of the videos on its official lists"

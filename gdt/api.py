@@ -235,7 +235,8 @@ class Model:
         files (TMPDIR); preprocess larger collections, and embed their shards. Raises UserError if no video can be used
         or an argument is invalid.
         """
-        paths = _paths(videos)
+        if not (paths := _paths(videos)):
+            raise UserError("videos is empty; give one or more")
         shards = paths[0] if len(paths) == 1 and (paths[0] / INDEX).is_file() else None
         with tempfile.TemporaryDirectory() as folder:
             settings = Embed(

@@ -153,7 +153,9 @@ def _generalise(reason: str) -> str:
         least = f"--min-seconds {short[1]}"  # "; <error>" follows if the file may be longer, but damaged
         return f"less than {least} could be decoded" if short[2] else f"shorter than {least}"
     reason = re.sub(r"^it has the id of .*, which is kept$", "it has the id of another video, which is kept", reason)
-    return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "…", reason.split(";")[0])
+    reason = reason.split(";")[0]
+    reason += ")" * (reason.count("(") - reason.count(")"))
+    return re.sub(r"(?<!UTF-)\b(0x[0-9a-f]+|\d+(\.\d+)?)(?=\D|$)", "…", reason)
 
 
 def describe(summary: Summary) -> str:

@@ -49,10 +49,13 @@ class Shares:
     test: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (self.val >= 0 and self.test >= 0 and self.val + self.test < 1):
+        for option, share in (("--val", self.val), ("--test", self.test)):
+            if not 0 <= share < 1:
+                raise UserError(f"{option} is {share}; it must be a fraction below 1, such as 0.1")
+        if self.val + self.test >= 1:
             raise UserError(
-                f"--val is {self.val} and --test is {self.test}; they are fractions and must add up to less than 1 (an "
-                "option that is not given keeps its value from the last run)"
+                f"--val is {self.val} and --test is {self.test}; they must add up to less than 1 (an option that is "
+                "not given keeps its value from the last run)"
             )
 
     def split(self, video_id: str) -> str:

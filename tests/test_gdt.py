@@ -182,6 +182,8 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
             "only video; set by and among to those, or embed again with modalities audio",
         ),
         (lambda r: r["model"].embed(r["shards"], kind="embedding"), "^kind is 'embedding'; it must be embeddings or"),
+        (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),
+        (lambda r: r["model"].embed("/nowhere"), "^no file or folder /nowhere; set videos to files or folders of"),
         (lambda r: r["model"].embed(r["shards"], per="clips"), "^per is 'clips'; it must be video or clip"),
         (lambda r: r["model"].embed(r["empty"]), "there are no videos in .*expected:\\n"),
         (lambda r: gdt.preprocess(r["empty"], r["empty"] / "out"), "there are no videos in .*expected:\\n"),

@@ -153,9 +153,10 @@ class Pretrain:
             "so that there are negatives (condition iii of section 3.1)",
         )
         require_positive(self, "", "epochs", "steps", least=0)
+        _require(max(self.epochs, self.steps) >= 1, "--epochs and --steps are 0; set one of them to 1 or more")
         _require(
-            min(self.epochs, self.steps) == 0 and max(self.epochs, self.steps) >= 1,
-            f"--epochs is {self.epochs} and --steps is {self.steps}; set one of them to 1 or more and the other to 0",
+            not (self.epochs and self.steps),
+            f"--epochs is {self.epochs} and --steps is {self.steps}; set one of them to 0",
         )
         require_positive(self, "", "shuffle_shards", "probe_every", "profile", "cached_batches", "seed", least=0)
         require_positive(self, "", "probe_videos", least=2)

@@ -307,7 +307,10 @@ def test_crafted_h5_files_are_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": ()}, "set --source to videos, or --dataset to a preprocessed data set, but not both"),
+        (
+            {"source": ()},
+            "set --source to files or folders of videos, or --dataset to a preprocessed data set, but not both",
+        ),
         ({"out": Path("features.txt")}, "its name must end in .h5, .npz, .parquet"),
         ({"out": Path("nowhere/features.h5")}, "the folder nowhere does not exist"),
         ({"clips": 0}, "--clips is 0; it must be 1 or more"),

@@ -560,7 +560,7 @@ def test_the_command_prints_a_summary_and_repeats_its_numbers(
         ("--starts 0", "--starts is 0; it must be 1 or more"),
         ("--probe-c 0", "--probe-c is 0.0; it must be above 0"),
         ("--seed -1", "--seed is -1; it must be 0 or more"),
-        ("--split nowhere", "has no held-out videos (split 'nowhere')"),
+        ("--split nowhere", "unknown split 'nowhere'; available:"),
         ("--shards .", "there are no shards in"),
         ("--videos 20 --cv-folds 20", "no factor can be measured on"),
     ],

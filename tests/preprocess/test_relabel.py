@@ -327,9 +327,15 @@ def test_shares_lost_with_a_damaged_plan_are_reported(pets: Preprocess, capsys: 
         again(pets)
 
 
-@pytest.mark.parametrize(("val", "test"), [(-0.1, 0), (0, 1.0), (0.5, 0.5), (float("nan"), 0)])
-def test_invalid_shares_are_refused(val: float, test: float) -> None:
-    with pytest.raises(UserError, match="--val is .* and --test is .*; they are fractions and must add up"):
+@pytest.mark.parametrize(
+    ("val", "test", "message"),
+    [
+        (-0.1, 0, "--val is -0.1; it must be a fraction"), (0, 1.0, "--test is 1.0; it must be a fraction below 1"),
+        (0.5, 0.5, "--val is 0.5 and --test is 0.5; they must add up"), (float("nan"), 0, "--val is nan"),
+    ],
+)  # fmt: skip
+def test_invalid_shares_are_refused(val: float, test: float, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         Preprocess(val=val, test=test)
 
 

@@ -292,6 +292,7 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
             "ffmpeg took more than 60 s to decode 0 s of the video",
             "ffmpeg took more than … s to decode … s of the video",
         ),
+        ("it cannot be read (Permission denied; check it)", "it cannot be read (Permission denied)"),
         ("it has the id of /a/b.mp4, which is kept", "it has the id of another video, which is kept"),
     ],
 )

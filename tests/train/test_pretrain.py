@@ -66,7 +66,9 @@ def test_a_run_on_the_cores_needs_no_dali(shards: Path, tmp_path: Path) -> None:
 
 def test_a_run_records_its_start(shards: Path, undisturbed: Path) -> None:
     (start,) = starts(undisturbed)
-    assert shlex.split(start["provenance"]["command"]) == ["gdt", *arguments(shards, undisturbed, *DROPOUT)]
+    assert shlex.split(start["provenance"]["command"]) == [
+        "gdt", *arguments(shards, undisturbed, *DROPOUT), "--dataset", shards.name
+    ]  # fmt: skip
     assert start["step"] == 0 and start["data"] == fingerprint(Index.open(shards))
     assert start["provenance"]["versions"]["torch"] == torch.__version__
 
@@ -262,6 +264,7 @@ def test_pretraining_on_real_videos_lowers_the_loss(
         (("--shards", "nowhere"), "there are no shards in nowhere .*make preprocess"),
         (("--augmentation.flip", "2"), "--augmentation.flip is 2.0"),
         (("--epochs", "5"), "--epochs is 5 and --steps is 2; set one of them"),
+        (("--steps", "0"), "--epochs and --steps are 0; set one of them to 1 or more"),
         (("--steps", "-5"), "--steps is -5; it must be 0 or more"),
         (("--out", "/proc/nowhere"), "/proc/nowhere: No such file or directory"),
         (("--temperature", "0"), "--temperature is 0.0; it must be above 0"),
