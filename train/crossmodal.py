@@ -107,7 +107,8 @@ class Probe:
                 f"--probe-every compares modalities, but '{settings.composition}' has only {self._modalities[0]}; "
                 "leave it out"
             )
-        split = settings.probe_split or ("val" if (index.split == "val").any() else "test")
+        default = "test" if "test" in index.split and "val" not in index.split else "val"
+        split = settings.probe_split or default
         held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
         if len(held_out) < 2:
             raise UserError(
