@@ -87,11 +87,13 @@ def to_latex(lines: Sequence[Sequence[str]]) -> str:
 
 
 def write_tables(out: Path, text: str, tables: Sequence[Sequence[Sequence[str]]] = ()) -> None:
-    """Write a text as table.txt and tables as table.tex."""
+    """Write a text as table.txt and tables as table.tex, which is removed if there are none."""
     out.mkdir(parents=True, exist_ok=True)
     write_text(out / "table.txt", text + "\n")
     if tables:
         write_text(out / "table.tex", "\n\n".join(map(to_latex, tables)) + "\n")
+    else:
+        (out / "table.tex").unlink(missing_ok=True)
 
 
 def csv_text(lines: Iterable[Sequence[object]]) -> str:

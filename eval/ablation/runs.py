@@ -196,6 +196,9 @@ def _require_comparable(settings: Ablation, index: Index, shards: Path, labels: 
             f"the videos in {shards} have no sound, which these rows need: {' '.join(audible)}; set "
             f"--rows {shlex.join(others) or 'a b c d'}"
         )
+    for option in ("gallery_split", "gallery_per_class") if not labels else ():
+        if getattr(settings, option):
+            raise UserError(f"--{option.replace('_', '-')} has no effect on recall between modalities; remove it")
     if not labels and settings.test_factors == "none" and all(len(each) < 2 for each in modalities.values()):
         reason = f"{shards} has no labels in the splits {_gallery(settings, index)} and {settings.query_split}"
         raise UserError(

@@ -195,6 +195,8 @@ def test_videos_without_labels_or_without_sound(
     assert kinds(done) == ["pretrain", "pretrain", "downstream"] and "V→A R@1" in summary and "row a" not in summary
     with pytest.raises(UserError, match="has no labels in the splits train and test, and none of the rows a has two"):
         ablation(settings(shards, tmp_path, rows=("a",)))
+    with pytest.raises(UserError, match="--gallery-per-class has no effect on recall between modalities; remove it"):
+        ablation(settings(shards, tmp_path, rows=("a", "e"), gallery_per_class=2))
     split = plain.split.copy()
     split[np.flatnonzero(split == "test")[4:]] = "train"
     monkeypatch.setattr(runs.Index, "open", lambda *_: replace(plain, split=split))
