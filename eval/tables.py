@@ -69,7 +69,7 @@ def layout(lines: Sequence[Sequence[str]], width: int = COLUMNS) -> str:
         tables = []
         for start in range(1, 1 + count, size):
             part = [[line[0], *line[start : start + size]] for line in lines]
-            tables.append(_render([line for line in part if parts == 1 or any(line[1:])]))
+            tables.append(_render([part[0], *(line for line in part[1:] if parts == 1 or any(line[1:]))]))
         text = "\n\n".join(tables)
         if max(map(len, text.splitlines())) <= width:
             break

@@ -60,6 +60,8 @@ _EXHAUSTED = 300
 """Consecutive draws without a new composition after which the search ends."""
 _BEST = 3
 """Number of printed rows, besides the baseline."""
+_WIDE = 250
+"""Columns of table.txt."""
 
 
 def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
@@ -212,12 +214,12 @@ class Study:
                 "another --baseline or --seed, and another --out"
             )
         ranked = sorted(trials, key=lambda trial: (-(trial.last_step or 0), -_metric(trial).value, trial.number))
-        lines = [["composition", f"R@{settings.k}, %", ""], *map(_row, ranked)]
+        lines = [["composition", f"R@{settings.k}, %", "status"], *map(_row, ranked)]
         lines[1 + ranked.index(base)][0] += f" [{settings.baseline}]"
         summary, test = self._summary(trials, ranked[0], base), self._test(ranked[0], base)
         commands = _commands(settings, ranked[0], base)
         write_text(
-            out / "table.txt", "\n".join([layout(lines), "", *summary, self._importance(), *test, *commands, ""])
+            out / "table.txt", "\n".join([layout(lines, _WIDE), "", *summary, self._importance(), *test, *commands, ""])
         )
         best = [line for trial, line in zip(ranked, lines[1:], strict=True) if trial in [*ranked[:_BEST], base]]
         shown = [[textwrap.fill(name, 70), *cells] for name, *cells in [lines[0], *best]]

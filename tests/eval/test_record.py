@@ -169,6 +169,8 @@ def test_wide_tables_are_split_by_columns() -> None:
     tables = layout(lines, 65).split("\n\n")
     assert [table.splitlines()[0].split()[3:] for table in tables] == [["R@0", "R@1", "R@2"], ["R@3", "R@4"]]
     assert ["paper" in table for table in tables] == [True, False] and "4.0 (10.0-20.0)" in tables[1]
+    heads[-1] = ""
+    assert layout(lines, 65).split("\n\n")[1].splitlines()[0].split() == ["%", "on", "test", "R@3"]
     assert len(layout(lines, 200).splitlines()) == 4 and "paper" in layout(lines, 200)
 
 

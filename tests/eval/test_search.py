@@ -153,7 +153,8 @@ def test_the_report_is_short_and_its_files_hold_every_trial(finished, tmp_path: 
     assert len(text.strip().splitlines()) <= 25
     assert all(len(line) <= 100 or "video:d" in line for line in text.splitlines())
     table = (chosen.folder / "table.txt").read_text().split("\n\n")[0].splitlines()
-    assert len(table) == 14 and Image.open(chosen.folder / "importance.png").width > 500
+    assert len(table) == 14 and table[0].split() == ["composition", "R@1,", "%", "status"]
+    assert Image.open(chosen.folder / "importance.png").width > 500
     whole = (chosen.folder / "table.txt").read_text()
     assert "importance (fANOVA, rough): " in whole and "draws rejected before training" in whole
     command = text[text.index("gdt eval ablation") :].replace("\\\n", "").splitlines()[0]
