@@ -125,9 +125,9 @@ def command_error(name: str, log: Path, status: int) -> UserError:
 
 
 def to_arguments(settings: Any, base: Any) -> list[str]:
-    """Command-line arguments for the settings that differ from `base`."""
+    """Command-line arguments for the data set, and for the other settings that differ from `base`."""
     words = []
     for name, value in vars(settings).items():
-        if value != getattr(base, name):
+        if value != getattr(base, name) or name == "dataset":  # else --shards would name it
             words += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
     return words

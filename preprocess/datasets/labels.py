@@ -79,8 +79,9 @@ class Labels:
                 header = [name.strip() for name in next(rows, [])]
                 self._require_header(header)
                 known = {name.lower(): k for k, name in enumerate(header) if k and name.lower() in ("label", "split")}
-                if "label" not in known and "class" in header[1:]:
-                    known["label"] = header.index("class", 1)
+                lowered = [name.lower() for name in header]
+                if "label" not in known and "class" in lowered[1:]:
+                    known["label"] = lowered.index("class", 1)
                 others = [k for k in range(1, len(header)) if k not in known.values()]
                 self._columns = [header[k] for k in others]
                 for row in filter(None, rows):

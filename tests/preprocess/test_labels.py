@@ -134,7 +134,7 @@ def test_names_of_the_first_column_and_formats_of_spreadsheets(
 
 def test_absolute_paths_names_without_suffix_and_a_column_class(tmp_path: Path) -> None:
     touch(tmp_path, "cats/a.b.mp4", "2.mp4", "test/cats/3.mp4", "test/cats/4.mp4")
-    write(tmp_path, f"path,class\n{tmp_path}/cats/a.b.mp4,x\n2,y\ncats/3,z\n{tmp_path}/test/cats/4,w\n")
+    write(tmp_path, f"path,Class\n{tmp_path}/cats/a.b.mp4,x\n2,y\ncats/3,z\n{tmp_path}/test/cats/4,w\n")
     assert {video.id: (video.label, video.columns) for video in videos(tmp_path).values()} == {
         "cats/a.b.mp4": ("x", ()), "2.mp4": ("y", ()), "cats/3.mp4": ("z", ()), "cats/4.mp4": ("w", ())
     }  # fmt: skip
