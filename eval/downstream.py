@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from gdt.common import serialization
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError, explain_out_of_memory
+from gdt.common.errors import UserError, explain_out_of_memory, plural
 from gdt.common.files import write_text
 from gdt.common.lock import locked
 from gdt.eval import record
@@ -56,6 +56,9 @@ from gdt.train.checkpoint import NAME, Trained, load_trained
 from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 
+_SHOWN = 3
+"""Maximum number of classes that a warning names."""
+
 
 def downstream(settings: Downstream) -> str:
     """Run the missing evaluations and return the tables.
@@ -76,6 +79,7 @@ def downstream(settings: Downstream) -> str:
         for evaluation in evaluations:
             if settings.tables:
                 _report_unlabelled(evaluation)
+                _report_unanswerable(evaluation)
             _run(evaluation)
         return _write_tables(evaluations) if settings.tables else ""
 
@@ -205,6 +209,20 @@ def _report_unlabelled(evaluation: Evaluation) -> None:
             f"which have no label ({source})",
             flush=True,
         )
+
+
+def _report_unanswerable(evaluation: Evaluation) -> None:
+    """Warn of queries whose class has no gallery video, which every model gets wrong."""
+    folds_with_labels = {fold.number: fold for name, fold, _ in evaluation.files if PROTOCOLS[name].labels}
+    for fold in folds_with_labels.values():
+        lacking = ~np.isin(fold.query_label, fold.gallery_label)
+        if count := int(lacking.sum()):
+            classes = ", ".join(f"'{name}'" for name in np.unique(fold.query_label[lacking])[:_SHOWN])
+            print(
+                f"warning: {count} of {plural(len(fold.queries), 'query', 'queries')} have a class without gallery "
+                f"videos ({classes}), so any model gets them wrong",
+                flush=True,
+            )
 
 
 def _has_pairs(model: Model, settings: Downstream, data: Data) -> bool:

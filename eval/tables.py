@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from gdt.common.errors import COLUMNS, format_range
+from gdt.common.errors import COLUMNS, UserError, format_range
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.metrics import Metric, difference
@@ -187,15 +187,41 @@ def verdicts(groups: Groups) -> list[str]:
     for name, records in groups.items():
         if records[0].preset == RANDOM:
             continue
-        network = records[0].pretraining.network
-        folds = {each.fold for each in records}
-        random = [each for each in untrained if each.pretraining.network == network and each.fold in folds]
         for column in dict.fromkeys(next(iter(each.metrics)) for each in records if each.metrics):
-            if other := metrics_of(random, column):
-                sentences.append(
-                    f"{_heading(column)} of {name}: {_verdict(*difference(metrics_of(records, column), other))}"
-                )
+            baselines = [_baseline(each, untrained, column) for each in records if column in each.metrics]
+            random = list({id(each): each for each in baselines if each}.values())
+            if random:
+                points = difference(metrics_of(records, column), metrics_of(random, column))
+                sentences.append(f"{_heading(column)} of {name}: {_verdict(*points)}")
     return sentences
+
+
+def _baseline(trained: Record, untrained: Sequence[Record], column: str) -> Record | None:
+    """The random weights that a record is compared with: of its own checkpoint, or else of its seed, or else others.
+
+    All have the same network.
+    """
+    same = [
+        each
+        for each in untrained
+        if column in each.metrics
+        and each.fold == trained.fold
+        and each.pretraining.network == trained.pretraining.network
+    ]
+    run, modalities = name_of(trained.checkpoint), _modalities(trained)
+    return max(
+        same,
+        key=lambda each: (name_of(each.checkpoint) == run, each.seed == trained.seed, _modalities(each) == modalities),
+        default=None,
+    )
+
+
+def _modalities(one: Record) -> tuple[str, ...]:
+    """The modalities of its composition; none if its --factors-from is missing."""
+    try:
+        return one.pretraining.composition.modalities
+    except UserError:
+        return ()
 
 
 def main_verdicts(groups: Groups) -> list[str]:
@@ -244,7 +270,9 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
         pairs = PROTOCOLS[first.protocol].pairs
         sentences = {row: f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items() if pairs}
         trained = [text for row, text in sentences.items() if groups[row][0].preset != RANDOM]
-        brief = [_caption(groups), *([] if tables else few_videos(records)), *trained[-_PRINTED:]]
+        few = few_videos([each for own in groups.values() for each in own])
+        few = [warning for warning in few if all(warning not in table.brief for table in tables)]
+        brief = [_caption(groups), *few, *trained[-_PRINTED:]]
         brief += [*main_verdicts(groups), *_seen_in_pretraining(groups)]
         published = any(column in values for values in others.values() for column in columns(groups))
         if published and all(_PUBLISHED not in table.brief for table in tables):
@@ -324,7 +352,8 @@ def _caption(groups: Groups) -> str:
     data += f": {format_range(each.queries for each in every)} queries"
     galleries = {each.gallery for each in every}
     data += f" against {format_range(galleries)} videos" if max(galleries) else ""
-    data += f", {format_range(each.classes for each in every)} classes" if first.classes else ""
+    classes = format_range(each.classes for each in every)
+    data += f", {classes} class{'' if classes == '1' else 'es'}" if first.classes else ""
     brackets = "lowest and highest fold, or the 95 % CI of one fold" if len(folds) > 1 else "95 % CI"
     short = {each.held for each in every}
     held = f"; videos shorter than a clip, whose last frame is repeated: {format_range(short)}" if any(short) else ""
@@ -332,13 +361,18 @@ def _caption(groups: Groups) -> str:
 
 
 def _seen_in_pretraining(groups: Groups) -> list[str]:
-    """A note per model that was pretrained on some of the queries."""
+    """A note per model that was pretrained on some of the queries, or perhaps was."""
     lines = []
     for name, records in groups.items():
         seen = {each.fold: f"up to {each.seen} of {each.queries} queries" for each in records if each.seen}
         if seen:
             counts = ", ".join(f"{count} of fold {fold}" if fold else count for fold, count in seen.items())
             lines.append(f"{name} was pretrained, without labels, on {counts}")
+        elif any(each.trained_on == "unknown" and each.pretraining.dataset == each.dataset for each in records):
+            lines.append(
+                f"warning: {name} may have been pretrained on these queries: it was trained on other videos, splits or "
+                f"initial weights of {records[0].dataset}"
+            )
     return lines
 
 

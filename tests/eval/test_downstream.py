@@ -148,8 +148,8 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
     notes = [line for line in notes if not line.startswith("  ")]
     *notes, following = notes
     assert following.startswith("next: ") and following.endswith("gdt eval report --runs runs")
-    assert len(notes) <= 11 and notes[-2] == "tables with all notes: runs/eval-ucf101/table.txt"
-    assert printed.count("warning: ") == 1
+    assert len(notes) <= 13 and notes[-2] == "tables with all notes: runs/eval-ucf101/table.txt"
+    assert printed.count("warning: ") == 2  # one per table
     assert "warning: only 12 queries: the 95 % intervals are wide; R@20: 100 % for any model, as" in printed
     csv_rows = list(csv.DictReader((out / "results.csv").read_text().splitlines()))
     assert len(csv_rows) == sum(len(record.metrics) for record in records)
@@ -461,6 +461,18 @@ def test_protocols_skipped_for_lack_of_labels_are_named(
     others = ", ".join(sorted({"test", "train", "val"} - unlabelled))
     expected = f"retrieval and few-shot are skipped: {message}, which has no labels; splits with labels: {others}\n"
     assert expected in capsys.readouterr().out
+
+
+def test_queries_without_their_class_in_the_gallery_are_named(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    label = index.label.copy()
+    label[np.flatnonzero(index.split == "test")[:2]] = "new"
+    change_index(label=label)
+    downstream(Downstream((checkpoint,), "x", shards, ("retrieval",), clips=1, random_weights="exclude", out=tmp_path))
+    said = "warning: 2 of 12 queries have a class without gallery videos ('new'), so any model gets them wrong\n"
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_without_labels_in_train_the_gallery_is_val(

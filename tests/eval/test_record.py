@@ -185,6 +185,33 @@ def test_verdicts_on_the_difference_from_random_weights() -> None:
     assert verdicts({"same": [same]}) == []
 
 
+def test_a_model_is_compared_with_its_own_random_weights() -> None:
+    """Adding another model, whose random weights differ, changes nothing; several seeds are compared with theirs."""
+
+    def pair(run: str, seed: int, value: float, random: float) -> tuple[Record, Record]:
+        one = replace(ROW, model=run, checkpoint=Path(f"runs/{run}/checkpoint.pt"), seed=seed)
+        one = replace(one, metrics={"R@1": Metric(value, 10.0, 200)})
+        path = one.checkpoint.absolute()
+        return one, replace(one, preset=RANDOM, checkpoint=path, metrics={"R@1": Metric(random, 10.0, 200)})
+
+    (a, random_a), (other, random_other) = pair("a", 0, 18.5, 16.0), pair("l", 0, 52.0, 13.5)
+    alone = verdicts({RANDOM: [random_other], "l": [other]})
+    assert alone == ["R@1 of l: 38.5 points above random weights (95 % CI +29.7 to +46.4)"]
+    said = verdicts({"random weights of a": [random_a], "random weights of l": [random_other], "a": [a], "l": [other]})
+    assert said[1:] == alone and "(+2.5 points" in said[0]
+    third, random_third = pair("l", 1, 50.0, 20.0)
+    (both,) = verdicts({RANDOM: [random_a, random_other, random_third], "l": [other, third]})
+    assert both.startswith("R@1 of l: 34.2 points above")  # 51.0 - 16.75
+
+
+def test_a_model_of_other_splits_is_warned_of() -> None:
+    changed = replace(ROW, dataset=ROW.pretraining.dataset)
+    said = "warning: mine may have been pretrained on these queries: "
+    for row, expected in ((changed, True), (ROW, False), (replace(changed, trained_on="others"), False)):
+        (table,) = build_tables([row])
+        assert any(note.startswith(said) for note in table.brief) == expected
+
+
 def test_tables_as_latex_and_csv() -> None:
     lines = table_lines({"row e": [replace(ROW, metrics={"video to audio R@1": Metric(50.0, 1.0, 100)})]}, "% on test")
     assert lines[0][1] == "V→A R@1"
