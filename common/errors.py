@@ -57,7 +57,7 @@ MAKE_OPTIONS = "GDT_OPTIONS"
 """Environment variable, set under make only: options, with =1 after flags, that messages show as make's variables."""
 _OPTION = re.compile(
     r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)"""
-    r"""(?: (help|first|skip|none|videos|clips|compute|slurm|cpu|cuda|\d[\d.]*\b|[\w.~-]*/[\w./~-]*\w))?"""
+    r"""(?: (help|first|skip|none|videos|clips|compute|slurm|cpu|cuda|\d[\d.]*\b(?: \d+\b)*|[\w.~-]*/[\w./~-]*\w))?"""
 )
 """Quoted text, or an option with an optional value: a path, a number or one of a few words."""
 
@@ -77,7 +77,8 @@ def as_typed(message: str, environment: Mapping[str, str] = os.environ) -> str:
     def typed(option: str, value: str) -> str:
         value = value or options.get(option, "")
         name = option[2:].replace("-", "_").replace(".", "_").upper()
-        return name + (f"={value}" if value else "") if option in options else ""
+        shown = f'"{value}"' if " " in value else value
+        return name + (f"={shown}" if value else "") if option in options else ""
 
     return _rename(message, typed)
 
@@ -89,7 +90,8 @@ def as_keywords(message: str, renamed: Mapping[str, str]) -> str:
         if value == "help":
             return f"'gdt pretrain {option} help'"
         name = option[2:].replace("-", "_")
-        return renamed.get(name, name) + (f"={value if value[0].isdecimal() else repr(value)}" if value else "")
+        shown = f"({', '.join(value.split())})" if " " in value else value if value[:1].isdecimal() else repr(value)
+        return renamed.get(name, name) + (f"={shown}" if value else "")
 
     return _rename(message, keyword)
 

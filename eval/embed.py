@@ -154,7 +154,7 @@ def _write(settings: Embed) -> str:
         f"from {settings.clips} clips per video, each of {rows.metadata['clip']}",
         *describe_missing(rows),
     ]
-    lines += [f"{plural(len(rows.skipped), 'video')} skipped:"] if rows.skipped else []
+    lines += [f"{len(rows.skipped)} skipped:"] if rows.skipped else []
     lines += [f"  {path}: {reason}" for path, reason in rows.skipped]
     return "\n".join(lines + _next_steps(settings.out, rows))
 
@@ -260,7 +260,7 @@ def _open_videos(settings: Embed, stack: contextlib.ExitStack) -> tuple[Index, d
             raise UserError(f"{path} cannot be used: {reason}") from error
         raise UserError(f"none of the {len(rejected)} videos can be used; the first, {path}: {reason}") from error
     paths = {item.id: user_path(str(item.path)) for item in folder.listing(root) if not isinstance(item, Missing)}
-    skipped = [(user_path(row["path"]), row["reason"]) for row in read_rejected(shards)]
+    skipped = [(user_path(row["path"]) if row["path"] else row["id"], row["reason"]) for row in read_rejected(shards)]
     if single:
         return index, paths, skipped
     names = np.asarray([paths[name] for name in index.id], object)

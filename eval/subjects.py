@@ -93,7 +93,8 @@ class Data:
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
         name = dataset or first.settings.dataset
         index = open_index(name, shard_folder(name, shards or (None if dataset else first.settings.shards)))
-        split = split or ("test" if (index.split == "test").any() or official_folds(index) else "val")
+        only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
+        split = split or ("val" if only_val else "test")
         return cls(name, index.labelled(label), fingerprint(index), split)
 
 

@@ -134,9 +134,10 @@ class Evaluated:
     """The results of an evaluation."""
 
     rows: tuple[dict[str, Any], ...]
-    """A row per metric, for pandas.DataFrame: model, protocol, metric, value, 95 % CI (low, high), chance, settings."""
+    """A row per metric of these models and random weights, for pandas.DataFrame: model, protocol, metric, value,
+    95 % CI (low, high), chance, settings."""
     text: str
-    """The tables as printed."""
+    """The tables as printed, with the models of earlier calls."""
     tables: dict[str, Path]
     """Files of the tables by suffix: txt, tex and csv."""
 
@@ -151,6 +152,7 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     from gdt.eval import record
     from gdt.eval.downstream import downstream
     from gdt.eval.settings import Downstream
+    from gdt.eval.subjects import name_of
 
     paths = _paths(checkpoints)
     if not paths:
@@ -162,7 +164,12 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
         raise UserError("tables must not be False: the results are read from the tables")
     text, out = downstream(full), full.out or out
     tables = {"txt": out / "table.txt", "tex": out / "table.tex", "csv": out / "results.csv"}
-    return Evaluated(tuple(record.rows(record.read(out / "results.json"))), text, tables)
+    every = record.read(out / "results.json")  # also has models of earlier calls
+    asked = [each for each in every if each.model != record.RANDOM and name_of(each.checkpoint) in map(name_of, paths)]
+    networks = [each.pretraining.network for each in asked]
+    random = [each for each in every if each.model == record.RANDOM]
+    random = [each for each in random if each.pretraining.network in networks or not asked]
+    return Evaluated(tuple(record.rows([*random, *asked])), text, tables)
 
 
 def _paths(given: Paths) -> tuple[Path, ...]:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, plural, require_positive
+from gdt.common.errors import UserError, as_typed, plural, require_positive
 from gdt.common.files import dump_row, write_lines
 from gdt.common.lock import locked
 from gdt.pipeline.shards.index import Annotations, Index, read_annotations, rewrite_index, write_index
@@ -184,7 +184,8 @@ def report_changed_shares(settings: Preprocess, shares: Shares) -> None:
         return
     pairs = zip(("--val", "--test"), astuple(shares), astuple(last), strict=True)
     if changes := [f"{name} is {now} and was {before}" for name, now, before in pairs if now != before]:
-        print(f"{', '.join(changes)}; videos that change their split are counted as relabelled", flush=True)
+        said = f"{', '.join(changes)}; videos that change their split are counted as relabelled"
+        print(as_typed(said), flush=True)
 
 
 def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any], drop_missing: bool) -> None:
@@ -314,7 +315,10 @@ def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: di
         )
     decoded = sum(plan.count(shard) for shard in made)
     relabelled = before.count_changes(AnnotationKeys.read(destination))
-    return summarise(index, len(videos) + videos.missing, len(made), decoded, relabelled, bool(videos.without_split))
+    return summarise(
+        index, len(videos) + videos.missing, len(made), decoded, relabelled, bool(videos.without_split),
+        videos.shares.test,
+    )  # fmt: skip
 
 
 def _equal(one: Annotations, other: Annotations) -> bool:

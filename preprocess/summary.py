@@ -64,6 +64,8 @@ class Summary:
     """First names in labels.csv that match no video."""
     drawn: bool = True
     """Whether --val and --test decide the split of some videos."""
+    test: float = 0.0
+    """--test."""
 
     @property
     def kept(self) -> int:
@@ -130,7 +132,7 @@ def _keys(texts: Iterable[bytes], count: int) -> np.ndarray:
     return np.fromiter(keys, np.uint64, count)
 
 
-def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int, drawn: bool) -> Summary:
+def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: int, drawn: bool, test: float) -> Summary:
     """Count the contents of the shards and write `summary.json` next to them."""
     reasons: Counter[str] = Counter()
     without_file: list[str] = []
@@ -141,7 +143,7 @@ def summarise(index: Index, videos: int, made: int, decoded: int, relabelled: in
     notes = Counter(_generalise(note) for note in index.note if note)
     summary = Summary(
         index, videos, dict(reasons.most_common()), dict(notes.most_common()), made, decoded, relabelled, without_file,
-        drawn,
+        drawn, test,
     )  # fmt: skip
     write_text(index.folder / SUMMARY, json.dumps(summary.numbers, indent=1, ensure_ascii=False) + "\n")
     return summary
@@ -163,7 +165,7 @@ def describe(summary: Summary) -> str:
     index, numbers = summary.index, summary.numbers
     splits = ", ".join(f"{n} {split}" for split, n in numbers["splits"].items())
     lines = [
-        f"{summary.kept} of {plural(summary.videos, 'video')} kept "
+        f"{summary.kept} of {plural(summary.videos - summary.reasons.get(NO_FILE, 0), 'video')} kept "
         f"({splits}; {plural(len(index.classes), 'class', 'classes')}), "
         f"{numbers['hours']:.2f} hours, {numbers['gigabytes']:.2f} GB",
         f"{summary.decoded} decoded, {summary.relabelled} relabelled; {plural(summary.shards_made, 'new shard')}, "
@@ -175,7 +177,7 @@ def describe(summary: Summary) -> str:
         lines.append(f"labels: {', '.join(['label'] * bool(index.classes) + sorted(index.columns))}")
     split = "test" if "test" in numbers["splits"] else "val"
     if split not in numbers["splits"] and summary.drawn:
-        lines.append("no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)")
+        lines.append(_no_test_split(summary))
     if 0 < (held_out := numbers["splits"].get(split, 0)) < _FEW:
         advice = f"raise --{split} or add videos (nothing is decoded again)" if summary.drawn else "add videos"
         lines.append(
@@ -198,6 +200,15 @@ def describe(summary: Summary) -> str:
         lines.append(f"{numbers['words']} words in {plural(videos, 'video')}, without stop words and unknown words")
     lines.append(f"shards and {SUMMARY} in {index.folder}")
     return "\n".join(textwrap.fill(line, _COLUMNS, **_WRAP) for line in lines)
+
+
+def _no_test_split(summary: Summary) -> str:
+    if summary.test:
+        return (
+            f"no test split: --test is {summary.test:g}, but none of {plural(summary.kept, 'video')} was drawn, as the "
+            "draw is by a hash of the id; raise it, add videos, or use a folder test/ or the column split"
+        )
+    return "no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)"
 
 
 def _describe_classes(index: Index) -> str:

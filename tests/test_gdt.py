@@ -38,6 +38,9 @@ run = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=2, out
 print(run.checkpoint, run.steps, np.isfinite(run.loss), 0 <= run.top1 <= 1)
 found = gdt.evaluate(run.checkpoint, clips=1)
 print(sorted({row["model"] for row in found.rows}), {path.is_file() for path in found.tables.values()})
+other = gdt.pretrain("shards/mine", "tiny", preset="e", batch_size=2, steps=1, out="runs/other")
+again = gdt.evaluate(other.checkpoint, clips=1, random_weights="exclude")
+assert {row["model"] for row in again.rows} == {"random weights", "other"} and "evaluated by earlier" in again.text
 table = found.tables["txt"].read_text().splitlines()[0]
 assert found.text.startswith(table) and table.startswith("% on test")
 
@@ -179,7 +182,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         ),
         (
             lambda r: gdt.nearest(r["pictures"], r["first"], by="audio"),
-            "only video; set by and among to those, or embed again with modalities audio",
+            "only video; set by and among to those, or embed again, with a model that has an audio",
         ),
         (lambda r: r["model"].embed(r["shards"], kind="embedding"), "^kind is 'embedding'; it must be embeddings or"),
         (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),

@@ -491,12 +491,14 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
         ("run `gdt verify --preset l` or 'x --preset a'", "run `gdt verify --preset l` or 'x --preset a'"),
         ("--node-rank 1 of --preset l", "--node-rank 1 of PRESET l"),
         ("compare them with --equal compute, too", "compare them with EQUAL=compute, too"),
+        ("set --folds 1 2; or", 'set FOLDS="1 2"; or'),
         ("use --device cpu, or --init runs/x-l/a.pt; --out is x", "use DEVICE=cpu, or INIT=runs/x-l/a.pt; OUT is x"),
     ],
 )
 def test_messages_name_options_as_they_are_typed(message: str, typed: str) -> None:
     assert (
-        as_typed(message, {"GDT_OPTIONS": "--preset --equal --batch-size --clip.size --device --init --out"}) == typed
+        as_typed(message, {"GDT_OPTIONS": "--preset --equal --batch-size --clip.size --device --init --out --folds"})
+        == typed
     )
     assert as_typed(message, {}) == message
 

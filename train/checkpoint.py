@@ -227,8 +227,8 @@ def require_same_shards(state: Mapping[str, Any], fingerprint: str, run: Path) -
     """Raise UserError if the run in folder `run`, with this state, has other shards."""
     if state["data"] != fingerprint:
         raise UserError(
-            f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; set --out "
-            "to another folder, or restore the original shards"
+            f"{run} holds a run on different shards: they were rebuilt, or have different videos or splits; remove "
+            f"{run} to train anew, set --out to another folder, or restore the original shards"
         )
 
 

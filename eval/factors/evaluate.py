@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gdt.common.errors import UserError, explain_out_of_memory
+from gdt.common.errors import UserError, as_typed, explain_out_of_memory
 from gdt.common.lock import locked
 from gdt.common.streams import Stream, generator
 from gdt.eval import record
@@ -93,7 +93,7 @@ def _write(records: Sequence[Record], out: Path) -> str:
     write_tables(out, text, tables)
     record.write(out / NAME, records)
     save(matrix(records), out / "factors.png")
-    return f"\n{summary}\ntables: {out}/table.txt, table.tex, {NAME}\npicture: {out}/factors.png"
+    return f"\n{as_typed(summary)}\ntables: {out}/table.txt, table.tex, {NAME}\npicture: {out}/factors.png"
 
 
 def _measured_before(records: Sequence[Record], path: Path) -> list[Record]:

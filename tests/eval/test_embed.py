@@ -68,7 +68,7 @@ def test_embed_a_folder_and_find_neighbours(
         assert (tmp_path / ".embed-other").exists()
     assert "features.h5: embeddings of 5 videos, one row per video: video [5, 128], audio [5, 128]" in done.stdout
     assert "\nfrom 2 clips per video, each of 8 frames, stride 4, 32x32\n" in done.stdout
-    assert "1 video skipped:" in done.stdout and str(videos / "broken.mp4") in done.stdout
+    assert "1 skipped:" in done.stdout and str(videos / "broken.mp4") in done.stdout
     assert {path.name for path in tmp_path.iterdir()} == {"features.h5"}  # no temporary files
     with h5py.File(tmp_path / "features.h5") as file:
         assert np.allclose(np.linalg.norm(file["video"][:], axis=1), 1)

@@ -35,6 +35,7 @@ from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import read_rejected
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.preprocess.command import main
+from gdt.preprocess.datasets.labels import NO_FILE
 from gdt.preprocess.estimate import estimate
 from gdt.preprocess.extract import Extracted, extract_group
 from gdt.preprocess.ffmpeg import Extraction, Target
@@ -281,6 +282,9 @@ def test_summary_says_where_classes_come_from_and_what_is_wrong(index: Index) ->
     advice = "no test split: evaluation needs one; set --test 0.1 and run again"
     assert advice in describe(Summary(some, 42, {}, {}, 1, 2, 3))
     assert advice not in describe(Summary(some, 42, {}, {}, 1, 2, 3, drawn=False))
+    said = " ".join(describe(Summary(some, 42, {}, {}, 1, 2, 3, test=0.01)).split())
+    assert f"--test is 0.01, but none of {len(some)} videos was drawn" in said
+    assert describe(Summary(some, 42, {NO_FILE: 2}, {}, 1, 2, 3)).startswith(f"{len(some)} of 40 videos kept")
 
 
 @pytest.mark.parametrize(
