@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from gdt.common.errors import UserError, unknown
+from gdt.common.errors import UserError, is_make, unknown
 from gdt.pipeline.composition import Composition
 from gdt.pipeline.notation import parse
 from gdt.pipeline.transformations.augmentation import Augmentation
@@ -84,12 +84,16 @@ PRESETS = {
 }  # fmt: skip
 
 
-def preset(name: str, listed_by: str = "--preset help") -> Preset:
-    """A preset by name. Raises UserError for an unknown one, with what lists them."""
+def preset(name: str, is_option: bool = True) -> Preset:
+    """A preset by name. Raises UserError for an unknown one, with what lists them.
+
+    `is_option`: whether the command has an option --preset.
+    """
     if name not in PRESETS:
         if set(name.replace(",", " ").split()) <= PRESETS.keys():
             raise UserError(f"unknown preset '{name}'; separate presets by spaces")
-        raise unknown("preset", name, PRESETS, f"{listed_by} lists them")
+        elsewhere = "'make pretrain PRESET=help'" if is_make() else "'gdt pretrain --preset help'"
+        raise unknown("preset", name, PRESETS, f"{'--preset help' if is_option else elsewhere} lists them")
     return PRESETS[name]
 
 

@@ -103,7 +103,7 @@ class Ablation:
     def composition(self, row: str) -> Composition:
         """The composition of a row, for two videos per batch. Raises UserError if it is unknown or invalid."""
         if not is_composition(row):
-            presets.preset(row, "'gdt pretrain --preset help'")  # raises
+            presets.preset(row, is_option=False)  # raises
             return presets.composition(row, batch_size=2)
         known = notation.load_factors(self.factors_from) if self.factors_from else notation.TRANSFORMATIONS
         return notation.parse(row, 2, known=known)

@@ -76,7 +76,7 @@ class Search:
             raise UserError(
                 "--factors is empty; set it to one or more of those that 'make pretrain FACTORS=help' lists"
             )
-        presets.preset(self.baseline, "'gdt pretrain --preset help'")
+        presets.preset(self.baseline, is_option=False)
 
     @property
     def folder(self) -> Path:

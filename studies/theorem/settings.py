@@ -72,6 +72,6 @@ class Theorem:
         if not self.presets:
             raise UserError("--presets is empty; name one or more")
         for preset in self.presets:
-            presets.preset(preset, "'gdt pretrain --preset help'")
+            presets.preset(preset, is_option=False)
         require_positive(self, "", "batch_size", least=2, why="otherwise there is nothing to contrast")
         require_positive(self, "", "seed", least=0)
