@@ -352,8 +352,8 @@ def _caption(groups: Groups) -> str:
     data += f": {format_range(each.queries for each in every)} queries"
     galleries = {each.gallery for each in every}
     data += f" against {format_range(galleries)} videos" if max(galleries) else ""
-    classes = format_range(each.classes for each in every)
-    data += f", {classes} class{'' if classes == '1' else 'es'}" if first.classes else ""
+    noun = "class" if all(each.classes == 1 for each in every) else "classes"
+    data += f", {format_range(each.classes for each in every)} {noun}" if first.classes else ""
     brackets = "lowest and highest fold, or the 95 % CI of one fold" if len(folds) > 1 else "95 % CI"
     short = {each.held for each in every}
     held = f"; videos shorter than a clip, whose last frame is repeated: {format_range(short)}" if any(short) else ""

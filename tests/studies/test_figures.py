@@ -261,7 +261,7 @@ def test_data_set_without_audio_and_labels(synthetic: Path, weights: Callable[[s
         ("trunk", "--kind embeddings", "does not name its data set; set --dataset"),
         ("e trunk", "--kind embeddings", "trunk.pt has no head, so it has no embeddings; set --kind features"),
         ("damaged", "--videos 8 --clips 3 --shown 4", "conv1.0.3.weight contains NaN or infinity; use another file"),
-        ("e", "--split nowhere", "has no held-out videos (split 'nowhere')"),
+        ("e", "--split nowhere", "unknown split 'nowhere'; available: "),
         ("e", "--label weather", "unknown column 'weather'"),
         ("e", "--clips 1000", "0 of the 12 videos of the split 'test' are long enough for 1000 clips"),
         ("e", "--of-class cats", "class 'cats' has 0 of the 12 videos"),

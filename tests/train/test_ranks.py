@@ -99,7 +99,7 @@ def test_ranks_that_differ_refuse_to_start(start: Start, shards: Path, tmp_path:
         split[split.asstr()[:].tolist().index("train")] = "test"
     for difference, words in (
         (("--temperature", 0.2), "a different --temperature from rank 0 (0.2, not 0.07)"),
-        (("--shards", other), "a different set of shards from rank 0"),
+        (("--shards", other, "--dataset", shards.name), "a different set of shards from rank 0"),
     ):
         codes, said = ended(start((), difference))
         assert codes == [2, 2]
