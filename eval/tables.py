@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tabulate import tabulate
 
-from gdt.common.errors import COLUMNS, UserError, format_range
+from gdt.common.errors import COLUMNS, format_range
 from gdt.common.files import write_text
 from gdt.eval import record
 from gdt.eval.metrics import Metric, difference
@@ -20,7 +20,9 @@ from gdt.eval.paper import reported
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, format_details
 from gdt.eval.subjects import name_of
+from gdt.pipeline import presets
 from gdt.pipeline.leaves import MODALITIES
+from gdt.pipeline.transformations.modality import Modality
 
 Lines = list[list[str]]
 """Cells of a table; the first line and the first cell of each line are headings."""
@@ -208,20 +210,22 @@ def _baseline(trained: Record, untrained: Sequence[Record], column: str) -> Reco
         and each.fold == trained.fold
         and each.pretraining.network == trained.pretraining.network
     ]
-    run, modalities = name_of(trained.checkpoint), _modalities(trained)
+    run, networks = name_of(trained.checkpoint), _networks(trained)
     return max(
         same,
-        key=lambda each: (name_of(each.checkpoint) == run, each.seed == trained.seed, _modalities(each) == modalities),
+        key=lambda each: (name_of(each.checkpoint) == run, each.seed == trained.seed, _networks(each) == networks),
         default=None,
     )
 
 
-def _modalities(one: Record) -> tuple[str, ...]:
-    """The modalities of its composition; none if its --factors-from is missing."""
-    try:
-        return one.pretraining.composition.modalities
-    except UserError:
-        return ()
+def _networks(one: Record) -> list[str]:
+    """Name and K of the factor modality, which decide which networks there are.
+
+    Read from the text, since parsing would run the file of custom transformations.
+    """
+    factors = one.pretraining.factors or presets.preset(one.pretraining.preset).factors
+    words = (word.split(":") for word in factors.split())
+    return next((word[::2] for word in words if word[0].startswith(Modality.name)), [])
 
 
 def main_verdicts(groups: Groups) -> list[str]:
@@ -270,9 +274,7 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
         pairs = PROTOCOLS[first.protocol].pairs
         sentences = {row: f"{row}: {_in_plain_words(own[0])}" for row, own in groups.items() if pairs}
         trained = [text for row, text in sentences.items() if groups[row][0].preset != RANDOM]
-        few = few_videos([each for own in groups.values() for each in own])
-        few = [warning for warning in few if all(warning not in table.brief for table in tables)]
-        brief = [_caption(groups), *few, *trained[-_PRINTED:]]
+        brief = [_caption(groups), *([] if tables else few_videos(records)), *trained[-_PRINTED:]]
         brief += [*main_verdicts(groups), *_seen_in_pretraining(groups)]
         published = any(column in values for values in others.values() for column in columns(groups))
         if published and all(_PUBLISHED not in table.brief for table in tables):
@@ -285,14 +287,14 @@ def build_tables(records: Iterable[Record]) -> list[Table]:
 
 def few_videos(records: Sequence[Record]) -> list[str]:
     """A warning if there are few queries, or if the gallery is so small that a metric is 100 % for any model."""
-    queries = min(each.queries for each in records)
-    parts = [f"only {queries} queries: the 95 % intervals are wide"] if queries < _FEW_QUERIES else []
+    few = [each.queries for each in records if each.queries < _FEW_QUERIES]
+    parts = [f"only {format_range(few)} queries: the 95 % intervals are wide"] if few else []
     full: dict[str, dict[str, None]] = {}
     for each in records:
         names = {name.split()[-1]: None for name, metric in each.metrics.items() if metric.chance >= 100}
         if names:
-            few = f"the gallery has {each.gallery or each.queries} videos"
-            full.setdefault("there is one class" if each.classes == 1 else few, {}).update(names)
+            small = f"the gallery has {each.gallery or each.queries} videos"
+            full.setdefault("there is one class" if each.classes == 1 else small, {}).update(names)
     for why, names in full.items():
         parts.append(f"{', '.join(names)}: 100 % for any model, as {why}")
     return [f"warning: {'; '.join(parts)}; evaluate on more videos"] if parts else []

@@ -18,7 +18,7 @@ from gdt.eval.record import RANDOM, FactorResult, Record, read, settings_of, wri
 from gdt.eval.settings import Downstream
 from gdt.eval.tables import build_tables, by_direction, few_videos, layout, table_lines, to_csv, to_latex, verdicts
 from gdt.train.provenance import Provenance
-from gdt.train.settings import SIZES
+from gdt.train.settings import SIZES, Pretrain
 from tests.tamper import edit_json, flip
 
 PROVENANCE = Provenance(
@@ -204,6 +204,25 @@ def test_a_model_is_compared_with_its_own_random_weights() -> None:
     assert both.startswith("R@1 of l: 34.2 points above")  # 51.0 - 16.75
 
 
+def test_random_weights_are_shared_by_models_with_the_same_networks(tmp_path: Path) -> None:
+    """Their composition is read without running the file of its transformations."""
+    code, ran = tmp_path / "mine.py", tmp_path / "ran"
+    code.write_text(f"open({str(ran)!r}, 'w')\n")
+    factors = "video:d time_shift:d:2 mine:d:2 modality:i:2:differs augmentation:i:1"
+    own = replace(ROW.pretraining, preset=Pretrain.preset, factors=factors, factors_from=code)
+    trained = replace(ROW, checkpoint=Path("own.pt"), pretraining=own, metrics={"R@1": Metric(50.0, 10.0, 200)})
+    random = [
+        replace(
+            ROW, preset=RANDOM, seed=trained.seed, checkpoint=Path(f"{name}.pt"),
+            pretraining=replace(ROW.pretraining, preset=name), metrics={"R@1": Metric(value, 10.0, 200)},
+        )
+        for name, value in (("a", 10.0), ("l", 20.0))
+    ]  # fmt: skip
+    for order in (random, random[::-1]):
+        assert "30.0 points above" in verdicts({RANDOM: order, "own": [trained]})[0]
+    assert not ran.exists()
+
+
 def test_a_model_of_other_splits_is_warned_of() -> None:
     changed = replace(ROW, dataset=ROW.pretraining.dataset)
     said = "warning: mine may have been pretrained on these queries: "
@@ -259,6 +278,8 @@ def test_a_small_gallery_is_named_by_its_own_metric() -> None:
     full = {"R@5": Metric(100.0, 100.0, 60)}, {"R@20": Metric(100.0, 100.0, 60)}
     small, large = (replace(ROW, queries=60, gallery=n, metrics=m) for n, m in zip((4, 20), full, strict=True))
     (warning,) = few_videos([small, large])
+    (warning_of_few,) = few_videos([replace(small, queries=6), replace(large, queries=7), large])
+    assert warning_of_few.startswith("warning: only 6-7 queries: ")
     assert "R@5: 100 % for any model, as the gallery has 4 videos; R@20: 100 %" in warning and "20 videos" in warning
 
 
