@@ -165,10 +165,11 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     text, out = downstream(full), full.out or out
     tables = {"txt": out / "table.txt", "tex": out / "table.tex", "csv": out / "results.csv"}
     every = record.read(out / "results.json")  # also has models of earlier calls
-    asked = [each for each in every if each.model != record.RANDOM and name_of(each.checkpoint) in map(name_of, paths)]
-    networks = [each.pretraining.network for each in asked]
     random = [each for each in every if each.model == record.RANDOM]
-    random = [each for each in random if each.pretraining.network in networks or not asked]
+    names = {name_of(path) for path in paths}
+    asked = [each for each in every if each.model != record.RANDOM and name_of(each.checkpoint) in names]
+    networks = [each.pretraining.network for each in asked or random]
+    random = [each for each in random if each.pretraining.network in networks]
     return Evaluated(tuple(record.rows([*random, *asked])), text, tables)
 
 

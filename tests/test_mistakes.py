@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from gdt.command import add_make_variables
-from gdt.common.errors import UserError, as_typed, exit_with_message, explain_out_of_memory
+from gdt.common.errors import UserError, as_keywords, as_typed, exit_with_message, explain_out_of_memory
 from gdt.common.lock import locked, locked_file
 from gdt.common.variables import options_of, with_variables
 from gdt.eval.embed import Embed
@@ -501,6 +501,11 @@ def test_messages_name_options_as_they_are_typed(message: str, typed: str) -> No
         == typed
     )
     assert as_typed(message, {}) == message
+
+
+def test_messages_name_options_as_keyword_arguments() -> None:
+    said = as_keywords("set --folds 1 2, --clips 3, --device cpu or --ckpt", {"ckpt": "checkpoints"})
+    assert said == "set folds=(1, 2), clips=3, device='cpu' or checkpoints"
 
 
 def test_a_flag_is_named_with_its_value() -> None:

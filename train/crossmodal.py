@@ -107,7 +107,7 @@ class Probe:
                 f"--probe-every compares modalities, but '{settings.composition}' has only {self._modalities[0]}; "
                 "leave it out"
             )
-        default = "test" if "test" in index.split and "val" not in index.split else "val"
+        default = next((split for split in ("val", "test") if (index.split == split).any()), "val")
         split = settings.probe_split or default
         held_out = usable_videos(index, np.flatnonzero(index.split == split), settings.clip, self._modalities)
         if len(held_out) < 2:

@@ -78,8 +78,8 @@ class Labels:
             try:
                 header = [name.strip() for name in next(rows, [])]
                 self._require_header(header)
-                known = {name.lower(): k for k, name in enumerate(header) if k and name.lower() in ("label", "split")}
                 lowered = [name.lower() for name in header]
+                known = {name: k for k, name in enumerate(lowered) if k and name in ("label", "split")}
                 if "label" not in known and "class" in lowered[1:]:
                     known["label"] = lowered.index("class", 1)
                 others = [k for k in range(1, len(header)) if k not in known.values()]
