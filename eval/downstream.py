@@ -283,13 +283,13 @@ def _run_job(evaluation: Evaluation, job: Job) -> None:
     job.path.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     own = only_decisive(evaluator.settings, job.protocol)
-    metrics, how, fold, clip = evaluator.evaluate(model, job.protocol, job.fold, folder)
+    metrics, details, fold, clip = evaluator.evaluate(model, job.protocol, job.fold, folder)
     short = evaluator.index.start_counts(clip.frames, clip.stride)[fold.videos] == 0
     result = model.record(
         evaluation.data, own, fold.queries, protocol=job.protocol, label=own.label, labels=fold.digest,
-        words=_words(evaluator, job.protocol), fold=fold.number, gallery=len(fold.gallery), held=int(short.sum()),
+        words=_words(evaluator, job.protocol), fold=fold.number, gallery=len(fold.gallery), short=int(short.sum()),
         classes=len(np.unique(fold.gallery_label)), clips=evaluator.settings.clips, metrics=metrics,
-        how=how | {"precision": _precision(evaluator)}, provenance=evaluation.provenance,
+        details=details | {"precision": _precision(evaluator)}, provenance=evaluation.provenance,
     )  # fmt: skip
     record.write(job.path, [result])
     (folder / STATE).unlink(missing_ok=True)

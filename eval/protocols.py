@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     """What a protocol returns."""
 
     metrics: dict[str, Metric]
-    how: dict[str, str]
+    details: dict[str, str]
     """Details that could change the numbers, as text."""
     fold: Fold
     """Videos that were evaluated."""
@@ -79,9 +79,9 @@ class Evaluator:
         Raises UserError if the model or the videos do not fit the protocol.
         """
         own = replace(self, settings=only_decisive(self.settings, protocol))
-        kept, how = own._with_audio(model, fold)
+        kept, details = own._with_audio(model, fold)
         result = PROTOCOLS[protocol].run(own, model, kept, folder)
-        return result._replace(how=result.how | how)
+        return result._replace(details=result.details | details)
 
     def _with_audio(self, model: Model, fold: Fold) -> tuple[Fold, dict[str, str]]:
         """The videos with the audio that --modalities needs, and how many are left out.
@@ -143,13 +143,13 @@ class Evaluator:
         query, gallery = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
         return query, gallery
 
-    def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **how: str) -> Outcome:
+    def frozen(self, model: Model, metrics: dict[str, Metric], fold: Fold, **details: str) -> Outcome:
         """The outcome of a protocol on frozen features."""
         clip, modalities = model.trained.settings.clip, self.settings.modalities
         clips = {"video": f"{clip}, centre crops", "audio": f"{clip.mel_frames} log-mel frames"}
         features = {"features": " and ".join(modalities)} if modalities != ("video",) else {}
         text = f"{self.settings.clips} of {' and '.join(clips[name] for name in modalities)}"
-        return Outcome(metrics, {"clips": text} | features | how, fold, clip)
+        return Outcome(metrics, {"clips": text} | features | details, fold, clip)
 
 
 def _retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
@@ -175,11 +175,11 @@ def _published_retrieval(evaluator: Evaluator, model: Model, fold: Fold, _: Path
     gallery = published_features(trained, evaluator.index, fold.gallery, *arguments, rng)
     query = published_features(trained, evaluator.index, fold.queries, *arguments)
     found = recall(query, fold.query_label, gallery, fold.gallery_label, KS, cosine=False)
-    how = {
+    details = {
         "clips": f"{settings.clips} of {clip}, gallery at random, seed {settings.seed}, queries uniform",
         "pooling": f"maximum over 2x2x2, {query.shape[1]} numbers of length 1 per clip", "distance": "Euclidean",
     }  # fmt: skip
-    return Outcome({f"SeLaVi R@{k}": metric for k, metric in found.items()}, how, fold, clip)
+    return Outcome({f"SeLaVi R@{k}": metric for k, metric in found.items()}, details, fold, clip)
 
 
 def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
@@ -193,8 +193,8 @@ def _few_shot(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcom
         for shots in SHOTS
         if shots <= smallest
     }
-    how = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(smallest)}
-    return evaluator.frozen(model, metrics, fold, **how)
+    details = {"pooling": "average", "draws": f"{_DRAWS}, seed {seed}", "videos of the smallest class": str(smallest)}
+    return evaluator.frozen(model, metrics, fold, **details)
 
 
 def _linear(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Outcome:
@@ -260,10 +260,10 @@ def _finetune(evaluator: Evaluator, model: Model, fold: Fold, folder: Path) -> O
         model.trained.normalise(evaluator.index), fold.gallery, targets(fold.gallery_label, classes),
         fold.queries, targets(fold.query_label, classes), tuple(classes.tolist()), evaluator.data,
     )  # fmt: skip
-    name, how = describe(model, fold), recipe.describe() | {"seed": str(settings.seed)}
-    print(f"finetuning {name}: {format_details(how)}", flush=True)
+    name, details = describe(model, fold), recipe.describe() | {"seed": str(settings.seed)}
+    print(f"finetuning {name}: {format_details(details)}", flush=True)
     run = Finetuning(model.trained, task, recipe, settings.seed, fold.number, evaluator.device, folder)
-    return Outcome(run.run(f"finetune {name}"), how, fold, recipe.clip)
+    return Outcome(run.run(f"finetune {name}"), details, fold, recipe.clip)
 
 
 @dataclass(frozen=True)

@@ -96,13 +96,13 @@ class Record:
     """Official fold; 0 for the splits of the data set."""
     gallery: int = 0
     """Number of videos that were searched or trained on."""
-    held: int = 0
+    short: int = 0
     """Number of queries and gallery videos shorter than a clip, whose last frame is repeated."""
     seen: int = 0
     """Number of queries that were used in pretraining; 0 if that is unknown."""
     classes: int = 0
     """Classes of the gallery; 0 without labels."""
-    how: dict[str, str] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
     """Other details that could change the numbers, as text: clips, precision, recipe."""
     factor: FactorResult | None = None
     videos: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ def conditions(record: Record) -> dict[str, Any]:
     settings = {name: record.settings[name] if name in own else None for name in dict.fromkeys((*_SETTINGS, *own))}
     settings["evaluation_seed"] = settings.pop("seed")  # `seed` is that of pretraining
     plain = {name: " ".join(map(str, value)) if isinstance(value, list) else value for name, value in settings.items()}
-    return plain | {name: getattr(record, name) for name in _DATA} | {"precision": record.how.get("precision", "")}
+    return plain | {name: getattr(record, name) for name in _DATA} | {"precision": record.details.get("precision", "")}
 
 
 def budget(record: Record) -> dict[str, Any]:
@@ -214,10 +214,10 @@ def rows(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
             yield own | {
                 "metric": name, "value": metric.value, "low": metric.low, "high": metric.high,
                 "chance": metric.chance, "spread": metric.spread, "n": metric.answers,
-                "how": format_details(record.how), "commit": record.provenance.commit,
+                "details": format_details(record.details), "commit": record.provenance.commit,
             }  # fmt: skip
 
 
-def format_details(how: Mapping[str, str]) -> str:
+def format_details(details: Mapping[str, str]) -> str:
     """Details of a record in one line."""
-    return "; ".join(f"{name} {value}" for name, value in how.items())
+    return "; ".join(f"{name} {value}" for name, value in details.items())

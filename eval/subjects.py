@@ -233,15 +233,23 @@ def _labelled(index: Index, split: str) -> np.ndarray:
     return np.flatnonzero((index.split == split) & (index.label != ""))
 
 
+def require_videos(index: Index, split: str) -> None:
+    """Raise UserError if a split has no videos."""
+    if (index.split == split).any():
+        return
+    require_known_split(index, split)
+    advice = f"repeat 'make preprocess' with {split.upper()}=0.1 (nothing is decoded again), then pretrain again"
+    if official_folds(index):
+        advice = "preprocess more of the videos on its official lists"
+        if split != "test":
+            advice = "its official lists have only train and test; use other videos"
+    raise UserError(f"{index.folder} has no held-out videos (split '{split}'); {advice}")
+
+
 def held_out(index: Index, split: str) -> Fold:
     """All videos of a split as queries, without labels or gallery. Raises UserError if there are none."""
+    require_videos(index, split)
     videos = np.flatnonzero(index.split == split)
-    if not len(videos):
-        require_known_split(index, split)
-        advice = "repeat 'make preprocess' with TEST=0.1 (nothing is decoded again), then pretrain again"
-        if official_folds(index):
-            advice = "preprocess more of the videos on its official lists"
-        raise UserError(f"{index.folder} has no held-out videos (split '{split}'); {advice}")
     none = np.zeros(0, np.int64)
     return Fold(0, none, videos, none.astype(str), np.full(len(videos), ""))
 

@@ -357,9 +357,11 @@ def _caption(groups: Groups) -> str:
     noun = "class" if all(each.classes == 1 for each in every) else "classes"
     data += f", {format_range(each.classes for each in every)} {noun}" if first.classes else ""
     brackets = "lowest and highest fold, or the 95 % CI of one fold" if len(folds) > 1 else "95 % CI"
-    short = {each.held for each in every}
-    held = f"; videos shorter than a clip, whose last frame is repeated: {format_range(short)}" if any(short) else ""
-    return f"{data}; in brackets {brackets}{held}"
+    short = {each.short for each in every}
+    repeated = (
+        f"; videos shorter than a clip, whose last frame is repeated: {format_range(short)}" if any(short) else ""
+    )
+    return f"{data}; in brackets {brackets}{repeated}"
 
 
 def _seen_in_pretraining(groups: Groups) -> list[str]:
@@ -395,7 +397,7 @@ def _descriptions(groups: Groups) -> list[str]:
 
 
 def _details(records: Sequence[Record], protocol: str) -> str:
-    return format_details(next((each.how for each in records if each.protocol == protocol), {}))
+    return format_details(next((each.details for each in records if each.protocol == protocol), {}))
 
 
 def _in_plain_words(row: Record) -> str:

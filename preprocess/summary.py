@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -184,8 +184,7 @@ def describe(summary: Summary) -> str:
             f"warning: the {split} split has only {plural(held_out, 'video')}, too few for evaluation; {advice}"
         )
     if summary.rejected:
-        more = ", …" if summary.reasons.get(NO_FILE, 0) > _NAMED else ""
-        named = {NO_FILE: f"{NO_FILE}: {', '.join(summary.without_file)}{more}"}
+        named = {NO_FILE: _describe_without_file(summary)}
         reasons = {named.get(reason, reason): n for reason, n in summary.reasons.items()}
         lines += [f"{summary.rejected} rejected (see {index.folder / REJECTED}):", *_counts(reasons)]
     if summary.notes:
@@ -209,6 +208,14 @@ def _no_test_split(summary: Summary) -> str:
             "draw is by a hash of the id; raise it, add videos, or use a folder test/ or the column split"
         )
     return "no test split: evaluation needs one; set --test 0.1 and run again (nothing is decoded again)"
+
+
+def _describe_without_file(summary: Summary) -> str:
+    names = set(summary.without_file)
+    more = ", …" if summary.reasons.get(NO_FILE, 0) > _NAMED else ""
+    if meant := next((path for path in map(PurePath, summary.index.id) if {path.name, path.stem} & names), None):
+        more += f" (did you mean {meant}? Names are paths below the source)"
+    return f"{NO_FILE}: {', '.join(summary.without_file)}{more}"
 
 
 def _describe_classes(index: Index) -> str:

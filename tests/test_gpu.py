@@ -241,7 +241,7 @@ def test_finetuning_and_recall_on_a_gpu(shards: Path, tmp_path: Path) -> None:
     assert "finetune top-1" in downstream(settings)
     results = read(tmp_path / "eval" / "results.json")
     expected = "bfloat16" if DEVICE == "cuda" else "float32"
-    assert {result.how["precision"] for result in results} == {expected} and len(results) == 5
+    assert {result.details["precision"] for result in results} == {expected} and len(results) == 5
     trained, index = load_model(path), Index.open(shards)
     one, other = (extract(trained, index, np.arange(4), 2, torch.device(name)) for name in ("cpu", DEVICE))
     assert np.allclose(one.average, other.average, rtol=0.05, atol=0.05)

@@ -123,12 +123,12 @@ def evaluate(settings: Factors, first: Trained, data: Data) -> list[Record]:
             print(f"{model.name} ({number} of {len(settings.ckpt)})", flush=True)
         promises = promises_of(model.trained)
         rows, notes = _rows(model.trained, data.index, order, promises, settings, device)
-        how = {"composition": promises.composition} if promises.composition else {}
+        details = {"composition": promises.composition} if promises.composition else {}
         for factor, trial, layers in rows:
             records.append(
                 model.record(
                     data, settings, trial.videos, protocol="factors", factor=factor,
-                    clips=len(trial.leaves), metrics=flatten(layers), how=how, notes=tuple(notes),
+                    clips=len(trial.leaves), metrics=flatten(layers), details=details, notes=tuple(notes),
                     provenance=provenance,
                 )
             )  # fmt: skip

@@ -109,7 +109,7 @@ def describe_model(records: Sequence[Record]) -> list[str]:
     """The tables of a model with notes on how they were measured, at most 100 columns wide."""
     first = records[0]
     seen = {"others": "", "these": ", which the model was trained on", "unknown": ""}[first.trained_on]
-    lines = [_heading(first), *(f"{name}: {how}" for name, how in first.how.items())]
+    lines = [_heading(first), *(f"{name}: {text}" for name, text in first.details.items())]
     if len(embeddings := table_of(EMBEDDING, records)) > 1:
         lines += ["", "Embeddings, which the loss compares:", "", _in_two(embeddings)]
     lines += ["", "Features of the trunk:", "", _in_two(table_of(TRUNK, records)), ""]

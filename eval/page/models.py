@@ -209,7 +209,7 @@ def search_features(result: Result, index: Index, settings: Report, key: str) ->
     if fold is None or fold.digest != row.labels:
         raise UserError(f"labels or splits of {index.folder} have changed since the evaluation; run 'make eval' again")
     videos = videos_of(parts)
-    device = "cpu" if row.how.get("precision") == "float32" else "cuda"
+    device = "cpu" if row.details.get("precision") == "float32" else "cuda"
     path = result.features / features_name(row.data, videos, row.clips, device)
     features = extract.read(path, videos)
     if features is None:

@@ -204,8 +204,8 @@ def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
             lines.append([
                 name, row.protocol, str(row.fold or "-"), str(row.seed), str(row.step), row.weights[:8], row.dataset,
                 row.data[:8], row.labels[:8], row.query_split, str(row.queries), str(row.gallery or row.queries),
-                row.equal or "-", format_details(row.how), _TRAINED[row.trained_on], row.provenance.device, versions,
-                short_commit(row.provenance.commit), row.provenance.started,
+                row.equal or "-", format_details(row.details), _TRAINED[row.trained_on], row.provenance.device,
+                versions, short_commit(row.provenance.commit), row.provenance.started,
             ])  # fmt: skip
     shared, kept = _split_common(lines)
     return shared, kept if len(kept[0]) > 1 else []

@@ -17,7 +17,7 @@ from gdt.eval.progress import LogReader
 from gdt.eval.protocols import Evaluator
 from gdt.eval.search.space import Space
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Model, folds, held_out, official_folds, require_known_split
+from gdt.eval.subjects import Model, folds, held_out, require_videos
 from gdt.pipeline.shards.index import fingerprint
 from gdt.train.checkpoint import NAME, Trained, load_model
 from gdt.train.models.gdt import NotFiniteError, any_device
@@ -33,12 +33,7 @@ class Measurement:
 
     def __init__(self, space: Space, split: str) -> None:
         settings, index = space.settings, space.index
-        if not (index.split == split).any():
-            require_known_split(index, split)
-            create = f"repeat 'make preprocess' with {split.upper()}=0.1 (nothing is decoded again)"
-            if official_folds(index):
-                create = "data sets with official folds have only train and test; search on other videos"
-            raise UserError(f"{index.folder} has no videos of the split '{split}'; {create}")
+        require_videos(index, split)
         modalities = {
             name for ways in space.options.values() for way in ways for name in way.transformation.modalities(way.k)
         }

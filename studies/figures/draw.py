@@ -142,7 +142,7 @@ def measure(settings: Figures) -> tuple[list[Record], list[Planes]]:
         models.append(model)
     clips = [model.trained.settings.clip for model in models]
     videos = choose_videos(index, data.split, clips, settings)
-    how = _describe(settings, index, videos, clips)
+    details = _describe(settings, index, videos, clips)
     device = any_device()
     provenance = Provenance.of(device)
     measured = _measure_models(models, index, videos, settings, device)
@@ -163,7 +163,7 @@ def measure(settings: Figures) -> tuple[list[Record], list[Planes]]:
         records.append(
             model.record(
                 data, settings, videos.spread, protocol="figures", label=settings.label,
-                clips=settings.clips, metrics=metrics, how={pictures.NUMBERS: str(each.dim)} | how,
+                clips=settings.clips, metrics=metrics, details={pictures.NUMBERS: str(each.dim)} | details,
                 provenance=provenance, videos=tuple(map(str, index.id[videos.spread])), per_video=per_video,
             )
         )  # fmt: skip

@@ -17,7 +17,7 @@ from gdt.eval.record import Record
 from gdt.eval.tables import layout
 
 NUMBERS, KIND, ON_PLANES, IN_TIME, SKIPPED = "numbers in a feature", "of", "on planes", "clips", "left out"
-"""Keys of `Record.how`."""
+"""Keys of `Record.details`."""
 _MARKERS = "osD^"
 _PLAIN_TEXT: Any = {"text.parse_math": False}
 """Names of models and classes may contain $."""
@@ -71,7 +71,7 @@ def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
             axes.set_yticks([])
             axes.spines[:].set_color("#cccccc")
     figure.suptitle(
-        f"{s} clips each of {first.how[ON_PLANES]} ({first.dataset}, {first.query_split})\n"
+        f"{s} clips each of {first.details[ON_PLANES]} ({first.dataset}, {first.query_split})\n"
         "a colour per video, a line through its clips in time order", fontsize=9,
     )  # fmt: skip
     return figure
@@ -79,22 +79,22 @@ def clips(records: Sequence[Record], places: Sequence[Planes]) -> Figure:
 
 def report(records: Sequence[Record]) -> str:
     """The table and its notes."""
-    first, how = records[0], records[0].how
-    dims = format_range(int(record.how[NUMBERS]) for record in records)
+    first, details = records[0], records[0].details
+    dims = format_range(int(record.details[NUMBERS]) for record in records)
     notes = [
-        f"{first.dataset}, {first.query_split}: {first.queries} videos, {first.clips} clips each; {how[KIND]} of the "
-        f"video, {dims}-d,",
+        f"{first.dataset}, {first.query_split}: {first.queries} videos, {first.clips} clips each; {details[KIND]} of "
+        f"the video, {dims}-d,",
         "L2-normalised; brackets: 95 % intervals over videos",
         f"deviation: standard deviation over the clips of a video, mean over {dims} dimensions, as in the paper;",
         "median over videos; small where all videos lie close together, so it does not compare between models",
         "ratio: distance between clips of a video / between clips of two videos, root mean square;",
         "compares between models",
         "nearest: how often the nearest other clip, by cosine, is of the same video;",
-        how[ON_PLANES],
-        f"clips {how[IN_TIME]}",
+        details[ON_PLANES],
+        f"clips {details[IN_TIME]}",
     ]  # fmt: skip
-    if SKIPPED in how:
-        notes.append(f"{how[SKIPPED]} videos are skipped: they have fewer than {first.clips} different starts")
+    if SKIPPED in details:
+        notes.append(f"{details[SKIPPED]} videos are skipped: they have fewer than {first.clips} different starts")
     if trained := [record.model for record in records if record.trained_on == "these"]:
         notes.append(f"trained on these videos: {', '.join(trained)}")
     notes += dict.fromkeys(note for record in records for note in record.notes)

@@ -130,8 +130,8 @@ def test_all_protocols_on_three_folds(command: Run, checkpoint: Path, ucf: Path,
             fold = index.fold(record.fold)
             sizes = [int((fold.split == split).sum()) for split in ("train", "test")]
             assert [record.gallery, record.queries] == sizes == [24, 12]
-        assert record.provenance.command and record.provenance.device and record.held == 0 and len(record.data) == 64
-        assert record.how["precision"] == "float32" and record.pretraining.preset == "e" and record.clips == 2
+        assert record.provenance.command and record.provenance.device and record.short == 0 and len(record.data) == 64
+        assert record.details["precision"] == "float32" and record.pretraining.preset == "e" and record.clips == 2
     whole = " ".join((out / "table.txt").read_text().split())
     for text in ("paper: GDT, K-400", "62.8", "90.9", "SEVERE: GDT, K-400", "chance", "clip top-1", "random weights",
                  "retrieval: clips 2 of 8 frames, stride 4, 32x32, centre crops; pooling maximum; precision float32",
@@ -315,7 +315,7 @@ def test_videos_shorter_than_a_clip_are_evaluated(
     change_index(frame_count=np.where(short, 5, index.frame_count))
     text = downstream(Downstream((checkpoint,), "x", shards, ("retrieval",), clips=2, out=tmp_path))
     record = results(tmp_path)[-1]
-    assert (record.queries, record.held) == (12, 1)
+    assert (record.queries, record.short) == (12, 1)
     assert "videos shorter than a clip, whose last frame is repeated: 1" in " ".join(text.split())
 
 
@@ -345,7 +345,7 @@ def test_official_folds_count_every_video_however_short(checkpoint: Path, tmp_pa
     downstream(settings)
     found = {record.protocol: record for record in results(settings.out)}
     for protocol in ("retrieval", "linear"):
-        assert (found[protocol].gallery, found[protocol].queries, found[protocol].held) == (6, 6, 8)
+        assert (found[protocol].gallery, found[protocol].queries, found[protocol].short) == (6, 6, 8)
     assert found["cross-modal"].queries == 4  # those of the test videos that have sound
     # the last frame and the last row of the log-mel bank are held
     video = index.id.tolist().index("wave_3")
@@ -650,7 +650,7 @@ def test_whatever_changes_a_number_changes_the_columns_that_identify_it(
     })  # fmt: skip
     everything["modalities"] = replace(settings, modalities=("audio",), protocols=("retrieval", "few-shot", "linear"))
     everything["gallery_split"] = replace(everything["gallery_split"], query_split="val")
-    measured = {"percent", "low", "high", "chance", "spread", "n", "queries", "gallery", "held", "classes", "how",
+    measured = {"percent", "low", "high", "chance", "spread", "n", "queries", "gallery", "short", "classes", "details",
                 "commit", "checkpoint", "shards"}  # fmt: skip
     numbers: dict[tuple[tuple[str, str], ...], set[str]] = {}
     files: dict[str, set[float]] = {}

@@ -422,7 +422,7 @@ def test_tables_records_and_picture(evaluated: tuple[str, list[Record], Path]) -
     ]
     assert {"time_reversal (audio)", "rotation (video)", "augmentation (audio)", "order (video)"} < {*names}
     assert "rotation (audio)" not in names and "rotation does not change audio" in text
-    assert (found[0].how["composition"], found[0].preset, found[0].step, found[0].query_split) == (
+    assert (found[0].details["composition"], found[0].preset, found[0].step, found[0].query_split) == (
         "video:d:4 time_shift:i:1 modality:i:2:differs time_reversal:i:1 augmentation:i:1", "e", 3, "test"
     )  # fmt: skip
     promised = {row.factor.name: row.factor.promise for row in found}
@@ -511,7 +511,7 @@ def test_weights_without_a_head_or_a_composition(checkpoint: Path, shards: Path,
     given = Factors((tmp_path / "finetuned.pt",), shards=shards, out=tmp_path / "out", **SMALL)
     text, found = run_factors(given)
     assert all(metrics_at("trunk", row) and not metrics_at(EMBEDDING, row) and row.factor.kept is None for row in found)
-    assert {row.factor.promise for row in found} == {"not known"} and not found[0].how
+    assert {row.factor.promise for row in found} == {"not known"} and not found[0].details
     for note in ("nothing is promised", "have no head, so embeddings are not measured",
                  "no audio network, so audio and modality are not measured"):  # fmt: skip
         assert note in text

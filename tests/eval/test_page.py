@@ -149,7 +149,7 @@ def test_numbers_are_those_of_the_json(page: Page, runs: Path) -> None:
     assert len(expected) == 3 * (6 + 3 + 2)  # 8 training videos of a class give no 20 shots
     for row in rows:  # and their conditions
         for value in (row["weights"][:8], row["data"][:8], row["labels"][:8], row["provenance"]["started"],
-                      row["provenance"]["device"], row["how"]["clips"], row["how"]["precision"]):  # fmt: skip
+                      row["provenance"]["device"], row["details"]["clips"], row["details"]["precision"]):  # fmt: skip
             assert value in page.text
 
 

@@ -231,12 +231,12 @@ def test_command_writes_records_and_pictures(
     assert model.metrics["minus random"].value == pytest.approx(ratios[0] - ratios[1])
     assert model.queries == len(model.videos) == len(deviation) == len(model.per_video["relative"]) == 8
     assert model.metrics["nearest"].chance == pytest.approx(100 * 2 / 11) and model.trained_on == "others"
-    assert "\n4 videos of the class '" in done.stdout and len(model.how["shown"].split(", ")) == 4
+    assert "\n4 videos of the class '" in done.stdout and len(model.details["shown"].split(", ")) == 4
     for name in ("deviation.png", "clips.png"):
         assert Image.open(out / name).width > 600
     again, _ = draw.measure(replace(model.settings_as(Figures), ckpt=(checkpoint,)))
     for one, other in zip(again, found, strict=False):  # equal up to rounding
-        assert (one.videos, one.how) == (other.videos, other.how)
+        assert (one.videos, one.details) == (other.videos, other.details)
         assert one.per_video["deviation"] == pytest.approx(other.per_video["deviation"], rel=1e-4)
         assert one.metrics["ratio"].value == pytest.approx(other.metrics["ratio"].value, rel=1e-4)
         assert one.metrics["nearest"] == other.metrics["nearest"]
@@ -290,7 +290,7 @@ def test_many_models_and_the_fewest_videos_and_clips(checkpoint: Path, tmp_path:
     random, model = found
     assert re.search(r"clips last [.\d]+ s and start [.\d]+ s apart \(median over videos\)", text)
     many = [replace(model, model=f"{name}<&>$\\x$", trained_on="these") for name in "_abcdefghijk"]
-    found = [replace(random, how=random.how | {"left out": "7"}), *many]
+    found = [replace(random, details=random.details | {"left out": "7"}), *many]
     text = pictures.report(found)
     assert "7 videos are skipped: they have fewer than 2 different starts" in text
     assert "b<&>$\\x$, c<&>$\\x$" in text and "trained on these videos" in text
