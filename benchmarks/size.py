@@ -1,7 +1,7 @@
 """Memory and hours of pretraining the paper's networks, counted without a GPU.
 
-Tensors on torch's meta device have shapes and no content, so activations and arithmetic can be counted for any size;
-`train.memory` then chooses as it does when a run starts. Hours are the arithmetic at a share of the GPU's peak: an
+Tensors on torch's meta device have shapes and no content, so activations and FLOPs can be counted for any size;
+`train.memory` then chooses as it does when a run starts. Hours are the FLOPs at a share of the GPU's peak: an
 estimate, not a measurement.
 """
 

@@ -88,13 +88,13 @@ IDEAS = {
     "optimizer-not-fused": Idea({"fused": False}, 0.995, "under 1 ms of a step of 130 ms"),
     "recompute-2": Idea({"recomputed": 2}, 0.85, "stem and first stage twice: half a forward pass; frees memory"),
     "recompute-3": Idea({"recomputed": 3}, 0.80, "also the second stage: three quarters of it; frees more"),
-    "side-stream": Idea({"side_stream": True}, 1.01, "audio has 0.2 % of the arithmetic; its launches overlap"),
+    "side-stream": Idea({"side_stream": True}, 1.01, "audio has 0.2 % of the FLOPs; its launches overlap"),
     "forward-per-branch": Idea({"one_forward": False}, 0.97, "a quarter of the clips per kernel, four times the "
                                "launches; batch norm over each branch", same=False),
     "gradient-caching": Idea({"one_forward": False, "cached": True}, 0.73, "also another forward pass: 3/4 the speed",
                              same=False),
     "padded": Idea({"padded": True}, 1.10, "45, 230, 460 and 921 channels are not multiples of 8; 14 of 37 "
-                   "convolutions, 21 % of the arithmetic"),
+                   "convolutions, 21 % of the FLOPs"),
     "folded": Idea({"folded": True}, 1.15, "cuDNN's 2-D kernels are better than its 3-D kernels"),
     "padded-folded": Idea({"padded": True, "folded": True}, 1.25, "both"),
     "graph": Idea({"graph": True}, 1.01, "a step takes longer than its launches"),

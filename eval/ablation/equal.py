@@ -53,7 +53,7 @@ def equalise(settings: Ablation, rows: Mapping[str, Pretrain], index: Index) -> 
         row: replace(run, steps=max(1, round(spent / step_flops(run, index.bands))), epochs=0)
         for row, run in own.items()
     }
-    return Equal(own, f"compute: {videos} videos per step, the arithmetic of {steps} steps of row {REFERENCE}", lowered)
+    return Equal(own, f"compute: {videos} videos per step, the FLOPs of {steps} steps of row {REFERENCE}", lowered)
 
 
 def _per_step(

@@ -420,9 +420,9 @@ def test_factors_of_several_seeds_are_averaged(done: list[list[str]], shards: Pa
     assert (between.value, *between.interval) == pytest.approx((distance.value + 0.5, distance.low, distance.high + 1))
 
 
-def test_steps_are_adjusted_to_the_arithmetic_of_row_l(shards: Path, tmp_path: Path) -> None:
+def test_steps_are_adjusted_to_the_flops_of_row_l(shards: Path, tmp_path: Path) -> None:
     planned = plan(settings(shards, tmp_path, rows=("a", "e", "g", "l"), equal="compute", batch_size=2, steps=300))
-    assert planned.equal == "compute: 2 videos per step, the arithmetic of 300 steps of row l"
+    assert planned.equal == "compute: 2 videos per step, the FLOPs of 300 steps of row l"
     # leaves of both modalities: 1 per video in row e, 2 in g, 4 in l; row a has 2 of the video only
     run = planned.runs[0]
     leaf = training_flops(run.pretraining.network, run.pretraining.clip, run.bands, ("video", "audio"))
@@ -485,7 +485,7 @@ def test_equal_videos_and_compute_share_runs_but_no_table(
     done.clear()
     capsys.readouterr()
     compute = replace(videos, equal="compute")
-    assert ablation(compute).startswith("\nequal compute: 2 videos per step, the arithmetic of 2 steps of row l\n")
+    assert ablation(compute).startswith("\nequal compute: 2 videos per step, the FLOPs of 2 steps of row l\n")
     # row l is not trained again; row e takes more steps, in a folder of its own
     assert [each[each.index("--out") + 1] for each in done if each[0] == "pretrain"] == [str(tmp_path / "e-8steps-1")]
     assert "--equal was videos: 2 videos per step, 2 steps, now compute: 2 videos" in capsys.readouterr().out

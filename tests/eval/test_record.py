@@ -119,7 +119,7 @@ def test_other_budgets_are_not_seeds_or_rows_of_one_table(
 
 
 def test_rows_of_one_equal_share_a_table_and_others_do_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, compute = tmp_path / "results.json", "compute: 16 videos per step, the arithmetic of 600 steps of row l"
+    path, compute = tmp_path / "results.json", "compute: 16 videos per step, the FLOPs of 600 steps of row l"
     of_l = replace(ROW, preset="l", equal=compute, pretraining=replace(ROW.pretraining, preset="l", batch_size=16))
     of_e = replace(ROW, equal=compute, pretraining=replace(ROW.pretraining, batch_size=16, steps=2400))
     random = replace(ROW, preset=RANDOM, model=RANDOM)

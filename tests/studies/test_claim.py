@@ -66,7 +66,7 @@ def test_a_study_says_its_hours_runs_and_resumes(
     assert {path.name for path in Path("runs/claim-mine/mine").glob("*-0")} == {"e-0", "l-0", "e-8steps-0"}
     text = Path("runs/claim-mine/table.txt").read_text()
     assert text.startswith("command: ") and "linear top-1" in text
-    for equal in ("equal videos: 2 videos per step, 2 steps", "equal compute: 2 videos per step, the arithmetic of 2"):
+    for equal in ("equal videos: 2 videos per step, 2 steps", "equal compute: 2 videos per step, the FLOPs of 2"):
         assert equal in text
     assert Image.open("runs/claim-mine/claim.png").width > 1000
     commands.clear()
