@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from gdt.pipeline.loader import Batch, all_usable
@@ -81,9 +80,10 @@ class Learner:
     def digest(self) -> str:
         """Checksum of the weights and the optimizer's state."""
         value = hashlib.sha256()
-        for leaf in tree_leaves([self.model.state_dict(), self.optimizer.state_dict()]):
-            if isinstance(leaf, torch.Tensor):
-                value.update(raw_bytes(leaf))
+        for state in (self.model.state_dict(), *self.optimizer.state_dict()["state"].values()):
+            for tensor in state.values():
+                if isinstance(tensor, torch.Tensor):
+                    value.update(raw_bytes(tensor))
         return value.hexdigest()
 
     def flops(self, bands: int) -> tuple[float, float] | None:
