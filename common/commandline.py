@@ -174,6 +174,12 @@ def _descriptions(kind: type) -> dict[str, str]:
     return texts
 
 
+def pip_command(package: str) -> str:
+    """The command that installs a package for this Python."""
+    python = Path(sys.executable)
+    return f"{python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python} -m pip install {package}"
+
+
 def gdt_command(*arguments: object) -> list[str]:
     """The words of a gdt command for this shell; the first is `gdt`, or its path if it is not on PATH."""
     script = Path(sys.executable).with_name("gdt")

@@ -104,7 +104,7 @@ def with_variables(
 
 
 def name_after_shards(arguments: Sequence[str], options: Variables) -> list[str]:
-    """Add --dataset, the name of the folder of --shards, unless it is given or that of a checkpoint is the default."""
+    """Add --dataset, named after the folder of --shards, unless it is given or defaults to a checkpoint's."""
     values = dict(_pairs(arguments))
     if not _names_data_set(values, options):
         return list(arguments)

@@ -15,7 +15,7 @@ DEVIATION, RELATIVE, RATIO, MORE, NEAREST = "deviation", "relative", "ratio", "m
 """Metrics of studies/figures/spread.py; MORE is RATIO minus that of random weights of the same network."""
 TITLES = {
     DEVIATION: "standard deviation over the clips of a video",
-    RELATIVE: "distance between its clips (1: clips of two videos)",
+    RELATIVE: "distance between clips of a video (1: of two videos)",
 }
 """Of the histograms."""
 _BINS = 40

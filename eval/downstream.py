@@ -74,7 +74,7 @@ def downstream(settings: Downstream) -> str:
         locked(evaluations[0].evaluator.out, "set --out to another folder")
         if settings.tables
         else contextlib.nullcontext(),
-        explain_out_of_memory("use a smaller network; finished results are kept"),
+        explain_out_of_memory("lower --jobs; finished results are kept"),
     ):  # without tables, the parent holds the lock
         for evaluation in evaluations:
             if settings.tables:
@@ -347,7 +347,8 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
     first, *others = [list(evaluation.records()) for evaluation in evaluations]
     # protocols without labels give the same records for every column of labels
     text = report([first, *([row for row in rows if PROTOCOLS[row.protocol].labels] for rows in others)], out)
-    records = [row for path in sorted(out.glob("*/*.json")) for row in record.read_or_warn(path)]
+    paths = sorted({path for name in PROTOCOLS for path in out.glob(f"*/{name}-*.json")})
+    records = [row for path in paths for row in record.read_or_warn(path)]
     write_text(out / "all.csv", to_csv(records))
     runs = _folder_of_report(evaluations[0].evaluator.settings, out)
     asked = {model.name for model in evaluations[0].models}

@@ -25,7 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from gdt.common import serialization
-from gdt.common.commandline import expand_home, gdt_command
+from gdt.common.commandline import expand_home, gdt_command, pip_command
 from gdt.common.errors import UserError, first_line, plural, require_positive, with_list
 from gdt.common.files import DAMAGE, require_new_file, require_readable, writing
 from gdt.common.lock import is_locked, locked, locked_file
@@ -102,8 +102,8 @@ class Embed:
             raise UserError(f"--out is {self.out}; its name must end in {', '.join(_WRITERS)}")
         if self.out.suffix == ".parquet" and find_spec("pyarrow") is None:
             raise UserError(
-                f"--out is {self.out}, and .parquet needs pyarrow; run 'pip install pyarrow', or set --out to .h5 or "
-                ".npz"
+                f"--out is {self.out}, and .parquet needs pyarrow; run '{pip_command('pyarrow')}', or set --out to "
+                ".h5 or .npz"
             )
         require_new_file(self.out, self.overwrite)
 

@@ -308,7 +308,7 @@ class Finetuning:
         self.optimizer.step()
         value = float(loss.detach())
         if not np.isfinite(value):
-            raise UserError(f"the loss is {value} in epoch {int(epoch)}; lower --lr")
+            raise UserError(f"the loss is {value} in epoch {int(epoch)}; lower --lr (now {self.recipe.lr:g})")
         return value, int((scores.detach().argmax(1) == target).sum())
 
     def _scores(self, inputs: Mapping[str, Any]) -> Tensor:

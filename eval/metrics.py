@@ -61,7 +61,7 @@ def clustered(right: np.ndarray, chance: float, cross_validated: bool) -> Metric
     The interval is Wilson's with the effective number of answers: the number of independent ones that would have the
     variance of the videos' means (Korn and Graubard 1998), at most n m. It is halved for `cross_validated` probes, in
     which every pair of videos counts twice; simulations on noise showed this to be necessary. If all or none are right,
-    it is n.
+    the number is n.
     """
     n, answers = right.shape[0], right.size
     value = float(right.mean())

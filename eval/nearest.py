@@ -131,8 +131,8 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
         if name not in each.features:
             raise UserError(
                 f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those, or "
-                f"embed again, with a model that has {'an audio' if name == 'audio' else 'a video'} network and with "
-                f"--modalities {name} if that was set"
+                f"embed again with a model that has {'an audio' if name == 'audio' else 'a video'} network, and with "
+                f"{name} among --modalities"
             )
     one, other = query.metadata["kind"], rows.metadata["kind"]
     if one != other:

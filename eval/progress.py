@@ -24,7 +24,7 @@ class Progress:
     """Progress bar with the steps of all runs and the losses of those that are running."""
 
     def __init__(self, runs: Mapping[Path, Pretrain], title: str = "pretrain", later: int = 0, done: int = 0) -> None:
-        """`runs` are settings by folder. `later`: steps of runs to be added by `follow`; `done`: those of them done."""
+        """`runs` are settings by folder. `later`: steps of runs that `follow` adds; `done`: how many are done."""
         self._logs: dict[Path, LogReader] = {}
         self._steps: dict[Path, int] = {}
         self._status: dict[Path, str] = {}

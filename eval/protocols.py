@@ -216,7 +216,9 @@ def _cross_modal(evaluator: Evaluator, model: Model, fold: Fold, _: Path) -> Out
     trained, settings, split = model.trained, evaluator.settings, evaluator.query_split
     modalities = shared_modalities(trained, evaluator.index, settings)
     if len(modalities) < 2:
-        reason = "it was trained on one modality" if evaluator.index.mel_count.any() else "the videos have no sound"
+        reason = "the videos have no sound"
+        if evaluator.index.mel_count.any():
+            reason = f"it was trained on {' and '.join(trained.settings.composition.modalities)}"
         reason = f"it has no head for {' '.join(trained.without_head)}" if trained.without_head else reason
         raise UserError(
             f"cross-modal retrieval needs two modalities; {model.path} has {' '.join(modalities) or 'none'} for these "

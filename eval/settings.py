@@ -61,13 +61,13 @@ class Downstream:
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clip size of finetune and retrieval-published; tiny: as the checkpoint."""
+    """Clips of finetune, retrieval-published; tiny: the model's, 4 per epoch."""
     epochs: int = 0
     """Epochs of finetuning; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0
     """Peak learning rate of finetuning; 0: the recipe's."""
     clips_per_epoch: int = 0
-    """Random clips per training video and epoch; 0: the recipe's."""
+    """Random clips per training video and epoch; 0: the recipe's (tiny: 4)."""
     train_samples: int = 0
     """Random training videos of finetune and linear; 0: all."""
     linear_c: float = 1.0
@@ -77,7 +77,7 @@ class Downstream:
     jobs: int = 0
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
     threads: int = 0
-    """CPU threads per process; 0: chosen by torch."""
+    """CPU threads per process; 0: torch's choice; 1 for finetuning on CPUs."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
     tables: bool = True

@@ -147,7 +147,7 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
     """Evaluate models by the paper's protocols; call it again to resume.
 
     `settings` are fields of `gdt.eval.settings.Downstream`. `shards` default to those of the first model's
-    pretraining, and the data set is named after their folder. `out` defaults to runs/eval-<dataset>.
+    pretraining; if given, the data set is named after their folder. `out` defaults to runs/eval-<dataset>.
     """
     from gdt.eval import record
     from gdt.eval.downstream import downstream
@@ -274,7 +274,7 @@ def nearest(
         features = read_features(features)
     own = np.zeros(0, np.int64) if isinstance(query, Features) else np.flatnonzero(features.id == str(query))
     if not isinstance(query, Features) and not len(own):
-        raise UserError(f"video '{query}' is not among these features; their ids are in features.id")
+        raise UserError(f"video '{query}' is not among these features; their ids are in gdt.read_features(path).id")
     queries = query if isinstance(query, Features) else features
     found, cosines = most_similar(features, queries, own, by, among or by, k)
     return list(zip(features.id[found].tolist(), cosines.tolist(), strict=True))

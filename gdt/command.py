@@ -42,7 +42,7 @@ COMMANDS = {
     ),
     "study": Command(
         "gdt.studies.command",
-        "study the paper's theorem, figures and claim, check predictions, prepare GRID",
+        "study the paper's theorem, figures and claim, check predictions, prepare the GRID corpus",
         _AGAIN,
         "command",
     ),

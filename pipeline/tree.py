@@ -132,12 +132,12 @@ def sampling_tree(
     starts = index.start_counts(frames, 1, _stretch(clip.mel_frames - 1, composition.reach) if audio else 0)
     inside = index.split == split
     if not inside.any():
-        splits = " or ".join(sorted(set(index.split.tolist())))
+        splits = " or ".join(sorted({*index.split.tolist()} - {"unused"}))
         raise UserError(f"no video of {index.folder} is in the split '{split}'; set --split to {splits}")
     needed = composition.starts_needed
     seconds = f"{frames / index.fps:.2f} s"
     too_short = f"shorter than a clip ({seconds})" if needed == 1 else f"too short for {needed} clips of {seconds}"
-    remedy = "lower --clip.frames or --clip.stride"
+    remedy = "shorten the clips (--clip.frames, --clip.stride, or --size tiny)"
     remedy += f", choose a speed below {composition.reach:g}" if composition.reach > 1 else ""
     remedy += ", lower the largest K" if needed > 2 else ""
     checks = [(too_short, starts < needed, f"{remedy}, or use longer videos")]

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gdt.common.commandline import pip_command
 from gdt.common.errors import UserError, require_positive
 
 if TYPE_CHECKING:  # takes half a second to import, and a run with nothing to do does not need it
@@ -134,7 +135,7 @@ def _slurm(workers: int) -> Any:
     try:
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
-        raise UserError("--scheduler slurm needs dask-jobqueue: pip install dask-jobqueue") from error
+        raise UserError(f"--scheduler slurm needs dask-jobqueue; run '{pip_command('dask-jobqueue')}'") from error
     if shutil.which("sbatch") is None:
         raise UserError(
             "--scheduler slurm needs sbatch, which this machine lacks; run this on a login node of the cluster, or "

@@ -55,7 +55,7 @@ class Preprocess(cluster.Workers):
     """Folder of the shards; default: data/shards/<dataset>."""
     extraction: Extraction = field(default_factory=Extraction)
     word2vec: Path | None = None
-    """word2vec file; stores captions as its words; default: no captions."""
+    """word2vec file, for storing captions as its words; default: no captions."""
     stop_words: Path | None = None
     """Words to skip, one per line; default: scikit-learn's list."""
     videos_per_shard: int = 128
@@ -63,7 +63,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Share of videos without a split for val; default: last run's, or 0."""
+    """Share that becomes val, of the videos without a split; default: last run's, or 0."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
@@ -91,7 +91,7 @@ class Preprocess(cluster.Workers):
 
 
 def run(settings: Preprocess) -> Summary:
-    """Make the missing shards, then the index. Raises UserError on bad input, before any work."""
+    """Make the missing shards, then the index. Raises UserError on bad input, before any work if possible."""
     try:
         return _run(settings)
     except (OSError, RuntimeError) as error:
@@ -168,7 +168,7 @@ def list_videos(items: Items, settings: Preprocess, scratch: Path, stack: contex
     if len(videos) and not videos.without_split and (settings.val or settings.test):
         raise UserError(
             f"every video in {source} already has a split, from its folder or a list; --val and --test apply only to "
-            "videos without one, so leave them out"
+            "videos without one, so leave them out; with --dataset folder, labels.csv can move videos to other splits"
         )
     return videos
 

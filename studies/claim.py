@@ -37,7 +37,7 @@ from gdt.train.settings import METRICS
 
 _MEASURED = 12
 """Steps of each row that are timed; the first third is left out."""
-_TIMED = ("size", "batch_size", "clips", "label", "jobs", "test_factors")
+_TIMED = ("size", "batch_size", "clips", "label", "jobs", "test_factors", "videos")
 """Settings that the timings depend on."""
 
 
@@ -192,7 +192,8 @@ def _forecast(settings: Claim, sets: Sequence[DataSet], seconds: Seconds, out: P
     jobs = job_limit(settings.jobs)
     hours = (work / jobs + unmade * seconds.making) / 3600
     steps = ", ".join(f"{row} {value:.2f} s" for row, value in seconds.step.items())
+    untimed = f", without making {plural(unmade, 'data set')}" if unmade and seconds.making < 1 else ""
     return (
-        f"{plural(runs, 'run')} left, {jobs} in parallel: about {hours:.1f} hours ({work / 3600:.1f} job-hours in "
-        f"total; measured per step: {steps})"
+        f"{plural(runs, 'run')} left, {jobs} in parallel: about {hours:.1f} hours{untimed} ({work / 3600:.1f} "
+        f"job-hours in total; measured per step: {steps})"
     )

@@ -21,7 +21,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str]) -> None:
-    what = "Study the paper's theorem, figures and claim, check predictions, prepare GRID."
+    what = "Study the paper's theorem, figures and claim, check predictions, prepare the GRID corpus."
     command.main(arguments, COMMANDS, "gdt study", what)
 
 

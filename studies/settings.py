@@ -49,7 +49,7 @@ class Claim:
     jobs: int = 0
     """Runs in parallel; 0: one per GPU, else per core."""
     dry_run: bool = False
-    """Make the first data set, time a few steps, and print the hours: minutes."""
+    """Only make the first data set, time a few steps and print the hours; takes minutes."""
     out: Path | None = None
     """Results; default: runs/claim-<dataset>."""
 

@@ -47,11 +47,11 @@ def sentence(done: object) -> str:
 @pytest.mark.parametrize(
     ("run", "advice"),
     [
-        ("synthetic-b", "make it with 'make pretrain DATASET=synthetic PRESET=b', or set --ckpt to yours"),
+        ("synthetic-b", "make it with 'make pretrain DATASET=synthetic PRESET=b', or give the path of yours"),
         ("my-videos-text-b", "'make pretrain DATASET=my-videos PRESET=text-b WORD2VEC=<file of word vectors>'"),
         ("kinetics-tsd2-mi2x-tri2", """'make pretrain DATASET=kinetics FACTORS="<its factors>"'"""),
         ("kinetics-l-seed3", "'make pretrain DATASET=kinetics PRESET=l SEED=3'"),
-        ("synthetic-z", "; 'make pretrain' makes runs/<dataset>-<preset>, or set --ckpt to yours"),
+        ("synthetic-z", "; make runs/<dataset>-<preset> with 'make pretrain', or give the path of yours"),
     ],
 )
 def test_a_missing_checkpoint_is_reported_with_the_command_that_trains_it(
@@ -420,7 +420,7 @@ def test_a_run_with_a_decayed_rate_cannot_be_extended(command: Run, shards: Path
         f"start over: delete {run}"
     )
     both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
-    assert "holds a run with different settings (steps was 4, now 8; temperature was 0.07, now 0.1)" in both
+    assert "holds a run with different settings (temperature was 0.07, now 0.1)" in both
 
 
 @pytest.mark.parametrize(
@@ -471,7 +471,7 @@ def test_a_missing_data_set_is_reported_with_the_available_ones(command: Run, sh
     (tmp_path / "runs" / "mine-l" / "checkpoint.pt").touch()
     for name in ("runs/mien-l/checkpoint.pt", "mine-l", "mine-1.pt"):
         said = sentence(command("eval", "downstream", "--ckpt", name))
-        assert said.startswith(f"there is no checkpoint {name}; did you mean runs/mine-l/checkpoint.pt? Or m")
+        assert said.startswith(f"there is no checkpoint {name}; did you mean runs/mine-l/checkpoint.pt? Otherwise m")
     for run in ("demo/l-0", *"pqr"):
         (tmp_path / "runs" / run).mkdir(parents=True)
         (tmp_path / "runs" / run / "checkpoint.pt").touch()

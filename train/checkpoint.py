@@ -44,7 +44,7 @@ class Data:
 def make_state(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, settings: str, data: Data, steps: int = 0
 ) -> dict[str, Any]:
-    """Content of a checkpoint: everything that step `step` depends on; `steps`: those of the whole run."""
+    """Content of a checkpoint after `step` of `steps` steps: everything that the next step depends on."""
     return {
         "format": FORMAT, "settings": settings, "data": data.fingerprint, "words": data.words, "step": step,
         "steps": steps,
@@ -53,7 +53,7 @@ def make_state(
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state atomically, keeping the previous checkpoint as PREVIOUS. Raises UserError if the disk is full."""
+    """Write a state atomically, keeping the previous checkpoint as PREVIOUS. Raises UserError if that fails."""
     try:
         with writing(path) as file:
             torch.save(dict(state), file)
@@ -63,7 +63,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
     except OSError as error:
         raise UserError(
             f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({error.strerror}); free some "
-            "space, then run again to resume from the previous checkpoint"
+            "space or mend the permissions, then run again to resume from the previous checkpoint, if any"
         ) from error
 
 
@@ -242,9 +242,9 @@ def require_same_run(
             f"{run} holds a run with different words: the word vectors or captions have changed; set --out to another "
             "folder, or --word2vec to the original file"
         )
-    if differences(state["settings"], now, ignored=LENGTH):
+    if different := differences(state["settings"], now, ignored=LENGTH):
         raise UserError(
-            f"{run} holds a run with different settings ({'; '.join(differences(state['settings'], now))}); "
+            f"{run} holds a run with different settings ({'; '.join(different)}); "
             "set --out to another folder, or resume with the same settings"
         )
     if state["statistics"] != data.statistics.to_numbers():

@@ -35,7 +35,7 @@ _PEAKS = {
 }  # fmt: skip
 """Dense TFLOP/s from data sheets in bfloat16 (float16 on GPUs without it), by part of the device's name."""
 _MFU = 0.21
-"""The highest predicted MFU: 450 clips/s of the paper's networks on an H100."""
+"""MFU of 450 clips/s of the paper's networks on an H100, the highest prediction."""
 _MAX_CLIPS = 4000.0
 """Guessed maximum clips/s of small networks, which are limited by kernel launches."""
 

@@ -147,7 +147,7 @@ def watch_ranks(device: torch.device, clean_up: Callable[[], None]) -> Iterator[
 class _Watch:
     """Connections between rank 0 and every other rank.
 
-    Each side sends one message when it ends: JSON of the error, or null, and the exit status.
+    Each side sends one message when it ends: JSON of [error or null, exit status].
     """
 
     def __init__(self, device: torch.device, clean_up: Callable[[], None]) -> None:

@@ -133,9 +133,11 @@ def require_gpus(ranks: int, device: Literal["auto", "cpu", "cuda"]) -> None:
         if device == "cuda":
             raise UserError("--device cuda: torch finds no GPU; use --device cpu, or check the driver with nvidia-smi")
         return
-    instead = "leave --gpus out" if found < 2 else f"set --gpus to {found} or less"
     there = f"only {found} GPU{'s' if found > 1 else ''}" if found else "no GPU"
-    raise UserError(f"--gpus is {ranks}, but torch finds {there}; {instead}, or train on the CPU with --device cpu")
+    given, instead = f"--gpus is {ranks}", "leave --gpus out" if found < 2 else f"set --gpus to {found} or less"
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        given, instead = f"there are {ranks} ranks on this machine", "start as many as it has GPUs"
+    raise UserError(f"{given}, but torch finds {there}; {instead}, or train on the CPU with --device cpu")
 
 
 def rank_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -81,10 +81,12 @@ def _explain_missing(path: Path) -> str:
     available = {str(each.parent.relative_to(runs)): each for each in found}
     run = path.parent.name if path.name == CHECKPOINT else path.stem
     if similar := difflib.get_close_matches(run, available, 1):
-        return f"there is no checkpoint {path}; did you mean {available[similar[0]]}? Or {_suggest_command(path)}"
+        return (
+            f"there is no checkpoint {path}; did you mean {available[similar[0]]}? Otherwise {_suggest_command(path)}"
+        )
     more = f" and {len(available) - _MAX_LISTED} more" if len(available) > _MAX_LISTED else ""
     listed = f"; available: {', '.join(map(str, list(available.values())[:_MAX_LISTED]))}{more}" if available else ""
-    return f"there is no checkpoint {path}{listed}; {_suggest_command(path)}, or set --ckpt to yours"
+    return f"there is no checkpoint {path}{listed}; {_suggest_command(path)}, or give the path of yours"
 
 
 def _suggest_command(path: Path) -> str:
@@ -99,5 +101,5 @@ def _suggest_command(path: Path) -> str:
     if dataset := re.fullmatch(r"(.+?)(-\w+[di]\d+x?)+(-[0-9a-f]{8})?", run):
         return f"make it with 'make pretrain DATASET={dataset[1]} FACTORS=\"<its factors>\"{more}'"
     if run:
-        return "'make pretrain' makes runs/<dataset>-<preset>"
+        return "make runs/<dataset>-<preset> with 'make pretrain'"
     return "make one with 'make pretrain'"

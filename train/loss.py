@@ -33,8 +33,8 @@ def gdt_loss(
     many on all ranks. The gradient, averaged over ranks as in DDP, is that of the whole batch. Computed in float32, or
     float64 if the embeddings are. Ignores leaves whose `usable` in the table is 0; the loss is 0 if no positive pair is
     left. `joined`: the table of all ranks without `usable`; gathered if None. `loss` "published": the mean over the
-    comparisons of the published release, without gradient for the keys; raises UserError if the release has no loss for
-    these factors.
+    comparisons of the published release, without gradient for the compared leaves; raises UserError if the release has
+    no loss for these factors.
     """
     return outcome(embeddings, table, factors, temperature, joined, loss).loss
 

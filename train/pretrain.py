@@ -71,7 +71,7 @@ def report_shortage(settings: Pretrain) -> Iterator[None]:
             raise
         raise UserError(
             f"out of memory ({first_line(error)}); lower --loading.prefetch or --loading.decode-batch-size and resume, "
-            f"or start again with a smaller --bn-group-size or --batch-size (now {settings.composition.batch_size})"
+            "or start again with a smaller --bn-group-size or --batch-size"
         ) from error
     finally:
         threading.excepthook = before

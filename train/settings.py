@@ -77,9 +77,9 @@ class Pretrain:
     word2vec: Path | None = None
     """word2vec file that the shards were made with; needed for text."""
     init: Path | None = None
-    """Weights to start from. The run also takes their normalisation of inputs, but not their clip size: set --clip."""
+    """Weights to start from. Sets the normalisation of inputs, too, but not the size of clips."""
     out: Path | None = None
-    """Folder for checkpoints and logs; default: runs/<dataset>-<composition>[-seed<n>]."""
+    """Folder for checkpoints and logs; default: runs/<dataset>-<composition>, with suffixes such as -seed1."""
     batch_size: int | None = None
     """Videos per batch over all GPUs (K of factor video); default: 512 (tiny: 16), or all videos if there are fewer."""
     default_batch_size: Annotated[int, tyro.conf.Suppress] = 512
@@ -98,7 +98,7 @@ class Pretrain:
     """Leaves of one modality that share batch-norm statistics; 0: the whole batch over all GPUs, as in the paper;
     default: the whole batch if it fits into memory, else the largest groups that do; fixed for the run."""
     micro_batch_size: int = 0
-    """Leaves of one modality per forward pass, a multiple of --bn-group-size; does not change results;
+    """Leaves of one modality per backward pass, a multiple of --bn-group-size; does not change results;
     0: as many as fit."""
     clip: Clip = field(default_factory=Clip)
     """Size of a leaf."""
@@ -134,7 +134,7 @@ class Pretrain:
     wandb: str = ""
     """Weights & Biases project to send the metrics to; needs the package wandb."""
     profile: int = 0
-    """Steps to trace with torch's profiler, after the first five; 0: none."""
+    """Steps to trace with torch's profiler, after the first six; 0: none."""
     cached_batches: int = 0
     """Train on the first N batches only, held in memory, to compare clips/s with and without loading. No checkpoint is
     written; 0: a real run."""

@@ -42,7 +42,7 @@ class StepConfig:
     bn_group_size: int = 0
     """Leaves of one modality that share batch-norm statistics; 0 for the whole batch."""
     micro_batch_size: int = 0
-    """Leaves of one modality per forward pass, a multiple of `bn_group_size`; 0 for all of a rank."""
+    """Leaves of one modality per backward pass, a multiple of `bn_group_size`; 0 for all of a rank."""
     loss: str = "paper"
     """As in `gdt_loss`."""
 

@@ -38,7 +38,7 @@ srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpu-bind=none --kill
 status=$?
 if [ $status -eq {stopped} ]; then
     if [ "$(written)" = "$before" ]; then
-        echo "error: stopped before the first checkpoint; give the job more --time in --sbatch" >&2
+        echo "error: stopped before it wrote a checkpoint; give the job more --time in --sbatch" >&2
     elif scontrol requeue "$SLURM_JOB_ID"; then
         echo "job $SLURM_JOB_ID was stopped; it is queued again and resumes from its checkpoint"
     else

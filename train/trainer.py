@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 import sys
 import textwrap
 import time
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError, plural
 from gdt.pipeline.decoders import Choice, choose
 from gdt.pipeline.groups import take_rank
@@ -218,7 +220,7 @@ class Trainer:
         if loss == 0 and self.skipped:
             raise UserError(
                 f"step {report.step}: no positive pair is left without damaged clips, so nothing can be learned; run "
-                "'make verify' to find the damaged shards"
+                f"'{shlex.join(gdt_command('verify', '--shards', self.index.folder))}' to find the damaged shards"
             )
         if not np.isfinite(loss):
             raise UserError(f"the loss is {loss} at step {report.step}; lower --optimization.lr")

@@ -38,7 +38,7 @@ LINEAR = "linear top-1"
 _MANY = 20
 """Of so many pairs that do not differ, one is expected to be significant by chance."""
 _PRINTED = 3
-"""Maximum number of metrics in the summary, without a linear probe."""
+"""Maximum number of metrics in the summary if there is no linear probe."""
 _PRINTED_LABELS = 4
 """Maximum number of label columns in the summary."""
 _SPENT_HEADS = ("clips", "TFLOP")
@@ -284,9 +284,9 @@ def _tested(differences: Sequence[Difference]) -> str:
 
 
 def with_earlier(records: list[Record], path: Path) -> tuple[list[Record], list[Record]]:
-    """New records with the comparable ones in a file and in OTHERS next to it, and the others.
+    """The new records with the comparable earlier ones (of a file and of OTHERS next to it), and the incomparable ones.
 
-    Prints why the others cannot be compared.
+    Prints why they cannot be compared.
     """
     earlier = [each for file in (path.with_name(OTHERS), path) if file.is_file() for each in record.read(file)]
     if not earlier:

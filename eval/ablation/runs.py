@@ -272,7 +272,7 @@ def _run_all(settings: Ablation, planned: Plan) -> None:
     if todo and planned.lowered:
         print(planned.lowered)
     print(f"{len(todo)} of {plural(len(runs), 'run')} left, {jobs} in parallel; equal {planned.equal}\n"
-          f"logs: {out}/<row>-<seed>/log.txt", flush=True)  # fmt: skip
+          f"logs: {out}/<run>/log.txt", flush=True)  # fmt: skip
     began = time.monotonic()
 
     def work(run: Run, gpu: str, stop: threading.Event) -> None:

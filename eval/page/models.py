@@ -29,6 +29,7 @@ from gdt.eval.page.collect import Result, Subject, Unread, attempt
 from gdt.eval.page.settings import Report
 from gdt.eval.planes import planes
 from gdt.eval.protocols import PROTOCOLS, features_name, videos_of
+from gdt.eval.record import Record
 from gdt.eval.retrieval import nearest, unit
 from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Fold, Model, folds
@@ -154,7 +155,7 @@ def figures_of(subject: Subject, settings: Report, key: str) -> Figures:
     if trained is not None:
         digest, figures.source = _weights(subject, trained)
         if result is not None and result.record.weights != digest:
-            reason = f"the evaluation used weights {result.record.weights[:8]}; run 'make eval' for the current ones"
+            reason = f"the evaluation used weights {result.record.weights[:8]}; run {eval_command(result.record)}"
             figures.missing.append(Unread("neighbours with the weights of the checkpoint", reason))
         figures.similarities = attempt("a training batch", figures.missing, lambda: pair_similarities(trained, key))
     if index is not None and result is not None:
@@ -192,6 +193,11 @@ def _weights(subject: Subject, trained: Trained) -> tuple[str, str]:
     return digest, f"{path}, {trained.name}, {trained.step} steps, weights {digest[:8]}{commit}, written {when}"
 
 
+def eval_command(row: Record) -> str:
+    """The command that evaluates the model of a record again."""
+    return f"make eval CKPT={shlex.quote(str(row.checkpoint))} DATASET={row.dataset}"
+
+
 def short_commit(commit: str) -> str:
     """The first digits of a commit, and its suffix if files differed."""
     digits, dash, dirty = commit.partition("-")
@@ -202,18 +208,20 @@ def search_features(result: Result, index: Index, settings: Report, key: str) ->
     """Figures of the features that an evaluation stored. Raises UserError if they are missing or outdated."""
     row = result.record
     if fingerprint(index) != row.data:
-        raise UserError(f"the shards in {index.folder} have changed since the evaluation; run 'make eval' again")
+        raise UserError(f"the shards in {index.folder} have changed since the evaluation; run {eval_command(row)}")
     labelled = index.labelled(row.label)
     parts = folds(row.settings_as(Downstream), labelled, row.query_split)
     fold = next((part for part in parts if part.number == row.fold), None)
     if fold is None or fold.digest != row.labels:
-        raise UserError(f"labels or splits of {index.folder} have changed since the evaluation; run 'make eval' again")
+        raise UserError(
+            f"labels or splits of {index.folder} have changed since the evaluation; run '{eval_command(row)}'"
+        )
     videos = videos_of(parts)
     device = "cpu" if row.details.get("precision") == "float32" else "cuda"
     path = result.features / features_name(row.data, videos, row.clips, device)
     features = extract.read(path, videos)
     if features is None:
-        raise UserError(f"{result.features} has lost the features; remove it and run 'make eval' again")
+        raise UserError(f"{result.features} has lost the features; remove it and run {eval_command(row)}")
     queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
     neighbours = nearest(queries, gallery, _NEIGHBOURS)
     thumbnails = Thumbnails(labelled)
@@ -261,7 +269,7 @@ def maps(values: np.ndarray, label: np.ndarray, seed: int, key: str, points: int
     how = f"perplexity {projected.perplexity:.3g}, seed {seed}; distances between groups have no meaning"
     return [
         Plot(
-            name, svg(f"{key}-{short}", f"{name} of the features of {n} test videos, by class",
+            name, svg(f"{key}-{short}", f"{name} of the features of {n} test videos",
                       partial(_scatter, positions=positions, label=label, legend=legend), (4.4, 3.6)),
             f"{shown}; {more}", legend,
         )

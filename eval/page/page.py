@@ -196,7 +196,7 @@ def _settings(row: Record) -> tuple[Any, ...]:
 
 def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
     heads = ["row", "protocol", "fold", "seed", "steps", "weights", "data set", "data", "labels", "split", "queries",
-             "gallery", "equal", "how", "trained on", "device", "versions", "commit", "evaluated"]  # fmt: skip
+             "gallery", "equal", "details", "trained on", "device", "versions", "commit", "evaluated"]  # fmt: skip
     lines = [heads]
     for name, records in table.groups.items():
         for row in records:
@@ -204,8 +204,9 @@ def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
             lines.append([
                 name, row.protocol, str(row.fold or "-"), str(row.seed), str(row.step), row.weights[:8], row.dataset,
                 row.data[:8], row.labels[:8], row.query_split, str(row.queries), str(row.gallery or row.queries),
-                row.equal or "-", format_details(row.details), _TRAINED[row.trained_on], row.provenance.device,
-                versions, short_commit(row.provenance.commit), row.provenance.started,
+                row.equal or "-", format_details(row.details),
+                "-" if row.model == RANDOM else _TRAINED[row.trained_on], row.provenance.device, versions,
+                short_commit(row.provenance.commit), row.provenance.started,
             ])  # fmt: skip
     shared, kept = _split_common(lines)
     return shared, kept if len(kept[0]) > 1 else []
@@ -335,7 +336,9 @@ def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subjec
 
     for model in models:
         run = model.run
-        if model.checkpoint is None and run is not None:
+        if model.checkpoint is None and run is not None and run.starts:
+            missing.append((f"{model.name} has no checkpoint", run.starts[-1].provenance.command))
+        elif model.checkpoint is None and run is not None:
             preset = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
             add(f"{model.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **preset)
         elif not model.results:

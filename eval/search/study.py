@@ -306,6 +306,7 @@ def _compare(one: Metric, other: Metric) -> str:
 def _commands(settings: Search, best: FrozenTrial, base: FrozenTrial) -> list[str]:
     text = _composition(best)
     train = ["make", "pretrain", f"DATASET={settings.dataset}", f"FACTORS={text}"]
+    train += [f"{name.upper()}={value}" for name in ("shards", "factors_from") if (value := getattr(settings, name))]
     lines = ["train the best:", _shell(train)]
     if best is not base:
         lines += [

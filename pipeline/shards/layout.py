@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import numpy as np
 
+from gdt.common.commandline import gdt_command
 from gdt.common.errors import UserError
 from gdt.common.files import require_readable
 from gdt.pipeline.shards.seal import Damaged, check_seal, open_sealed
@@ -114,7 +115,8 @@ def preprocess_command(folder: Path) -> str:
 
 def remove_command(folder: Path, full: bool = False) -> str:
     """The command that removes damaged files of a folder."""
-    return f"`gdt verify --shards {shlex.quote(str(folder))}{' --full' if full else ''} --remove`"
+    command = gdt_command("verify", "--shards", folder, *["--full"] * full, "--remove")
+    return f"`{shlex.join(command)}`"
 
 
 def repair_hint(folder: Path) -> str:

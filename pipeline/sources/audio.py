@@ -89,7 +89,10 @@ class AudioSource(InputSource):
                 work, intact, damaged = fed.popleft()
                 yield work, bank, intact, damaged
         except RuntimeError as error:
-            raise UserError(f"DALI failed with sound: {failure(error)}; set --loading.decoder cpu") from error
+            raise UserError(
+                f"DALI failed with sound: {failure(error)}; set --loading.decoder cpu, or hide the GPU by "
+                "CUDA_VISIBLE_DEVICES="
+            ) from error
 
     def _feed(
         self, works: Iterable[_Work], fed: deque[tuple[_Work, np.ndarray, list[str]]]

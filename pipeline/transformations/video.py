@@ -39,9 +39,9 @@ def _order(source: Source, seed: int, epoch: int) -> np.ndarray:
     videos of the first window follow each other in random order, then those of the second, and so on, so that a shard
     is read only during its window.
 
-    With n videos in S equal shards and windows of N shards, or M = nN/S >= k videos, two videos of one shard share a
-    batch in about (k - 1) / (M - 1) of the epochs instead of (k - 1) / (n - 1), S/N times as often; two of different
-    shards do so 1 - 1/N times as often. 1/N instead of 1/S of a video's batch comes from its own shard.
+    With S equal shards in windows of N, of at least a batch each, two videos of one shard share a batch S/N times as
+    often as without windows, two of different shards 1 - 1/N times as often. 1/N instead of 1/S of a video's batch
+    comes from its own shard.
     """
     rng = generator(Stream.EPOCH, seed, epoch)
     n, size = len(source.videos), source.window

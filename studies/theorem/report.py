@@ -226,7 +226,7 @@ def _contrast_lines(findings: Findings) -> list[str]:
         "differ: pairs that differ in the factor; only: pairs that differ in no other factor",
         "only*: as only, but ignoring factors in which all leaves differ, such as augmentation",
         "w = 1: pairs of only* that the loss uses",
-        "required: pairs with w = 1 that differ in the factor and in those with :differs only (as only*)",
+        "required: pairs with w = 1 that differ only in the factor and in those with :differs (as only*)",
     ]  # fmt: skip
 
 

@@ -349,5 +349,7 @@ def test_parquet_without_pyarrow_is_refused_before_anything_is_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gdt.eval.embed.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="needs pyarrow; run 'pip install pyarrow', or set --out to .h5 or .npz"):
+    with pytest.raises(
+        UserError, match="needs pyarrow; run '.*python -m pip install pyarrow', or set --out to .h5 or .npz"
+    ):
         Embed(tmp_path / "x.pt", (tmp_path,), out=tmp_path / "x.parquet")

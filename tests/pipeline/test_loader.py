@@ -406,7 +406,9 @@ def test_damage_stops_the_run(copy: Path, index: Index, what: str) -> None:
     video = int(plan.columns["video"][0])
     damage(copy, index, video, what)
     name = index.shard_names[index.shard[video]]
-    message = rf"shard .*{name} is damaged: checksum mismatch in .* of '{index.id[video]}'; remove it with `gdt verify"
+    message = (
+        rf"shard .*{name} is damaged: checksum mismatch in .* of '{index.id[video]}'; remove it with `\S*gdt verify"
+    )
     plans = [tree(index, "e").plan(0, k) for k in range(4)]  # some of them read the damaged part
     whole = [uniform_clips(index, np.array([video]), 20, CLIP, AUGMENTATION)]
     with pytest.raises(UserError, match=message):

@@ -158,7 +158,7 @@ def test_a_job_without_a_new_checkpoint_is_not_queued_again(
     wait_until(lambda: cluster.lines("tasks"))
     cluster.send(signal.SIGUSR1)  # while the ranks start
     assert cluster.wait(1) == ["138"]
-    assert "stopped before the first checkpoint; give the job more --time" in (run / "slurm-7.log").read_text()
+    assert "stopped before it wrote a checkpoint; give the job more --time" in (run / "slurm-7.log").read_text()
     assert not cluster.lines("requeued")
 
 

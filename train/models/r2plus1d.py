@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class R2Plus1D(Backbone):
-    """Up to four stages, all but the first halving time and space; four with two blocks each are 18 layers."""
+    """Stages, all but the first halving time and space; four with two blocks each are 18 layers."""
 
     options = VIDEO_OPTIONS
 
