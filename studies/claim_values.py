@@ -106,11 +106,11 @@ class Values:
         return min(self._values[selection, row].values(), key=lambda each: each.seed)
 
 
-def picture(values: Sequence[Value], strengths: Mapping[str, str]) -> Figure:
+def picture(values: Sequence[Value], strengths: Mapping[str, str], label: str = "strength of the identity") -> Figure:
     """Panels with a column per `--equal` and a row per metric; in each, the rows over the data sets of `strengths`.
 
-    `strengths` has the strength of the identity by data set, in order. Lines connect means over seeds, dots are seeds,
-    dashed lines random weights. For a single data set, the x axis lists the rows.
+    `strengths` has a tick of the x axis, which `label` describes, by data set, in order. Lines connect means over
+    seeds, dots are seeds, dashed lines random weights. For a single data set, the x axis lists the rows.
     """
     values = [each for each in values if each.dataset in strengths and each.metric != DISTANCE]
     equals, measured = list(dict.fromkeys(v.equal for v in values)), [(v.label, v.metric) for v in values]
@@ -118,11 +118,11 @@ def picture(values: Sequence[Value], strengths: Mapping[str, str]) -> Figure:
     figure = Figure(figsize=(5.2 * len(equals), 2.7 * len(panels) + 0.6), layout="constrained")
     axes = figure.subplots(len(panels), len(equals), squeeze=False, sharey="row")
     for column, equal in zip(axes.T, equals, strict=True):
-        for panel, (label, metric) in zip(column, panels, strict=True):
-            _draw(panel, [v for v in values if (v.equal, v.label, v.metric) == (equal, label, metric)], strengths)
-            panel.set_ylabel(f"{metric} of the {label or 'class'}, %", fontsize=8)
+        for panel, (of, metric) in zip(column, panels, strict=True):
+            _draw(panel, [v for v in values if (v.equal, v.label, v.metric) == (equal, of, metric)], strengths)
+            panel.set_ylabel(f"{metric} of the {of or 'class'}, %", fontsize=8)
         column[0].set_title(f"equal {equal}", fontsize=8)
-        column[-1].set_xlabel("strength of the identity" if len(strengths) > 1 else "", fontsize=8)
+        column[-1].set_xlabel(label if len(strengths) > 1 else "", fontsize=8)
     axes[0, -1].legend(fontsize=7)
     return figure
 
