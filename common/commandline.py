@@ -95,7 +95,7 @@ def report_mistakes(known: Iterable[str], command: str) -> Iterator[None]:
             return
         name, kind = argument.display_name(), _KINDS.get(argument.lowered.metavar, argument.lowered.metavar)
         if isinstance(event, tyro._errors.InvalidChoice):
-            raise unknown(name, event.value, event.choices)
+            raise unknown(name, event.value, [each for each in event.choices if each != "None"])
         if isinstance(event, tyro._errors.BadValue):
             raise UserError(f"{name} lacks a value; it must be {kind}")
         if isinstance(event, tyro._errors.InstantiationFailure) and (found := _VALUE.search(event.message)):
@@ -106,7 +106,7 @@ def report_mistakes(known: Iterable[str], command: str) -> Iterator[None]:
 
 
 _KINDS = {
-    "INT": "an integer", "FLOAT": "a number", "INT ...": "integers", "INT INT": "two integers",
+    "INT": "an integer", "FLOAT": "a number", "INT ...": "integers, separated by spaces", "INT INT": "two integers",
     "FLOAT FLOAT": "two numbers",
 }  # fmt: skip
 _VALUE = re.compile(r"\[(.*?)\]|: ('.*')$")

@@ -39,6 +39,9 @@ def unknown(kind: str, name: str, available: Iterable[str], how_to_list: str = "
     # without dashes, which would make any two options similar
     names = {each.lstrip("-").casefold(): each for each in available}
     similar = difflib.get_close_matches(name.lstrip("-").casefold(), names, 1)
+    several = re.split(r"[,\s]+", name.casefold())
+    if len(several) > 1 and all(each in names for each in several):
+        return UserError(f"unknown {kind} '{name}'; separate several by {'spaces' if ',' in name else 'commas'}")
     said = f"unknown {kind} '{name}';" + "".join(f" did you mean '{names[each]}'?" for each in similar)
     if how_to_list:
         return UserError(f"{said} {how_to_list}")
@@ -57,7 +60,8 @@ MAKE_OPTIONS = "GDT_OPTIONS"
 """Environment variable, set under make only: options, with =1 after flags, that messages show as make's variables."""
 _OPTION = re.compile(
     r"""`[^`]*`|"[^"]*"|(?<!\w)'[^']*'|(--[a-z][\w-]*(?:\.[\w-]+)*)"""
-    r"""(?: (help|first|skip|none|videos|clips|compute|slurm|cpu|cuda|\d[\d.]*\b(?: \d+\b)*|[\w.~-]*/[\w./~-]*\w))?"""
+    r"""(?: (help|first|skip|none|videos|clips|compute|slurm|cpu|cuda|features|folder|tiny|train"""
+    r"""|\d[\d.]*\b(?: \d+\b)*|[\w.~-]*/[\w./~-]*\w))?"""
 )
 """Quoted text, or an option with an optional value: a path, a number or one of a few words."""
 

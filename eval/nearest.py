@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, cast, get_args
 
 import numpy as np
 import tyro
 from tabulate import tabulate
 
-from gdt.common.errors import UserError, plural, require_positive
+from gdt.common.errors import UserError, plural, require_positive, unknown
 from gdt.eval.embed import Embed, Features, Kind, Modality, Per, features, read
 
 
@@ -81,7 +81,8 @@ def _unknown_query(settings: Nearest, ids: Sequence[str]) -> str:
     similar = similar or [by_name[each] for each in difflib.get_close_matches(name, by_name)]
     if similar:
         return (
-            f"{settings.features} has no video '{settings.query}'; did you mean {' or '.join(map(repr, similar[:2]))}?"
+            f"'{settings.query}' is neither a file nor a video in {settings.features}; did you mean "
+            f"{' or '.join(map(repr, similar[:2]))}?"
         )
     wrong = f"'{settings.query}' is neither an id in {settings.features} nor a video file"
     return f"{wrong}; set --query to one, such as {ids[0]}"
@@ -128,6 +129,8 @@ def most_similar(
 def require_comparable(rows: Features, query: Features, by: str, among: str) -> None:
     """Raise UserError if these features are missing or cannot be compared by cosine."""
     for name, each in ((by, query), (among, rows)):
+        if name not in get_args(Modality):
+            raise unknown("modality", name, get_args(Modality))
         if name not in each.features:
             raise UserError(
                 f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those, or "

@@ -238,7 +238,9 @@ def require_videos(index: Index, split: str) -> None:
     if (index.split == split).any():
         return
     require_known_split(index, split)
-    advice = f"repeat 'make preprocess' with {split.upper()}=0.1 (nothing is decoded again), then pretrain again"
+    advice = (
+        f"repeat 'make preprocess' with {split.upper()}=0.1 or more (nothing is decoded again), then pretrain again"
+    )
     if official_folds(index):
         advice = "preprocess more of the videos on its official lists"
         if split != "test":

@@ -374,8 +374,9 @@ def _seen_in_pretraining(groups: Groups) -> list[str]:
             lines.append(f"{name} was pretrained, without labels, on {counts}")
         elif any(each.trained_on == "unknown" and each.pretraining.dataset == each.dataset for each in records):
             lines.append(
-                f"warning: {name} may have been pretrained on these queries: its videos or splits of "
-                f"{records[0].dataset} differed, or it started from other weights (--init)"
+                f"warning: {name} may have been pretrained on these queries: the videos or splits of "
+                f"{records[0].dataset} have changed since, or it started from other weights (--init); to be sure, "
+                "pretrain again"
             )
     return lines
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -38,6 +39,9 @@ def require_checkpoint(path: Path) -> Path:
 
 def suggest_other(path: Path) -> str:
     """Advice on what to use in place of an unusable checkpoint."""
+    given = str(path.parent if path.name == CHECKPOINT else path)
+    if len(paths := given.split()) > 1 and all(map(os.path.exists, paths)):
+        return f"'{given}' are {len(paths)} checkpoints, and this command takes one"
     previous = path.with_name(PREVIOUS)
     if path.name == CHECKPOINT and previous.is_file():
         return f"use the previous one, {previous}"
@@ -73,6 +77,9 @@ def _in_folder(folder: Path) -> Path:
 
 
 def _explain_missing(path: Path) -> str:
+    given = str(path.parent if path.name == CHECKPOINT else path)
+    if len(paths := given.split()) > 1 and all(map(os.path.exists, paths)):
+        return f"'{given}' are {len(paths)} checkpoints, and this command takes one"
     previous = path.with_name(PREVIOUS)
     if previous.is_file() and path.name == CHECKPOINT:
         return f"there is no checkpoint {path}; use the previous one, {previous}"

@@ -159,7 +159,9 @@ def _too_few(records: Sequence[Record], needed: int) -> str:
     """How many videos there are and are needed. If the split had fewer than --videos, more of them are no advice."""
     queries = [record.queries for record in records]
     split_is_used_up = min(queries) < records[0].settings["videos"]
-    advice = "use a larger --split" if split_is_used_up else "raise --videos"
+    advice = "raise --videos"
+    if split_is_used_up:
+        advice = "use --split train" if records[0].query_split != "train" else "add videos"
     return f"too few videos to tell ({format_range(queries)}; about {needed:,} are needed: {advice})"
 
 

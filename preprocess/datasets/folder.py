@@ -14,8 +14,8 @@ from gdt.preprocess.datasets.labels import LABELS, NAMES, Labels
 from gdt.preprocess.datasets.listing import SPLITS, SUFFIXES, DataSet, Missing, Video, find_key, key_of, video_files
 
 TREE = f"""\
-source/a.mp4                      no class, split train (or by --val and --test)
-source/cats/a.mp4                 class cats, split train (or by --val and --test)
+source/a.mp4                      no class, split train, or as --val and --test draw it
+source/cats/a.mp4                 class cats, split train, or as --val and --test draw it
 source/test/cats/indoor/a.mp4     class cats/indoor, split test
 source/{LABELS}                 optional: {"|".join(NAMES)}[,label][,split][,any others]
 files ending in {", ".join(sorted(SUFFIXES))}"""

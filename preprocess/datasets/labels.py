@@ -70,6 +70,7 @@ class Labels:
 
     def _read(self) -> Iterator[list[Any]]:
         """Yield line, name, label, split and the further values of every row."""
+        done = 0  # lines of complete rows
         with open_regular(self._path) as file:
             head = file.readline()
             file.seek(0)
@@ -77,6 +78,7 @@ class Labels:
             rows = csv.reader(map(_decode, file), delimiter=delimiter, strict=True)
             try:
                 header = [name.strip() for name in next(rows, [])]
+                done = rows.line_num
                 self._require_header(header)
                 lowered = [name.lower() for name in header]
                 known = {name: k for k, name in enumerate(lowered) if k and name in ("label", "split")}
@@ -94,8 +96,11 @@ class Labels:
                     if not (name := row[0].strip().removeprefix(f"{self._path.parent}/").removeprefix("./")):
                         raise self._error(rows.line_num, "the name of the video is empty")
                     split = SPLITS[word.lower()] if word else ""
-                    yield [rows.line_num, name, label, split, [row[k].strip() for k in others]]
+                    done = rows.line_num
+                    yield [done, name, label, split, [row[k].strip() for k in others]]
             except csv.Error as error:
+                if "unexpected end" in str(error):
+                    raise self._error(done + 1, "this row, or one after it, has a quote that is not closed") from error
                 raise self._error(rows.line_num, str(error)) from error
             except ValueError as error:  # raised for the line that the csv reader requested next
                 raise self._error(rows.line_num + 1, str(error)) from error

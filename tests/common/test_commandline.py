@@ -111,6 +111,10 @@ def test_home_is_expanded_in_every_path(monkeypatch: pytest.MonkeyPatch) -> None
             "preprocess --duplicates frist",
             "unknown --duplicates 'frist'; did you mean 'first'? Available: refuse, first",
         ),
+        (
+            "eval downstream --ckpt x --protocols linear,retrieval",
+            "unknown --protocols 'linear,retrieval'; separate several by spaces",
+        ),
         ("preprocess --val x", "--val is 'x'; it must be a number"),
         ("pretrain tiny --steps abc", "--steps is 'abc'; it must be an integer"),
         ("pretrain tiny --augmentation.scale a b", "--augmentation.scale is 'a', 'b'; it must be two integers"),

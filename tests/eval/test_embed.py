@@ -102,7 +102,10 @@ def test_embed_a_folder_and_find_neighbours(
     assert found.stdout.splitlines()[2].split()[:2] == ["1.000", "more/one.mp4"]
     for query, known in (("one.mp4", "more/one.mp4"), ("more/onne.mp4", "more/one.mp4"), ("ONE.mp4", "more/one.mp4")):
         refused = command("eval", "nearest", "--query", query)
-        assert refused.stderr == f"error: features.h5 has no video '{query}'; did you mean '{known}'?\n"
+        assert (
+            refused.stderr
+            == f"error: '{query}' is neither a file nor a video in features.h5; did you mean '{known}'?\n"
+        )
     refused = command("eval", "nearest", "--query", videos / "broken.mp4")
     assert f"{videos / 'broken.mp4'} cannot be used: " in refused.stderr and "/.embed-" not in refused.stderr
     across = command("eval", "nearest", "--query", "more/one.mp4", "--by", "audio", "--among", "video")

@@ -460,7 +460,7 @@ def test_advice_for_too_few_videos(evaluated: tuple[str, list[Record], Path]) ->
     unclear = [next(row for row in evaluated[1] if factor_of(row).needed)]
     assert "needed: raise --videos)" in " ".join(summarise_model(unclear).split())
     unclear = [replace(row, settings=row.settings | {"videos": 100}) for row in unclear]  # the split has only 6
-    assert "needed: use a larger --split)" in " ".join(summarise_model(unclear).split())
+    assert "needed: use --split train)" in " ".join(summarise_model(unclear).split())
 
 
 def test_models_of_earlier_calls_stay_in_the_tables(

@@ -178,6 +178,7 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
         (b"path,label,\n", "line 1 of .*: column 3 has no name"),
         (b"path,label,x,Label\n", "line 1 of .*: there are two columns 'label'"),
         (b"path,x,x\n", "line 1 of .*: there are two columns 'x'"),
+        (b'path,label\na.mp4,cat\n"b.mp4,cat\nc.mp4,dog\n', "line 3 of .*: .* has a quote that is not closed"),
         (b"path,label\na.mp4,cat\nb.mp4\n", "line 3 of .*: 1 fields, but 2 in the header"),
         (b"path,label\na.mp4,cat,\n", "line 2 of .*: 3 fields, but 2 in the header"),
         (
@@ -190,7 +191,7 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
         (b"path,label\na.mp4,cat\nb.mp4,caf\xe9\n", "line 3 of .*: not UTF-8 .*; save the table as UTF-8"),
         ("path,label\n".encode("utf-16"), "line 1 of .*: not UTF-8"),
         (b"path,label\na.mp4,c\0t\n", "line 2 of .*: it contains a NUL character"),
-        (b'path,label\na.mp4,"cat\n', "line 2 of .*: unexpected end of data"),
+        (b'path,label\na.mp4,"cat\n', "line 2 of .*: this row, or one after it, has a quote that is not closed"),
         (b'path,label\na.mp4,"cat"s\n', "line 2 of .*: ',' expected after '\"'"),
         (b"path,label\na.mp4," + b"x" * 200_000 + b"\n", "line 2 of .*: field larger than field limit"),
     ],
