@@ -159,7 +159,7 @@ def evaluate(checkpoints: Paths, shards: str | Path | None = None, **settings: A
         raise UserError("checkpoints is empty; give one or more")
     dataset = settings.get("dataset") or (Path(shards).name if shards else "")
     out = Path("runs") / f"eval-{dataset or load_model(paths[0]).settings.dataset}"
-    full = _with(Downstream(paths, dataset, Path(shards) if shards else None, out=out), settings)
+    full = _with(Downstream(paths, dataset, Path(shards) if shards else None), settings)
     if not full.tables:
         raise UserError("tables must not be False: the results are read from the tables")
     text, out = downstream(full), full.out or out
