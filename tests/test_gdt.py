@@ -182,7 +182,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         ),
         (
             lambda r: gdt.nearest(r["pictures"], r["first"], by="audio"),
-            "only video; set by and among to those, or embed again, with a model that has an audio",
+            "only video; set by and among to those, or embed again with a model that has an audio",
         ),
         (lambda r: r["model"].embed(r["shards"], kind="embedding"), "^kind is 'embedding'; it must be embeddings or"),
         (lambda r: r["model"].embed([]), "^videos is empty; give one or more"),
@@ -200,7 +200,7 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.batches(r["shards"], batch_size="4"), "settings of Pretrain: batch_size is '4' instead of int"),
         (lambda r: gdt.evaluate([], r["shards"]), "^checkpoints is empty"),
         (lambda r: gdt.evaluate("x", r["shards"], clips=0), "^clips is 0; it must be 1 or more"),
-        (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt.* or set checkpoints to yours"),
+        (lambda r: gdt.evaluate("no/checkpoint.pt", r["shards"]), "no/checkpoint.pt.* or give the path of yours"),
         (lambda r: gdt.pretrain(r["shards"], batch_size=1), "^batch_size is 1, the K of factor 'video'"),
         (lambda r: gdt.pretrain(r["shards"], preset="z"), "; 'gdt pretrain --preset help' lists them"),
         (lambda r: gdt.pretrain(r["shards"], bn_group_size=0, micro_batch_size=2), r"\(bn_group_size=0\)$"),
