@@ -214,7 +214,7 @@ def search_features(result: Result, index: Index, settings: Report, key: str) ->
     fold = next((part for part in parts if part.number == row.fold), None)
     if fold is None or fold.digest != row.labels:
         raise UserError(
-            f"labels or splits of {index.folder} have changed since the evaluation; run '{eval_command(row)}'"
+            f"labels or splits of {index.folder} have changed since the evaluation; run {eval_command(row)}"
         )
     videos = videos_of(parts)
     device = "cpu" if row.details.get("precision") == "float32" else "cuda"
