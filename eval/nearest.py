@@ -130,7 +130,7 @@ def require_comparable(rows: Features, query: Features, by: str, among: str) -> 
     """Raise UserError if these features are missing or cannot be compared by cosine."""
     for name, each in ((by, query), (among, rows)):
         if name not in get_args(Modality):
-            raise unknown("modality", name, get_args(Modality))
+            raise unknown("features", name, get_args(Modality))
         if name not in each.features:
             raise UserError(
                 f"there are no {name} features, only {', '.join(each.features)}; set --by and --among to those, or "

@@ -55,7 +55,7 @@ class Preprocess(cluster.Workers):
     """Folder of the shards; default: data/shards/<dataset>."""
     extraction: Extraction = field(default_factory=Extraction)
     word2vec: Path | None = None
-    """word2vec file, for storing captions as its words; default: no captions."""
+    """word2vec file, to store captions as words; default: no captions."""
     stop_words: Path | None = None
     """Words to skip, one per line; default: scikit-learn's list."""
     videos_per_shard: int = 128
@@ -63,7 +63,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Share that becomes val, of the videos without a split; default: last run's, or 0."""
+    """Share of unsplit videos drawn as val; default: last run's, or 0."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"

@@ -63,7 +63,7 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
     except OSError as error:
         raise UserError(
             f"the checkpoint of step {state['step']} cannot be written to {path.parent} ({error.strerror}); free some "
-            "space or mend the permissions, then run again to resume from the previous checkpoint, if any"
+            "space, then run again to resume from the previous checkpoint, if any"
         ) from error
 
 

@@ -69,9 +69,10 @@ def report_shortage(settings: Pretrain) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
+        now = f" (now {settings.batch_size})" if settings.batch_size else ""
         raise UserError(
             f"out of memory ({first_line(error)}); lower --loading.prefetch or --loading.decode-batch-size and resume, "
-            "or start again with a smaller --bn-group-size or --batch-size"
+            f"or start again with a smaller --bn-group-size or --batch-size{now}"
         ) from error
     finally:
         threading.excepthook = before

@@ -356,7 +356,7 @@ def test_printed_advice_works(copy: Path) -> None:
     done = subprocess.run(verifying, capture_output=True, text=True, env=environment)
     assert done.returncode == 2 and "cannot be decoded" in done.stderr and "object at" not in done.stderr
     assert "then the same preprocessing command as before rebuilds them" in done.stderr
-    advice = re.search("`gdt (.*)`", done.stderr)[1]
+    advice = re.search(r"`\S*gdt (.*)`", done.stderr)[1]
     assert shlex.split(advice) == ["verify", "--shards", str(folder), "--full", "--remove"]
     done = subprocess.run(
         f"{sys.executable} -m gdt {advice}", shell=True, capture_output=True, text=True, env=environment
