@@ -176,16 +176,16 @@ def _descriptions(kind: type) -> dict[str, str]:
 
 def pip_command(package: str) -> str:
     """The command that installs a package for this Python."""
-    python = Path(sys.executable)
-    return f"{python.relative_to(Path.cwd()) if python.is_relative_to(Path.cwd()) else python} -m pip install {package}"
+    return f"{_from_here(Path(sys.executable))} -m pip install {package}"
 
 
 def gdt_command(*arguments: object) -> list[str]:
     """The words of a gdt command for this shell; the first is `gdt`, or its path if it is not on PATH."""
     script = Path(sys.executable).with_name("gdt")
-    program: str | Path = script
-    if not script.is_file() or shutil.which("gdt") == str(script):
-        program = "gdt"
-    elif script.is_relative_to(Path.cwd()):
-        program = script.relative_to(Path.cwd())
-    return [str(program), *map(str, arguments)]
+    on_path = not script.is_file() or shutil.which("gdt") == str(script)
+    return ["gdt" if on_path else str(_from_here(script)), *map(str, arguments)]
+
+
+def _from_here(path: Path) -> Path:
+    """The path relative to the current folder if it is below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

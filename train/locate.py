@@ -39,9 +39,6 @@ def require_checkpoint(path: Path) -> Path:
 
 def suggest_other(path: Path) -> str:
     """Advice on what to use in place of an unusable checkpoint."""
-    given = str(path.parent if path.name == CHECKPOINT else path)
-    if len(paths := given.split()) > 1 and all(map(os.path.exists, paths)):
-        return f"'{given}' are {len(paths)} checkpoints, and this command takes one"
     previous = path.with_name(PREVIOUS)
     if path.name == CHECKPOINT and previous.is_file():
         return f"use the previous one, {previous}"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from gdt.eval.subjects import Fold, Model, folds
 from gdt.pipeline.composition import contrast, weight
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index, fingerprint
+from gdt.pipeline.shards.layout import shard_folder
 from gdt.pipeline.shards.reader import ShardReader
 from gdt.pipeline.sources.loading import Loading
 from gdt.train import crossmodal
@@ -155,7 +157,7 @@ def figures_of(subject: Subject, settings: Report, key: str) -> Figures:
     if trained is not None:
         digest, figures.source = _weights(subject, trained)
         if result is not None and result.record.weights != digest:
-            reason = f"the evaluation used weights {result.record.weights[:8]}; run {eval_command(result.record)}"
+            reason = f"the evaluation used weights {result.record.weights[:8]}; {_repeat(result.record)}"
             figures.missing.append(Unread("neighbours with the weights of the checkpoint", reason))
         figures.similarities = attempt("a training batch", figures.missing, lambda: pair_similarities(trained, key))
     if index is not None and result is not None:
@@ -193,9 +195,16 @@ def _weights(subject: Subject, trained: Trained) -> tuple[str, str]:
     return digest, f"{path}, {trained.name}, {trained.step} steps, weights {digest[:8]}{commit}, written {when}"
 
 
-def eval_command(row: Record) -> str:
-    """The command that evaluates the model of a record again."""
-    return f"make eval CKPT={shlex.quote(str(row.checkpoint))} DATASET={row.dataset}"
+def eval_command(checkpoint: Path, dataset: str, shards: Path | None) -> str:
+    """The command that evaluates a model."""
+    variables = {"CKPT": str(checkpoint), "DATASET": dataset}
+    if shards and shards != shard_folder(dataset):
+        variables["ARGS"] = f"--shards {shlex.quote(str(shards))}"
+    return " ".join(["make eval", *(f"{name}={shlex.quote(value)}" for name, value in variables.items())])
+
+
+def _repeat(row: Record) -> str:
+    return f"run {eval_command(row.checkpoint, row.dataset, row.shards)}"
 
 
 def short_commit(commit: str) -> str:
@@ -208,20 +217,18 @@ def search_features(result: Result, index: Index, settings: Report, key: str) ->
     """Figures of the features that an evaluation stored. Raises UserError if they are missing or outdated."""
     row = result.record
     if fingerprint(index) != row.data:
-        raise UserError(f"the shards in {index.folder} have changed since the evaluation; run {eval_command(row)}")
+        raise UserError(f"the shards in {index.folder} have changed since the evaluation; {_repeat(row)}")
     labelled = index.labelled(row.label)
     parts = folds(row.settings_as(Downstream), labelled, row.query_split)
     fold = next((part for part in parts if part.number == row.fold), None)
     if fold is None or fold.digest != row.labels:
-        raise UserError(
-            f"labels or splits of {index.folder} have changed since the evaluation; run {eval_command(row)}"
-        )
+        raise UserError(f"labels or splits of {index.folder} have changed since the evaluation; {_repeat(row)}")
     videos = videos_of(parts)
     device = "cpu" if row.details.get("precision") == "float32" else "cuda"
     path = result.features / features_name(row.data, videos, row.clips, device)
     features = extract.read(path, videos)
     if features is None:
-        raise UserError(f"{result.features} has lost the features; remove it and run {eval_command(row)}")
+        raise UserError(f"{result.features} has lost the features; remove it and {_repeat(row)}")
     queries, gallery = (features.maximum[features.positions(part)] for part in (fold.queries, fold.gallery))
     neighbours = nearest(queries, gallery, _NEIGHBOURS)
     thumbnails = Thumbnails(labelled)

@@ -22,12 +22,11 @@ from gdt.eval.deviation import TITLES, histogram, marks
 from gdt.eval.deviation import lines as deviation_lines
 from gdt.eval.drawing import Key, data_uri, keys, svg
 from gdt.eval.page.collect import Result, Run, Subject, attempt, choose, collect, subjects
-from gdt.eval.page.models import Plot, figures_of, short_commit
+from gdt.eval.page.models import Plot, eval_command, figures_of, short_commit
 from gdt.eval.page.settings import Report
 from gdt.eval.plots import bars
 from gdt.eval.record import RANDOM, Record, budget, conditions, format_details
 from gdt.eval.tables import Lines, Table, build_tables
-from gdt.pipeline.shards.layout import shard_folder
 from gdt.train.provenance import git_commit
 
 _POINTS = 1000
@@ -341,10 +340,10 @@ def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subjec
         elif model.checkpoint is None and run is not None:
             preset = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
             add(f"{model.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **preset)
-        elif not model.results:
-            custom = model.shards and model.shards != shard_folder(model.dataset)
-            shards = {"ARGS": f"--shards {shlex.quote(str(model.shards))}"} if custom else {}
-            add(f"{model.name} is not evaluated", "make eval", DATASET=model.dataset, CKPT=model.checkpoint, **shards)
+        elif not model.results and model.checkpoint:
+            missing.append(
+                (f"{model.name} is not evaluated", eval_command(model.checkpoint, model.dataset, model.shards))
+            )
         if model not in shown:
             add(f"{model.name} is not shown", "make report", RUNS=settings.runs, FIGURES_OF=model.name)
     return missing

@@ -353,6 +353,6 @@ def test_parquet_without_pyarrow_is_refused_before_anything_is_computed(
 ) -> None:
     monkeypatch.setattr("gdt.eval.embed.find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match="needs pyarrow; run '.*python -m pip install pyarrow', or set --out to .h5 or .npz"
+        UserError, match="needs pyarrow; run '\\S*python -m pip install pyarrow', or set --out to .h5 or .npz"
     ):
         Embed(tmp_path / "x.pt", (tmp_path,), out=tmp_path / "x.parquet")
