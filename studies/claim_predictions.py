@@ -1,4 +1,4 @@
-"""Which predictions of docs/claim.md held, from the values that `gdt study claim` writes."""
+"""Which predictions of docs/claim_predictions.md held, from the values that `gdt study claim` writes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ PREDICTIONS: Mapping[str, Callable[[Values], Judgement]] = {
     ),
     **_comparisons(_VIDEOS, "videos", "l at 0.1 > e", "j at 0.1 > e"),
 }  # fmt: skip
-"""In the order of their numbers in docs/claim.md."""
+"""In the order of their numbers in docs/claim_predictions.md."""
 
 
 def claim_predictions(settings: ClaimPredictions) -> str:

@@ -72,7 +72,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class ClaimPredictions:
-    """Check the predictions of docs/claim.md against results of 'gdt study claim'."""
+    """Check docs/claim_predictions.md against results of 'gdt study claim'."""
 
     values: tuple[Path, ...] = (Path("docs/claim.csv"),)
     """Files values.csv of the study; default: the published ones."""

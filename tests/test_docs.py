@@ -30,10 +30,8 @@ pytestmark = pytest.mark.usefixtures("alone")
 PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 EVERYTHING = (*PAGES, "CONTRIBUTING.md", "CHANGELOG.md")
 TEXT = {name: (ROOT / name).read_text() for name in EVERYTHING}
-STUDIES = {
-    f"docs/{name}.md"
-    for name in ("ablations", "benchmarks", "claim", "predictions", "results", "synthetic_hard", "theorem")
-}
+EXPERIMENTS = r"docs/(ablations|benchmarks|claim|predictions|results|synthetic_hard|theorem)"
+STUDIES = {name for name in PAGES if re.match(EXPERIMENTS, name)}
 """Pages of experiments that take minutes to hours; their commands are parsed."""
 GUIDES = tuple(name for name in PAGES if name not in STUDIES)
 PARSED = {
