@@ -135,5 +135,5 @@ clean: ## remove the virtual environment; data and runs stay
 help: ## show this list
 	@echo "usage: make <target> [VARIABLE=value ...]"; echo
 	@awk -F ':.*## | [|] ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2; for (i = 3; i <= NF; i++) printf "%20s %s\n", "", $$i}' Makefile
-	@echo; echo "Every option of a gdt command is a variable in capitals: --batch-size 64 is BATCH_SIZE=64."
+	@echo; echo "Options of gdt commands are variables in capitals: --batch-size 64 is BATCH_SIZE=64."
 	@echo "'.venv/bin/gdt <command> --help' lists the options."

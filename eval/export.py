@@ -37,7 +37,7 @@ class Export:
     format: Literal["safetensors", "published", "torchvision"] = "safetensors"
     """File type; all but safetensors need the paper's network sizes."""
     inputs: Literal["stated", "kinetics", "howto100m"] = "stated"
-    """Normalisation and clips to record: the weights' own, or the release's."""
+    """Normalisation and clips to record; stated: as in --ckpt."""
     overwrite: bool = False
     """Replace an existing file."""
 

@@ -61,7 +61,7 @@ class Downstream:
     recipe: Literal["paper", "published"] = "paper"
     """Recipe of finetuning: the paper's or that of its published code."""
     size: Literal["paper", "tiny"] = "paper"
-    """Clips of finetune, retrieval-published; tiny: the model's, 4 per epoch."""
+    """Clips of finetune and retrieval-published; tiny: the checkpoint's."""
     epochs: int = 0
     """Epochs of finetuning; the schedule is scaled to them; 0: the recipe's."""
     lr: float = 0.0
@@ -77,7 +77,7 @@ class Downstream:
     jobs: int = 0
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
     threads: int = 0
-    """CPU threads per process; 0: torch's choice; 1 for finetuning on CPUs."""
+    """CPU threads per process; 0: torch's default (finetuning on a CPU: 1)."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
     tables: bool = True

@@ -45,7 +45,7 @@ class ShowBatch:
     shards: Path | None = None
     """Folder of shards; default: data/shards/<dataset>."""
     preset: str = "l"
-    """Row of the paper's table 1, or help for all names."""
+    """Row of the paper's table 1, another preset, or help."""
     factors: str = ""
     """Composition, or help, instead of a preset."""
     factors_from: Path | None = None

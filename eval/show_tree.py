@@ -36,7 +36,7 @@ class ShowTree:
     """Print and draw the sampling tree of a composition, with its positive and negative pairs."""
 
     preset: str = "l"
-    """Row of the paper's table 1, or help for all names."""
+    """Row of the paper's table 1, another preset, or help."""
     factors: str = ""
     """Composition, or help, instead of a preset."""
     batch_size: int = 512

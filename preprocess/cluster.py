@@ -51,7 +51,7 @@ class Workers:
     """Settings of the commands that start workers."""
 
     workers: int = field(default_factory=one_per_core)
-    """Worker processes (or SLURM jobs); the default is the number of cores."""
+    """Worker processes or SLURM jobs; one per core unless you set it."""
     scheduler: str = ""
     """Dask scheduler (tcp://host:8786) or slurm; default: this machine."""
 

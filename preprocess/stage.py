@@ -48,7 +48,7 @@ class Preprocess(cluster.Workers):
     }
 
     dataset: str = "folder"
-    """folder (any tree of videos) or a data set; an unknown name lists all."""
+    """folder (any tree of videos) or a data set; a wrong name prints the list."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
@@ -63,7 +63,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Share of unsplit videos drawn as val; default: last run's, or 0."""
+    """Fraction of unsplit videos made val; default: last run's, or 0."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
@@ -71,7 +71,7 @@ class Preprocess(cluster.Workers):
     drop_missing: bool = False
     """Rebuild finished shards without the videos no longer in --source."""
     dry_run: bool = False
-    """Estimate time and size from a few videos; write nothing."""
+    """Estimate time and size from a few videos; write no shards."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

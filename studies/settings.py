@@ -39,7 +39,8 @@ class Claim:
     test_factors: Literal["first", "all", "none"] = "first"
     """Seeds to run 'gdt eval factors' on."""
     identity: tuple[float, ...] = (0.0, 0.04, 0.1, 0.3, 1.0)
-    """synthetic-moments: strengths of the identity, the background and drone that a video keeps; a data set each."""
+    """synthetic-moments: strengths of the identity, the background and drone that a video keeps; one data set
+    per value."""
     actions_per_video: int = 3
     """synthetic-moments: actions per training video."""
     set_seed: int = 0
@@ -77,7 +78,7 @@ class ClaimPredictions:
     values: tuple[Path, ...] = (Path("docs/claim.csv"),)
     """Files values.csv of the study; default: the published ones."""
     picture: Path | None = None
-    """PNG to draw of part A: every row over the strength of the identity."""
+    """Write this PNG: every row over the strength of the identity (part A)."""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Ablation:
     gallery_split: str = ""
     """Split of the gallery; default: train, or val if train has no labels."""
     query_split: str = "test"
-    """Split of the queries; use val to choose settings."""
+    """Split of the queries; val while you tune, test for the final number."""
     gallery_per_class: int = 0
     """Random gallery videos per class; 0: all."""
     clips: int = 10

@@ -33,7 +33,7 @@ class Factors:
     videos: int = 100
     """Videos to test on; more give narrower intervals."""
     starts: int = 3
-    """Clips per video (time_shift: per third of the video; video: always 2)."""
+    """Clips per video; time_shift: per third of it; video: always 2."""
     draws: int = 4
     """Number of augmentations, the same for all videos."""
     cv_folds: int = 5

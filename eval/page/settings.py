@@ -24,7 +24,7 @@ class Report:
     out: Path | None = None
     """The page; default: report.html in --runs."""
     figures_of: tuple[str, ...] = ()
-    """Runs to show figures of; default: the best --models, data sets in turn."""
+    """Runs to show figures of; default: the best ones of each data set."""
     models: int = 4
     """Maximum number of models with figures if --figures-of is not set."""
     queries: int = 5

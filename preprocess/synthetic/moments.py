@@ -40,7 +40,7 @@ class SyntheticMoments(GeneratedSet):
     format: ClassVar[int] = 1
 
     train: int = 100
-    """Training videos per first action."""
+    """Training videos per class (their first action)."""
     val: int = 40
     """Gallery videos per class."""
     seconds: float = 6.0
