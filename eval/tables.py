@@ -107,14 +107,17 @@ def csv_text(lines: Iterable[Sequence[object]]) -> str:
     return text.getvalue()
 
 
+_CSV_NAMES = {"value": "percent", **{name: f"{name}_checksum" for name in ("weights", "data", "labels", "words")}}
+
+
 def to_csv(records: Iterable[Record]) -> str:
-    """CSV of `record.rows`, one line per metric, with the value as `percent`."""
+    """CSV of `record.rows`, one line per metric, with clearer names for some columns."""
     rows = list(record.rows(records))
     heads = dict.fromkeys(name for row in rows for name in row)
     measured = ("value", "low", "high", "chance", "spread")
     # only measured values are rounded
     lines = ([row.get(name) if name in measured else _as_text(row.get(name)) for name in heads] for row in rows)
-    return csv_text([["percent" if name == "value" else name for name in heads], *lines])
+    return csv_text([[_CSV_NAMES.get(name, name) for name in heads], *lines])
 
 
 def _as_text(value: object) -> str:

@@ -194,8 +194,9 @@ def _settings(row: Record) -> tuple[Any, ...]:
 
 
 def _conditions(table: Table) -> tuple[list[tuple[str, str]], Lines]:
-    heads = ["row", "protocol", "fold", "seed", "steps", "weights", "data set", "data", "labels", "split", "queries",
-             "gallery", "equal", "details", "trained on", "device", "versions", "commit", "evaluated"]  # fmt: skip
+    heads = ["row", "protocol", "fold", "seed", "steps", "weights checksum", "data set", "data checksum",
+             "labels checksum", "split", "queries", "gallery", "equal", "details", "trained on", "device", "versions",
+             "commit", "evaluated"]  # fmt: skip
     lines = [heads]
     for name, records in table.groups.items():
         for row in records:

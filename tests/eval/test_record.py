@@ -242,6 +242,7 @@ def test_tables_as_latex_and_csv() -> None:
     (row,) = csv.DictReader(to_csv([replace(ROW, metrics={"R@1": ROW.metrics["R@1"]})]).splitlines())
     assert (row["model"], row["metric"], row["percent"], row["chance"]) == ("mine", "R@1", "31.2500", "20.0000")
     assert float(row["low"]) < 31.25 < float(row["high"]) and row["commit"] == "2c3d-dirty"
+    assert row["data_checksum"] == ROW.data and "data" not in row
 
 
 def test_random_weights_of_several_networks_are_named_by_their_runs() -> None:
