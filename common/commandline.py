@@ -97,7 +97,7 @@ def report_mistakes(known: Iterable[str], command: str) -> Iterator[None]:
         if isinstance(event, tyro._errors.InvalidChoice):
             raise unknown(name, event.value, [each for each in event.choices if each != "None"])
         if isinstance(event, tyro._errors.BadValue):
-            raise UserError(f"{name} lacks a value; it must be {kind}")
+            raise UserError(f"{name} lacks a value; it must be {kind} (if it begins with a dash: {name}=...)")
         if isinstance(event, tyro._errors.InstantiationFailure) and (found := _VALUE.search(event.message)):
             raise UserError(f"{name} is {found[1] or found[2]}; it must be {kind}")
 

@@ -7,6 +7,7 @@ include every model that was evaluated with the same settings, by this call or a
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shlex
 import threading
 import time
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from gdt.common import serialization
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError, explain_out_of_memory, plural
+from gdt.common.errors import UserError, as_typed, explain_out_of_memory, plural
 from gdt.common.files import write_text
 from gdt.common.lock import locked
 from gdt.eval import record
@@ -175,9 +176,11 @@ def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequenc
         reasons = [] if fits else [f"no official fold has videos in both splits, {' and '.join(splits.values())}"]
     queries = bool((data.index.split == data.split).any())  # cross-modal takes the splits of fold 1
     labels = settings.requires_labels or not reasons or not queries
-    if labelled and not labels:
+    if not labelled and data.index.columns:
+        reasons = [f"there are no classes; set --label to one of {', '.join(sorted(data.index.columns))}"]
+    if reasons and not labels and (labelled or data.index.columns):
         names = [name for name, protocol in PROTOCOLS.items() if protocol.default and protocol.labels]
-        print(f"{' and '.join(names)} are skipped: {'; '.join(reasons)}", flush=True)
+        print(as_typed(f"{' and '.join(names)} are skipped: {'; '.join(reasons)}"), flush=True)
     pairs = queries and any(_has_pairs(model, settings, data) for model in compared)
     plain = settings.modalities == ("video",)  # others affect some protocols only
     chosen = [
@@ -352,9 +355,10 @@ def _write_tables(evaluations: Sequence[Evaluation]) -> str:
     write_text(out / "all.csv", to_csv(records))
     runs = _folder_of_report(evaluations[0].evaluator.settings, out)
     asked = {model.name for model in evaluations[0].models}
-    earlier = dict.fromkeys(row.model for row in first if row.model not in asked)
+    shown = itertools.chain(first, *others)
+    earlier = dict.fromkeys(row.model for row in shown if row.model not in asked)
     return (
-        f"{text}\n\n"
+        f"{as_typed(text)}\n\n"
         + (f"evaluated by earlier calls with the same settings: {', '.join(earlier)}\n" if earlier else "")
         + f"tables with all notes: {out}/table.txt\n"
         "also there: table.tex, results.csv, results.json; all.csv has the results of all calls\n"

@@ -206,6 +206,8 @@ def _no_labels(index: Index, where: str, column: str, split: str, complete: Sequ
             "labels.csv and repeat 'make preprocess' (nothing is decoded again), or choose another column"
         )
     advice = "put videos into train/<class>/ and test/<class>/, or add a labels.csv"
+    if index.columns:
+        advice = f"set --label to one of {', '.join(sorted(index.columns))}"
     if split not in _USUAL:
         advice = "choose another split"
     elif official_folds(index):

@@ -73,11 +73,12 @@ def estimate(settings: Preprocess) -> str:
             samples = list(cluster.map_unordered(client, _decode, begun, workers))
         rejected = [row for sample in samples for row in sample.rejected]
         scale = videos.source_bytes / max(sum(sample.source_bytes for sample in samples), 1)
+        tried = sum(sample.videos for sample in samples)
         work = sum(sample.seconds for sample in samples) * scale
         size = sum(sample.shard_bytes for sample in samples) * scale
         return (
-            f"tried {sum(sample.videos for sample in samples)} of {plural(len(videos), 'video')}: "
-            f"{len(rejected)} unusable"
+            f"tried {tried} of {plural(len(videos), 'video')}: {len(rejected)} unusable"
+            + (", so preprocessing is likely to fail" if tried and len(rejected) == tried else "")
             + (f"; {videos.missing} missing or not regular files\n" if videos.missing else "\n")
             + "".join(f"  {row['path']}: {row['reason']}\n" for row in rejected[:_SHOWN])
             + (f"  and {len(rejected) - _SHOWN} more\n" if len(rejected) > _SHOWN else "")

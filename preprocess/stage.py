@@ -48,7 +48,7 @@ class Preprocess(cluster.Workers):
     }
 
     dataset: str = "folder"
-    """folder (any tree of videos) or a data set; a wrong name prints the list."""
+    """folder (any tree of videos) or a data set; a wrong name lists all."""
     source: Path | None = None
     """Folder of the videos; default: data/videos/<dataset>."""
     destination: Path | None = None
@@ -63,7 +63,7 @@ class Preprocess(cluster.Workers):
     megabytes_per_shard: float = 256.0
     """Maximum MB of videos per shard (a shard is 3-10 times that)."""
     val: float | None = None
-    """Fraction of unsplit videos made val; default: last run's, or 0."""
+    """Fraction of unsplit videos for val; default: last run's, or 0."""
     test: float | None = None
     """The same for test; the others become train."""
     duplicates: Literal["refuse", "first"] = "refuse"
@@ -308,6 +308,7 @@ def _finish(plan: Plan, made: Sequence[int], before: AnnotationKeys, details: di
         rewrite_index(destination, annotations)
         index = Index.open(destination)
     if not len(index):
+        (destination / INDEX).unlink()  # so that no command takes the folder for a data set
         first = next(read_rejected(destination))
         raise UserError(
             f"0 of {plural(len(videos), 'video')} can be used; {first['path'] or first['id']}: {first['reason']}. "

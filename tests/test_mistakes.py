@@ -419,6 +419,10 @@ def test_a_run_with_a_decayed_rate_cannot_be_extended(command: Run, shards: Path
         f"extended. Start one from its weights: --init {run}/checkpoint.pt and another --out; or "
         f"start over: delete {run}"
     )
+    (run / "checkpoint.previous.pt").write_bytes((run / "checkpoint.pt").read_bytes())
+    with (run / "checkpoint.pt").open("r+b") as file:
+        file.truncate(1000)
+    assert f"--init {run}/checkpoint.previous.pt" in sentence(command(*tiny(shards, run, *falling, "--steps", 6)))
     both = sentence(command(*tiny(shards, run, *falling, "--steps", 8, "--temperature", 0.1)))
     assert "holds a run with different settings (temperature was 0.07, now 0.1)" in both
 

@@ -108,7 +108,8 @@ class Trainer:
         self.learner = Learner(self.settings, self.tree, self.data, device, world, plan.kernels, self.fit.recomputed)
         self.steps, self.path = self.learner.schedule.steps, self.learner.path
         self.weights = self.initialise(start) if state is None else ""
-        self.first = 0 if state is None else self.learner.resume(state)
+        name = checkpoint.PREVIOUS if damage else checkpoint.NAME
+        self.first = 0 if state is None else self.learner.resume(state, name)
         require_equal(
             {"step": str(self.first), "state of the model": self.learner.digest() if world > 1 else ""},
             f"the folder {folder} must be on a disk that all ranks share",

@@ -28,7 +28,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gdt.common import serialization
 from gdt.common.commandline import gdt_command
-from gdt.common.errors import UserError, first_line
+from gdt.common.errors import UserError, as_typed, first_line
 from gdt.common.files import write_lines, write_text
 from gdt.common.lock import locked
 from gdt.eval.ablation.settings import Ablation
@@ -223,7 +223,8 @@ class Study:
         )
         best = [line for trial, line in zip(ranked, lines[1:], strict=True) if trial in [*ranked[:_BEST], base]]
         shown = [[textwrap.fill(name, 70), *cells] for name, *cells in [lines[0], *best]]
-        below = [part for line in (*summary[2:], *test) for part in textwrap.wrap(line, 100, subsequent_indent="  ")]
+        below = [part for line in (*summary[2:], *test)
+                 for part in textwrap.wrap(as_typed(line), 100, subsequent_indent="  ")]  # fmt: skip
         files = f"all trials: {out}/table.txt\npicture:    {out}/{_PICTURE}"
         return "\n".join(["", layout(shown), "", *below, *commands, files])
 
@@ -350,7 +351,7 @@ def _require_same_search(settings: Search, index: Index) -> None:
     if path.is_file() and (other := differences(json.dumps(_read(path)), json.dumps(now))):
         raise UserError(
             f"{settings.folder} holds a search with different settings ({'; '.join(other)}); use those, or set --out "
-            "to another folder"
+            "to another folder (more trials, too, are a new search: the best one is tested only once)"
         )
     _write(path, now)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gdt.common.errors import UserError
+from gdt.common.errors import UserError, plural
 from gdt.eval.metrics import Metric
 from gdt.eval.processes import StoppedError, command_error, interrupted, start, to_arguments
 from gdt.eval.progress import LogReader
@@ -58,6 +58,14 @@ class Measurement:
         self._index = replace(index, folds=np.full(len(index), "", object))
         self._split, self._suffix = split, f"R@{settings.k}"
         self._fold = folds(self._settings, self._index, split)[0] if settings.label else held_out(index, split)
+        candidates, where = self._fold.queries, split
+        if settings.label:
+            candidates, where = self._fold.gallery, "train"
+        if settings.k >= len(candidates):
+            raise UserError(
+                f"--k is {settings.k}, but the split '{where}' of {index.folder} has only "
+                f"{plural(len(candidates), 'video')}, so any model gets 100 %; lower --k, or preprocess more of them"
+            )
         self._data = fingerprint(index)
 
     def __call__(self, trained: Trained) -> Metric:

@@ -349,8 +349,8 @@ def _no_index(folder: Path) -> str:
     shards = sum(1 for _ in folder.glob("shard-*.h5"))
     if shards:
         return (
-            f"{folder} has {plural(shards, 'shard')} but no {INDEX}: preprocessing has not finished; wait, or run "
-            "the same preprocessing command again to resume it"
+            f"{folder} has {plural(shards, 'shard')} but no {INDEX}: preprocessing has not finished, or found no "
+            "usable video; wait, or run the same preprocessing command again, which resumes it or says why"
         )
     missing = f"there are no shards in {folder} (no {INDEX})"
     if (usual := shard_folder(str(folder))) != folder and (usual / INDEX).is_file():

@@ -74,7 +74,7 @@ class Labels:
         with open_regular(self._path) as file:
             head = file.readline()
             file.seek(0)
-            delimiter = ";" if b";" in head and b"," not in head else ","
+            delimiter = next((each for each in ";\t" if each.encode() in head and b"," not in head), ",")
             rows = csv.reader(map(_decode, file), delimiter=delimiter, strict=True)
             try:
                 header = [name.strip() for name in next(rows, [])]
@@ -82,8 +82,8 @@ class Labels:
                 self._require_header(header)
                 lowered = [name.lower() for name in header]
                 known = {name: k for k, name in enumerate(lowered) if k and name in ("label", "split")}
-                if "label" not in known and "class" in lowered[1:]:
-                    known["label"] = lowered.index("class", 1)
+                if other := next((name for name in ("class", "labels", "classes") if name in lowered[1:]), ""):
+                    known.setdefault("label", lowered.index(other, 1))
                 others = [k for k in range(1, len(header)) if k not in known.values()]
                 self._columns = [header[k] for k in others]
                 for row in filter(None, rows):

@@ -463,6 +463,19 @@ def test_protocols_skipped_for_lack_of_labels_are_named(
     assert expected in capsys.readouterr().out
 
 
+def test_columns_of_labels_are_named_if_there_are_no_classes(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    change_index(label=np.full(len(index), "", object), columns={"weather": index.label, "action": index.label})
+    settings = Downstream((checkpoint,), "x", shards, clips=1, random_weights="exclude", out=tmp_path)
+    downstream(settings)
+    advice = "set --label to one of action, weather"
+    assert f"retrieval and few-shot are skipped: there are no classes; {advice}\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match=f"has no labelled videos in the split 'train'; {advice}"):
+        downstream(replace(settings, protocols=("retrieval",)))
+
+
 def test_queries_without_their_class_in_the_gallery_are_named(
     change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],

@@ -429,6 +429,17 @@ def test_bad_settings_are_one_sentence(
     assert message in str(error.value) and "\n" not in str(error.value).replace("available:\n", "")
 
 
+def test_a_metric_that_every_model_maximises_is_refused(shards: Path, index: Index, tmp_path: Path) -> None:
+    for metric, split in (("recall", "val"), ("label", "train")):
+        chosen = settings(shards, tmp_path / "s", metric=metric, k=5)
+        few, left = index.split.copy(), np.flatnonzero(index.split == split)
+        few[left[5:]] = "unused"
+        with pytest.raises(
+            UserError, match=rf"--k is 5, but the split '{split}' of .* has only 5 videos, so any model"
+        ):
+            Measurement(Space(chosen, replace(index, split=few)), "val")
+
+
 def run_command(shards: Path, folder: Path, *arguments: object) -> str:
     """The report of `gdt eval search` with these arguments, without training."""
     given = ("search", "--shards", shards, "--out", folder / "s", *arguments)

@@ -121,7 +121,7 @@ def test_blanks_around_values_and_column_names_are_removed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("first", ["path", "id", "file", "filename", "video", "name", "FileName"])
-@pytest.mark.parametrize(("before", "delimiter", "end"), [("", ",", "\n"), ("\ufeff", ";", "\r\n")])
+@pytest.mark.parametrize(("before", "delimiter", "end"), [("", ",", "\n"), ("\ufeff", ";", "\r\n"), ("", "\t", "\n")])
 def test_names_of_the_first_column_and_formats_of_spreadsheets(
     tmp_path: Path, first: str, before: str, delimiter: str, end: str
 ) -> None:
@@ -141,6 +141,8 @@ def test_absolute_paths_names_without_suffix_and_a_column_class(tmp_path: Path) 
     assert missing("folder", tmp_path) == []
     write(tmp_path, "path,class,label\n2,x,y\n")
     assert (videos(tmp_path)["2.mp4"].label, videos(tmp_path)["2.mp4"].columns) == ("y", (("class", "x"),))
+    write(tmp_path, "path,labels\n2,x\n")
+    assert (videos(tmp_path)["2.mp4"].label, videos(tmp_path)["2.mp4"].columns) == ("x", ())
     write(tmp_path, "path,label\n2,x\n2.mp4,y\n")
     with pytest.raises(UserError, match="'2.mp4' also has line 2; remove one of the two"):
         videos(tmp_path)
@@ -174,7 +176,7 @@ def test_rows_without_a_video_are_reported(tmp_path: Path) -> None:
             b"label,path\n",
             "line 1 of .*: its first column is 'label'; expected one of path, id, file",
         ),
-        (b"path\tlabel\n", r"line 1 of .*: its first column is 'path\tlabel'; expected"),
+        (b"path|label\n", r"line 1 of .*: its first column is 'path\|label'; expected"),
         (b"path,label,\n", "line 1 of .*: column 3 has no name"),
         (b"path,label,x,Label\n", "line 1 of .*: there are two columns 'label'"),
         (b"path,x,x\n", "line 1 of .*: there are two columns 'x'"),
