@@ -111,7 +111,7 @@ def test_the_page_says_what_the_runs_with_more_compute_say() -> None:
     for each in values:
         if (each.label, each.metric) in (("", LINEAR), ("", "R@1"), ("identity", "R@1")):
             runs.setdefault((each.row, each.dataset, each.label or "action", each.metric), []).append(each.value)
-    lines = re.findall(r"^\| ([ejl]) \| [\d,]+ \| ([\d.]+) \| (\d) \| (.*) \| (.*) \| (.*) \|$", written, re.M)
+    lines = re.findall(r"^\| ([ejl]) \| [\d,]+ \| ([\d.]+) \| (\d+) \| (.*) \| (.*) \| (.*) \|$", written, re.M)
     assert len(lines) * 3 == len(runs)
     for row, compute, seeds, *cells in lines:
         for cell, (label, metric) in zip(
