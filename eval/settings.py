@@ -77,7 +77,7 @@ class Downstream:
     jobs: int = 0
     """Finetuning runs in parallel; 0: one per GPU, else per core."""
     threads: int = 0
-    """CPU threads per process; 0: torch's default (finetuning on a CPU: 1)."""
+    """CPU threads per process; 0: torch's choice (finetuning on a CPU: 1)."""
     out: Path | None = None
     """Folder of results; default: runs/eval-<dataset>."""
     tables: bool = True
