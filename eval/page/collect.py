@@ -14,6 +14,7 @@ from gdt.common import serialization
 from gdt.common.errors import UserError, first_line
 from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, parse
+from gdt.eval.search.settings import SEARCH
 from gdt.eval.subjects import folder_name
 from gdt.train import checkpoint, provenance
 from gdt.train.provenance import Start
@@ -202,6 +203,11 @@ class Subject:
         if self.results:
             return self.results[0].record.shards
         return self.run.settings.shard_folder if self.run and self.run.settings else None
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is a trial of `gdt eval search`."""
+        return self.run is not None and (self.run.folder.parent.parent / SEARCH).is_file()
 
     @property
     def score(self) -> float:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from tqdm import tqdm
 
+from gdt.common.errors import plural
 from gdt.common.files import write_text
 from gdt.common.lock import locked_file
 from gdt.eval.ablation.compare import table_of
@@ -341,10 +342,10 @@ def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subjec
         elif model.checkpoint is None and run is not None:
             preset = {"PRESET": run.settings.preset} if run.settings and not run.settings.factors else {}
             add(f"{model.name} has no checkpoint", "make pretrain", DATASET=run.dataset, **preset)
-        elif not model.results and model.checkpoint:
+        elif not model.results and model.checkpoint and not model.is_trial:  # the search evaluates its trials
             missing.append(
                 (f"{model.name} is not evaluated", eval_command(model.checkpoint, model.dataset, model.shards))
             )
-        if model not in shown:
-            add(f"{model.name} is not shown", "make report", RUNS=settings.runs, FIGURES_OF=model.name)
+    if hidden := sum(model.checkpoint is not None and model not in shown for model in models):
+        add(f"Figures of {plural(hidden, 'model')}", "make report", RUNS=settings.runs, MODELS=len(models))
     return missing

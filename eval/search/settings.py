@@ -10,6 +10,8 @@ from typing import ClassVar, Literal
 from gdt.common.errors import UserError, require_positive
 from gdt.pipeline import presets
 
+SEARCH = "search.json"
+"""File in the folder of a search that holds its settings."""
 RECALL = "recall"
 """The metric that needs no labels."""
 

@@ -38,7 +38,7 @@ from gdt.eval.processes import job_limit, run_parallel, to_arguments
 from gdt.eval.progress import Progress
 from gdt.eval.protocols import short_digest
 from gdt.eval.record import RANDOM
-from gdt.eval.search.settings import Search
+from gdt.eval.search.settings import SEARCH, Search
 from gdt.eval.search.space import RUNS, Space
 from gdt.eval.search.trial import LOG, DivergedError, Trainer
 from gdt.eval.subjects import open_index
@@ -50,7 +50,7 @@ from gdt.train.models.gdt import any_device
 from gdt.train.provenance import Provenance
 from gdt.train.settings import differences
 
-_SETTINGS, _JOURNAL, _TEST, _PICTURE = "search.json", "journal.jsonl", "test.json", "importance.png"
+_JOURNAL, _TEST, _PICTURE = "journal.jsonl", "test.json", "importance.png"
 _COMPOSITION, _METRIC, _REJECTED = "composition", "metric", "rejected"
 """User attributes of a trial: its composition and last metric; or the reason why a draw cannot be trained."""
 STATES = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped", TrialState.FAIL: "diverged"}
@@ -342,7 +342,7 @@ def compare_seeds(settings: Search, composition: str) -> list[str]:
 
 def _require_same_search(settings: Search, index: Index) -> None:
     """Raise UserError if the folder holds a search with different settings, videos, labels or --factors-from."""
-    path = settings.folder / _SETTINGS
+    path = settings.folder / SEARCH
     code = hashlib.sha256(read_factors(settings.factors_from)).hexdigest()[:12] if settings.factors_from else ""
     plain = json.loads(serialization.to_json(replace(settings, shards=None, out=None, jobs=0)))
     labels = short_digest(index.label.tolist()) if settings.label else ""
