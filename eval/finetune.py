@@ -210,11 +210,6 @@ class Finetuning:
             raise UserError(
                 "the model was trained without video, so it cannot be finetuned; set --ckpt to one with a video network"
             )
-        if len(task.classes) < 2:
-            raise UserError(
-                f"finetuning needs at least two classes; there is only '{task.classes[0]}'; evaluate on videos of "
-                "more classes, or set --label to another column"
-            )
         self.recipe, self.task, self.device, self.folder = recipe, task, device, folder
         self._metadata = inputs_of(trained) | {"classes": list(task.classes), LEARNED: [task.data, fold]}
         self._seeds = (seed, fold)

@@ -16,6 +16,7 @@ from gdt.common.errors import UserError, plural, unknown
 from gdt.common.streams import Stream, generator
 from gdt.eval.finetune import WEIGHTS
 from gdt.eval.paper import PAPER
+from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, TrainedOn, settings_of
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
@@ -167,7 +168,10 @@ def gallery_split(given: str, index: Index, query_split: str) -> str:
 
 
 def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
-    """The folds of --folds, or all. Raises UserError if there is no such fold or it has no labelled videos."""
+    """The folds of --folds, or all.
+
+    Raises UserError if there is no such fold, it has no labelled videos, or only one class for a classifier.
+    """
     numbers = dict.fromkeys(settings.folds) or official_folds(index) or (0,)
     splits = gallery_split(settings.gallery_split, index, query_split), query_split
     for number in numbers:
@@ -176,7 +180,15 @@ def folds(settings: Downstream, index: Index, query_split: str) -> list[Fold]:
             require_known_split(part, lacking[0])
             where = f"fold {number} of {index.folder}" if number else str(index.folder)
             raise UserError(_no_labels(part, where, settings.label, lacking[0], complete_folds(index, splits)))
-    return [_fold(settings, index, splits, number) for number in numbers]
+    chosen = [_fold(settings, index, splits, number) for number in numbers]
+    classifiers = [name for name in settings.protocols if PROTOCOLS[name].table == "classifiers"]
+    for fold in chosen if classifiers else ():
+        if len(classes := np.unique(fold.gallery_label)) < 2:
+            raise UserError(
+                f"{classifiers[0]} needs at least two classes; the split '{splits[0]}' of {index.folder} has only "
+                f"'{classes[0]}'; evaluate on videos of more classes, or set --label to another column"
+            )
+    return chosen
 
 
 def require_known_split(index: Index, split: str) -> None:

@@ -476,6 +476,17 @@ def test_columns_of_labels_are_named_if_there_are_no_classes(
         downstream(replace(settings, protocols=("retrieval",)))
 
 
+@pytest.mark.parametrize("protocol", ["linear", "finetune"])
+def test_a_classifier_of_one_class_is_refused_before_features(
+    change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path, protocol: str
+) -> None:
+    change_index(columns={"sky": np.full(len(index), "blue", object)})
+    settings = Downstream((checkpoint,), "x", shards, ("retrieval", protocol), label="sky", out=tmp_path)
+    with pytest.raises(UserError, match=f"^{protocol} needs at least two classes; the split 'train' of .* only 'blue'"):
+        downstream(settings)
+    assert not list(tmp_path.rglob("*.npz"))
+
+
 def test_queries_without_their_class_in_the_gallery_are_named(
     change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
