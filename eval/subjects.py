@@ -253,7 +253,8 @@ def require_videos(index: Index, split: str) -> None:
         return
     require_known_split(index, split)
     advice = (
-        f"repeat 'make preprocess' with {split.upper()}=0.1 or more (nothing is decoded again), then pretrain again"
+        f"repeat 'make preprocess' with {split.upper()}=0.1 or more (nothing is decoded again); earlier models were "
+        "trained on those videos, so pretrain them again"
     )
     if official_folds(index):
         advice = "preprocess more of the videos on its official lists"

@@ -559,6 +559,11 @@ def test_every_column_of_labels_has_a_table_and_models_and_features_are_read_onc
     alone = [row.metrics for row in results(tmp_path / "alone") if row.protocol != "cross-modal"]
     assert alone == [row.metrics for row in records[3:]]
     assert calls == [36, 24]
+    downstream(
+        replace(settings, label="parity", protocols=("retrieval",), random_weights="only", out=tmp_path / "alone")
+    )
+    text = downstream(replace(settings, protocols=("retrieval",), out=tmp_path / "alone"))
+    assert "evaluated by earlier calls with the same settings: random weights\n" in text
 
 
 def test_cross_modal_retrieval_needs_two_modalities(shards: Path, tmp_path: Path) -> None:
@@ -573,7 +578,7 @@ def test_shards_without_held_out_videos_are_refused_with_the_command_that_adds_t
     change_index: Callable[..., None], checkpoint: Path, index: Index, shards: Path, tmp_path: Path
 ) -> None:
     change_index(split=np.full(len(index), "train", object))
-    with pytest.raises(UserError, match=r"no held-out videos .* TEST=0\.1 .* then pretrain again"):
+    with pytest.raises(UserError, match=r"no held-out videos .* TEST=0\.1 .* pretrain them again"):
         downstream(Downstream((checkpoint,), "x", shards, ("cross-modal",), clips=2, out=tmp_path))
 
 
