@@ -40,8 +40,8 @@ class Search:
     """Compositions to train."""
     size: Literal["tiny", "paper"] = "tiny"
     """Size of networks and clips."""
-    clips_per_step: int = 64
-    """Video clips per step, the same in all trials."""
+    clips_per_step: int = 0
+    """Video clips per step of all trials; 0: 64, or fewer for few videos."""
     batch_size: int = 0
     """Videos per step, the same in all trials; 0: --clips-per-step."""
     steps: int = 300
@@ -64,9 +64,9 @@ class Search:
     """Folder of results; default: runs/search-<dataset>."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "trials", "steps", "clips", "looks", "clips_per_step")
-        require_positive(self, "", "seed", "jobs", "batch_size", least=0)
-        if self.batch_size and self.clips_per_step != Search.clips_per_step:
+        require_positive(self, "", "trials", "steps", "clips", "looks")
+        require_positive(self, "", "seed", "jobs", "batch_size", "clips_per_step", least=0)
+        if self.batch_size and self.clips_per_step:
             raise UserError("--clips-per-step has no effect with --batch-size; remove one of them")
         if self.query_split in ("test", "train"):
             why = "which is kept for the end" if self.query_split == "test" else "which trials train on"

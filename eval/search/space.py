@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from gdt.train.settings import SIZES, Pretrain
 POSITION = "position of "
 """Prefix of the parameters that order the factors, the lowest first."""
 RUNS = "runs"
+_CLIPS_PER_STEP = 64
 _AUGMENTATIONS = ("augmentation:i:1", "augmentation:i:2")
 """Compositions of one modality need the second."""
 
@@ -33,6 +35,17 @@ class Space:
 
     settings: Search
     index: Index
+
+    def with_clips(self) -> Space:
+        """With the default of --clips-per-step filled in, lowered if the baseline can use too few videos for it."""
+        settings, clips = self.settings, _CLIPS_PER_STEP
+        if settings.clips_per_step or settings.batch_size:
+            return self
+        with contextlib.suppress(UserError):  # later checks explain unusable videos
+            baseline = presets.preset(settings.baseline).factors
+            most = self._usable(baseline) * self._parse(baseline).clips_per_video
+            clips = min(clips, most - most % 8 or most)  # a multiple of most compositions' clips per video
+        return replace(self, settings=replace(settings, clips_per_step=clips))
 
     @cached_property
     def options(self) -> dict[str, tuple[Factor, ...]]:
@@ -118,15 +131,28 @@ class Space:
             )
         return videos
 
-    def pretraining(self, text: str) -> Pretrain:
-        """The run of a composition. Raises UserError, naming what to change, if it cannot be trained."""
+    def _run(self, text: str, videos: int) -> Pretrain:
         settings = self.settings
-        videos = settings.batch_size or self._videos(self._parse(text).clips_per_video)
-        run = replace(
+        return replace(
             SIZES[settings.size][1], dataset=settings.dataset, shards=self.index.folder, factors=text,
             factors_from=settings.factors_from, batch_size=videos, epochs=0, steps=settings.steps, seed=settings.seed,
             checkpoint_steps=-(-settings.steps // settings.looks), out=self.folder(text),
         )  # fmt: skip
+
+    def _usable(self, text: str) -> int:
+        """Number of videos that a composition can use. Raises UserError if they are too few for any batch."""
+        return len(self._run(text, 2).tree(self.index).source.videos)
+
+    def pretraining(self, text: str) -> Pretrain:
+        """The run of a composition. Raises UserError, naming what to change, if it cannot be trained."""
+        settings, clips = self.settings, self._parse(text).clips_per_video
+        videos = settings.batch_size or self._videos(clips)
+        run = self._run(text, videos)
+        if not settings.batch_size and videos > (usable := self._usable(text)):
+            raise UserError(
+                f"a batch takes {videos} videos but only {usable} can be used; set --clips-per-step to "
+                f"{usable * clips} or less"
+            )
         run.tree(self.index)
         if len(run.composition.modalities) < 2 and not settings.label:
             raise UserError("it has one modality, and recall between modalities needs two")

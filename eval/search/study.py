@@ -70,7 +70,8 @@ def search(settings: Search, trainer: type[Trainer] = Trainer) -> str:
     Raises UserError if the videos do not fit, the folder holds a different search, or a trial fails.
     """
     index = open_index(settings.dataset, shard_folder(settings.dataset, settings.shards)).labelled(settings.label)
-    space, jobs = Space(settings, index), job_limit(settings.jobs)
+    space, jobs = Space(settings, index).with_clips(), job_limit(settings.jobs)
+    settings = space.settings
     if not torch.cuda.is_available():
         torch.set_num_threads(1)  # leaves the cores to the trials, and gives the same digits on every machine
     train = trainer(space)
@@ -217,16 +218,16 @@ class Study:
         lines = [["composition", f"R@{settings.k}, %", "status"], *map(_row, ranked)]
         lines[1 + ranked.index(base)][0] += f" [{settings.baseline}]"
         summary, test = self._summary(trials, ranked[0], base), self._test(ranked[0], base)
+        importance = self._importance()
         commands = _commands(settings, ranked[0], base)
-        write_text(
-            out / "table.txt", "\n".join([layout(lines, _WIDE), "", *summary, self._importance(), *test, *commands, ""])
-        )
+        write_text(out / "table.txt", "\n".join([layout(lines, _WIDE), "", *summary, importance, *test, *commands, ""]))
         best = [line for trial, line in zip(ranked, lines[1:], strict=True) if trial in [*ranked[:_BEST], base]]
         shown = [[textwrap.fill(name, 70), *cells] for name, *cells in [lines[0], *best]]
-        below = [part for line in (*summary[2:], *test)
+        drawn = (out / _PICTURE).is_file()
+        below = [part for line in (*summary[2:], *[importance] * (not drawn), *test)
                  for part in textwrap.wrap(as_typed(line), 100, subsequent_indent="  ")]  # fmt: skip
-        files = f"all trials: {out}/table.txt\npicture:    {out}/{_PICTURE}"
-        return "\n".join(["", layout(shown), "", *below, *commands, files])
+        files = [f"all trials: {out}/table.txt", *[f"picture:    {out}/{_PICTURE}"] * drawn]
+        return "\n".join(["", layout(shown), "", *below, *commands, *files])
 
     def _summary(self, trials: Sequence[FrozenTrial], best: FrozenTrial, base: FrozenTrial) -> list[str]:
         """Notes on the trials, the metric and the best composition."""
@@ -243,9 +244,9 @@ class Study:
             "favours it, so judge it on test",
         ]
         if len(trials) < settings.trials:
-            lines.append("no new composition of these factors was found; add more to --factors")
+            lines.append("no new composition of these factors was found; add more to --factors, and set another --out")
         if metric.low <= metric.chance:
-            lines.append("the best does not differ significantly from chance; raise --steps")
+            lines.append("the best does not differ significantly from chance; raise --steps, and set another --out")
         return lines
 
     def _importance(self) -> str:

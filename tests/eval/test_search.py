@@ -101,7 +101,7 @@ def states(chosen: Search) -> list[str]:
 
 def test_compositions_are_trained_once_each_and_the_baseline_first(finished) -> None:
     chosen, trainer, text = finished
-    assert "chance; raise --steps" not in text
+    assert "chance; raise --steps" not in text and "picture:    " in text
     order = list(dict.fromkeys(text for text, _ in trainer.measured))
     assert len(order) == 12 and compositions(chosen) == order
     assert order[0] == "video:d time_shift:i:1 modality:i:2:differs augmentation:i:1"
@@ -316,6 +316,12 @@ def test_the_rows_of_table_1_are_in_the_space(shards: Path, index: Index, tmp_pa
         space.pretraining(space.text(parameters | wide | {"augmentation": "augmentation:i:2"}))
 
 
+def test_the_default_number_of_clips_fits_the_videos(shards: Path, index: Index, tmp_path: Path) -> None:
+    for baseline, expected in (("e", 24), ("l", 64)):
+        space = Space(settings(shards, tmp_path, clips_per_step=0, baseline=baseline), index)
+        assert space.with_clips().settings.clips_per_step == expected
+
+
 def test_stopping_a_trial_ends_its_training(
     shards: Path, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +357,8 @@ def test_videos_without_labels_are_searched_by_recall(command: Run, shards: Path
     assert done.returncode == 0, done.stderr
     chosen = Search(out=tmp_path / "out")
     assert states(chosen) == ["finished"] * 2 and trials(chosen)[0].user_attrs["metric"][2] == 6
-    assert "the best does not differ significantly from chance" in done.stdout
+    assert "the best does not differ significantly from chance; raise --steps, and set another --out" in done.stdout
+    assert "too few finished trials to estimate" in done.stdout and "picture:" not in done.stdout
     metrics = json.loads((tmp_path / "out" / "test.json").read_text())["metrics"]
     assert [metric[2] for metric in metrics.values()] == [12] * len(metrics)
     again = command(*arguments).stdout
@@ -418,7 +425,10 @@ def test_videos_without_sound_are_searched_by_label(command: Run, silent: Path, 
         ),
         (("--batch-size", 8, "--clips-per-step", 8), "--clips-per-step has no effect with --batch-size; remove one"),
         (("--batch-size", 100), "--baseline e cannot be trained: a batch takes 100 videos but only 24 can be used"),
-        (("--clips-per-step", 100), "--baseline e cannot be trained: a batch takes 100 videos but only 24 can be used"),
+        (
+            ("--clips-per-step", 100),
+            "a batch takes 100 videos but only 24 can be used; set --clips-per-step to 24 or less",
+        ),
     ],
 )
 def test_bad_settings_are_one_sentence(
