@@ -108,11 +108,19 @@ def _rename(message: str, name: Callable[[str, str], str]) -> str:
 INTERRUPTED = "interrupted; run the same command again to resume"
 
 
-def require_positive(settings: object, group: str, *names: str, least: int = 1, why: str = "") -> None:
-    """Raise UserError, naming the option --group.name, if one of the settings is below `least`."""
+_MOST = 2**31 - 1
+"""The largest accepted number, so that products of two fit into 64 bits."""
+
+
+def require_positive(
+    settings: object, group: str, *names: str, least: int = 1, most: int = _MOST, why: str = ""
+) -> None:
+    """Raise UserError, naming the option --group.name, if one of the settings is below `least` or above `most`."""
     for name in names:
-        if getattr(settings, name) < least:
-            option = ".".join(filter(None, (group, name.replace("_", "-"))))
+        option = ".".join(filter(None, (group, name.replace("_", "-"))))
+        if getattr(settings, name) > most:
+            raise UserError(f"--{option} is {getattr(settings, name)}; it must be {most} or less")
+        if not getattr(settings, name) >= least:
             because = f"{';' if why.startswith('otherwise') else ','} {why}" if why else ""
             raise UserError(f"--{option} is {getattr(settings, name)}; it must be {least} or more{because}")
 

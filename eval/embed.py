@@ -97,7 +97,7 @@ class Embed:
         ):  # fmt: skip
             if unknown := [value for value in given if value not in known]:
                 raise UserError(f"--{name} is '{unknown[0]}'; it must be {' or '.join(known)}")
-        require_positive(self, "", "clips")
+        require_positive(self, "", "clips", most=1000)
         if self.out.suffix not in _WRITERS:
             raise UserError(f"--out is {self.out}; its name must end in {', '.join(_WRITERS)}")
         if self.out.suffix == ".parquet" and find_spec("pyarrow") is None:

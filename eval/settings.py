@@ -84,7 +84,7 @@ class Downstream:
     """Write the tables; off in subprocesses."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "clips")
+        require_positive(self, "", "clips", most=1000)
         counts = ("epochs", "clips_per_epoch", "train_samples", "gallery_per_class", "seed", "threads", "jobs")
         require_positive(self, "", *counts, least=0)
         if self.lr < 0:

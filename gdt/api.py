@@ -41,6 +41,7 @@ from gdt.pipeline.loader import Batch, Loader
 from gdt.pipeline.shards.index import Index
 from gdt.pipeline.shards.layout import INDEX
 from gdt.train.checkpoint import Trained, load_model, load_trained
+from gdt.train.launch import require_gpus
 from gdt.train.loss import gdt_loss
 from gdt.train.models.gdt import GDT, any_device
 from gdt.train.settings import METRICS, SIZES, Pretrain
@@ -111,14 +112,16 @@ class Pretrained:
 def pretrain(shards: str | Path, size: Size = "paper", **settings: Any) -> Pretrained:
     """Pretrain on shards, on the first GPU or on the CPU; call it again to resume.
 
-    `settings` are fields of `gdt.train.settings.Pretrain`; `steps` replaces the `epochs` of a size and vice versa. The
-    data set is by default named after the folder of its shards.
+    `settings` are fields of `gdt.train.settings.Pretrain`, groups as mappings of what to change:
+    `optimization={"lr": 1e-3}`. `steps` replaces the `epochs` of a size and vice versa. The data set is by default
+    named after the folder of its shards.
     """
     from gdt.train.pretrain import pretrain as train
 
     if settings.get("cached_batches"):
         raise UserError("cached_batches only measures speed; use 'gdt pretrain --cached-batches'")
     lengths = {"epochs": 0, "steps": 0} if {"epochs", "steps"} & settings.keys() else {}
+    _require_one_composition(settings.get("preset"), settings.get("factors"))
     given = {"dataset": Path(shards).name, "shards": shards} | lengths | settings
     checkpoint = train(_with(_base(size), given))
     path = checkpoint.parent / METRICS
@@ -177,6 +180,11 @@ def _paths(given: Paths) -> tuple[Path, ...]:
     return tuple(expand_home(Path(path)) for path in ([given] if isinstance(given, str | Path) else given))
 
 
+def _require_one_composition(preset: str | None, factors: str | None) -> None:
+    if preset and factors:
+        raise UserError("preset and factors both set the composition; leave one out")
+
+
 def _base(size: str) -> Pretrain:
     """The settings of a size."""
     if size not in SIZES:
@@ -195,11 +203,18 @@ def _with(base: T, given: Mapping[str, Any]) -> T:
             raise unknown(
                 "setting", name, known, f"they are the fields of {type(base).__module__}.{type(base).__name__}"
             )
-    values = json.loads(serialization.to_json(base)) | json.loads(json.dumps(dict(given), default=plain))
+    values = _merge(json.loads(serialization.to_json(base)), json.loads(json.dumps(dict(given), default=plain)))
     try:
         return cast(T, expand_home(serialization.from_dict(type(base), values)))
     except ValueError as error:
         raise UserError(f"settings of {type(base).__name__}: {error}") from error
+
+
+def _merge(base: Any, given: Any) -> Any:
+    """JSON values with changes; a mapping changes only the keys that it has."""
+    if not (isinstance(base, dict) and isinstance(given, dict)):
+        return given
+    return base | {name: _merge(base.get(name), value) for name, value in given.items()}
 
 
 @_keywords(ckpt="path")
@@ -282,22 +297,24 @@ def nearest(
 
 @_keywords()
 def batches(
-    shards: str | Path, preset: str = "l", *, factors: str = "", batch_size: int = 16, epochs: int = 1,
+    shards: str | Path, preset: str | None = None, *, factors: str = "", batch_size: int = 16, epochs: int = 1,
     size: Size = "paper", split: str = "train", seed: int = 0, word2vec: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Batches:  # fmt: skip
     """Batches of a composition for your own training loop, the same in every run.
 
-    `preset` or `factors` name the composition, as in pretraining; `size` is the size of clips (30 frames of 112x112,
-    or 8 of 32x32). Raises UserError if shards, composition and split do not match.
+    `preset` (default: l) or `factors` name the composition, as in pretraining; `size` is the size of clips (30 frames
+    of 112x112, or 8 of 32x32). Raises UserError if shards, composition and split do not match.
     """
+    _require_one_composition(preset, factors)
     given = {
-        "shards": shards, "preset": preset, "factors": factors, "batch_size": batch_size, "split": split, "seed": seed,
-        "epochs": epochs, "steps": 0, "word2vec": word2vec,
+        "shards": shards, "preset": preset or "l", "factors": factors, "batch_size": batch_size, "split": split,
+        "seed": seed, "epochs": epochs, "steps": 0, "word2vec": word2vec,
     }  # fmt: skip
     settings = _with(_base(size), given)
-    index = Index.open(settings.shard_folder)
-    return Batches(settings, index, any_device() if device is None else torch.device(device))
+    index, device = Index.open(settings.shard_folder), any_device() if device is None else torch.device(device)
+    require_gpus(1, "cuda" if device.type == "cuda" else "cpu")
+    return Batches(settings, index, device)
 
 
 class Batches:

@@ -137,7 +137,7 @@ def sampling_tree(
     needed = composition.starts_needed
     seconds = f"{frames / index.fps:.2f} s"
     too_short = f"shorter than a clip ({seconds})" if needed == 1 else f"too short for {needed} clips of {seconds}"
-    remedy = "shorten the clips (--clip.frames, --clip.stride, or --size tiny)"
+    remedy = "shorten the clips (--clip.frames, --clip.stride)"
     remedy += f", choose a speed below {composition.reach:g}" if composition.reach > 1 else ""
     remedy += ", lower the largest K" if needed > 2 else ""
     checks = [(too_short, starts < needed, f"{remedy}, or use longer videos")]

@@ -41,6 +41,10 @@ _CONFIG: dict[str, Any] = {
 }
 
 
+_PER_CORE_MOST, _SLURM_MOST = 16, 10_000
+"""Maximum number of workers: per core of this machine, and elsewhere."""
+
+
 def one_per_core() -> int:
     """The default number of workers."""
     return len(os.sched_getaffinity(0))
@@ -56,7 +60,12 @@ class Workers:
     """Dask scheduler (tcp://host:8786) or slurm; default: this machine."""
 
     def __post_init__(self) -> None:
-        require_positive(self, "", "workers")
+        most = _SLURM_MOST if self.scheduler else _PER_CORE_MOST * one_per_core()
+        require_positive(self, "", "workers", most=most)
+        if self.scheduler not in ("", "slurm") and ":" not in self.scheduler:
+            raise UserError(
+                f"--scheduler is '{self.scheduler}'; it must be slurm or an address, such as tcp://host:8786"
+            )
 
 
 @contextlib.contextmanager

@@ -37,9 +37,8 @@ def options(_: Sequence[str]) -> Variables:
 def _next_command(settings: Preprocess, summary: Summary) -> str:
     """The command that pretrains on the shards, for make or the shell."""
     folder = settings.shard_folder
-    options = {"dataset": folder.name if folder == shard_folder(folder.name) else settings.dataset}
-    if folder != shard_folder(options["dataset"]):
-        options["shards"] = str(folder)
+    usual = folder == shard_folder(folder.name)
+    options = {"dataset": folder.name} if usual else {"shards": str(folder)}  # also names the data set
     if summary.without_sound == summary.kept:
         options["preset"] = "d"
     return _typed("pretrain", ("pretrain",), options)

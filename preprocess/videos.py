@@ -51,7 +51,7 @@ class Shares:
     def __post_init__(self) -> None:
         for option, share in (("--val", self.val), ("--test", self.test)):
             if not 0 <= share < 1:
-                raise UserError(f"{option} is {share}; it must be a fraction below 1, such as 0.1")
+                raise UserError(f"{option} is {share}; it must be 0 or more and below 1, such as 0.1")
         if self.val + self.test >= 1:
             raise UserError(
                 f"--val is {self.val} and --test is {self.test}; they must add up to less than 1 (an option that is "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import pydoc
 import shutil
@@ -195,6 +196,31 @@ def refused(model: gdt.Model, shards: Path) -> dict[str, Any]:
         (lambda r: gdt.pretrain(r["shards"], "small"), "unknown size 'small'; available:\n  paper, tiny"),
         (lambda r: gdt.pretrain(r["shards"], step=3), "unknown setting 'step'; did you mean 'steps'?"),
         (lambda r: gdt.pretrain(r["shards"], clip={"sze": 3}), "settings of Pretrain: unknown: clip.sze"),
+        (
+            lambda r: gdt.pretrain(r["shards"], optimization={"lr": math.nan}),
+            "^optimization.lr is nan; it must",
+        ),
+        (
+            lambda r: gdt.pretrain(r["shards"], optimization={"momentum": 2.0}),
+            "momentum is 2.0; it must be 0 or",
+        ),
+        (
+            lambda r: gdt.pretrain(r["shards"], optimization={"weight_decay": -1.0}),
+            "weight_decay is -1.0; it",
+        ),
+        (
+            lambda r: gdt.pretrain(r["shards"], clip={"frames": 10**25}),
+            "^clip.frames is 1000.*; it must be 2147483647",
+        ),
+        (lambda r: gdt.pretrain(r["shards"], seed=10**25), "^seed is 1000.*; it must be 2147483647 or less"),
+        (lambda r: gdt.evaluate("x", r["shards"], clips=1001), "^clips is 1001; it must be 1000 or less"),
+        (lambda r: gdt.pretrain(r["shards"], preset="l", factors="video:d"), "^preset and factors both set the"),
+        (lambda r: gdt.batches(r["shards"], preset="e", factors="video:d"), "^preset and factors both set the"),
+        pytest.param(
+            lambda r: gdt.batches(r["shards"], device="cuda"),
+            "^device='cuda': torch finds no GPU; use device='cpu'",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         (lambda r: gdt.nearest("nowhere.h5", "x"), "no features file nowhere.h5"),
         (lambda r: gdt.pretrain(r["shards"], steps="3"), "settings of Pretrain: steps is '3' instead of int"),
         (lambda r: gdt.batches(r["shards"], batch_size="4"), "settings of Pretrain: batch_size is '4' instead of int"),

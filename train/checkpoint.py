@@ -92,7 +92,8 @@ def read_newest(folder: Path) -> tuple[dict[str, Any] | None, str]:
         except Damaged as damage:
             problems += f"{folder / name} cannot be read as a checkpoint: {damage}; "
     if problems:
-        raise UserError(f"{problems}delete them to start again, or set --out to another folder")
+        them = "them" if problems.count("cannot be read") > 1 else "it"
+        raise UserError(f"{problems}delete {them} to start again, or set --out to another folder")
     return None, ""
 
 

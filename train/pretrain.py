@@ -85,8 +85,9 @@ def _next_steps(settings: Pretrain, path: Path) -> str:
     # the report finds evaluations below its folder only
     runs = settings.run_folder if settings.out else settings.run_folder.parent
     results = ("--out", settings.run_folder / "eval") if settings.out else ()
+    words = ("--word2vec", settings.word2vec) if settings.word2vec else ()
     commands = (
-        ("downstream", "--ckpt", path, *results),
+        ("downstream", "--ckpt", path, *words, *results),
         ("embed", "--ckpt", path, "--shards", settings.shard_folder),
         ("report", "--runs", runs),
     )

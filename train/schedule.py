@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,8 +31,12 @@ class Optimization:
     """Share of the steps, at the end, over which the learning rate falls linearly to 0."""
 
     def __post_init__(self) -> None:
-        if self.lr <= 0:
+        if not 0 < self.lr < math.inf:
             raise UserError(f"--optimization.lr is {self.lr}; it must be above 0")
+        if not 0 <= self.momentum < 1:
+            raise UserError(f"--optimization.momentum is {self.momentum}; it must be 0 or more and below 1")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"--optimization.weight-decay is {self.weight_decay}; it must be 0 or more")
         require_positive(self, "optimization", "base_batch_size", "warmup_epochs", least=0)
         if not 0 <= self.lr_decay <= 1:
             raise UserError(f"--optimization.lr-decay is {self.lr_decay}; it must lie between 0 and 1")

@@ -337,6 +337,8 @@ def _missing(settings: Report, models: Sequence[Subject], shown: Sequence[Subjec
 
     for model in models:
         run = model.run
+        if run is not None and run.settings and run.settings.cached_batches:
+            continue  # it only measured speed
         if model.checkpoint is None and run is not None and run.starts:
             missing.append((f"{model.name} has no checkpoint", run.starts[-1].provenance.command))
         elif model.checkpoint is None and run is not None:

@@ -364,7 +364,8 @@ def _no_index(folder: Path) -> str:
         if similar := difflib.get_close_matches(folder.name, DATASETS, 1):
             command = preprocess_command(folder.with_name(similar[0]))
             return f"{missing}; did you mean '{similar[0]}'? Make its shards with '{command}'"
-    available = f"; available: {', '.join(others[:5])}" if others else ""
+    more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+    available = f"; available: {', '.join(others[:5])}{more}" if others else ""
     return f"{missing}{available}; make them with '{preprocess_command(folder)}'"
 
 

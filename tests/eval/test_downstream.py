@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -36,7 +37,7 @@ from gdt.eval.settings import Downstream
 from gdt.eval.subjects import Fold, Model, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
-from gdt.pipeline.shards.index import Index
+from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
 from gdt.pipeline.sources.loading import Loading
 from gdt.pipeline.transformations.augmentation import centred
 from gdt.preprocess.stage import Preprocess
@@ -440,6 +441,18 @@ def test_text_is_evaluated_if_word2vec_is_set(captioned: Path, word2vec: Path, t
     assert {name.rpartition(" ")[0] for name in without.metrics} == {"video to audio", "audio to video"}
     assert pairs == {f"{a} to {b}" for a in ("video", "audio", "text") for b in ("video", "audio", "text") if a != b}
     assert 2 <= record.queries <= without.queries == 12 and "V→T" in text
+
+
+def test_a_text_model_without_word2vec_is_told_to_set_it(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+    tiny = replace(SIZES["tiny"][1], preset="text-b", word2vec=word2vec, batch_size=4, steps=1)
+    path, unlabelled = pretrain(replace(tiny, shards=captioned, out=tmp_path / "text-b")), tmp_path / "shards"
+    shutil.copytree(captioned, unlabelled, copy_function=shutil.copy)
+    said = read_annotations(unlabelled)[1]
+    rewrite_index(unlabelled, said | {"video/label": np.full(len(said["video/label"]), b"", object)})
+    settings = Downstream((path,), "x", unlabelled, clips=1, random_weights="exclude", out=tmp_path / "eval")
+    with pytest.raises(UserError, match="^nothing to evaluate without the words of the captions; set --word2vec to"):
+        downstream(settings)
+    assert "V→T" in downstream(replace(settings, word2vec=word2vec))
 
 
 def test_cross_modal_needs_no_gallery_besides_the_queries(checkpoint: Path, shards: Path, tmp_path: Path) -> None:

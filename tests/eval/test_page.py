@@ -425,12 +425,16 @@ def test_missing_results_are_listed_with_commands(runs: Path, tmp_path: Path) ->
     folder = shutil.copytree(runs, tmp_path / "runs")
     shutil.copytree(runs / "unlabelled", folder / "search" / "runs" / "0123456789")
     (folder / "search" / SEARCH).write_text("{}")
+    (folder / "speed").mkdir()
+    for name in ("settings.json", "metrics.jsonl", "run.json"):
+        shutil.copy(runs / "unlabelled" / name, folder / "speed")
+    edit_json(folder / "speed" / "settings.json", lambda values: values | {"cached_batches": 2})
     page = Page(report(Report(folder, models=1)).read_text(encoding="utf-8"))
     _, missing = page.text.rsplit("Missing results", 1)
     assert [line.split(": make")[0] for line in missing.split("\n") if ": make" in line] == [
         "unlabelled is not evaluated", "Figures of 2 models"
     ]  # fmt: skip
-    assert f"make report RUNS={folder} MODELS=3" in missing
+    assert f"make report RUNS={folder} MODELS=4" in missing
 
 
 def test_a_name_that_is_not_utf_8_is_escaped(command: Run, runs: Path, tmp_path: Path) -> None:

@@ -333,7 +333,8 @@ def test_shares_lost_with_a_damaged_plan_are_reported(pets: Preprocess, capsys: 
 @pytest.mark.parametrize(
     ("val", "test", "message"),
     [
-        (-0.1, 0, "--val is -0.1; it must be a fraction"), (0, 1.0, "--test is 1.0; it must be a fraction below 1"),
+        (-0.1, 0, "--val is -0.1; it must be 0 or more and below 1"),
+        (0, 1.0, "--test is 1.0; it must be 0 or more and below 1"),
         (0.5, 0.5, "--val is 0.5 and --test is 0.5; they must add up"), (float("nan"), 0, "--val is nan"),
     ],
 )  # fmt: skip
