@@ -20,7 +20,7 @@ from gdt.eval.protocols import PROTOCOLS
 from gdt.eval.record import RANDOM, Record, TrainedOn, settings_of
 from gdt.eval.settings import Downstream
 from gdt.pipeline.shards.index import Index, fingerprint
-from gdt.pipeline.shards.layout import shard_folder
+from gdt.pipeline.shards.layout import INDEX, shard_folder
 from gdt.train.checkpoint import NAME, Trained, load_trained
 
 _USUAL = ("train", "val", "test")
@@ -86,14 +86,17 @@ class Data:
     def open(cls, path: Path, first: Trained, dataset: str, shards: Path | None, split: str, label: str) -> Data:
         """Open shards with the labels of a column.
 
-        `dataset` and `shards` default to those that the first checkpoint, at `path`, was pretrained on, and `split` to
-        test, or val without a test split or official folds. Raises UserError if neither is known or the shards cannot
-        be used.
+        `dataset` and `shards` default to those that the first checkpoint, at `path`, was pretrained on (its shards also
+        if `dataset` names them and they are not in the usual folder), and `split` to test, or val without a test split
+        or official folds. Raises UserError if neither is known or the shards cannot be used.
         """
         if first.foreign is not None and not (dataset or shards):
             raise UserError(f"{path} does not name its data set; set --dataset to the one to evaluate on")
-        name = dataset or first.settings.dataset
-        index = open_index(name, shard_folder(name, shards or (None if dataset else first.settings.shards)))
+        name, own = dataset or first.settings.dataset, first.settings.shards
+        elsewhere = own and name == first.settings.dataset and (own / INDEX).is_file()
+        if not shards and (not dataset or (elsewhere and not (shard_folder(name) / INDEX).is_file())):
+            shards = own
+        index = open_index(name, shard_folder(name, shards))
         only_val = "val" in index.split and "test" not in index.split and not official_folds(index)
         split = split or ("val" if only_val else "test")
         return cls(name, index.labelled(label), fingerprint(index), split)

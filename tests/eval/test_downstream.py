@@ -34,7 +34,7 @@ from gdt.eval.protocols import PROTOCOLS, Evaluator, Outcome, Protocol, only_dec
 from gdt.eval.record import Record, read, rows
 from gdt.eval.retrieval import unit
 from gdt.eval.settings import Downstream
-from gdt.eval.subjects import Fold, Model, open_index
+from gdt.eval.subjects import Data, Fold, Model, open_index
 from gdt.pipeline.clips import ClipSampling, random_clips, uniform_clips
 from gdt.pipeline.loader import Loader
 from gdt.pipeline.shards.index import Index, read_annotations, rewrite_index
@@ -453,6 +453,19 @@ def test_a_text_model_without_word2vec_is_told_to_set_it(captioned: Path, word2v
     with pytest.raises(UserError, match="^nothing to evaluate without the words of the captions; set --word2vec to"):
         downstream(settings)
     assert "V→T" in downstream(replace(settings, word2vec=word2vec))
+
+
+def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained_under(
+    checkpoint: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = load_trained(checkpoint)
+    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == shards
+    with pytest.raises(UserError, match=r"there are no shards in data/shards/another"):
+        Data.open(checkpoint, first, "another", None, "", "")
+    usual = Path("data/shards") / first.settings.dataset
+    shutil.copytree(shards, usual)
+    assert Data.open(checkpoint, first, first.settings.dataset, None, "", "").index.folder == usual
 
 
 def test_cross_modal_needs_no_gallery_besides_the_queries(checkpoint: Path, shards: Path, tmp_path: Path) -> None:
