@@ -120,3 +120,13 @@ def test_the_page_says_what_the_runs_with_more_compute_say() -> None:
             of = runs[row, compute, label, metric]
             more = f" ({min(of):.1f}–{max(of):.1f})" if len(of) > 1 else ""
             assert (cell, int(seeds)) == (f"{sum(of) / len(of):.1f}{more}", len(of)), (row, compute, label, metric)
+
+
+def test_the_page_says_what_the_runs_with_hue_jitter_say() -> None:
+    written = (ROOT / "docs" / "claim_variations.md").read_text()
+    runs: dict[tuple[str, ...], list[float]] = {}
+    for each in read([ROOT / "docs" / "claim_hue.csv"]):
+        if (each.label, each.metric) in (("", LINEAR), ("", "R@1"), ("identity", "R@1")):
+            runs.setdefault((each.equal, each.row, each.label, each.metric), []).append(each.value)
+    assert len(runs) == 12 and {len(of) for of in runs.values()} == {10}
+    assert all(f"{sum(of) / len(of):.1f} ({min(of):.1f}–{max(of):.1f})" in written for of in runs.values())
