@@ -84,7 +84,7 @@ eval-hmdb: $(STAMP) ## the same for HMDB-51
 eval-factors: $(STAMP) ## test which factors the features encode | [CKPT="a.pt ..."] [DATASET=synthetic]
 	$(call gdt,PRESET FACTORS) eval factors --ckpt $(checkpoint)
 
-embed: $(STAMP) ## write features of your videos to a file | [CKPT=] SOURCE=/my/videos|DATASET= [OUT=features.h5]
+embed: $(STAMP) ## write features of your videos to a file | DATASET=folder [CKPT=] | SOURCE=/my/videos CKPT=a.pt | [OUT=features.h5]
 	$(call gdt,PRESET FACTORS SEED) eval embed --ckpt $(checkpoint)
 
 report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [OUT=runs/report.html] [FIGURES_OF=NAME]
