@@ -181,7 +181,7 @@ def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequenc
     if reasons and not labels and (labelled or data.index.columns):
         names = [name for name, protocol in PROTOCOLS.items() if protocol.default and protocol.labels]
         print(as_typed(f"{' and '.join(names)} are skipped: {'; '.join(reasons)}"), flush=True)
-    words = settings.word2vec is not None
+    wordless = not settings.word2vec and any("text" in model.trained.model.modalities for model in compared)
     pairs = queries and any(_has_pairs(model, settings, data) for model in compared)
     plain = settings.modalities == ("video",)  # others affect some protocols only
     chosen = [
@@ -193,7 +193,7 @@ def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequenc
         and (plain or "modalities" in protocol.settings)
     ]
     if not chosen:
-        if not words and any("text" in model.trained.model.modalities for model in compared):
+        if wordless:
             raise UserError(
                 "nothing to evaluate without the words of the captions; set --word2vec to the file that the shards "
                 "were made with"
@@ -202,6 +202,8 @@ def _protocols(settings: Downstream, gallery: str, data: Data, compared: Sequenc
             f"nothing to evaluate: the gallery or the query split of {data.index.folder} has no labels, and no model "
             "shares two modalities with these videos; add labels (labels.csv)"
         )
+    if wordless and queries and plain:
+        print(as_typed("text is not evaluated; set --word2vec to the file that the shards were made with"), flush=True)
     return chosen
 
 

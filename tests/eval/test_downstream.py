@@ -443,9 +443,15 @@ def test_text_is_evaluated_if_word2vec_is_set(captioned: Path, word2vec: Path, t
     assert 2 <= record.queries <= without.queries == 12 and "V→T" in text
 
 
-def test_a_text_model_without_word2vec_is_told_to_set_it(captioned: Path, word2vec: Path, tmp_path: Path) -> None:
+def test_a_text_model_without_word2vec_is_told_to_set_it(
+    captioned: Path, word2vec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tiny = replace(SIZES["tiny"][1], preset="text-b", word2vec=word2vec, batch_size=4, steps=1)
     path, unlabelled = pretrain(replace(tiny, shards=captioned, out=tmp_path / "text-b")), tmp_path / "shards"
+    downstream(Downstream((path,), "x", captioned, clips=1, random_weights="exclude", out=tmp_path / "labelled"))
+    assert (
+        "text is not evaluated; set --word2vec to the file that the shards were made with\n" in capsys.readouterr().out
+    )
     shutil.copytree(captioned, unlabelled, copy_function=shutil.copy)
     said = read_annotations(unlabelled)[1]
     rewrite_index(unlabelled, said | {"video/label": np.full(len(said["video/label"]), b"", object)})
