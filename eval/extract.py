@@ -45,7 +45,7 @@ def outputs(
 
 @dataclass(frozen=True)
 class PooledFeatures:
-    """Features of n videos (section A.5), averaged over uniform clips: float32 [n, dim]."""
+    """Features of n videos (section A.3.6), averaged over uniform clips: float32 [n, dim]."""
 
     videos: np.ndarray
     """Rows of the index, int64 [n], ascending."""

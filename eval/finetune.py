@@ -1,4 +1,4 @@
-"""Finetuning of a video network on labels (table 4, section A.5), with the recipe of the paper or of its code."""
+"""Finetuning of a video network on labels (table 4, section A.3.6), with the recipe of the paper or of its code."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Recipe:
     """Scores that are averaged over the clips of a video."""
 
     def lr_at(self, epoch: float) -> float:
-        """Learning rate of the classifier at an epoch, which may be fractional (section A.5)."""
+        """Learning rate of the classifier at an epoch, which may be fractional (section A.3.6)."""
         passed = int(epoch) if self.warmup_by_epoch else epoch
         risen = min(1.0, passed / self.warmup) if self.warmup else 1.0
         fallen = self.drop ** sum(epoch >= start for start in self.drops)
@@ -124,7 +124,7 @@ class Recipe:
 
 
 PAPER = Recipe()
-"""Section A.5: one learning rate for the whole network, 32 frames of 112x112, softmax averaged over ten clips."""
+"""Section A.3.6: one learning rate for the whole network, 32 frames of 112x112, softmax averaged over ten clips."""
 PUBLISHED = Recipe(
     warmup_by_epoch=True, trunk_share=0.1, drops=(7.0, 11.0), clip=Clip(frames=32, size=128), resized=ResizedCrop(),
     jittered=0.8, late_jitter=True, short_side=240, test_crops=3, augmented_test=True, to_the_end=False,

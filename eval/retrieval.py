@@ -1,4 +1,4 @@
-"""Video retrieval, few-shot classification and linear probes with frozen features (table 3, section A.5)."""
+"""Video retrieval, few-shot classification and linear probes with frozen features (table 3, section A.3.6)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waveform to log-mel bank, equal to the published features (section A.4 and the released code).
+"""Waveform to log-mel bank, equal to the published features (section A.3.3 and the released code).
 
 Samples on the 16-bit integer scale, pre-emphasis 0.97, rectangular windows of 20 ms every 10 ms, zero-padded to 1024
 (not centred in the FFT frame, as librosa.stft and torch.stft do), power spectrum / 1024, 40 HTK-mel triangles with

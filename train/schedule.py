@@ -11,7 +11,7 @@ from gdt.common.errors import UserError, require_positive
 
 @dataclass(frozen=True)
 class Optimization:
-    """Optimizer and learning rate (section A.4)."""
+    """Optimizer and learning rate (section A.3.4)."""
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with momentum as in the paper, or AdamW, which needs fewer steps."""

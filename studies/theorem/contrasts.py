@@ -1,4 +1,4 @@
-"""How many pairs of a batch differ in one factor only (section A.2)."""
+"""How many pairs of a batch differ in one factor only (section A.1.3)."""
 
 from __future__ import annotations
 

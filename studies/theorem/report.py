@@ -214,14 +214,14 @@ def _range(values: Sequence[float]) -> str:
 
 
 def _contrast_lines(findings: Findings) -> list[str]:
-    """The table of section A.2."""
+    """The table of section A.1.3."""
     heads = ["preset", "factor", "differ", "only", "only*", "w = 1", "required"]
     cells = []
     for one in findings.contrasts:
         counts = (one.differ, one.only, one.nearly, one.weighted, one.required)
         cells.append([one.preset, one.factor, *(f"{x:,.0f}" if x == int(x) else f"{x:,.1f}" for x in counts)])
     return [
-        "Single-factor contrasts (section A.2): ordered pairs, means over batches of "
+        "Single-factor contrasts (section A.1.3): ordered pairs, means over batches of "
         f"{findings.settings.batch_size} videos", "", layout([heads, *cells]), "",
         "differ: pairs that differ in the factor; only: pairs that differ in no other factor",
         "only*: as only, but ignoring factors in which all leaves differ, such as augmentation",

@@ -16,7 +16,7 @@ _MAX_SAMPLES = 4096
 
 @dataclass(frozen=True)
 class Theorem:
-    """Simulate the paper's theorem, and count the pairs that differ in one factor only (section A.2)."""
+    """Simulate the paper's theorem, and count the pairs that differ in one factor only (section A.1.3)."""
 
     headings: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "simulation": ("k_v", "k_i", "videos", "values", "temperature", "batches"),

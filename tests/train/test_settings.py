@@ -74,7 +74,7 @@ def test_the_default_folder_names_the_composition_and_the_seed(changes: dict, fo
 
 
 def test_sizes_of_the_paper_differ_in_their_epochs() -> None:
-    epochs = {"paper": 100, "paper-ablation": 50, "paper-howto100m": 40, "paper-text-ablation": 20}  # section A.4
+    epochs = {"paper": 100, "paper-ablation": 50, "paper-howto100m": 40, "paper-text-ablation": 20}  # section A.3.4
     for name, number in epochs.items():
         assert settings_of([name, "--preset", "text-f"]) == Pretrain(preset="text-f", epochs=number)
     assert settings_of(["paper-ablation", "--steps", "7"]) == Pretrain(epochs=0, steps=7)

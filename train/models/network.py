@@ -14,7 +14,7 @@ VIDEO_OPTIONS = ("stem", "stem_middle", "widths", "depth", "slim")
 
 @dataclass(frozen=True)
 class Network:
-    """Sizes of the networks (the paper's section A.4)."""
+    """Sizes of the networks (the paper's section A.3.4)."""
 
     backbone: str = "r2plus1d"
     """Name of the video network."""

@@ -1,4 +1,4 @@
-"""A linear layer over word vectors and the maximum over words (section A.4), with the release's parameter names."""
+"""A linear layer over word vectors and the maximum over words (section A.3.4), with the release's parameter names."""
 
 from __future__ import annotations
 
