@@ -78,7 +78,7 @@ class ShardReader:
         return data[first - begin * ROWS :][:count]
 
     def tokens(self, video: int, start: float, words: int = 16, seconds: float = 4.0) -> np.ndarray:
-        """Up to `words` consecutive tokens that begin and end within `seconds` from `start` on (section A.3.3): int32."""
+        """Up to `words` tokens in a row that begin and end within `seconds` from `start` on (section A.3.3): int32."""
         shard = self._opened(int(self.index.shard[video]))
         first, count = int(self.index.text_start[video]), int(self.index.text_count[video])
         token, begin, end = (shard.read(f"text/{name}", first, count) for name in WORDS)
