@@ -36,8 +36,10 @@ endif
 source = $(if $(SOURCE),--source "$${SOURCE/#\~\//$$HOME/}")
 # the checkpoint of `make pretrain` with the same DATASET, PRESET, FACTORS and SEED; gdt/command.py finds its path
 checkpoint = make:$(call quote,$(or $(1),$(DATASET),synthetic))
+# which these variables name; with CKPT, SEED is that of the evaluation
+of_run = PRESET FACTORS $(if $(CKPT),,SEED)
 generated = $(call quote,$(or $(DATASET),synthetic-moments))
-official = $(call gdt,PRESET FACTORS) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
+official = $(call gdt,$(of_run)) eval downstream --ckpt $(call checkpoint,kinetics) --protocols finetune retrieval few-shot linear
 
 $(if $(filter-out eval-ucf eval-hmdb,$(goals)),,$(if $(filter DATASET,$(typed)),$(error 'make $(goals)' takes no DATASET; \
   other data sets: 'make eval DATASET=$(DATASET)' with PROTOCOLS="finetune retrieval few-shot linear")))
@@ -73,7 +75,7 @@ pretrain: $(STAMP) ## pretrain a model on shards; run again to resume | [DATASET
 	$(gdt) pretrain --dataset synthetic
 
 eval: $(STAMP) ## evaluate by the paper's protocols on any data set | [CKPT=] [DATASET=synthetic] | [PROTOCOLS="retrieval few-shot linear finetune cross-modal"]
-	$(call gdt,PRESET FACTORS) eval downstream --ckpt $(checkpoint)
+	$(call gdt,$(of_run)) eval downstream --ckpt $(checkpoint)
 
 eval-ucf: $(STAMP) ## evaluate on UCF-101, all folds | [CKPT=] [FOLDS="1 2 3"] [RECIPE=paper|published] [PROTOCOLS=] [GPUS=]
 	$(official) --dataset ucf101
@@ -82,10 +84,10 @@ eval-hmdb: $(STAMP) ## the same for HMDB-51
 	$(official) --dataset hmdb51
 
 eval-factors: $(STAMP) ## test which factors the features encode | [CKPT="a.pt ..."] [DATASET=synthetic]
-	$(call gdt,PRESET FACTORS) eval factors --ckpt $(checkpoint)
+	$(call gdt,$(of_run)) eval factors --ckpt $(checkpoint)
 
 embed: $(STAMP) ## write features of your videos to a file | DATASET=folder [CKPT=] | SOURCE=/my/videos CKPT=a.pt | [OUT=features.h5]
-	$(call gdt,PRESET FACTORS SEED) eval embed --ckpt $(checkpoint)
+	$(call gdt,$(of_run)) eval embed --ckpt $(checkpoint)
 
 report: $(STAMP) ## write one HTML page of all runs in a folder | [RUNS=runs] [OUT=runs/report.html] [FIGURES_OF=NAME]
 	$(gdt) eval report
@@ -109,7 +111,7 @@ theorem: $(STAMP) ## simulate the paper's theorem and compare it with the formul
 	$(gdt) study theorem
 
 figures: $(STAMP) ## draw the paper's figures of features | [CKPT="a.pt ..."] [DATASET=synthetic]
-	$(call gdt,PRESET FACTORS) study figures --ckpt $(checkpoint)
+	$(call gdt,$(of_run)) study figures --ckpt $(checkpoint)
 
 bench: $(STAMP) ## measure loading, preprocessing, planning and evaluation; count GPU memory | [SOURCE=/videos]
 	@$(PYTHON) -m benchmarks.preprocess $(source)

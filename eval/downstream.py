@@ -149,7 +149,11 @@ def _plan(
         _require_unseen(model, data, labelled)
         for name in settings.modalities if any("modalities" in PROTOCOLS[one].settings for one in protocols) else ():
             require_network(model.trained, name)
-    words = WordVectors.of(data.index, settings.word2vec) if settings.word2vec else None
+    words = None
+    if settings.word2vec:
+        words = WordVectors.of(data.index, settings.word2vec)
+        for model in compared:
+            _require_same_words(model, words, settings.word2vec)
     out = settings.out or Path("runs") / f"eval-{data.dataset}"
     evaluator = Evaluator(settings, data.index, data.fingerprint, labelled, data.split, device, out, words, extracted)
     files = [
@@ -248,6 +252,18 @@ def _require_unseen(model: Model, data: Data, parts: Sequence[Fold]) -> None:
         raise UserError(
             f"{model.path} was finetuned on fold {learned[1]} of these videos, so it knows test labels of fold "
             f"{others[0]}; set --folds {learned[1]}"
+        )
+
+
+def _require_same_words(model: Model, words: WordVectors, path: Path) -> None:
+    """Raise UserError if a text model was trained with other word vectors."""
+    trained = model.trained
+    if "text" not in trained.model.modalities:
+        return
+    if (trained.words and words.differ(trained.words)) or trained.model.network.word_dimensions != words.dimensions:
+        raise UserError(
+            f"{model.path} was trained with other word vectors than those of {path}; set --word2vec to the file of its "
+            "training"
         )
 
 

@@ -106,6 +106,10 @@ class WordVectors:
         captions = index.shard_seal.tobytes()  # the fingerprint of the shards does not cover them
         return f"{self._crc32:08x}{zlib.crc32(captions):08x}"
 
+    def differ(self, checksum: str) -> bool:
+        """Whether the vectors, not the captions, differ from those of a checksum."""
+        return checksum[:8] != f"{self._crc32:08x}"
+
     @cached_property
     def _crc32(self) -> int:
         return zlib.crc32(np.ascontiguousarray(self.vectors).data)

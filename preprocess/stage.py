@@ -140,6 +140,8 @@ def find_videos(settings: Preprocess, scratch: Path, stack: contextlib.ExitStack
                 f"{settings.dataset} needs word vectors for its captions; set --word2vec to a file in word2vec's "
                 "format, or use --dataset folder to do without captions"
             )
+        if entry.generate is None and (path := readers.Captions.locate(source)):
+            print(as_typed(f"{path} is ignored; to store its words, set --word2vec"), flush=True)
         return items, {"vocabulary": "", "stop_words": ""}
     captions = readers.Captions.find(source, scratch)
     if captions is None:
@@ -190,7 +192,7 @@ def report_changed_shares(settings: Preprocess, shares: Shares) -> None:
 
 def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any], drop_missing: bool) -> None:
     """Refuse to replace finished shards after a wrong SOURCE, an unmounted disk or a changed option."""
-    another = "set --destination to another folder, or delete those shards first"
+    another = f"set --destination to another folder, or delete those shards and {INDEX} first"
     before = read_settings(destination)
     for path in destination.glob("shard-*.h5"):
         try:
@@ -199,7 +201,8 @@ def _protect_shards(videos: VideoList, destination: Path, details: dict[str, Any
             raise UserError(f"{destination} holds shards of another version: {error}; {another}") from error
         except (OSError, Damaged):
             pass  # is rebuilt
-    if before is None or not any(destination.glob("shard-*.h5")):
+    # shards that 'gdt verify --remove' has removed are still in the index
+    if before is None or not (any(destination.glob("shard-*.h5")) or (destination / INDEX).is_file()):
         return
     option_of = {stored: name for name, stored in STORED_NAMES.items()}
     changed = [

@@ -155,7 +155,9 @@ def load_model(path: Path) -> Trained:
     load_weights(model, state["model"], str(path))
     statistics = Statistics.from_numbers(state["statistics"], str(path))
     steps = state.get("steps") or settings.steps  # unknown for older checkpoints of a run in epochs
-    return Trained(model.eval(), settings, state["step"], statistics, data=state["data"], steps=steps)
+    return Trained(
+        model.eval(), settings, state["step"], statistics, data=state["data"], steps=steps, words=state["words"]
+    )
 
 
 def load_trained(path: Path) -> Trained:

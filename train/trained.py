@@ -62,6 +62,8 @@ class Trained:
     """Fingerprint of the training shards; empty if unknown."""
     steps: int = 0
     """Steps of the whole run; 0 if unknown."""
+    words: str = ""
+    """Checksum of the words that it was trained with (`WordVectors.checksum`); empty if unknown or without text."""
 
     @property
     def name(self) -> str:

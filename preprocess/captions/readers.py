@@ -70,15 +70,26 @@ class Captions(ABC):
 
         Raises UserError for a file that is damaged or empty, and if `scratch` cannot be written.
         """
+        path = Captions.locate(source)
+        if path is None:
+            return None
+        if path.name in FOLDERS:
+            return _Folder(path)
+        if path.name in JSON_NAMES:
+            return _Database(_json_videos(path), scratch, path)
+        tables = filter(_is_table, sorted(source.glob("*.csv")))
+        return _Database(itertools.chain.from_iterable(map(_csv_videos, tables)), scratch, path)
+
+    @staticmethod
+    def locate(source: Path) -> Path | None:
+        """The file or folder that `find` takes the captions from (of several tables the first), or None."""
         for name in JSON_NAMES:
             if not is_missing(path := source / name):
-                return _Database(_json_videos(path), scratch, path)
+                return path
         for name in FOLDERS:
             if (source / name).is_dir() and any(_caption_files(source / name)):
-                return _Folder(source / name)
-        if tables := [path for path in sorted(source.glob("*.csv")) if _is_table(path)]:
-            return _Database(itertools.chain.from_iterable(map(_csv_videos, tables)), scratch, tables[0])
-        return None
+                return source / name
+        return next(filter(_is_table, sorted(source.glob("*.csv"))), None)
 
     @abstractmethod
     def get(self, id: str) -> list[Caption]:

@@ -459,6 +459,15 @@ def test_a_text_model_without_word2vec_is_told_to_set_it(
     with pytest.raises(UserError, match="^nothing to evaluate without the words of the captions; set --word2vec to"):
         downstream(settings)
     assert "V→T" in downstream(replace(settings, word2vec=word2vec))
+    _, *lines = word2vec.read_text().splitlines()
+    for name, changed in (
+        ("narrow", [line.rsplit(" ", 1)[0] for line in lines]),
+        ("other", [line.rsplit(" ", 1)[0] + " 0.5" for line in lines]),
+    ):
+        vectors = tmp_path / f"{name}.txt"
+        vectors.write_text("\n".join([f"{len(lines)} {len(changed[0].split()) - 1}", *changed]) + "\n")
+        with pytest.raises(UserError, match=f"trained with other word vectors than those of {vectors}; set --word2vec"):
+            downstream(replace(settings, word2vec=vectors))
 
 
 def test_a_data_set_outside_the_usual_folder_is_found_by_the_name_it_was_trained_under(
